@@ -1,0 +1,53 @@
+# Two targets do everything from a bare clone: `make demo` and `make test`.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+export FISHERFOLD_DATA ?= $(wildcard $(abspath ../shared/data))
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+
+.PHONY: help setup demo test unit doctest lint types rooms docs wheel clean
+
+help: ## show this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
+
+# the package alone is enough for the demo; the tools come with the tests
+$(VENV)/.runtime: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.runtime
+	$(BIN)/pip install -q -c constraints.txt -e '.[dev,docs]'
+	@touch $@
+
+setup: $(VENV)/.dev ## create the virtual environment with all tools
+
+demo: $(VENV)/.runtime ## fit three small models, print a table, write a picture
+	$(BIN)/python -m fisherfold demo
+
+test: lint types rooms unit doctest docs ## everything that CI checks, except the wheel
+
+unit: $(VENV)/.dev
+	$(BIN)/python -W error -c "import fisherfold"
+	$(BIN)/python -m pytest -q
+
+doctest: $(VENV)/.dev
+	$(BIN)/python -m pytest -q --doctest-modules src/fisherfold
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+
+types: $(VENV)/.dev
+	$(BIN)/mypy
+
+rooms: $(VENV)/.dev
+	$(BIN)/lint-imports
+
+docs: $(VENV)/.dev ## build the documentation, warnings are errors
+	$(BIN)/mkdocs build --strict -q
+
+wheel: $(VENV)/.dev ## build the wheel, install it elsewhere and test what was installed
+	bash .ci/test_wheel
+
+clean:
+	rm -rf $(VENV) build dist site demo-output .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,5 @@
+"""Maximum likelihood on manifolds with the Riemannian Fisher information."""
+
+from fisherfold._version import __version__
+
+__all__ = ["__version__"]

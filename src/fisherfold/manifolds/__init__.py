@@ -1,0 +1,1 @@
+"""Geometry and nothing else: points, tangent vectors, projections, retractions and transports."""
