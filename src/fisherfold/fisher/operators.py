@@ -1,0 +1,191 @@
+"""The Fisher information as a linear operator on the tangent space.
+
+    F^R = (1/N) Σ_i E_{y ~ p(·|z_i)} [grad ψ_i grad ψ_iᵀ] = (1/N) Σ_i J_iᵀ F_L(z_i) J_i,    J_i the Riemannian Jacobian
+
+An operator knows its point and its manifold, maps tangent vectors to tangent vectors, is symmetric and positive
+semi-definite, carries the factor 1/N of a mean over samples, and says in ``approximates`` what it stands for. ``solve``
+gives (F + λ I)⁻¹ g on the tangent space by the method that the rule of ``fisherfold.fisher.solve`` picks.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fisherfold.fisher.flat import flatten, unflatten
+from fisherfold.fisher.solve import Solution, solve
+from fisherfold.manifolds.base import Manifold, Point, Tangent, combine, scale
+
+
+class FisherOperator(ABC):
+    """A symmetric positive semi-definite operator on the tangent space at a point.
+
+    A subclass implements ``_matvec`` for a tangent vector that has been checked. It may offer two things more, which
+    ``solve`` uses: ``rows``, a factor W with F = WᵀW (one row per sample and output), and ``structured_solve``, a
+    direct solver that exploits its structure.
+
+    Attributes:
+        manifold: the manifold.
+        point: the point whose tangent space it acts on.
+        approximates: a sentence with the formula, for people.
+        n_rows: how many rows the factor W has, or None if there is none.
+    """
+
+    approximates: ClassVar[str]
+    n_rows: int | None = None
+
+    def __init__(self, manifold: Manifold, point: Point) -> None:
+        self.manifold = manifold
+        self.point = point
+
+    @abstractmethod
+    def _matvec(self, v: Tangent) -> Tangent:
+        """The product with a tangent vector, not checked."""
+
+    def matvec(self, v: Tangent) -> Tangent:
+        """The product with a tangent vector.
+
+        Args:
+            v: a tangent vector at ``point``; anything else is an error.
+
+        Returns:
+            A tangent vector at ``point``.
+        """
+        self.manifold.check_tangent(self.point, v, name="v")
+        return self._matvec(v)
+
+    def __matmul__(self, v: Tangent) -> Tangent:
+        return self.matvec(v)
+
+    def quadratic(self, v: Tangent) -> Tensor:
+        """The squared Fisher length <v, F v>.
+
+        Args:
+            v: a tangent vector at ``point``.
+
+        Returns:
+            A tensor without dimensions.
+        """
+        return self.manifold.inner(self.point, v, self.matvec(v))
+
+    def rows(self) -> Tensor:
+        """The factor W of F = WᵀW with flattened tangent vectors as its rows.
+
+        Returns:
+            A matrix with ``n_rows`` rows.
+
+        Raises:
+            TypeError: if the operator has no such factor.
+        """
+        raise TypeError(f"{type(self).__name__} has no factor in sample space")
+
+    def structured_solve(self, g: Tangent, damping: float, *, factored: bool = False) -> Tangent | None:
+        """A direct solve that uses the operator's structure.
+
+        Args:
+            g: a tangent vector.
+            damping: λ.
+            factored: split the damping over the factors of a product instead of adding it to the product.
+
+        Returns:
+            The solution, or None if the operator has no structure to use.
+        """
+        return None
+
+    def precondition(self, v: Tangent, damping: float) -> Tangent:
+        """A cheap approximation of (F + λ I)⁻¹ v for truncated CG; the identity unless a subclass knows better.
+
+        Args:
+            v: a tangent vector.
+            damping: λ.
+
+        Returns:
+            A tangent vector.
+        """
+        return v
+
+    def solution(self, g: Tangent, damping: float = 0.0, *, method: str = "auto", **options: float) -> Solution:
+        """Solve (F + λ I) d = g on the tangent space and say how.
+
+        Args:
+            g: a tangent vector at ``point``.
+            damping: λ ≥ 0; with 0 a singular operator is inverted on its range.
+            method: ``auto`` or a name of ``fisherfold.fisher.solve.METHODS``.
+            **options: for truncated CG: ``rtol``, ``max_iter``.
+
+        Returns:
+            The direction with the method, its residual and its iterations.
+        """
+        self.manifold.check_tangent(self.point, g, name="g")
+        return solve(self, g, damping, method=method, **options)
+
+    def solve(self, g: Tangent, damping: float = 0.0, *, method: str = "auto", **options: float) -> Tangent:
+        """Solve (F + λ I) d = g on the tangent space.
+
+        Args:
+            g: a tangent vector at ``point``.
+            damping: λ ≥ 0; with 0 a singular operator is inverted on its range.
+            method: ``auto`` or a name of ``fisherfold.fisher.solve.METHODS``.
+            **options: for truncated CG: ``rtol``, ``max_iter``.
+
+        Returns:
+            The direction d, a tangent vector.
+        """
+        return self.solution(g, damping, method=method, **options).x
+
+    def dense(self) -> Tensor:
+        """The matrix of the operator on flattened ambient vectors, P F P: the slow reference, for small problems.
+
+        Returns:
+            A symmetric matrix of the ambient size.
+        """
+        like = flatten(self.point)
+        columns = [
+            flatten(self._matvec(self.manifold.project(self.point, unflatten(e, self.point))))
+            for e in torch.eye(like.numel(), dtype=like.dtype, device=like.device)
+        ]
+        return torch.stack(columns, dim=1)
+
+
+class DenseFisher(FisherOperator):
+    """A given matrix on flattened ambient vectors, restricted to the tangent space: P M P.
+
+    The reference that every other operator is tested against; also a way to bring one's own matrix.
+    """
+
+    approximates = "P M P for a given symmetric matrix M"
+
+    def __init__(self, manifold: Manifold, point: Point, matrix: Tensor) -> None:
+        super().__init__(manifold, point)
+        size = flatten(point).numel()
+        if matrix.shape != (size, size):
+            raise ValueError(f"matrix must have shape ({size}, {size}) for this point, got {tuple(matrix.shape)}")
+        self.matrix = matrix
+
+    def _matvec(self, v: Tangent) -> Tangent:
+        return self.manifold.project(self.point, unflatten(self.matrix @ flatten(v), self.point))
+
+
+class VarianceReducedFisher(FisherOperator):
+    """The batch at the iterate, all other samples at the anchor.
+
+    F = w F_B(x) + T [F(x₀) - w F_B(x₀)] T*,  w = |B|/N, T the projection transport from x₀ to x and T* its adjoint, the
+    transport back.
+    """
+
+    approximates = "the samples of the batch at the iterate, all others at the anchor"
+
+    def __init__(
+        self, anchor: FisherOperator, anchor_batch: FisherOperator, batch: FisherOperator, weight: float
+    ) -> None:
+        super().__init__(batch.manifold, batch.point)
+        self.anchor, self.anchor_batch, self.batch, self.weight = anchor, anchor_batch, batch, weight
+
+    def _matvec(self, v: Tangent) -> Tangent:
+        at_anchor = self.manifold.transport(self.point, self.anchor.point, v, method="projection")
+        rest = combine(1.0, self.anchor._matvec(at_anchor), -self.weight, self.anchor_batch._matvec(at_anchor))
+        back = self.manifold.transport(self.anchor.point, self.point, rest, method="projection")
+        return combine(1.0, back, 1.0, scale(self.weight, self.batch._matvec(v)))

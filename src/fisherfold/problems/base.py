@@ -1,0 +1,152 @@
+"""What a solver sees: a manifold, a finite sum of losses on it, its gradient and its Fisher information.
+
+    Ψ(x) = (1/N) Σ_i ψ_i(x),    ψ_i(x) = -log p(y_i | f(x_i, x))
+
+Batches are index tensors into the N samples; ``None`` means all of them. Every quantity over a batch B carries the
+factor 1/|B|, so that it estimates the one over all samples. A ``Snapshot`` is what variance reduction needs: the full
+quantities at an anchor point, and the corrected batch estimates elsewhere.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+from torch import Tensor
+
+from fisherfold.fisher.operators import FisherOperator, VarianceReducedFisher
+from fisherfold.manifolds.base import Manifold, Point, Tangent, combine
+
+
+class Problem(ABC):
+    """A loss over a manifold as a finite sum, with its Riemannian gradient and Fisher information.
+
+    Attributes:
+        manifold: where the parameter lives.
+        n_samples: the number N of terms.
+        fisher_kinds: the names that ``fisher`` accepts, the default first.
+    """
+
+    manifold: Manifold
+    n_samples: int
+    fisher_kinds: ClassVar[tuple[str, ...]] = ("exact",)
+
+    @abstractmethod
+    def loss(self, x: Point, batch: Tensor | None = None) -> Tensor:
+        """The mean loss over a batch.
+
+        Args:
+            x: a point of the manifold.
+            batch: sample indices; all samples if not given.
+
+        Returns:
+            A tensor without dimensions.
+        """
+
+    @abstractmethod
+    def gradient(self, x: Point, batch: Tensor | None = None) -> Tangent:
+        """The Riemannian gradient of ``loss``.
+
+        Args:
+            x: a point of the manifold.
+            batch: sample indices; all samples if not given.
+
+        Returns:
+            A tangent vector at ``x``.
+        """
+
+    @abstractmethod
+    def fisher(self, x: Point, batch: Tensor | None = None, *, kind: str = "exact") -> FisherOperator:
+        """The Fisher information at ``x`` as an operator on the tangent space.
+
+        Args:
+            x: a point of the manifold.
+            batch: sample indices; all samples if not given.
+            kind: one of ``fisher_kinds``.
+
+        Returns:
+            The operator.
+        """
+
+    def loss_and_gradient(self, x: Point, batch: Tensor | None = None) -> tuple[Tensor, Tangent]:
+        """Both at once, for problems that share work between them.
+
+        Args:
+            x: a point of the manifold.
+            batch: sample indices; all samples if not given.
+
+        Returns:
+            The loss and the Riemannian gradient.
+        """
+        return self.loss(x, batch), self.gradient(x, batch)
+
+    def snapshot(self, x: Point) -> Snapshot:
+        """Anchor a variance-reduced epoch at ``x``.
+
+        Args:
+            x: a point of the manifold.
+
+        Returns:
+            The snapshot, with the full gradient at ``x`` already computed.
+        """
+        return Snapshot(self, x)
+
+    def metrics(self, x: Point) -> dict[str, float]:
+        """Further numbers to record in the trace, such as a held-out error.
+
+        Args:
+            x: a point of the manifold.
+
+        Returns:
+            Names and values; nothing by default.
+        """
+        return {}
+
+
+class Snapshot:
+    """Variance-reduced estimates around an anchor point x₀ (RSVRG and its natural-gradient form).
+
+    gradient: g = g_B(x) + T(g(x₀) - g_B(x₀)), T the manifold's transport from x₀ to x;
+    Fisher:   F = (|B|/N) F_B(x) + T [F(x₀) - (|B|/N) F_B(x₀)] T*, that is, the samples of the batch are moved to x and
+    all others stay at x₀, which keeps F positive semi-definite as long as the batch holds no sample twice.
+    """
+
+    def __init__(self, problem: Problem, x: Point) -> None:
+        self.problem = problem
+        self.x = x
+        self.loss, self.full_gradient = problem.loss_and_gradient(x)
+        self._full_fisher: dict[str, FisherOperator] = {}
+
+    def gradient(self, x: Point, batch: Tensor) -> Tangent:
+        """The variance-reduced gradient at ``x``.
+
+        Args:
+            x: a point of the manifold.
+            batch: sample indices.
+
+        Returns:
+            A tangent vector at ``x``.
+        """
+        manifold = self.problem.manifold
+        correction = combine(1.0, self.full_gradient, -1.0, self.problem.gradient(self.x, batch))
+        return combine(1.0, self.problem.gradient(x, batch), 1.0, manifold.transport(self.x, x, correction))
+
+    def fisher(self, x: Point, batch: Tensor, *, kind: str) -> FisherOperator:
+        """The variance-reduced Fisher information at ``x``.
+
+        Args:
+            x: a point of the manifold.
+            batch: sample indices, each at most once.
+            kind: one of the problem's ``fisher_kinds``.
+
+        Returns:
+            The operator at ``x``.
+        """
+        if kind not in self._full_fisher:
+            self._full_fisher[kind] = self.problem.fisher(self.x, kind=kind)
+        return VarianceReducedFisher(
+            anchor=self._full_fisher[kind],
+            anchor_batch=self.problem.fisher(self.x, batch, kind=kind),
+            batch=self.problem.fisher(x, batch, kind=kind),
+            weight=len(batch) / self.problem.n_samples,
+        )
