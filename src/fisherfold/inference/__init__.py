@@ -1,0 +1,1 @@
+"""Coefficients integrated out instead of plugged in: Gaussian posteriors, learnt priors and noise."""

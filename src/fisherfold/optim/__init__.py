@@ -1,0 +1,1 @@
+"""Optimizers for networks, in the habits of torch.optim."""
