@@ -1,1 +1,32 @@
 """Named data sets: found in a local folder, in the user's cache, or downloaded with a checksum."""
+
+from fisherfold.datasets.local import (
+    Images,
+    Ratings,
+    Table,
+    Tasks,
+    data_folder,
+    load,
+    load_images,
+    load_ratings,
+    load_tasks,
+    verify,
+)
+from fisherfold.datasets.records import REGISTRY, ArrayRecord, DatasetRecord, record
+
+__all__ = [
+    "REGISTRY",
+    "ArrayRecord",
+    "DatasetRecord",
+    "Images",
+    "Ratings",
+    "Table",
+    "Tasks",
+    "data_folder",
+    "load",
+    "load_images",
+    "load_ratings",
+    "load_tasks",
+    "record",
+    "verify",
+]

@@ -1,0 +1,346 @@
+"""Data sets read from a local folder of packed ``.npz`` files, as plain numpy arrays.
+
+The folder is the argument ``folder`` or the environment variable ``FISHERFOLD_DATA``. Files are read with
+``allow_pickle=False``; values are exact copies of the originals in a float dtype, ids count from 0.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fisherfold.datasets.records import DatasetRecord, record
+
+Array: TypeAlias = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Ratings:
+    """A table of ratings with holes, one entry per rating.
+
+    Attributes:
+        rows: user ids from 0, int32.
+        cols: item ids from 0, int32.
+        values: the ratings, float64.
+        shape: the number of users and items.
+        timestamp: seconds since 1970, where the set has them.
+        test_fold: from 1: the rating is in the test part of that official split, where the set has splits.
+    """
+
+    rows: Array
+    cols: Array
+    values: Array
+    shape: tuple[int, int]
+    timestamp: Array | None = None
+    test_fold: Array | None = None
+
+
+@dataclass(frozen=True)
+class Tasks:
+    """Rows of several related tasks.
+
+    Attributes:
+        X: features, float64, one row per sample.
+        y: targets; float64, or -1 and 1 for the classification sets.
+        task: the task of each row, int32 from 0.
+        task_ids: the original id of each task.
+        train_idx: the distributed training rows, one split per row of the array, where there are any.
+        train_fold: the cross-validation fold of each distributed training row.
+    """
+
+    X: Array
+    y: Array
+    task: Array
+    task_ids: Array
+    train_idx: Array | None = None
+    train_fold: Array | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """Inputs and several outputs per row.
+
+    Attributes:
+        X: inputs, float64.
+        Y: outputs, float64.
+    """
+
+    X: Array
+    Y: Array
+
+
+@dataclass(frozen=True)
+class Images:
+    """Images with labels in their official order and split.
+
+    Attributes:
+        train_images: uint8 (n, 32, 32, 3), RGB.
+        train_labels: int64.
+        test_images: uint8 (n, 32, 32, 3), RGB.
+        test_labels: int64.
+        train_coarse_labels: the labels of the groups of classes, where there are any.
+        test_coarse_labels: the same for the test images.
+    """
+
+    train_images: Array
+    train_labels: Array
+    test_images: Array
+    test_labels: Array
+    train_coarse_labels: Array | None = None
+    test_coarse_labels: Array | None = None
+
+
+# what `load` may return
+Dataset: TypeAlias = Ratings | Tasks | Table | Images
+
+
+def data_folder(folder: str | os.PathLike[str] | None = None) -> Path:
+    """The folder of the packed data files.
+
+    Args:
+        folder: the folder; the environment variable ``FISHERFOLD_DATA`` if not given.
+
+    Returns:
+        An existing folder.
+
+    Raises:
+        FileNotFoundError: if there is none.
+    """
+    seen = os.environ.get("FISHERFOLD_DATA", "") if folder is None else os.fspath(folder)
+    if not seen:
+        raise FileNotFoundError(
+            "no data folder: set the environment variable FISHERFOLD_DATA to the folder that holds the packed .npz "
+            "files (school.npz, jester1.npz, ...), or pass folder="
+        )
+    if not Path(seen).is_dir():
+        origin = "FISHERFOLD_DATA, the folder of the packed .npz data files," if folder is None else "folder"
+        raise FileNotFoundError(f"{origin} is {seen!r}, which is not a folder")
+    return Path(seen)
+
+
+def load(name: str, *, folder: str | os.PathLike[str] | None = None) -> Dataset:
+    """Read a data set.
+
+    Args:
+        name: a name of ``REGISTRY``.
+        folder: where the packed files are; the environment variable ``FISHERFOLD_DATA`` if not given.
+
+    Returns:
+        ``Ratings`` for jester and movielens, ``Tasks`` for school, sarcos_7x2000, letter and mhc, ``Table`` for
+        sarcos_test, ``Images`` for cifar10 and cifar100.
+
+    Example:
+        >>> load("shcool")
+        Traceback (most recent call last):
+        ...
+        ValueError: there is no data set 'shcool'; the names are cifar10, ...
+    """
+    entry = record(name)
+    arrays = read_arrays(entry, data_folder(folder))
+    return _DECODERS.get(name, _labelled_tasks)(arrays)
+
+
+def load_tasks(name: str, *, folder: str | os.PathLike[str] | None = None) -> Tasks:
+    """Read a multi-task data set.
+
+    Args:
+        name: school, sarcos_7x2000, letter or mhc.
+        folder: as in ``load``.
+
+    Returns:
+        Its rows.
+
+    Raises:
+        ValueError: if the data set is of another kind.
+    """
+    data = load(name, folder=folder)
+    if not isinstance(data, Tasks):
+        raise ValueError(f"{name} is not a multi-task data set but {type(data).__name__}")
+    return data
+
+
+def load_ratings(name: str, *, folder: str | os.PathLike[str] | None = None) -> Ratings:
+    """Read a data set of ratings.
+
+    Args:
+        name: jester1, movielens1m or movielens100k.
+        folder: as in ``load``.
+
+    Returns:
+        Its ratings.
+
+    Raises:
+        ValueError: if the data set is of another kind.
+    """
+    data = load(name, folder=folder)
+    if not isinstance(data, Ratings):
+        raise ValueError(f"{name} is not a data set of ratings but {type(data).__name__}")
+    return data
+
+
+def load_images(name: str, *, folder: str | os.PathLike[str] | None = None) -> Images:
+    """Read a data set of images; this needs Pillow.
+
+    Args:
+        name: cifar10 or cifar100.
+        folder: as in ``load``.
+
+    Returns:
+        Its images and labels.
+
+    Raises:
+        ValueError: if the data set is of another kind.
+    """
+    data = load(name, folder=folder)
+    if not isinstance(data, Images):
+        raise ValueError(f"{name} is not a data set of images but {type(data).__name__}")
+    return data
+
+
+def verify(name: str, *, folder: str | os.PathLike[str] | None = None) -> None:
+    """Compare every decoded array of a data set with its recorded dtype, shape and checksum.
+
+    Args:
+        name: a name of ``REGISTRY``.
+        folder: as in ``load``.
+
+    Raises:
+        ValueError: if an array differs.
+    """
+    entry = record(name)
+    arrays = read_arrays(entry, data_folder(folder))
+    for key, expected in entry.arrays.items():
+        array = arrays[key]
+        if array.dtype != np.dtype(expected.dtype) or array.shape != expected.shape:
+            raise ValueError(
+                f"{name}: array {key!r} should be {expected.dtype} {expected.shape}, got {array.dtype} {array.shape}"
+            )
+        digest = hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
+        if digest != expected.sha256:
+            raise ValueError(f"{name}: array {key!r} has the sha256 {digest}, expected {expected.sha256}")
+
+
+def read_arrays(entry: DatasetRecord, folder: Path) -> dict[str, Array]:
+    """The arrays of a data set by the names of its record, in their stored dtypes.
+
+    Args:
+        entry: the record.
+        folder: where its files are.
+
+    Returns:
+        The arrays; images decoded.
+
+    Raises:
+        FileNotFoundError: if a file is missing.
+        ValueError: if a file lacks an array.
+    """
+    for file in entry.files:
+        if not (folder / file).is_file():
+            raise FileNotFoundError(
+                f"{entry.name}: there is no file {file} in {folder} (the data folder, FISHERFOLD_DATA); "
+                f"the data set comes from {entry.source}. {entry.licence}"
+            )
+    if entry.name.startswith("cifar"):
+        return _read_images(entry, folder)
+    with np.load(folder / entry.files[0], allow_pickle=False) as stored:
+        missing = [key for key in entry.arrays if key not in stored.files]
+        if missing:
+            raise ValueError(f"{entry.name}: {entry.files[0]} lacks the arrays {missing}, it has {stored.files}")
+        return {key: stored[key] for key in entry.arrays}
+
+
+def _read_images(entry: DatasetRecord, folder: Path) -> dict[str, Array]:
+    # decode the strips of all shards and join the training shards
+    parts: dict[str, list[Array]] = {key: [] for key in entry.arrays}
+    for file in entry.files:
+        split = "test" if file.endswith("_test.npz") else "train"
+        with np.load(folder / file, allow_pickle=False) as stored:
+            parts[f"{split}_images"].append(_decode_strips(stored["webp"].tobytes(), stored["offsets"]))
+            for key in ("labels", "coarse_labels"):
+                if key in stored.files:
+                    parts[f"{split}_{key}"].append(stored[key])
+    return {key: np.concatenate(pieces) for key, pieces in parts.items()}
+
+
+def _decode_strips(buffer: bytes, offsets: Array) -> Array:
+    # images are kept as lossless WebP strips, one image below the other
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise ImportError("reading CIFAR needs Pillow with WebP support: pip install pillow") from error
+    strips = []
+    for start, stop in pairwise(offsets):
+        with Image.open(io.BytesIO(buffer[start:stop])) as image:
+            strips.append(np.asarray(image.convert("RGB"), dtype=np.uint8).reshape(-1, 32, 32, 3))
+    return np.concatenate(strips)
+
+
+def _tasks(X: Array, y: Array, ids: Array, arrays: dict[str, Array]) -> Tasks:
+    task_ids, task = np.unique(ids, return_inverse=True)
+    splits = (arrays["train_idx"].astype(np.int64), arrays["train_fold"].astype(np.int64))
+    return Tasks(X, y, task.reshape(-1).astype(np.int32), task_ids, *splits)
+
+
+def _school(arrays: dict[str, Array]) -> Tasks:
+    start = arrays["task_start"]
+    sizes = np.diff(np.append(start, len(arrays["y"])))
+    ids = np.repeat(np.arange(1, len(start) + 1), sizes)
+    return _tasks(arrays["x"].astype(np.float64), arrays["y"].astype(np.float64), ids, arrays)
+
+
+def _sarcos(arrays: dict[str, Array]) -> Tasks:
+    return _tasks(arrays["x_micro"] / 1e6, arrays["y_micro"] / 1e6, arrays["task"], arrays)
+
+
+def _sarcos_test(arrays: dict[str, Array]) -> Table:
+    values = arrays["micro"] / 1e6
+    return Table(values[:, :21], values[:, 21:])
+
+
+def _labelled_tasks(arrays: dict[str, Array]) -> Tasks:
+    return _tasks(arrays["X"].astype(np.float64), arrays["y"].astype(np.int64), arrays["task"], arrays)
+
+
+def _jester(arrays: dict[str, Array]) -> Ratings:
+    stored = arrays["ratings_x100"]
+    rows, cols = np.nonzero(stored != 9900)
+    values = stored[rows, cols] / 100.0
+    return Ratings(rows.astype(np.int32), cols.astype(np.int32), values, (stored.shape[0], stored.shape[1]))
+
+
+def _movielens1m(arrays: dict[str, Array]) -> Ratings:
+    rows, cols = (arrays[key].astype(np.int32) - 1 for key in ("user_id", "movie_id"))
+    n_users, n_movies = (int(size) for size in arrays["shape"])
+    return Ratings(rows, cols, arrays["rating"].astype(np.float64), (n_users, n_movies))
+
+
+def _movielens100k(arrays: dict[str, Array]) -> Ratings:
+    rows, cols = (arrays[key].astype(np.int32) - 1 for key in ("user_id", "item_id"))
+    shape = (int(rows.max()) + 1, int(cols.max()) + 1)
+    extra = (arrays["timestamp"].astype(np.int64), arrays["test_fold"].astype(np.int64))
+    return Ratings(rows, cols, arrays["rating"].astype(np.float64), shape, *extra)
+
+
+def _images(arrays: dict[str, Array]) -> Images:
+    return Images(**{key: a if key.endswith("images") else a.astype(np.int64) for key, a in arrays.items()})
+
+
+_DECODERS: dict[str, Callable[[dict[str, Array]], Dataset]] = {
+    "school": _school,
+    "sarcos_7x2000": _sarcos,
+    "sarcos_test": _sarcos_test,
+    "jester1": _jester,
+    "movielens1m": _movielens1m,
+    "movielens100k": _movielens100k,
+    "cifar10": _images,
+    "cifar100": _images,
+}
