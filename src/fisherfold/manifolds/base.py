@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, TypeAlias
+from dataclasses import MISSING, fields
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -22,6 +23,8 @@ from torch import Tensor
 # A tensor; for a product manifold a dictionary of points of its factors.
 Point: TypeAlias = Any
 Tangent: TypeAlias = Any
+# A tuple of sizes; for a product manifold a dictionary of the shapes of its factors.
+Shape: TypeAlias = Any
 
 
 def tree_map(function: Callable[..., Tensor], *trees: Point) -> Point:
@@ -122,22 +125,29 @@ def tolerance(dtype: torch.dtype) -> float:
 class Manifold(ABC):
     """An embedded manifold, or a quotient of one with horizontal tangent vectors.
 
-    A subclass names its retractions with their orders in ``retractions`` and implements ``project``, ``_retract``,
-    ``_constraint_error``, ``dim``, ``point_shape`` and ``random_point``; the rest follows from these. The order of a
-    retraction is 2 when the tangential acceleration of ``t -> R_x(t v)`` vanishes at 0, and 1 otherwise; the theory of
-    RNGD asks for 2.
+    A subclass names its retractions with their orders in ``retractions`` and implements the hooks ``_project``,
+    ``_retract``, ``_random``, ``_constraint_error``, ``dim`` and ``point_shape``, and ``_exp``, ``_log`` and ``_dist``
+    where they have a closed form; the public methods check their arguments, compute half precision in float32, and
+    call the hooks. The order of a retraction is 2 when the tangential acceleration of ``t -> R_x(t v)`` vanishes at 0,
+    and 1 otherwise; the theory of RNGD asks for 2. ``fisherfold.testing.check_manifold`` verifies a subclass.
 
     Attributes:
-        retractions: the name of each retraction and its order; the exponential map counts as order 2.
-        transports: the names of the vector transports.
         retraction: the retraction that ``retract`` uses unless told otherwise.
         transport_method: the transport that ``transport`` uses unless told otherwise.
     """
 
-    retractions: ClassVar[Mapping[str, int]]
-    transports: ClassVar[tuple[str, ...]] = ("projection",)
     retraction: str
     transport_method: str = "projection"
+
+    @property
+    @abstractmethod
+    def retractions(self) -> Mapping[str, int]:
+        """The name of each retraction and its order; the exponential map counts as order 2."""
+
+    @property
+    def transports(self) -> tuple[str, ...]:
+        """The names of the vector transports."""
+        return ("projection",)
 
     @property
     @abstractmethod
@@ -146,15 +156,45 @@ class Manifold(ABC):
 
     @property
     @abstractmethod
-    def point_shape(self) -> tuple[int, ...]:
+    def point_shape(self) -> Shape:
         """The shape of one unbatched point."""
+
+    @abstractmethod
+    def _project(self, x: Tensor, v: Tensor) -> Tensor:
+        """The orthogonal projection of ``v`` onto the tangent space at ``x``."""
+
+    @abstractmethod
+    def _retract(self, x: Tensor, v: Tensor, method: str) -> Tensor:
+        """One of ``retractions``."""
+
+    @abstractmethod
+    def _random(
+        self, shape: tuple[int, ...], generator: torch.Generator | None, dtype: torch.dtype, device: Any
+    ) -> Tensor:
+        """A random point of the given shape, batch included."""
+
+    @abstractmethod
+    def _constraint_error(self, x: Tensor) -> Tensor:
+        """The largest violation of the constraint, as a tensor without dimensions."""
+
+    def _transport(self, x: Tensor, y: Tensor, v: Tensor, method: str) -> Tensor:
+        """One of ``transports``."""
+        return self._project(y, v)
+
+    def _exp(self, x: Tensor, v: Tensor) -> Tensor:
+        raise NotImplementedError(f"{self!r} has no closed-form exponential map; use retract")
+
+    def _log(self, x: Tensor, y: Tensor) -> Tensor:
+        raise NotImplementedError(f"{self!r} has no closed-form logarithm")
+
+    def _dist(self, x: Tensor, y: Tensor) -> Tensor:
+        raise NotImplementedError(f"{self!r} has no closed-form distance")
 
     @property
     def retraction_order(self) -> int:
         """The order (1 or 2) of the retraction that ``retract`` uses unless told otherwise."""
         return self.retractions[self.retraction]
 
-    @abstractmethod
     def project(self, x: Point, v: Tangent) -> Tangent:
         """The orthogonal projection of an ambient vector onto the tangent space at ``x``.
 
@@ -165,34 +205,8 @@ class Manifold(ABC):
         Returns:
             A tangent vector.
         """
-
-    @abstractmethod
-    def random_point(
-        self,
-        *batch: int,
-        generator: torch.Generator | None = None,
-        dtype: torch.dtype = torch.float64,
-        device: torch.device | str | None = None,
-    ) -> Point:
-        """A random point, uniform where the manifold is compact.
-
-        Args:
-            *batch: leading dimensions.
-            generator: the source of randomness.
-            dtype: the dtype of the point.
-            device: the device of the point.
-
-        Returns:
-            A point of shape ``(*batch, *point_shape)``.
-        """
-
-    @abstractmethod
-    def _retract(self, x: Tensor, v: Tensor, method: str) -> Tensor:
-        """One of ``retractions``, with arguments already checked."""
-
-    @abstractmethod
-    def _constraint_error(self, x: Tensor) -> Tensor:
-        """The largest violation of the constraint, as a tensor without dimensions."""
+        self._check_vector(x, v, "v")
+        return self._project(*_widen(x, v)).to(x.dtype)
 
     def retract(self, x: Point, v: Tangent, *, method: str | None = None) -> Point:
         """Move from ``x`` along the tangent vector ``v``.
@@ -203,17 +217,12 @@ class Manifold(ABC):
             method: a key of ``retractions``; the manifold's own choice if not given.
 
         Returns:
-            A point.
-
-        Raises:
-            ValueError: if there is no such retraction, or a shape is wrong.
+            A point; NaN where ``v`` is not finite.
         """
-        method = self.retraction if method is None else method
-        if method not in self.retractions:
-            raise ValueError(f"{self!r} has the retractions {sorted(self.retractions)}, got {method!r}")
-        self._check_shape(x, "x")
-        self._check_shape(v, "v")
-        return self._retract(x, v, method)
+        method = self._choice("retraction", method)
+        self._check_vector(x, v, "v")
+        wide_x, wide_v = _widen(x, v)
+        return self._retract(wide_x, wide_v, method).to(x.dtype)
 
     def transport(self, x: Point, y: Point, v: Tangent, *, method: str | None = None) -> Tangent:
         """Carry the tangent vector ``v`` from ``x`` to ``y``.
@@ -226,17 +235,51 @@ class Manifold(ABC):
 
         Returns:
             A tangent vector at ``y``.
-
-        Raises:
-            ValueError: if there is no such transport.
         """
-        method = self.transport_method if method is None else method
-        if method not in self.transports:
-            raise ValueError(f"{self!r} has the transports {list(self.transports)}, got {method!r}")
-        return self._transport(x, y, v, method)
+        method = self._choice("transport_method", method)
+        self._check_vector(x, y, "y")
+        self._check_vector(x, v, "v")
+        wide_x, wide_y, wide_v = _widen(x, y, v)
+        return self._transport(wide_x, wide_y, wide_v, method).to(x.dtype)
 
-    def _transport(self, x: Point, y: Point, v: Tangent, method: str) -> Tangent:
-        return self.project(y, v)
+    def exp(self, x: Point, v: Tangent) -> Point:
+        """The exponential map: the end of the geodesic that leaves ``x`` with velocity ``v``.
+
+        Args:
+            x: a point.
+            v: a tangent vector.
+
+        Returns:
+            A point. Raises NotImplementedError if the manifold has no closed form.
+        """
+        self._check_vector(x, v, "v")
+        return self._exp(*_widen(x, v)).to(x.dtype)
+
+    def log(self, x: Point, y: Point) -> Tangent:
+        """The inverse of the exponential map: the initial velocity of the shortest geodesic from ``x`` to ``y``.
+
+        Args:
+            x: a point.
+            y: a point.
+
+        Returns:
+            A tangent vector at ``x``. Raises NotImplementedError if the manifold has no closed form.
+        """
+        self._check_vector(x, y, "y")
+        return self._log(*_widen(x, y)).to(x.dtype)
+
+    def dist(self, x: Point, y: Point) -> Tensor:
+        """The geodesic distance, accurate near zero.
+
+        Args:
+            x: a point.
+            y: a point.
+
+        Returns:
+            A tensor of the batch shape. Raises NotImplementedError if the manifold has no closed form.
+        """
+        self._check_vector(x, y, "y")
+        return self._dist(*_widen(x, y)).to(x.dtype)
 
     def inner(self, x: Point, u: Tangent, v: Tangent) -> Tensor:
         """The ambient inner product of two tangent vectors, one number per batch entry.
@@ -249,6 +292,8 @@ class Manifold(ABC):
         Returns:
             A tensor of the batch shape.
         """
+        self._check_vector(x, u, "u")
+        self._check_vector(x, v, "v")
         axes = tuple(range(-len(self.point_shape), 0))
         return (u * v).sum(dim=axes) if axes else u * v
 
@@ -264,50 +309,33 @@ class Manifold(ABC):
         """
         return self.inner(x, v, v).sqrt()
 
-    def exp(self, x: Point, v: Tangent) -> Point:
-        """The exponential map: the end of the geodesic that leaves ``x`` with velocity ``v``.
+    def random_point(
+        self,
+        *batch: int,
+        generator: torch.Generator | None = None,
+        dtype: torch.dtype = torch.float64,
+        device: torch.device | str | None = None,
+    ) -> Point:
+        """A random point, uniform where the manifold is compact.
 
         Args:
-            x: a point.
-            v: a tangent vector.
+            *batch: leading dimensions.
+            generator: the source of randomness.
+            dtype: the dtype of the point.
+            device: the device of the point; that of the generator if not given.
 
         Returns:
-            A point.
+            A point of shape ``(*batch, *point_shape)``.
 
         Raises:
-            NotImplementedError: if it has no closed form on this manifold.
+            ValueError: if the dtype is not a floating one.
         """
-        raise NotImplementedError(f"{self!r} has no closed-form exponential map; use retract")
-
-    def log(self, x: Point, y: Point) -> Tangent:
-        """The inverse of the exponential map: the initial velocity of the shortest geodesic from ``x`` to ``y``.
-
-        Args:
-            x: a point.
-            y: a point.
-
-        Returns:
-            A tangent vector at ``x``.
-
-        Raises:
-            NotImplementedError: if it has no closed form on this manifold.
-        """
-        raise NotImplementedError(f"{self!r} has no closed-form logarithm")
-
-    def dist(self, x: Point, y: Point) -> Tensor:
-        """The geodesic distance, accurate near zero.
-
-        Args:
-            x: a point.
-            y: a point.
-
-        Returns:
-            A tensor of the batch shape.
-
-        Raises:
-            NotImplementedError: if it has no closed form on this manifold.
-        """
-        raise NotImplementedError(f"{self!r} has no closed-form distance")
+        if not dtype.is_floating_point:
+            raise ValueError(f"dtype must be a floating dtype, got {dtype}")
+        if device is None and generator is not None:
+            device = generator.device
+        wide = torch.float32 if dtype in _HALF else dtype
+        return self._random((*batch, *self.point_shape), generator, wide, device).to(dtype)
 
     def random_tangent(self, x: Point, *, generator: torch.Generator | None = None) -> Tangent:
         """A random tangent vector of unit length, uniform in direction.
@@ -319,10 +347,10 @@ class Manifold(ABC):
         Returns:
             A tangent vector at ``x``.
         """
-        noise = torch.randn(x.shape, generator=generator, dtype=x.dtype, device=x.device)
-        v = self.project(x, noise)
-        axes = len(self.point_shape)
-        return v / self.norm(x, v).reshape(v.shape[: v.ndim - axes] + (1,) * axes)
+        v = self._gaussian_tangent(x, generator)
+        length = self.norm(x, v)
+        # A manifold of dimension 0 has only the zero vector.
+        return self._stretch(v, torch.where(length > 0, 1 / length, 1.0))
 
     def check_point(self, x: Point, *, name: str = "x", atol: float | None = None) -> None:
         """Raise unless ``x`` is a finite point of the manifold.
@@ -335,13 +363,15 @@ class Manifold(ABC):
         Raises:
             ValueError: if the shape, the dtype or the constraint is violated.
         """
-        self._check_shape(x, name)
-        if not bool(torch.isfinite(x).all()):
+        self._check_form(x, name)
+        if not is_finite(x):
             raise ValueError(f"{name} must be finite, got NaN or infinite entries")
-        error = float(self._constraint_error(x))
+        error = float(self._constraint_error(*_widen(x)))
         atol = tolerance(x.dtype) if atol is None else atol
         if not error <= atol:
-            raise ValueError(f"{name} is not a point of {self!r}: its constraint is violated by {error:.2e} > {atol:.0e}")
+            raise ValueError(
+                f"{name} is not a point of {self!r}: its constraint is violated by {error:.2e}, more than {atol:.0e}"
+            )
 
     def check_tangent(self, x: Point, v: Tangent, *, name: str = "v", atol: float | None = None) -> None:
         """Raise unless ``v`` is a finite tangent vector at ``x``.
@@ -355,10 +385,8 @@ class Manifold(ABC):
         Raises:
             ValueError: if the shape, dtype or device does not fit ``x``, or the vector is not tangent.
         """
-        self._check_shape(v, name)
-        if v.dtype != x.dtype or v.device != x.device:
-            raise ValueError(f"{name} must be {x.dtype} on {x.device} like the point, got {v.dtype} on {v.device}")
-        if not bool(torch.isfinite(v).all()):
+        self._check_vector(x, v, name)
+        if not is_finite(v):
             raise ValueError(f"{name} must be finite, got NaN or infinite entries")
         size = float(v.norm())
         normal = float((v - self.project(x, v)).norm())
@@ -369,11 +397,68 @@ class Manifold(ABC):
                 f"more than {atol:.0e}; project it first"
             )
 
-    def _check_shape(self, x: Tensor, name: str) -> None:
+    def _gaussian_tangent(self, x: Point, generator: torch.Generator | None) -> Tangent:
+        """A tangent vector of standard normal coordinates."""
+        return self.project(x, torch.randn(x.shape, generator=generator, dtype=x.dtype, device=x.device))
+
+    def _stretch(self, v: Tangent, factor: Tensor) -> Tangent:
+        """The vector times one factor per batch entry."""
+        return v * factor.reshape(factor.shape + (1,) * len(self.point_shape))
+
+    def _choice(self, kind: str, method: str | None) -> str:
+        """The method asked for, or the manifold's own; raise if there is none of that name."""
+        method = getattr(self, kind) if method is None else method
+        known = self.retractions if kind == "retraction" else self.transports
+        if method not in known:
+            raise ValueError(f"{kind} of {type(self).__name__} must be one of {sorted(known)}, got {method!r}")
+        return method
+
+    def _check_form(self, x: Point, name: str) -> None:
+        """Raise unless ``x`` is a floating tensor of the right shape."""
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
         if not x.is_floating_point():
             raise ValueError(f"{name} must have a floating dtype, got {x.dtype}")
         shape = self.point_shape
-        if tuple(x.shape[x.ndim - len(shape) :]) != shape or x.ndim < len(shape):
-            raise ValueError(f"{name} must have shape (..., {', '.join(map(str, shape))}) on {self!r}, got {tuple(x.shape)}")
+        if x.ndim < len(shape) or tuple(x.shape[x.ndim - len(shape) :]) != shape:
+            expected = ", ".join(["...", *map(str, shape)])
+            raise ValueError(f"{name} must have shape ({expected}) on {self!r}, got {tuple(x.shape)}")
+
+    def _check_vector(self, x: Point, v: Tangent, name: str) -> None:
+        """Raise unless ``v`` has the form, dtype and device of the point ``x``."""
+        self._check_form(x, "x")
+        self._check_form(v, name)
+        if v.dtype != x.dtype or v.device != x.device:
+            raise ValueError(f"{name} must be {x.dtype} on {x.device} like the point x, got {v.dtype} on {v.device}")
+
+    def __repr__(self) -> str:
+        parts = []
+        for field in fields(self):  # type: ignore[arg-type]  # every manifold of the library is a dataclass
+            value = getattr(self, field.name)
+            if field.default is MISSING:
+                parts.append(repr(value))
+            elif value != field.default:
+                parts.append(f"{field.name}={value!r}")
+        return f"{type(self).__name__}({', '.join(parts)})"
+
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def _widen(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Half precision as float32 (which torch.linalg needs); anything else unchanged."""
+    return tuple(t.float() if t.dtype in _HALF else t for t in tensors)
+
+
+def positive_integer(value: Any, name: str) -> None:
+    """Raise unless the value is a positive integer.
+
+    Args:
+        value: what should be one.
+        name: the argument's name for the message.
+
+    Raises:
+        ValueError: if it is anything else.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{name} must be a positive integer, got {value!r}")

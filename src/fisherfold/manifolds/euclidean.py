@@ -1,0 +1,81 @@
+"""Euclidean space: ``P_x = Id`` and ``R_x(v) = x + v``, the flat case to which every method must reduce."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from fisherfold.manifolds.base import Manifold, positive_integer
+
+
+@dataclass(frozen=True, init=False, repr=False)
+class Euclidean(Manifold):
+    """The space of tensors of a given shape with the Frobenius inner product.
+
+    Args:
+        *shape: the sizes of one point; none for a number.
+        retraction: only ``"add"``, the exponential map ``x + v``.
+
+    Examples:
+        >>> Euclidean(3, 2).dim
+        6
+        >>> Euclidean(2).retract(torch.zeros(2), torch.ones(2))
+        tensor([1., 1.])
+    """
+
+    retractions: ClassVar[Mapping[str, int]] = MappingProxyType({"add": 2})
+
+    shape: tuple[int, ...] = ()
+    retraction: str = field(default="add", kw_only=True)
+    transport_method: str = field(default="projection", kw_only=True)
+
+    def __init__(self, *shape: int, retraction: str = "add", transport_method: str = "projection") -> None:
+        for size in shape:
+            positive_integer(size, "every size of Euclidean")
+        object.__setattr__(self, "shape", shape)
+        object.__setattr__(self, "retraction", retraction)
+        object.__setattr__(self, "transport_method", transport_method)
+        self._choice("retraction", None)
+        self._choice("transport_method", None)
+
+    @property
+    def dim(self) -> int:
+        """The number of entries."""
+        return math.prod(self.shape)
+
+    @property
+    def point_shape(self) -> tuple[int, ...]:
+        """The shape of one point."""
+        return self.shape
+
+    def _project(self, x: Tensor, v: Tensor) -> Tensor:
+        return v
+
+    def _retract(self, x: Tensor, v: Tensor, method: str) -> Tensor:
+        return x + v
+
+    def _exp(self, x: Tensor, v: Tensor) -> Tensor:
+        return x + v
+
+    def _log(self, x: Tensor, y: Tensor) -> Tensor:
+        return y - x
+
+    def _dist(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.norm(x, y - x)
+
+    def _random(
+        self, shape: tuple[int, ...], generator: torch.Generator | None, dtype: torch.dtype, device: Any
+    ) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=dtype, device=device)
+
+    def _constraint_error(self, x: Tensor) -> Tensor:
+        return x.new_zeros(())
+
+    def __repr__(self) -> str:
+        return f"Euclidean({', '.join(map(str, self.shape))})"

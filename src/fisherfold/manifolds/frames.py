@@ -1,0 +1,135 @@
+r"""Orthonormal frames from almost orthonormal matrices, without ever forming an n×n matrix.
+
+Stiefel and Grassmann points are n×p matrices with ``xᵀx = I``; a step leaves them at some ``y`` of full rank and one of
+three maps brings it back. All of them read the shape of ``y`` off its p×p Gram matrix ``G = yᵀy``:
+
+- polar: ``y G^{-1/2}``, the nearest frame;
+- CholeskyQR: ``y L^{-T}`` with ``G = L Lᵀ``;
+- Householder QR with positive diagonal, which needs no Gram matrix and is therefore the fall-back for the others.
+
+The frame error of the first two is about ``eps · cond(G)``, so they hand over to QR beyond ``MAX_CONDITION``.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+# A retraction step of Frobenius length s gives cond(G) ≤ 1 + s²; steps beyond 4 take the slower, safer road.
+MAX_CONDITION = 16.0
+# Rows summed in the working precision before the sum goes on in float64: rounding then does not grow with n.
+BLOCK_ROWS = 1024
+
+
+def cross(a: Tensor, b: Tensor) -> Tensor:
+    """The p×q matrix ``aᵀb`` of tall matrices, with a rounding error that does not grow with their height.
+
+    Args:
+        a: a tensor of shape (..., n, p).
+        b: a tensor of shape (..., n, q).
+
+    Returns:
+        A tensor of shape (..., p, q), in float64 if the arguments are float32.
+    """
+    blocks = a.shape[-2] // BLOCK_ROWS
+    if blocks < 2:
+        return (a.mT @ b).double()
+    rows = blocks * BLOCK_ROWS
+    head_a = torch.unflatten(a[..., :rows, :], -2, (blocks, BLOCK_ROWS))
+    head_b = torch.unflatten(b[..., :rows, :], -2, (blocks, BLOCK_ROWS))
+    tail = a[..., rows:, :].mT @ b[..., rows:, :]
+    return (head_a.mT @ head_b).sum(dim=-3, dtype=torch.float64) + tail
+
+
+def polar(y: Tensor) -> Tensor:
+    """The orthonormal polar factor ``y (yᵀy)^{-1/2}``, the nearest frame to ``y``.
+
+    Args:
+        y: a tensor of shape (..., n, p) of full rank.
+
+    Returns:
+        A frame of the same shape; NaN where ``y`` is not finite.
+    """
+    gram = cross(y, y)
+    if not bool(torch.isfinite(gram).all()):
+        return _polar_by_qr(y)
+    values, vectors = torch.linalg.eigh(gram)
+    if bool((values[..., -1] > MAX_CONDITION * values[..., 0]).any()):
+        return _polar_by_qr(y)
+    root = (vectors * values.rsqrt().unsqueeze(-2)) @ vectors.mT
+    return y @ root.to(y.dtype)
+
+
+def _polar_by_qr(y: Tensor) -> Tensor:
+    q, r = torch.linalg.qr(y)
+    finite = torch.isfinite(r).all(dim=(-2, -1), keepdim=True)
+    left, _, right = torch.linalg.svd(torch.where(finite, r, 0.0))
+    return torch.where(finite, q @ (left @ right), torch.nan)
+
+
+def qr(y: Tensor) -> Tensor:
+    """The Q of the QR decomposition whose R has a positive diagonal, so that ``qr(x) = x`` for a frame ``x``.
+
+    Args:
+        y: a tensor of shape (..., n, p) of full rank.
+
+    Returns:
+        A frame of the same shape.
+    """
+    q, r = torch.linalg.qr(y)
+    diagonal = r.diagonal(dim1=-2, dim2=-1)
+    return q * torch.where(diagonal < 0, -1.0, 1.0).to(y.dtype).unsqueeze(-2)
+
+
+def cholesky_qr(y: Tensor) -> Tensor:
+    """The same frame as ``qr`` through the Cholesky factor of the Gram matrix.
+
+    Args:
+        y: a tensor of shape (..., n, p) of full rank.
+
+    Returns:
+        A frame of the same shape.
+    """
+    lower, failed = torch.linalg.cholesky_ex(cross(y, y))
+    pivots = lower.diagonal(dim1=-2, dim2=-1)
+    # The pivots bound cond(G) from below and, for p small, are close to it: cheap enough for every step.
+    sound = (failed == 0) & (pivots.amax(dim=-1) ** 2 <= MAX_CONDITION * pivots.amin(dim=-1) ** 2)
+    if not bool(sound.all()):
+        return qr(y)
+    eye = torch.eye(y.shape[-1], dtype=lower.dtype, device=y.device)
+    inverse = torch.linalg.solve_triangular(lower, eye.expand_as(lower), upper=False)
+    return y @ inverse.mT.to(y.dtype)
+
+
+def orthonormality_error(x: Tensor) -> Tensor:
+    """The largest entry of ``|xᵀx - I|``.
+
+    Args:
+        x: a tensor of shape (..., n, p).
+
+    Returns:
+        A tensor without dimensions.
+    """
+    eye = torch.eye(x.shape[-1], dtype=torch.float64, device=x.device)
+    return (cross(x, x) - eye).abs().amax()
+
+
+def random_frame(
+    shape: tuple[int, ...],
+    *,
+    generator: torch.Generator | None,
+    dtype: torch.dtype,
+    device: torch.device | str | None,
+) -> Tensor:
+    """A frame of Haar (uniform) distribution.
+
+    Args:
+        shape: the shape (..., n, p).
+        generator: the source of randomness.
+        dtype: the dtype.
+        device: the device.
+
+    Returns:
+        A frame.
+    """
+    return qr(torch.randn(shape, generator=generator, dtype=dtype, device=device))

@@ -1,0 +1,138 @@
+r"""The Grassmann manifold of p-dimensional subspaces of R^n, each written as an orthonormal n×p frame ``x``.
+
+A point is the span of ``x``, so ``x`` and ``xQ`` (Q a p×p rotation) are the same point; tangent vectors are horizontal,
+``xᵀv = 0``, with ``P_x v = v - x xᵀv``. Polar, QR and Cholesky retractions all give ``span(x + v)`` and are of second
+order. Operations between two points first align the second representative: with ``xᵀy = U cos(θ) Vᵀ`` and ``Q = U Vᵀ``,
+``xᵀ(y Qᵀ) = U cos(θ) Uᵀ`` is symmetric, and then everything is a function of that p×p matrix and of ``y Qᵀ``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from fisherfold.manifolds import frames
+from fisherfold.manifolds.base import Manifold, positive_integer
+
+
+@dataclass(frozen=True, repr=False)
+class Grassmann(Manifold):
+    """The p-dimensional subspaces of R^n.
+
+    Args:
+        n: the dimension of the surrounding space.
+        p: the dimension of the subspaces, less than n.
+        wide: write points as p×n matrices with orthonormal rows instead of n×p ones with orthonormal columns.
+        retraction: ``"polar"``, ``"qr"``, ``"cholesky"`` or ``"exp"``, all of order 2. After the polar one the
+            projection transport needs no alignment, so it is the one for stored directions.
+        transport_method: ``"projection"`` or ``"parallel"`` (along the shortest geodesic).
+
+    Examples:
+        >>> grassmann = Grassmann(100, 5)
+        >>> x = grassmann.random_point(generator=torch.Generator().manual_seed(0))
+        >>> v = grassmann.random_tangent(x, generator=torch.Generator().manual_seed(1))
+        >>> float(grassmann.dist(x, grassmann.exp(x, 1e-9 * v))) - 1e-9 < 1e-16
+        True
+    """
+
+    retractions: ClassVar[Mapping[str, int]] = MappingProxyType({"polar": 2, "qr": 2, "cholesky": 2, "exp": 2})
+    transports: ClassVar[tuple[str, ...]] = ("projection", "parallel")
+
+    n: int
+    p: int
+    wide: bool = field(default=False, kw_only=True)
+    retraction: str = field(default="polar", kw_only=True)
+    transport_method: str = field(default="projection", kw_only=True)
+
+    def __post_init__(self) -> None:
+        positive_integer(self.n, "n of Grassmann")
+        positive_integer(self.p, "p of Grassmann")
+        if self.p >= self.n:
+            raise ValueError(
+                f"p of Grassmann, the dimension of the subspaces, must be less than n={self.n}, got {self.p}"
+            )
+        self._choice("retraction", None)
+        self._choice("transport_method", None)
+
+    @property
+    def dim(self) -> int:
+        """The dimension, p (n - p)."""
+        return self.p * (self.n - self.p)
+
+    @property
+    def point_shape(self) -> tuple[int, ...]:
+        """The shape of one point."""
+        return (self.p, self.n) if self.wide else (self.n, self.p)
+
+    def _tall(self, x: Tensor) -> Tensor:
+        """From the user's layout to n×p and back."""
+        return x.mT if self.wide else x
+
+    def _project(self, x: Tensor, v: Tensor) -> Tensor:
+        return self._tall(_horizontal(self._tall(x), self._tall(v)))
+
+    def _retract(self, x: Tensor, v: Tensor, method: str) -> Tensor:
+        if method == "exp":
+            return self._exp(x, v)
+        orthonormalize = {"polar": frames.polar, "qr": frames.qr, "cholesky": frames.cholesky_qr}[method]
+        return self._tall(orthonormalize(self._tall(x + v)))
+
+    def _transport(self, x: Tensor, y: Tensor, v: Tensor, method: str) -> Tensor:
+        x, y, v = self._tall(x), self._tall(y), self._tall(v)
+        rotation, cosines = _alignment(x, y)
+        if method == "projection":
+            return self._tall(_horizontal(y, v) @ rotation)
+        # v - (x + y')(I + cos θ)^{-1} y'ᵀv with y' = y Qᵀ; for p = 1 it is the sphere's formula.
+        aligned = y @ rotation.mT
+        eye = torch.eye(self.p, dtype=cosines.dtype, device=x.device)
+        weights = torch.linalg.solve(eye + cosines, frames.cross(aligned, v)).to(x.dtype)
+        return self._tall((v - (x + aligned) @ weights) @ rotation)
+
+    def _exp(self, x: Tensor, v: Tensor) -> Tensor:
+        """``x cos √A + v sin √A / √A`` with the p×p matrix ``A = vᵀv``: no singular vectors of v are needed."""
+        x, v = self._tall(x), self._tall(v)
+        squares, vectors = torch.linalg.eigh(frames.cross(v, v))
+        angles = squares.clamp(min=0).sqrt().unsqueeze(-2)
+        cosine = (vectors * angles.cos()) @ vectors.mT
+        sine = (vectors * torch.sinc(angles / torch.pi)) @ vectors.mT
+        return self._tall(frames.polar(x @ cosine.to(x.dtype) + v @ sine.to(x.dtype)))
+
+    def _log(self, x: Tensor, y: Tensor) -> Tensor:
+        """``B f(cos θ)`` with B the horizontal part of the aligned y (singular values sin θ) and f = θ / sin θ."""
+        x, y = self._tall(x), self._tall(y)
+        rotation, cosines = _alignment(x, y)
+        # Twice: the second pass takes out what the rounding of the first left along x, so that tiny angles keep
+        # their digits. y - x is exact for neighbouring representatives.
+        normal = _horizontal(x, _horizontal(x, y - x)) @ rotation.mT
+        c, vectors = torch.linalg.eigh(cosines)
+        c = c.clamp(min=0, max=1)
+        s = ((1 - c) * (1 + c)).sqrt()
+        ratio = torch.where(s > 0, torch.atan2(s, c) / s, 1.0)
+        return self._tall(normal @ ((vectors * ratio.unsqueeze(-2)) @ vectors.mT).to(x.dtype))
+
+    def _dist(self, x: Tensor, y: Tensor) -> Tensor:
+        return torch.linalg.vector_norm(self._log(x, y), dim=(-2, -1))
+
+    def _random(
+        self, shape: tuple[int, ...], generator: torch.Generator | None, dtype: torch.dtype, device: Any
+    ) -> Tensor:
+        tall = (*shape[:-2], self.n, self.p)
+        return self._tall(frames.random_frame(tall, generator=generator, dtype=dtype, device=device)).contiguous()
+
+    def _constraint_error(self, x: Tensor) -> Tensor:
+        return frames.orthonormality_error(self._tall(x))
+
+
+def _horizontal(x: Tensor, v: Tensor) -> Tensor:
+    return v - x @ frames.cross(x, v).to(x.dtype)
+
+
+def _alignment(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """The rotation Q that brings ``y Qᵀ`` next to x, and the symmetric matrix ``xᵀy Qᵀ`` of cosines."""
+    left, cosines, right = torch.linalg.svd(frames.cross(x, y))
+    return (left @ right).to(x.dtype), (left * cosines.unsqueeze(-2)) @ left.mT

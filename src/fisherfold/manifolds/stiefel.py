@@ -1,0 +1,110 @@
+r"""The Stiefel manifold of orthonormal p-frames in R^n, with the Euclidean (embedded) metric.
+
+``P_x v = v - x sym(xᵀv)``. Of its retractions only the polar one and the exponential map are of second order for this
+metric; QR and Cayley are of first order (the Cayley transform belongs to the canonical metric).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from fisherfold.manifolds import frames
+from fisherfold.manifolds.base import Manifold, positive_integer
+
+
+@dataclass(frozen=True, repr=False)
+class Stiefel(Manifold):
+    """The n×p matrices with orthonormal columns.
+
+    Args:
+        n: the number of rows.
+        p: the number of columns, at most n.
+        retraction: ``"polar"`` or ``"exp"`` (order 2), ``"qr"`` or ``"cayley"`` (order 1).
+        transport_method: only ``"projection"``.
+
+    Examples:
+        >>> stiefel = Stiefel(5, 2)
+        >>> stiefel.dim, stiefel.retraction_order, Stiefel(5, 2, retraction="qr").retraction_order
+        (7, 2, 1)
+        >>> x = stiefel.random_point(generator=torch.Generator().manual_seed(0))
+        >>> torch.allclose(x.T @ x, torch.eye(2, dtype=x.dtype))
+        True
+    """
+
+    retractions: ClassVar[Mapping[str, int]] = MappingProxyType({"polar": 2, "qr": 1, "cayley": 1, "exp": 2})
+
+    n: int
+    p: int
+    retraction: str = field(default="polar", kw_only=True)
+    transport_method: str = field(default="projection", kw_only=True)
+
+    def __post_init__(self) -> None:
+        positive_integer(self.n, "n of Stiefel")
+        positive_integer(self.p, "p of Stiefel")
+        if self.p > self.n:
+            raise ValueError(f"p of Stiefel must be at most n={self.n}, got {self.p}")
+        self._choice("retraction", None)
+        self._choice("transport_method", None)
+
+    @property
+    def dim(self) -> int:
+        """The dimension, np - p(p + 1)/2."""
+        return self.n * self.p - self.p * (self.p + 1) // 2
+
+    @property
+    def point_shape(self) -> tuple[int, ...]:
+        """The shape of one point."""
+        return (self.n, self.p)
+
+    def _project(self, x: Tensor, v: Tensor) -> Tensor:
+        overlap = frames.cross(x, v)
+        return v - x @ (0.5 * (overlap + overlap.mT)).to(x.dtype)
+
+    def _retract(self, x: Tensor, v: Tensor, method: str) -> Tensor:
+        if method == "polar":
+            return frames.polar(x + v)
+        if method == "qr":
+            return frames.qr(x + v)
+        return _cayley(x, v) if method == "cayley" else self._exp(x, v)
+
+    def _exp(self, x: Tensor, v: Tensor) -> Tensor:
+        """With ``A = xᵀv`` and ``QR = v - xA``: ``[x Q] expm([[2A, -Rᵀ], [R, 0]]) [I; 0] expm(-A)``."""
+        # The closed form of Edelman, Arias and Smith (1998, section 2.2.2) in the basis [x Q] instead of [x v]: the
+        # generator is then skew, so that long steps lose nothing.
+        p = self.p
+        rotation = frames.cross(x, v)
+        rotation = 0.5 * (rotation - rotation.mT)
+        q, r = torch.linalg.qr(v - x @ rotation.to(x.dtype))
+        r = r.double()
+        top = torch.cat([2 * rotation, -r.mT], dim=-1)
+        bottom = torch.cat([r, torch.zeros_like(r)], dim=-1)
+        turn = torch.linalg.matrix_exp(torch.cat([top, bottom], dim=-2))[..., :p]
+        turn = (turn @ torch.linalg.matrix_exp(-rotation)).to(x.dtype)
+        return frames.polar(x @ turn[..., :p, :] + q @ turn[..., p:, :])
+
+    def _random(
+        self, shape: tuple[int, ...], generator: torch.Generator | None, dtype: torch.dtype, device: Any
+    ) -> Tensor:
+        return frames.random_frame(shape, generator=generator, dtype=dtype, device=device)
+
+    def _constraint_error(self, x: Tensor) -> Tensor:
+        return frames.orthonormality_error(x)
+
+
+def _cayley(x: Tensor, v: Tensor) -> Tensor:
+    """The Cayley transform ``(I - W/2)^{-1} (I + W/2) x`` of ``W = (Pv) xᵀ - x (Pv)ᵀ``, ``P = I - ½xxᵀ``."""
+    # W = a bᵀ has rank 2p, so this is x + a (I - ½bᵀa)^{-1} bᵀx. Without the ½ in P it would not be a retraction at
+    # all: rotations within the frame would go twice as far. The polar factor at the end removes rounding, which the
+    # transform itself would let add up from step to step.
+    turned = v - 0.5 * x @ frames.cross(x, v).to(x.dtype)
+    a = torch.cat([turned, x], dim=-1)
+    b = torch.cat([x, -turned], dim=-1)
+    eye = torch.eye(a.shape[-1], dtype=torch.float64, device=x.device)
+    weights = torch.linalg.solve(eye - 0.5 * frames.cross(b, a), frames.cross(b, x))
+    return frames.polar(x + a @ weights.to(x.dtype))
