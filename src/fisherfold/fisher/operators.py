@@ -37,6 +37,11 @@ class FisherOperator(ABC):
     approximates: ClassVar[str]
     n_rows: int | None = None
 
+    @property
+    def is_structured(self) -> bool:
+        """Whether ``structured_solve`` gives the exact damped solve."""
+        return False
+
     def __init__(self, manifold: Manifold, point: Point) -> None:
         self.manifold = manifold
         self.point = point

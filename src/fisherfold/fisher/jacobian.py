@@ -1,0 +1,209 @@
+"""The RFIM through Jacobian products, never materialised.
+
+    F^R v = (1/N) P Σ_i J_iᵀ B_i J_i v,    J_i v a forward-mode product, J_iᵀ w a reverse-mode one
+
+with the matrix B_i in the space of the outputs: the Fisher matrix of the output distribution (exact), or the outer
+product of scores s = ∂ψ/∂z at sampled targets (Monte Carlo) or at the observed ones (empirical, the REFIM). One product
+costs about as much as two gradients and needs the memory of one.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import cast
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from fisherfold.fisher.likelihoods import Likelihood
+from fisherfold.fisher.operators import FisherOperator
+from fisherfold.manifolds.base import Manifold, Point, Tangent, leaves, tree_map
+
+
+class JacobianFisher(FisherOperator):
+    """What the exact, Monte-Carlo and empirical operators share.
+
+    Args:
+        manifold: the manifold.
+        point: the point θ.
+        outputs: the map θ -> z from the parameter to the natural outputs of all N samples, shape (N, ...).
+        jacobian: a function that returns the Euclidean Jacobian as a point-like tree of (N, q, ...) tensors; needed
+            only by ``rows``.
+    """
+
+    def __init__(
+        self,
+        manifold: Manifold,
+        point: Point,
+        outputs: Callable[[Point], Tensor],
+        jacobian: Callable[[], Point],
+    ) -> None:
+        super().__init__(manifold, point)
+        self._outputs = outputs
+        self._jacobian = jacobian
+        self.z, self._pull_back = torch.func.vjp(outputs, point)
+        self.n_samples = len(self.z)
+        self._forward_mode = True
+
+    @abstractmethod
+    def _output_product(self, u: Tensor) -> Tensor:
+        """B u for vectors u in the space of the outputs, sample by sample."""
+
+    @abstractmethod
+    def _output_factor(self) -> Tensor:
+        """S of shape (N, q, r) with B_i = S_i S_iᵀ."""
+
+    def push_forward(self, v: Tangent) -> Tensor:
+        """The Jacobian product J v.
+
+        Args:
+            v: a tangent vector.
+
+        Returns:
+            A tensor like the outputs.
+        """
+        if self._forward_mode:
+            try:
+                return cast("Tensor", torch.func.jvp(self._outputs, (self.point,), (v,))[1])
+            except NotImplementedError:
+                # an operation of the model has no forward-mode formula: differentiate the pull-back instead
+                self._forward_mode = False
+        _, transpose = torch.func.vjp(lambda w: self._pull_back(w)[0], torch.zeros_like(self.z))
+        return cast("Tensor", transpose(v)[0])
+
+    def pull_back(self, w: Tensor) -> Tangent:
+        """The adjoint product P Jᵀ w.
+
+        Args:
+            w: a tensor like the outputs.
+
+        Returns:
+            A tangent vector.
+        """
+        return self.manifold.project(self.point, self._pull_back(w)[0])
+
+    @override
+    def _matvec(self, v: Tangent) -> Tangent:
+        return self.pull_back(self._output_product(self.push_forward(v)) / self.n_samples)
+
+    @override
+    def rows(self) -> Tensor:
+        factor = self._output_factor() / self.n_samples**0.5
+        stacked = tree_map(
+            lambda leaf: torch.einsum("nqr,nq...->nr...", factor, leaf).flatten(0, 1), self._jacobian()
+        )
+        tangent = self.manifold.project(self.point, stacked)
+        return torch.cat([leaf.flatten(1) for leaf in leaves(tangent)], dim=1)
+
+
+class ExactFisher(JacobianFisher):
+    """The RFIM: F^R = (1/N) Σ_i (J_i P)ᵀ F_L(z_i) (J_i P), with F_L the Fisher matrix of the output distribution.
+
+    For a Gaussian it is the Gauss-Newton matrix; where the loss has a minimum with zero residual it is the Riemannian
+    Hessian there.
+    """
+
+    approximates = "nothing: F^R = (1/N) Σ J_iᵀ F_L(z_i) J_i exactly, on the given samples"
+
+    def __init__(
+        self,
+        manifold: Manifold,
+        point: Point,
+        outputs: Callable[[Point], Tensor],
+        jacobian: Callable[[], Point],
+        likelihood: Likelihood,
+    ) -> None:
+        super().__init__(manifold, point, outputs, jacobian)
+        self.likelihood = likelihood
+        self.n_rows = self.z.numel()
+
+    @override
+    def _output_product(self, u: Tensor) -> Tensor:
+        return self.likelihood.fisher_vp(self.z, u)
+
+    @override
+    def _output_factor(self) -> Tensor:
+        values, vectors = torch.linalg.eigh(self.likelihood.fisher_matrix(self.z))
+        return vectors * values.clamp(min=0).sqrt().unsqueeze(-2)
+
+
+class _ScoreFisher(JacobianFisher):
+    """B_i is the mean of outer products of scores, of shape (draws, N, q)."""
+
+    scores: Tensor
+
+    @override
+    def _output_product(self, u: Tensor) -> Tensor:
+        flat = u.reshape(1, len(u), -1)
+        along = (self.scores * flat).sum(dim=-1, keepdim=True)
+        return (self.scores * along).mean(dim=0).reshape(u.shape)
+
+    @override
+    def _output_factor(self) -> Tensor:
+        return self.scores.permute(1, 2, 0) / len(self.scores) ** 0.5
+
+
+class MonteCarloFisher(_ScoreFisher):
+    """The RFIM with targets sampled from the model: (1/N) Σ_i mean_s grad ψ_i(ỹ_s) grad ψ_i(ỹ_s)ᵀ, ỹ_s ~ p(· | z_i).
+
+    Unbiased for the exact RFIM; its error falls like 1/√(draws · N).
+    """
+
+    approximates = "F^R by targets drawn from the model: unbiased, error 1/√(draws N)"
+
+    def __init__(
+        self,
+        manifold: Manifold,
+        point: Point,
+        outputs: Callable[[Point], Tensor],
+        jacobian: Callable[[], Point],
+        likelihood: Likelihood,
+        *,
+        draws: int = 1,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__(manifold, point, outputs, jacobian)
+        if draws < 1:
+            raise ValueError(f"draws must be at least 1, got {draws}")
+        targets = (likelihood.sample(self.z, generator=generator) for _ in range(draws))
+        self.scores = torch.stack([score(likelihood, self.z, y) for y in targets])
+        self.n_rows = draws * self.n_samples
+
+
+class EmpiricalFisher(_ScoreFisher):
+    """The REFIM: (1/N) Σ_i grad ψ_i grad ψ_iᵀ with the observed targets.
+
+    Not the Fisher information away from the true parameter: it vanishes at a perfect fit.
+    """
+
+    approximates = "the observed second moment of the gradients (REFIM), not an expectation over the model"
+
+    def __init__(
+        self,
+        manifold: Manifold,
+        point: Point,
+        outputs: Callable[[Point], Tensor],
+        jacobian: Callable[[], Point],
+        likelihood: Likelihood,
+        y: Tensor,
+    ) -> None:
+        super().__init__(manifold, point, outputs, jacobian)
+        self.scores = score(likelihood, self.z, y)[None]
+        self.n_rows = self.n_samples
+
+
+def score(likelihood: Likelihood, z: Tensor, y: Tensor) -> Tensor:
+    """The derivative of the negative log-likelihood in its natural parameter, sample by sample.
+
+    Args:
+        likelihood: the output distribution.
+        z: natural parameters.
+        y: targets.
+
+    Returns:
+        A tensor of shape (samples, outputs).
+    """
+    derivative = torch.func.grad(lambda t: likelihood.nll(t, y).sum())(z)
+    return cast("Tensor", derivative).flatten(1) if z.ndim > 1 else cast("Tensor", derivative)[:, None]

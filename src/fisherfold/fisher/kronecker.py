@@ -1,0 +1,134 @@
+"""Kronecker-factored Fisher information of a matrix parameter.
+
+    F ≈ P (R ⊗ L) P,    that is  v ↦ P (L v R),    vec stacks columns, so vec(L v R) = (R ⊗ L) vec(v)
+
+If every gradient is g aᵀ, L = E[g gᵀ] and R = E[a aᵀ]. On the Grassmann manifold the projector acts on one side only,
+I - U Uᵀ on the left of a tall point, so that P (R ⊗ L) P = R ⊗ (P L P) is again a Kronecker product and the damped
+inverse is exact through two eigendecompositions:
+
+    (F + λ I)⁻¹ g = Q [ (Qᵀ g V) / (l rᵀ + λ) ] Vᵀ,    P L P = Q diag(l) Qᵀ,  R = V diag(r) Vᵀ.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from fisherfold.fisher.operators import FisherOperator
+from fisherfold.manifolds import Euclidean, Grassmann
+from fisherfold.manifolds.base import Manifold
+
+
+class KroneckerFisher(FisherOperator):
+    """v ↦ P (L v R) on the tangent space at a matrix; a factor that is None is the identity (one-sided form).
+
+    Args:
+        manifold: a manifold of matrices.
+        point: a matrix of it, without batch dimensions.
+        left: L, symmetric positive semi-definite with as many rows as the point has, or None.
+        right: R, symmetric positive semi-definite with as many rows as the point has columns, or None.
+
+    The damped solve is exact on Euclidean space and on the Grassmann manifold. Elsewhere the projector mixes both
+    sides, the product is no Kronecker product any more, and ``solve`` runs CG with the factors as its preconditioner.
+    """
+
+    approximates = "F by a Kronecker product of two second moments, restricted to the tangent space"
+
+    def __init__(self, manifold: Manifold, point: Tensor, *, left: Tensor | None, right: Tensor | None) -> None:
+        super().__init__(manifold, point)
+        if point.ndim != 2:
+            raise ValueError(f"a Kronecker Fisher needs a matrix as its point, got shape {tuple(point.shape)}")
+        for name, factor, size in (("left", left, point.shape[0]), ("right", right, point.shape[1])):
+            if factor is not None and factor.shape != (size, size):
+                raise ValueError(f"{name} must have shape ({size}, {size}), got {tuple(factor.shape)}")
+        if left is not None and isinstance(manifold, Grassmann) and not manifold.wide:
+            left = _complement(point, left)
+        if right is not None and isinstance(manifold, Grassmann) and manifold.wide:
+            right = _complement(point.mT, right)
+        self.left, self.right = left, right
+        self._eigen: tuple[tuple[Tensor, Tensor] | None, tuple[Tensor, Tensor] | None] | None = None
+
+    @classmethod
+    def from_gradients(cls, manifold: Manifold, point: Tensor, gradients: Tensor) -> KroneckerFisher:
+        """The factors that keep the trace and match a matrix-normal distribution of the gradients.
+
+        L = E[M Mᵀ], R = E[Mᵀ M] / E‖M‖² for gradients M: exact when Cov(vec M) is a Kronecker product.
+
+        Args:
+            manifold: a manifold of matrices.
+            point: a matrix of it.
+            gradients: per-sample Riemannian gradients, shape (samples, rows, columns).
+
+        Returns:
+            The operator.
+        """
+        count = len(gradients)
+        left = torch.einsum("nij,nkj->ik", gradients, gradients) / count
+        right = torch.einsum("nij,nik->jk", gradients, gradients) / count
+        trace = left.trace()
+        return cls(manifold, point, left=left, right=right / torch.where(trace > 0, trace, 1.0))
+
+    @property
+    @override
+    def is_structured(self) -> bool:
+        return isinstance(self.manifold, (Euclidean, Grassmann))
+
+    @override
+    def _matvec(self, v: Tensor) -> Tensor:
+        product = v if self.left is None else self.left @ v
+        product = product if self.right is None else product @ self.right
+        return self.manifold.project(self.point, product)  # type: ignore[no-any-return]
+
+    @override
+    def structured_solve(self, g: Tensor, damping: float, *, factored: bool = False) -> Tensor | None:
+        return self._inverse(g, damping, factored) if self.is_structured else None
+
+    @override
+    def precondition(self, v: Tensor, damping: float) -> Tensor:
+        return self._inverse(v, damping, factored=False)
+
+    def _inverse(self, g: Tensor, damping: float, factored: bool) -> Tensor:
+        if self._eigen is None:
+            self._eigen = (_eigen(self.left), _eigen(self.right))
+        left, right = self._eigen
+        inner = g if left is None else left[1].mT @ g
+        inner = inner if right is None else inner @ right[1]
+        inner = inner * _inverse_spectrum(left, right, g, damping, factored)
+        inner = inner if left is None else left[1] @ inner
+        inner = inner if right is None else inner @ right[1].mT
+        return self.manifold.project(self.point, inner)  # type: ignore[no-any-return]
+
+
+def _complement(frame: Tensor, factor: Tensor) -> Tensor:
+    """(I - U Uᵀ) L (I - U Uᵀ) without forming the projector."""
+    factor = factor - frame @ (frame.mT @ factor)
+    return factor - (factor @ frame) @ frame.mT
+
+
+def _eigen(factor: Tensor | None) -> tuple[Tensor, Tensor] | None:
+    if factor is None:
+        return None
+    values, vectors = torch.linalg.eigh((factor + factor.mT) / 2)
+    return values.clamp(min=0), vectors
+
+
+def _inverse_spectrum(
+    left: tuple[Tensor, Tensor] | None,
+    right: tuple[Tensor, Tensor] | None,
+    like: Tensor,
+    damping: float,
+    factored: bool,
+) -> Tensor:
+    """The eigenvalues of the damped inverse on the grid (rows, columns); 0 where F is singular and nothing damps it."""
+    rows = torch.ones_like(like[:, 0]) if left is None else left[0]
+    columns = torch.ones_like(like[0]) if right is None else right[0]
+    if factored and left is not None and right is not None:
+        # Martens and Grosse: the damping is split so that both factors feel it in proportion to their mean eigenvalue
+        balance = (rows.mean() / columns.mean()).sqrt() if float(columns.mean()) > 0 < float(rows.mean()) else 1.0
+        damped = (rows + balance * damping**0.5)[:, None] * (columns + damping**0.5 / balance)
+    else:
+        damped = rows[:, None] * columns + damping
+    floor = damped.max() * max(like.shape) * torch.finfo(like.dtype).eps if damping == 0 else 0.0
+    singular = damped <= floor
+    return torch.where(singular, 0.0, 1 / torch.where(singular, 1.0, damped))

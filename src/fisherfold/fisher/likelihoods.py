@@ -1,0 +1,321 @@
+"""Output distributions p(y | z) and their Fisher matrices.
+
+All of them are exponential families in their natural parameter z (a mean, logits, a log rate):
+
+    -log p(y | z) = A(z) - <T(y), z> + const(y),    F_L(z) = ∇²A(z),    KL(z ‖ z') = A(z') - A(z) - <∇A(z), z' - z>
+
+so a new one needs its log-partition function A, its statistic T and a way to sample; the rest follows by automatic
+differentiation. The additive constant in y is left out of ``nll``, so that a perfect Gaussian fit has loss 0. The first
+dimension of z counts samples; all others belong to one sample, whose Fisher matrix F_L acts on them together.
+
+    >>> class Exponential(Likelihood):
+    ...     '''Waiting times with rate exp(-z)... in natural form: p(y | z) = -z exp(z y), z < 0.'''
+    ...     def log_partition(self, z):
+    ...         return -torch.log(-z)
+    ...     def sample(self, z, *, generator=None):
+    ...         u = torch.rand(z.shape, generator=generator, dtype=z.dtype, device=z.device)
+    ...         return torch.log1p(-u) / z
+    >>> z = torch.tensor([[-2.0]], dtype=torch.float64)
+    >>> Exponential().fisher_vp(z, torch.ones_like(z)).item()
+    0.25
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+class Likelihood(ABC):
+    """An exponential family in its natural parameter z, of shape (samples, ...)."""
+
+    @abstractmethod
+    def log_partition(self, z: Tensor) -> Tensor:
+        """The log-partition function A, elementwise or over the last dimension.
+
+        Args:
+            z: natural parameters.
+
+        Returns:
+            A tensor whose sum over everything but the first dimension is A of each sample.
+        """
+
+    @abstractmethod
+    def sample(self, z: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+        """Draw one y for every z.
+
+        Args:
+            z: natural parameters.
+            generator: the source of randomness.
+
+        Returns:
+            Targets in the form that ``nll`` takes.
+        """
+
+    def statistic(self, y: Tensor, z: Tensor) -> Tensor:
+        """The sufficient statistic T(y), in the shape of z.
+
+        Args:
+            y: targets.
+            z: natural parameters, for shape and dtype.
+
+        Returns:
+            A tensor like z.
+        """
+        return y.to(z.dtype)
+
+    def check_targets(self, y: Tensor, z: Tensor) -> None:
+        """Raise unless the targets can have come from this distribution.
+
+        Args:
+            y: targets.
+            z: natural parameters.
+
+        Raises:
+            ValueError: if the shapes do not fit or a target is not finite.
+        """
+        if y.shape != z.shape:
+            raise ValueError(f"y must have the shape {tuple(z.shape)} of the model's output, got {tuple(y.shape)}")
+        if not bool(torch.isfinite(y).all()):
+            raise ValueError("y must be finite, got NaN or infinite entries")
+
+    def nll(self, z: Tensor, y: Tensor) -> Tensor:
+        """The negative log-likelihood of each sample, up to a constant in y.
+
+        Args:
+            z: natural parameters.
+            y: targets.
+
+        Returns:
+            A tensor with one entry per sample.
+        """
+        return _per_sample(self.log_partition(z)) - _per_sample(self.statistic(y, z) * z)
+
+    def mean(self, z: Tensor) -> Tensor:
+        """The expectation E[T(y)] = ∇A(z).
+
+        Args:
+            z: natural parameters.
+
+        Returns:
+            A tensor like z.
+        """
+        return cast("Tensor", torch.func.grad(lambda t: self.log_partition(t).sum())(z))
+
+    def fisher_vp(self, z: Tensor, v: Tensor) -> Tensor:
+        """The product F_L(z) v with the output Fisher matrix, sample by sample.
+
+        Args:
+            z: natural parameters.
+            v: vectors, like z.
+
+        Returns:
+            A tensor like z.
+        """
+        return cast("Tensor", torch.func.jvp(self.mean, (z,), (v,))[1])
+
+    def fisher_pinv_vp(self, z: Tensor, v: Tensor) -> Tensor:
+        """The product F_L(z)† v with the pseudo-inverse (the inverse where there is one).
+
+        Args:
+            z: natural parameters.
+            v: vectors, like z.
+
+        Returns:
+            A tensor like z.
+        """
+        inverse = torch.linalg.pinv(self.fisher_matrix(z), hermitian=True)
+        return (inverse @ v.reshape(len(v), -1, 1)).reshape(v.shape)
+
+    def fisher_matrix(self, z: Tensor) -> Tensor:
+        """The output Fisher matrix of every sample: the dense reference.
+
+        Args:
+            z: natural parameters.
+
+        Returns:
+            A tensor of shape (samples, q, q), q the number of outputs of one sample.
+        """
+        flat = z.reshape(len(z), -1)
+        basis = torch.eye(flat.shape[1], dtype=z.dtype, device=z.device)
+        columns = [self.fisher_vp(z, e.expand_as(flat).reshape(z.shape)).reshape(len(z), -1) for e in basis]
+        return torch.stack(columns, dim=2)
+
+    def kl(self, z: Tensor, other: Tensor) -> Tensor:
+        """The divergence KL(p(· | z) ‖ p(· | other)) of each sample.
+
+        Args:
+            z: natural parameters.
+            other: natural parameters, like z.
+
+        Returns:
+            A tensor with one entry per sample.
+        """
+        change = self.log_partition(other) - self.log_partition(z)
+        return _per_sample(change) - _per_sample(self.mean(z) * (other - z))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+
+def _per_sample(values: Tensor) -> Tensor:
+    return values.flatten(1).sum(dim=1) if values.ndim > 1 else values
+
+
+class Gaussian(Likelihood):
+    """A normal distribution with mean z and known variance: nll = ‖y - z‖² / (2 variance), F_L = I / variance.
+
+    Args:
+        variance: the variance of every output.
+
+    Examples:
+        >>> z = torch.zeros(1, 2)
+        >>> Gaussian().nll(z, torch.ones(1, 2)).tolist()
+        [1.0]
+    """
+
+    def __init__(self, variance: float = 1.0) -> None:
+        if not 0 < variance < float("inf"):
+            raise ValueError(f"variance must be a positive number, got {variance}")
+        self.variance = variance
+
+    def log_partition(self, z: Tensor) -> Tensor:
+        return z.square() / (2 * self.variance)
+
+    def statistic(self, y: Tensor, z: Tensor) -> Tensor:
+        return y.to(z.dtype) / self.variance
+
+    def nll(self, z: Tensor, y: Tensor) -> Tensor:
+        return _per_sample((z - y).square()) / (2 * self.variance)
+
+    def fisher_vp(self, z: Tensor, v: Tensor) -> Tensor:
+        return v / self.variance
+
+    def fisher_pinv_vp(self, z: Tensor, v: Tensor) -> Tensor:
+        return v * self.variance
+
+    def kl(self, z: Tensor, other: Tensor) -> Tensor:
+        return self.nll(z, other)
+
+    def sample(self, z: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+        noise = torch.randn(z.shape, generator=generator, dtype=z.dtype, device=z.device)
+        return z + self.variance**0.5 * noise
+
+    def __repr__(self) -> str:
+        return f"Gaussian(variance={self.variance})"
+
+
+class Categorical(Likelihood):
+    """A class label from logits z of shape (samples, classes): F_L = diag(p) - p pᵀ, p = softmax(z).
+
+    Examples:
+        >>> z = torch.zeros(1, 4)
+        >>> round(Categorical().nll(z, torch.tensor([2])).item(), 4)
+        1.3863
+    """
+
+    def log_partition(self, z: Tensor) -> Tensor:
+        return torch.logsumexp(z, dim=-1)
+
+    def statistic(self, y: Tensor, z: Tensor) -> Tensor:
+        return functional.one_hot(y, z.shape[-1]).to(z.dtype)
+
+    def check_targets(self, y: Tensor, z: Tensor) -> None:
+        if z.ndim < 2:
+            raise ValueError(f"logits must have shape (samples, classes), got {tuple(z.shape)}")
+        if y.is_floating_point() or y.shape != z.shape[:-1]:
+            raise ValueError(
+                f"y must hold class indices (integers) of shape {tuple(z.shape[:-1])}, got {y.dtype} {tuple(y.shape)}"
+            )
+        if y.numel() and not (0 <= int(y.min()) and int(y.max()) < z.shape[-1]):
+            raise ValueError(f"y must lie in 0..{z.shape[-1] - 1}, got {int(y.min())}..{int(y.max())}")
+
+    def nll(self, z: Tensor, y: Tensor) -> Tensor:
+        return _per_sample(-torch.log_softmax(z, dim=-1).gather(-1, y.unsqueeze(-1)).squeeze(-1))
+
+    def mean(self, z: Tensor) -> Tensor:
+        return torch.softmax(z, dim=-1)
+
+    def fisher_vp(self, z: Tensor, v: Tensor) -> Tensor:
+        weighted = self.mean(z) * v
+        return weighted - self.mean(z) * weighted.sum(dim=-1, keepdim=True)
+
+    def fisher_pinv_vp(self, z: Tensor, v: Tensor) -> Tensor:
+        # on the complement of the constants, diag(p) - p pᵀ is inverted by centring, dividing by p and centring
+        centred = v - v.mean(dim=-1, keepdim=True)
+        divided = centred / self.mean(z)
+        return divided - divided.mean(dim=-1, keepdim=True)
+
+    def kl(self, z: Tensor, other: Tensor) -> Tensor:
+        difference = torch.log_softmax(z, dim=-1) - torch.log_softmax(other, dim=-1)
+        return _per_sample((self.mean(z) * difference).sum(dim=-1))
+
+    def sample(self, z: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+        probabilities = self.mean(z).reshape(-1, z.shape[-1])
+        return torch.multinomial(probabilities, 1, generator=generator).reshape(z.shape[:-1])
+
+
+class Bernoulli(Likelihood):
+    """Independent yes/no outcomes from logits z: F_L = diag(p (1 - p)), p = sigmoid(z). Targets are 0 or 1.
+
+    Examples:
+        >>> round(Bernoulli().nll(torch.zeros(1, 1), torch.ones(1, 1)).item(), 4)
+        0.6931
+    """
+
+    def log_partition(self, z: Tensor) -> Tensor:
+        return functional.softplus(z)
+
+    def check_targets(self, y: Tensor, z: Tensor) -> None:
+        super().check_targets(y, z)
+        if bool(((y != 0) & (y != 1)).any()):
+            raise ValueError(f"y must be 0 or 1 for a Bernoulli likelihood, got values in {_range(y)}")
+
+    def mean(self, z: Tensor) -> Tensor:
+        return torch.sigmoid(z)
+
+    def fisher_vp(self, z: Tensor, v: Tensor) -> Tensor:
+        return torch.sigmoid(z) * torch.sigmoid(-z) * v
+
+    def fisher_pinv_vp(self, z: Tensor, v: Tensor) -> Tensor:
+        return v / (torch.sigmoid(z) * torch.sigmoid(-z))
+
+    def sample(self, z: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+        return torch.bernoulli(torch.sigmoid(z), generator=generator)
+
+
+class Poisson(Likelihood):
+    """Independent counts from log rates z: F_L = diag(exp z).
+
+    Examples:
+        >>> Poisson().fisher_vp(torch.zeros(1, 1), torch.ones(1, 1)).item()
+        1.0
+    """
+
+    def log_partition(self, z: Tensor) -> Tensor:
+        return z.exp()
+
+    def check_targets(self, y: Tensor, z: Tensor) -> None:
+        super().check_targets(y, z)
+        if bool((y < 0).any()) or bool((y != y.round()).any()):
+            raise ValueError(f"y must hold counts (integers ≥ 0) for a Poisson likelihood, got values in {_range(y)}")
+
+    def mean(self, z: Tensor) -> Tensor:
+        return z.exp()
+
+    def fisher_vp(self, z: Tensor, v: Tensor) -> Tensor:
+        return z.exp() * v
+
+    def fisher_pinv_vp(self, z: Tensor, v: Tensor) -> Tensor:
+        return (-z).exp() * v
+
+    def sample(self, z: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+        return torch.poisson(z.exp(), generator=generator)
+
+
+def _range(y: Tensor) -> str:
+    return f"[{float(y.min()):g}, {float(y.max()):g}]"

@@ -1,0 +1,302 @@
+"""Any differentiable model and likelihood as a problem on a manifold.
+
+    Ψ(θ) = (1/N) Σ_i -log p(y_i | f(x_i, θ)),    θ ∈ M
+
+``model(x, theta)`` maps a batch of inputs, shape (B, ...), and the parameter to natural outputs z of shape (B, ...), one
+sample at a time in the sense that row i of z depends on row i of x only. Derivatives come from torch.func.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from fisherfold.fisher.jacobian import EmpiricalFisher, ExactFisher, MonteCarloFisher
+from fisherfold.fisher.kronecker import KroneckerFisher
+from fisherfold.fisher.likelihoods import Likelihood
+from fisherfold.fisher.operators import DenseFisher, FisherOperator
+from fisherfold.fisher.rowblock import RowBlockFisher
+from fisherfold.manifolds import Euclidean, Manifold, Product
+from fisherfold.manifolds.base import Point, Tangent, leaves
+from fisherfold.problems.base import Problem
+
+
+class NLLProblem(Problem):
+    """Maximum likelihood for a model whose parameter lies on a manifold.
+
+    Args:
+        manifold: where θ lives.
+        model: ``model(x, theta)``, a torch function of a batch of inputs and the parameter.
+        likelihood: the distribution of a target given the model's output.
+        x: inputs, first dimension N.
+        y: targets, first dimension N, in the form that the likelihood takes.
+        draws: targets per sample for the Monte-Carlo Fisher information.
+        seed: fixes those draws.
+        chunk_size: samples handled at once when Jacobians are formed; all if not given.
+
+    Examples:
+        Fit a direction on the sphere by logistic regression:
+
+        >>> import torch
+        >>> from fisherfold import Bernoulli, NLLProblem, minimize
+        >>> from fisherfold.manifolds import Sphere
+        >>> g = torch.Generator().manual_seed(0)
+        >>> truth = Sphere(3).random_point(generator=g)
+        >>> x = torch.randn(500, 3, generator=g, dtype=torch.float64)
+        >>> y = torch.bernoulli(torch.sigmoid(4 * x @ truth), generator=g)
+        >>> problem = NLLProblem(Sphere(3), lambda x, w: 4 * x @ w, Bernoulli(), x, y)
+        >>> result = minimize(problem, Sphere(3).random_point(generator=g))
+        >>> result.status, bool(Sphere(3).dist(result.x, truth) < 0.1)
+        ('converged', True)
+    """
+
+    fisher_kinds: ClassVar[tuple[str, ...]] = (
+        "exact", "monte-carlo", "empirical", "kronecker", "row-block", "dense",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        manifold: Manifold,
+        model: Callable[[Any, Any], Tensor],
+        likelihood: Likelihood,
+        x: Tensor,
+        y: Tensor,
+        *,
+        draws: int = 1,
+        seed: int = 0,
+        chunk_size: int | None = None,
+    ) -> None:
+        _check_data(x, y)
+        self.manifold = manifold
+        self.model = model
+        self.likelihood = likelihood
+        self.inputs = x
+        self.targets = y
+        self.n_samples = len(x)
+        self.draws = draws
+        self.seed = seed
+        self.chunk_size = chunk_size
+        self._outputs_checked = False
+
+    @classmethod
+    def from_module(
+        cls,
+        module: nn.Module,
+        likelihood: Likelihood,
+        x: Tensor,
+        y: Tensor,
+        *,
+        manifolds: Mapping[str, Manifold] | None = None,
+        **options: Any,
+    ) -> tuple[NLLProblem, dict[str, Tensor]]:
+        """Make the parameters of a network the point θ.
+
+        Args:
+            module: a network that treats samples independently (no batch statistics).
+            likelihood: the distribution of a target given the network's output.
+            x: inputs.
+            y: targets.
+            manifolds: a manifold for parameters by name; all others are Euclidean.
+            **options: passed on to ``NLLProblem``.
+
+        Returns:
+            The problem on the product manifold, and the network's parameters as its starting point.
+
+        Raises:
+            ValueError: if ``manifolds`` names a parameter that the network does not have.
+        """
+        start = {name: p.detach().clone() for name, p in module.named_parameters()}
+        given = dict(manifolds or {})
+        if unknown := sorted(set(given) - set(start)):
+            raise ValueError(f"manifolds names parameters that the module does not have: {unknown}")
+        product = Product({name: given.get(name, Euclidean(*p.shape)) for name, p in start.items()})
+
+        def model(inputs: Tensor, theta: dict[str, Tensor]) -> Tensor:
+            return cast("Tensor", torch.func.functional_call(module, theta, (inputs,)))
+
+        return cls(product, model, likelihood, x, y, **options), start
+
+    @override
+    def loss(self, x: Point, batch: Tensor | None = None) -> Tensor:
+        self._check_theta(x)
+        inputs, targets = self._samples(batch)
+        return self.likelihood.nll(self._outputs(x, inputs, targets), targets).mean()
+
+    @override
+    def gradient(self, x: Point, batch: Tensor | None = None) -> Tangent:
+        return self.loss_and_gradient(x, batch)[1]
+
+    @override
+    def loss_and_gradient(self, x: Point, batch: Tensor | None = None) -> tuple[Tensor, Tangent]:
+        self._check_theta(x)
+        inputs, targets = self._samples(batch)
+
+        def loss(theta: Point) -> Tensor:
+            return self.likelihood.nll(self._outputs(theta, inputs, targets), targets).mean()
+
+        euclidean, value = torch.func.grad_and_value(loss)(x)
+        return value, self.manifold.project(x, euclidean)
+
+    def kl(self, x: Point, other: Point) -> Tensor:
+        """The mean divergence E_x KL(p(· | f(x, θ)) ‖ p(· | f(x, θ'))) over all samples.
+
+        Args:
+            x: the point θ.
+            other: the point θ'.
+
+        Returns:
+            A tensor without dimensions.
+        """
+        inputs, targets = self._samples(None)
+        z, other_z = (self._outputs(theta, inputs, targets) for theta in (x, other))
+        return self.likelihood.kl(z, other_z).mean()
+
+    def per_sample_gradients(self, x: Point, batch: Tensor | None = None) -> Tangent:
+        """The Riemannian gradient of every sample's loss.
+
+        Args:
+            x: a point of the manifold.
+            batch: sample indices; all samples if not given.
+
+        Returns:
+            A tangent vector with one more leading dimension, the samples.
+        """
+        self._check_theta(x)
+        inputs, targets = self._samples(batch)
+
+        def one(theta: Point, input_row: Tensor, target_row: Tensor) -> Tensor:
+            z = self.model(input_row.unsqueeze(0), theta)
+            return self.likelihood.nll(z, target_row.unsqueeze(0))[0]
+
+        each = torch.func.vmap(torch.func.grad(one), in_dims=(None, 0, 0), chunk_size=self.chunk_size)
+        return self.manifold.project(x, each(x, inputs, targets))
+
+    def jacobian(self, x: Point, batch: Tensor | None = None) -> Point:
+        """The Euclidean Jacobian of the outputs of every sample.
+
+        Args:
+            x: a point of the manifold.
+            batch: sample indices; all samples if not given.
+
+        Returns:
+            A tree like the point whose tensors have the leading dimensions (samples, outputs of one sample).
+        """
+        inputs, _ = self._samples(batch)
+
+        def one(theta: Point, input_row: Tensor) -> Tensor:
+            return self.model(input_row.unsqueeze(0), theta)[0].reshape(-1)
+
+        return torch.func.vmap(torch.func.jacrev(one), in_dims=(None, 0), chunk_size=self.chunk_size)(x, inputs)
+
+    @override
+    def fisher(self, x: Point, batch: Tensor | None = None, *, kind: str = "exact") -> FisherOperator:
+        """The Fisher information at ``x`` as an operator on the tangent space.
+
+        Args:
+            x: a point of the manifold.
+            batch: sample indices; all samples if not given.
+            kind: ``exact``; ``monte-carlo`` (targets drawn from the model); ``empirical`` (observed targets);
+                ``kronecker`` and ``row-block`` (from the observed per-sample gradients of a matrix parameter);
+                ``dense`` (the exact one as a matrix, for small problems).
+
+        Returns:
+            The operator.
+
+        Raises:
+            ValueError: if the kind is unknown, or does not apply to this parameter.
+        """
+        self._check_theta(x)
+        inputs, targets = self._samples(batch)
+        if kind in {"kronecker", "row-block"}:
+            if isinstance(x, dict) or x.ndim != 2:
+                raise ValueError(f"kind={kind!r} needs a matrix as its parameter; use 'exact' or 'empirical'")
+            structure = KroneckerFisher if kind == "kronecker" else RowBlockFisher
+            return structure.from_gradients(self.manifold, x, self.per_sample_gradients(x, batch))
+
+        def outputs(theta: Point) -> Tensor:
+            return self._outputs(theta, inputs, targets)
+
+        def jacobian() -> Point:
+            return self.jacobian(x, batch)
+
+        if kind == "empirical":
+            return EmpiricalFisher(self.manifold, x, outputs, jacobian, self.likelihood, targets)
+        if kind == "monte-carlo":
+            generator = torch.Generator(device=targets.device).manual_seed(self.seed)
+            return MonteCarloFisher(
+                self.manifold, x, outputs, jacobian, self.likelihood, draws=self.draws, generator=generator
+            )
+        exact = ExactFisher(self.manifold, x, outputs, jacobian, self.likelihood)
+        if kind == "exact":
+            return exact
+        if kind == "dense":
+            rows = exact.rows()
+            return DenseFisher(self.manifold, x, rows.T @ rows)
+        raise ValueError(f"kind must be one of {list(self.fisher_kinds)}, got {kind!r}")
+
+    def _outputs(self, theta: Point, inputs: Tensor, targets: Tensor) -> Tensor:
+        z = self.model(inputs, theta)
+        if not self._outputs_checked:
+            _check_outputs(z, inputs)
+            self.likelihood.check_targets(targets, z)
+            self._outputs_checked = True
+        return z
+
+    def _samples(self, batch: Tensor | None) -> tuple[Tensor, Tensor]:
+        if batch is None:
+            return self.inputs, self.targets
+        check_batch(batch, self.n_samples)
+        return self.inputs[batch], self.targets[batch]
+
+    def _check_theta(self, theta: Point) -> None:
+        self.manifold.check_point(theta, name="theta")
+        first = leaves(theta)[0]
+        if first.device != self.inputs.device:
+            raise ValueError(f"theta must be on {self.inputs.device} like the data, got {first.device}")
+        if self.inputs.is_floating_point() and first.dtype != self.inputs.dtype:
+            raise ValueError(f"theta must have the dtype {self.inputs.dtype} of the data x, got {first.dtype}")
+
+
+def check_batch(batch: Tensor, n_samples: int) -> None:
+    """Raise unless the batch is a non-empty vector of sample indices.
+
+    Args:
+        batch: what should be indices.
+        n_samples: the number of samples.
+
+    Raises:
+        TypeError: if it is not a tensor.
+        ValueError: if it is empty, not integer, not a vector or out of range.
+    """
+    if not isinstance(batch, Tensor):
+        raise TypeError(f"batch must be a tensor of sample indices, got {type(batch).__name__}")
+    if batch.ndim != 1 or batch.is_floating_point() or batch.dtype == torch.bool:
+        raise ValueError(f"batch must be a vector of integer indices, got {batch.dtype} of shape {tuple(batch.shape)}")
+    if len(batch) == 0:
+        raise ValueError("batch must hold at least one sample, got none")
+    if int(batch.min()) < 0 or int(batch.max()) >= n_samples:
+        raise ValueError(f"batch must lie in 0..{n_samples - 1}, got {int(batch.min())}..{int(batch.max())}")
+
+
+def _check_data(x: Tensor, y: Tensor) -> None:
+    for name, data in (("x", x), ("y", y)):
+        if not isinstance(data, Tensor):
+            raise TypeError(f"{name} must be a torch.Tensor, got {type(data).__name__}")
+        if data.ndim == 0 or len(data) == 0:
+            raise ValueError(f"{name} must hold at least one sample, got shape {tuple(data.shape)}")
+        if data.is_floating_point() and not bool(torch.isfinite(data).all()):
+            raise ValueError(f"{name} must be finite, got NaN or infinite entries")
+    if len(x) != len(y):
+        raise ValueError(f"x and y must have the same number of samples, got {len(x)} and {len(y)}")
+    if x.device != y.device:
+        raise ValueError(f"x and y must be on one device, got {x.device} and {y.device}")
+
+
+def _check_outputs(z: Tensor, inputs: Tensor) -> None:
+    if not isinstance(z, Tensor) or z.ndim == 0 or len(z) != len(inputs):
+        seen = tuple(z.shape) if isinstance(z, Tensor) else type(z).__name__
+        raise ValueError(f"model must return a tensor with one row per sample, ({len(inputs)}, ...), got {seen}")
