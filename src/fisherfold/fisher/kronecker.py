@@ -78,7 +78,7 @@ class KroneckerFisher(FisherOperator):
     def _matvec(self, v: Tensor) -> Tensor:
         product = v if self.left is None else self.left @ v
         product = product if self.right is None else product @ self.right
-        return self.manifold.project(self.point, product)  # type: ignore[no-any-return]
+        return self.manifold.project(self.point, product)
 
     @override
     def structured_solve(self, g: Tensor, damping: float, *, factored: bool = False) -> Tensor | None:
@@ -97,7 +97,7 @@ class KroneckerFisher(FisherOperator):
         inner = inner * _inverse_spectrum(left, right, g, damping, factored)
         inner = inner if left is None else left[1] @ inner
         inner = inner if right is None else inner @ right[1].mT
-        return self.manifold.project(self.point, inner)  # type: ignore[no-any-return]
+        return self.manifold.project(self.point, inner)
 
 
 def _complement(frame: Tensor, factor: Tensor) -> Tensor:

@@ -28,6 +28,7 @@ from typing import cast
 import torch
 from torch import Tensor
 from torch.nn import functional
+from typing_extensions import override
 
 
 class Likelihood(ABC):
@@ -183,24 +184,31 @@ class Gaussian(Likelihood):
             raise ValueError(f"variance must be a positive number, got {variance}")
         self.variance = variance
 
+    @override
     def log_partition(self, z: Tensor) -> Tensor:
         return z.square() / (2 * self.variance)
 
+    @override
     def statistic(self, y: Tensor, z: Tensor) -> Tensor:
         return y.to(z.dtype) / self.variance
 
+    @override
     def nll(self, z: Tensor, y: Tensor) -> Tensor:
         return _per_sample((z - y).square()) / (2 * self.variance)
 
+    @override
     def fisher_vp(self, z: Tensor, v: Tensor) -> Tensor:
         return v / self.variance
 
+    @override
     def fisher_pinv_vp(self, z: Tensor, v: Tensor) -> Tensor:
         return v * self.variance
 
+    @override
     def kl(self, z: Tensor, other: Tensor) -> Tensor:
         return self.nll(z, other)
 
+    @override
     def sample(self, z: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         noise = torch.randn(z.shape, generator=generator, dtype=z.dtype, device=z.device)
         return z + self.variance**0.5 * noise
@@ -218,12 +226,15 @@ class Categorical(Likelihood):
         1.3863
     """
 
+    @override
     def log_partition(self, z: Tensor) -> Tensor:
         return torch.logsumexp(z, dim=-1)
 
+    @override
     def statistic(self, y: Tensor, z: Tensor) -> Tensor:
         return functional.one_hot(y, z.shape[-1]).to(z.dtype)
 
+    @override
     def check_targets(self, y: Tensor, z: Tensor) -> None:
         if z.ndim < 2:
             raise ValueError(f"logits must have shape (samples, classes), got {tuple(z.shape)}")
@@ -231,29 +242,35 @@ class Categorical(Likelihood):
             raise ValueError(
                 f"y must hold class indices (integers) of shape {tuple(z.shape[:-1])}, got {y.dtype} {tuple(y.shape)}"
             )
-        if y.numel() and not (0 <= int(y.min()) and int(y.max()) < z.shape[-1]):
+        if y.numel() and not (int(y.min()) >= 0 and int(y.max()) < z.shape[-1]):
             raise ValueError(f"y must lie in 0..{z.shape[-1] - 1}, got {int(y.min())}..{int(y.max())}")
 
+    @override
     def nll(self, z: Tensor, y: Tensor) -> Tensor:
         return _per_sample(-torch.log_softmax(z, dim=-1).gather(-1, y.unsqueeze(-1)).squeeze(-1))
 
+    @override
     def mean(self, z: Tensor) -> Tensor:
         return torch.softmax(z, dim=-1)
 
+    @override
     def fisher_vp(self, z: Tensor, v: Tensor) -> Tensor:
         weighted = self.mean(z) * v
         return weighted - self.mean(z) * weighted.sum(dim=-1, keepdim=True)
 
+    @override
     def fisher_pinv_vp(self, z: Tensor, v: Tensor) -> Tensor:
         # on the complement of the constants, diag(p) - p pᵀ is inverted by centring, dividing by p and centring
         centred = v - v.mean(dim=-1, keepdim=True)
         divided = centred / self.mean(z)
         return divided - divided.mean(dim=-1, keepdim=True)
 
+    @override
     def kl(self, z: Tensor, other: Tensor) -> Tensor:
         difference = torch.log_softmax(z, dim=-1) - torch.log_softmax(other, dim=-1)
         return _per_sample((self.mean(z) * difference).sum(dim=-1))
 
+    @override
     def sample(self, z: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         probabilities = self.mean(z).reshape(-1, z.shape[-1])
         return torch.multinomial(probabilities, 1, generator=generator).reshape(z.shape[:-1])
@@ -267,23 +284,29 @@ class Bernoulli(Likelihood):
         0.6931
     """
 
+    @override
     def log_partition(self, z: Tensor) -> Tensor:
         return functional.softplus(z)
 
+    @override
     def check_targets(self, y: Tensor, z: Tensor) -> None:
         super().check_targets(y, z)
         if bool(((y != 0) & (y != 1)).any()):
             raise ValueError(f"y must be 0 or 1 for a Bernoulli likelihood, got values in {_range(y)}")
 
+    @override
     def mean(self, z: Tensor) -> Tensor:
         return torch.sigmoid(z)
 
+    @override
     def fisher_vp(self, z: Tensor, v: Tensor) -> Tensor:
         return torch.sigmoid(z) * torch.sigmoid(-z) * v
 
+    @override
     def fisher_pinv_vp(self, z: Tensor, v: Tensor) -> Tensor:
         return v / (torch.sigmoid(z) * torch.sigmoid(-z))
 
+    @override
     def sample(self, z: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         return torch.bernoulli(torch.sigmoid(z), generator=generator)
 
@@ -296,23 +319,29 @@ class Poisson(Likelihood):
         1.0
     """
 
+    @override
     def log_partition(self, z: Tensor) -> Tensor:
         return z.exp()
 
+    @override
     def check_targets(self, y: Tensor, z: Tensor) -> None:
         super().check_targets(y, z)
         if bool((y < 0).any()) or bool((y != y.round()).any()):
             raise ValueError(f"y must hold counts (integers ≥ 0) for a Poisson likelihood, got values in {_range(y)}")
 
+    @override
     def mean(self, z: Tensor) -> Tensor:
         return z.exp()
 
+    @override
     def fisher_vp(self, z: Tensor, v: Tensor) -> Tensor:
         return z.exp() * v
 
+    @override
     def fisher_pinv_vp(self, z: Tensor, v: Tensor) -> Tensor:
         return (-z).exp() * v
 
+    @override
     def sample(self, z: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         return torch.poisson(z.exp(), generator=generator)
 

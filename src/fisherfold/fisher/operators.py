@@ -77,10 +77,7 @@ class FisherOperator(ABC):
         return self.manifold.inner(self.point, v, self.matvec(v))
 
     def rows(self) -> Tensor:
-        """The factor W of F = WᵀW with flattened tangent vectors as its rows.
-
-        Returns:
-            A matrix with ``n_rows`` rows.
+        """The factor W of F = WᵀW, a matrix with ``n_rows`` flattened tangent vectors as its rows.
 
         Raises:
             TypeError: if the operator has no such factor.

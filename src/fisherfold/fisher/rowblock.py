@@ -65,7 +65,7 @@ class RowBlockFisher(FisherOperator):
     @override
     def _matvec(self, v: Tensor) -> Tensor:
         product = (self.blocks @ v.unsqueeze(-1)).squeeze(-1)
-        return self.manifold.project(self.point, product)  # type: ignore[no-any-return]
+        return self.manifold.project(self.point, product)
 
     @override
     def structured_solve(self, g: Tensor, damping: float, *, factored: bool = False) -> Tensor | None:
@@ -79,18 +79,18 @@ class RowBlockFisher(FisherOperator):
         if isinstance(self.manifold, Oblique):
             along = (inverse @ x.unsqueeze(-1)).squeeze(-1)
             multiplier = (x * free).sum(-1, keepdim=True) / (x * along).sum(-1, keepdim=True)
-            return self.manifold.project(x, free - multiplier * along)  # type: ignore[no-any-return]
+            return self.manifold.project(x, free - multiplier * along)
         p = x.shape[1]
         # (K S)_{ab} = Σ_j x_ja Σ_d (B_j + λ)⁻¹_{bd} (Sᵀ x_j)_d must equal Σ_j x_ja free_jb
         system = torch.einsum("ja,jc,jbd->abcd", x, x, inverse).reshape(p * p, p * p)
         multipliers = torch.linalg.lstsq(system, (x.mT @ free).reshape(-1, 1)).solution.reshape(p, p)
         corrected = free - (inverse @ (x @ multipliers).unsqueeze(-1)).squeeze(-1)
-        return self.manifold.project(x, corrected)  # type: ignore[no-any-return]
+        return self.manifold.project(x, corrected)
 
     @override
     def precondition(self, v: Tensor, damping: float) -> Tensor:
         inverse = _damped_inverse(self.blocks, damping)
-        return self.manifold.project(self.point, (inverse @ v.unsqueeze(-1)).squeeze(-1))  # type: ignore[no-any-return]
+        return self.manifold.project(self.point, (inverse @ v.unsqueeze(-1)).squeeze(-1))
 
 
 def _damped_inverse(blocks: Tensor, damping: float) -> Tensor:

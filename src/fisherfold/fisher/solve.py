@@ -3,7 +3,7 @@
 The rule that picks a method when none is named, with d the dimension of the manifold and R the number of rows of the
 factor W in F = WᵀW (samples times outputs):
 
-1. ``structured`` if the operator has a direct solver of its own (Kronecker, row blocks): its cost is that of its blocks;
+1. ``structured`` if the operator has a direct solver of its own (Kronecker, row blocks), which costs what its blocks do;
 2. ``woodbury`` if R < d, R ≤ 2048 and the factor fits in memory: R vector-Jacobian products and an R × R eigenproblem;
 3. ``dense`` if d ≤ 64: d products and a d × d Cholesky factor in an orthonormal basis of the tangent space;
 4. ``cg`` otherwise: truncated conjugate gradients, one product a step, nothing is ever formed.
@@ -107,7 +107,8 @@ def solve(
     if method in {"structured", "factored"}:
         x = operator.structured_solve(g, damping, factored=method == "factored")
         if x is None:
-            raise ValueError(f"{type(operator).__name__} on {operator.manifold!r} has no {method} solve; use method='cg'")
+            kind = type(operator).__name__
+            raise ValueError(f"{kind} on {operator.manifold!r} has no {method} solve; use method='cg'")
     elif method == "woodbury":
         x = _in_sample_space(operator, g, damping)
     elif method == "dense":
@@ -214,16 +215,14 @@ def _gram_eigen(operator: FisherOperator) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _in_sample_space(operator: FisherOperator, g: Tangent, damping: float) -> Tangent:
-    """Woodbury: d = V (s + λ)⁻¹ Vᵀ g + (g - V Vᵀ g)/λ, with V s Vᵀ = WᵀW from the eigenvectors of WWᵀ.
-
-    The part of g outside the range of F is dropped when it is rounding, since 1/λ would blow it up.
-    """
+    """Woodbury: d = V (s + λ)⁻¹ Vᵀ g + (g - V Vᵀ g)/λ, with V s Vᵀ = WᵀW from the eigenvectors of WWᵀ."""
     _, values, vectors = _gram_eigen(operator)
     flat = flatten(g)
     coordinates = vectors.T @ flat
     inside = vectors @ (coordinates / (values + damping))
     outside = flat - vectors @ coordinates
     outside = outside - vectors @ (vectors.T @ outside)
+    # 1/λ would blow up a part outside the range of F that is nothing but rounding
     if damping > 0 and float(outside.norm()) > 1e2 * torch.finfo(flat.dtype).eps * float(flat.norm()):
         inside = inside + outside / damping
     return operator.manifold.project(operator.point, unflatten(inside, operator.point))

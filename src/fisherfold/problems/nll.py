@@ -2,8 +2,8 @@
 
     Ψ(θ) = (1/N) Σ_i -log p(y_i | f(x_i, θ)),    θ ∈ M
 
-``model(x, theta)`` maps a batch of inputs, shape (B, ...), and the parameter to natural outputs z of shape (B, ...), one
-sample at a time in the sense that row i of z depends on row i of x only. Derivatives come from torch.func.
+``model(x, theta)`` maps a batch of inputs, shape (B, ...), and the parameter to natural outputs z of shape (B, ...). It
+treats samples independently: row i of z depends on row i of x only. Derivatives come from torch.func.
 """
 
 from __future__ import annotations
