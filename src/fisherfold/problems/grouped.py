@@ -1,0 +1,234 @@
+"""Ratings in one order: all those of a column (or a row) next to each other.
+
+The ratings of group g are the entries ``offsets[g]:offsets[g + 1]`` of two arrays, the other coordinate and the value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from scipy.sparse import csc_array, csr_array
+from torch import Tensor
+
+_MAX_CODES = 2**15
+
+
+@dataclass(frozen=True)
+class Grouped:
+    """The ratings in one order: those of group g are the entries ``offsets[g]:offsets[g + 1]``.
+
+    Attributes:
+        offsets: int32, one more than there are groups.
+        stored_indices: int32, the other coordinate of each rating, ascending within a group.
+        stored_values: the values, or int16 codes into ``codebook``.
+        codebook: the distinct values, if codes are stored.
+    """
+
+    offsets: Tensor
+    stored_indices: Tensor
+    stored_values: Tensor
+    codebook: Tensor | None = None
+
+    @property
+    def n_groups(self) -> int:
+        """How many groups there are, empty ones included."""
+        return len(self.offsets) - 1
+
+    @property
+    def n_ratings(self) -> int:
+        """How many ratings there are."""
+        return len(self.stored_indices)
+
+    @property
+    def counts(self) -> Tensor:
+        """The number of ratings of each group, int32."""
+        return self.offsets.diff()
+
+    @property
+    def nbytes(self) -> int:
+        """The memory in bytes."""
+        return sum(t.nbytes for t in self._tensors())
+
+    def _tensors(self) -> list[Tensor]:
+        table = [] if self.codebook is None else [self.codebook]
+        return [self.offsets, self.stored_indices, self.stored_values, *table]
+
+    def indices(self, start: int = 0, stop: int | None = None) -> Tensor:
+        """The other coordinate of the ratings ``start:stop``.
+
+        Args:
+            start: the first rating.
+            stop: one past the last rating; the end if not given.
+
+        Returns:
+            An int32 tensor.
+        """
+        return self.stored_indices[start:stop]
+
+    def values(self, start: int = 0, stop: int | None = None) -> Tensor:
+        """The values of the ratings ``start:stop``.
+
+        Args:
+            start: the first rating.
+            stop: one past the last rating; the end if not given.
+
+        Returns:
+            A floating tensor.
+        """
+        if self.codebook is None:
+            return self.stored_values[start:stop]
+        return self.codebook.index_select(0, self.stored_values[start:stop].int())
+
+    def groups(self, start: int = 0, stop: int | None = None) -> Tensor:
+        """The group of each of the ratings ``start:stop``.
+
+        Args:
+            start: the first rating.
+            stop: one past the last rating; the end if not given.
+
+        Returns:
+            An int32 tensor.
+        """
+        stop = self.n_ratings if stop is None else stop
+        first = int(torch.searchsorted(self.offsets, start, right=True)) - 1
+        last = int(torch.searchsorted(self.offsets, stop, right=False))
+        counts = self.offsets[first : last + 1].clamp(start, stop).diff()
+        ids = torch.arange(first, last, dtype=torch.int32, device=self.offsets.device)
+        return ids.repeat_interleave(counts, output_size=stop - start)
+
+    def chunks(self, max_ratings: int) -> Iterator[tuple[int, int, int, int]]:
+        """Cut the groups into runs of at most ``max_ratings`` ratings; a larger group stands alone.
+
+        Args:
+            max_ratings: the bound that keeps the memory of a pass in check.
+
+        Yields:
+            The first group, one past the last, and the same for the ratings.
+        """
+        ends = self.offsets.cpu().numpy()
+        group = 0
+        while group < self.n_groups:
+            reach = int(np.searchsorted(ends, int(ends[group]) + max_ratings, side="right")) - 1
+            stop = min(max(reach, group + 1), self.n_groups)
+            yield group, stop, int(ends[group]), int(ends[stop])
+            group = stop
+
+    def select(self, groups: Tensor) -> tuple[Tensor, Tensor]:
+        """Where the ratings of some groups lie.
+
+        Args:
+            groups: group numbers; one that occurs twice is selected twice.
+
+        Returns:
+            The int64 positions of their ratings, group after group, and the int32 offsets of the selection.
+        """
+        groups = groups.to(device=self.offsets.device, dtype=torch.int64)
+        starts = self.offsets[groups].long()
+        counts = self.offsets[groups + 1].long() - starts
+        ends = counts.cumsum(0)
+        total = int(ends[-1]) if len(ends) else 0
+        shift = (starts - (ends - counts)).repeat_interleave(counts, output_size=total)
+        positions = torch.arange(total, device=starts.device) + shift
+        return positions, torch.cat([ends.new_zeros(1), ends]).int()
+
+    def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """The indices and values of chosen ratings.
+
+        Args:
+            positions: positions in this order.
+
+        Returns:
+            The int32 indices and the values.
+        """
+        values = self.stored_values[positions]
+        if self.codebook is not None:
+            values = self.codebook.index_select(0, values.int())
+        return self.stored_indices[positions], values
+
+    def to(self, device: torch.device | str) -> Grouped:
+        """The same on another device.
+
+        Args:
+            device: the device.
+
+        Returns:
+            The copy.
+        """
+        table = None if self.codebook is None else self.codebook.to(device)
+        return Grouped(self.offsets.to(device), self.stored_indices.to(device), self.stored_values.to(device), table)
+
+
+@dataclass(frozen=True)
+class GroupedByPosition(Grouped):
+    """An order that refers to another one: ``stored_indices`` are positions there, and values are kept there alone.
+
+    Slower to read (the index is found by bisection), but a float64 value is stored once.
+    """
+
+    other: Grouped | None = None
+
+    @property
+    def source(self) -> Grouped:
+        """The order that holds the values."""
+        assert self.other is not None
+        return self.other
+
+    @property
+    def nbytes(self) -> int:
+        """The memory in bytes, without what the other order holds."""
+        return self.offsets.nbytes + self.stored_indices.nbytes
+
+    def indices(self, start: int = 0, stop: int | None = None) -> Tensor:  # noqa: D102
+        return torch.bucketize(self.stored_indices[start:stop], self.source.offsets[1:], right=True).int()
+
+    def values(self, start: int = 0, stop: int | None = None) -> Tensor:  # noqa: D102
+        return self.source.stored_values[self.stored_indices[start:stop]]
+
+    def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:  # noqa: D102
+        there = self.stored_indices[positions]
+        index = torch.bucketize(there, self.source.offsets[1:], right=True).int()
+        return index, self.source.stored_values[there]
+
+    def to(self, device: torch.device | str) -> Grouped:  # noqa: D102
+        raise RuntimeError("an order by position moves together with its source: use Ratings.to")
+
+
+def both_orders(matrix: csc_array) -> tuple[Grouped, Grouped]:
+    """The column order and the row order in the most compact form that keeps every value exactly.
+
+    Args:
+        matrix: the ratings by column, rows ascending, each pair once.
+
+    Returns:
+        The column order and the row order.
+    """
+    codebook = None if matrix.data.dtype == np.float32 else _codebook(matrix.data)
+    if matrix.data.dtype == np.float32 or codebook is not None:
+        table = None if codebook is None else torch.from_numpy(codebook)
+        if codebook is not None:
+            codes = np.searchsorted(codebook, matrix.data).astype(np.int16)
+            matrix = csc_array((codes, matrix.indices, matrix.indptr), shape=matrix.shape)
+        return _grouped(matrix, table), _grouped(matrix.tocsr(), table)
+    positions = np.arange(len(matrix.data), dtype=np.int32)
+    by_row = csc_array((positions, matrix.indices, matrix.indptr), shape=matrix.shape).tocsr()
+    column_side = _grouped(matrix, None)
+    there = torch.from_numpy(by_row.data)
+    return column_side, GroupedByPosition(torch.from_numpy(by_row.indptr), there, there, other=column_side)
+
+
+def _grouped(matrix: csc_array | csr_array, codebook: Tensor | None) -> Grouped:
+    parts = (np.ascontiguousarray(a) for a in (matrix.indptr, matrix.indices, matrix.data))
+    offsets, indices, values = (torch.from_numpy(a) for a in parts)
+    return Grouped(offsets.int(), indices.int(), values, codebook)
+
+
+def _codebook(values: npt.NDArray[np.floating]) -> npt.NDArray[np.floating] | None:
+    # The distinct values in ascending order, or None if there are too many for int16 codes.
+    if len(np.unique(values[:: max(1, len(values) // (4 * _MAX_CODES))])) > _MAX_CODES:
+        return None
+    distinct = np.unique(values)
+    return distinct if len(distinct) <= _MAX_CODES else None
