@@ -7,107 +7,35 @@ maps: the orthogonal projector ``P_x`` onto the tangent space and a retraction `
 
 Manifolds hold no tensors: they are immutable descriptions, batched over leading dimensions; device and dtype follow
 the tensors that are passed in. A point of a product manifold is a dictionary of tensors, and so are its tangent
-vectors; the functions ``combine``, ``scale``, ``dot`` and ``tree_map`` work on both forms.
+vectors; the functions of ``trees``, which this module passes on, work on both forms.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, fields
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
 
-# A tensor; for a product manifold a dictionary of points of its factors.
-Point: TypeAlias = Any
-Tangent: TypeAlias = Any
-# A tuple of sizes; for a product manifold a dictionary of the shapes of its factors.
-Shape: TypeAlias = Any
+from fisherfold.manifolds.trees import Point, Shape, Tangent, combine, dot, is_finite, leaves, scale, tree_map
 
-
-def tree_map(function: Callable[..., Tensor], *trees: Point) -> Point:
-    """Apply a function of tensors to the leaves of one or more equally shaped points.
-
-    Args:
-        function: takes one tensor per tree.
-        *trees: tensors, or dictionaries of the same keys.
-
-    Returns:
-        A point of the same form.
-    """
-    first = trees[0]
-    if isinstance(first, dict):
-        return {key: tree_map(function, *(tree[key] for tree in trees)) for key in first}
-    return function(*trees)
-
-
-def leaves(tree: Point) -> list[Tensor]:
-    """The tensors of a point, in order.
-
-    Args:
-        tree: a tensor or a dictionary of tensors.
-
-    Returns:
-        The list of its tensors.
-    """
-    if isinstance(tree, dict):
-        return [leaf for branch in tree.values() for leaf in leaves(branch)]
-    return [tree]
-
-
-def combine(a: float | Tensor, u: Tangent, b: float | Tensor, v: Tangent) -> Tangent:
-    """The linear combination ``a u + b v``.
-
-    Args:
-        a: the first factor.
-        u: the first vector.
-        b: the second factor.
-        v: the second vector.
-
-    Returns:
-        A vector of the same form.
-    """
-    return tree_map(lambda s, t: a * s + b * t, u, v)
-
-
-def scale(a: float | Tensor, u: Tangent) -> Tangent:
-    """The multiple ``a u``.
-
-    Args:
-        a: the factor.
-        u: the vector.
-
-    Returns:
-        A vector of the same form.
-    """
-    return tree_map(lambda s: a * s, u)
-
-
-def dot(u: Tangent, v: Tangent) -> Tensor:
-    """The ambient inner product of two unbatched vectors.
-
-    Args:
-        u: the first vector.
-        v: the second vector.
-
-    Returns:
-        A tensor without dimensions.
-    """
-    return torch.stack([(s * t).sum() for s, t in zip(leaves(u), leaves(v), strict=True)]).sum()
-
-
-def is_finite(u: Point) -> bool:
-    """Whether every entry is finite.
-
-    Args:
-        u: a point or vector.
-
-    Returns:
-        False if there is an infinity or a NaN.
-    """
-    return all(bool(torch.isfinite(leaf).all()) for leaf in leaves(u))
+__all__ = [
+    "Manifold",
+    "Point",
+    "Shape",
+    "Tangent",
+    "combine",
+    "dot",
+    "is_finite",
+    "leaves",
+    "positive_integer",
+    "scale",
+    "tolerance",
+    "tree_map",
+]
 
 
 def tolerance(dtype: torch.dtype) -> float:
@@ -366,7 +294,7 @@ class Manifold(ABC):
         self._check_form(x, name)
         if not is_finite(x):
             raise ValueError(f"{name} must be finite, got NaN or infinite entries")
-        error = float(self._constraint_error(*_widen(x)))
+        error = self.violation(x)
         atol = tolerance(x.dtype) if atol is None else atol
         if not error <= atol:
             raise ValueError(
@@ -396,6 +324,18 @@ class Manifold(ABC):
                 f"{name} is not a tangent vector of {self!r}: its normal part is {normal / size:.2e} of its length, "
                 f"more than {atol:.0e}; project it first"
             )
+
+    def violation(self, x: Point) -> float:
+        """How far ``x`` is off the manifold: the largest violation of its constraint over the batch.
+
+        Args:
+            x: a point, up to rounding.
+
+        Returns:
+            Zero for an exact point; NaN if ``x`` is not finite.
+        """
+        self._check_form(x, "x")
+        return float(self._constraint_error(*_widen(x)))
 
     def _gaussian_tangent(self, x: Point, generator: torch.Generator | None) -> Tangent:
         """A tangent vector of standard normal coordinates."""

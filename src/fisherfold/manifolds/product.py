@@ -183,6 +183,18 @@ class Product(Manifold):
         options: dict[str, Any] = {"generator": generator, "dtype": dtype, "device": device}
         return {key: factor.random_point(*batch, **options) for key, factor in self.items}
 
+    def violation(self, x: Point) -> float:
+        """The largest violation among the factors.
+
+        Args:
+            x: a point, up to rounding.
+
+        Returns:
+            Zero for an exact point; NaN if ``x`` is not finite.
+        """
+        parts = self._each(lambda m, s: m.violation(s), x=x)
+        return float(torch.tensor(list(parts.values())).max())
+
     def check_point(self, x: Point, *, name: str = "x", atol: float | None = None) -> None:
         """Raise unless ``x`` is a finite point of the manifold.
 
