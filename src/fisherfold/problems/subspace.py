@@ -1,0 +1,361 @@
+"""Many small regressions whose coefficients share a subspace: U on the Grassmann manifold, w_t by least squares.
+
+    Ψ(U) = (1/N) Σ_t ω_t ψ_t(U),   ψ_t = ½‖X_t U w_t - y_t‖²,   w_t = argmin_w ½‖X_t U w - y_t‖² + ½ λ_t ‖w‖²
+
+With A_t = X_tᵀX_t, b_t = X_tᵀy_t, G_t = UᵀA_tU + λ_t I, e_t = A_tUw_t - b_t and q_t = λ_t G_t⁻¹ w_t the gradient is
+
+    P (1/N) Σ_t ω_t [ e_t w_tᵀ + e_t q_tᵀ + A_tU q_t w_tᵀ ],   P = I - U Uᵀ.
+
+The two terms with q_t come from the Jacobian of w_t; they vanish for λ = 0, and the paper leaves them out. What is left
+is the exact gradient of the penalised loss ψ_t + ½ λ_t ‖w_t‖² (envelope theorem), which ``objective="penalised"``
+minimises instead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from fisherfold.fisher.kronecker import KroneckerFisher
+from fisherfold.fisher.operators import FisherOperator
+from fisherfold.manifolds import Grassmann
+from fisherfold.problems.base import Problem, Snapshot
+from fisherfold.problems.nll import check_batch
+from fisherfold.problems.subspace_epoch import fused_epoch
+from fisherfold.problems.tasks import TaskStatistics
+
+OBJECTIVES = ("residual", "penalised")
+GRADIENTS = ("exact", "paper")
+
+
+@dataclass(frozen=True)
+class TaskState:
+    """Everything that follows from a frame for a set of tasks.
+
+    Attributes:
+        gram_frame: A_tU, shape (tasks, features, rank).
+        inverse: G_t⁻¹, the pseudo-inverse where G_t is singular, shape (tasks, rank, rank).
+        weights: w_t, shape (tasks, rank).
+        residual: e_t = A_tUw_t - b_t, shape (tasks, features).
+        losses: ψ_t, with the penalty if it is part of the objective, shape (tasks,).
+    """
+
+    gram_frame: Tensor
+    inverse: Tensor
+    weights: Tensor
+    residual: Tensor
+    losses: Tensor
+
+    def select(self, batch: Tensor) -> TaskState:
+        """The state of some of the tasks.
+
+        Args:
+            batch: their indices.
+
+        Returns:
+            A copy.
+        """
+        parts = (self.gram_frame, self.inverse, self.weights, self.residual, self.losses)
+        return TaskState(*(part[batch] for part in parts))
+
+
+class SubspaceProblem(Problem):
+    """Multi-task least squares with shared features, from sufficient statistics.
+
+    Fisher kinds: ``kronecker``, the paper's [(1/N) Σ ω w wᵀ] ⊗ [(1/N) Σ ω A_t + δ I] on the complement of U, and
+    ``exact``, (1/N) Σ ω J_tᵀJ_t with J_t the derivative of X_t U w_t(U), residual term included.
+
+    Args:
+        statistics: the training rows.
+        rank: the dimension p of the subspace.
+        ridge: λ, one number or one per task.
+        weights: ω_t ≥ 0, one per task; all 1 if not given.
+        objective: ``residual`` (the paper's loss) or ``penalised`` (with ½ λ ‖w‖²).
+        gradient: ``exact``, or ``paper`` for the one without the Jacobian of w.
+        factor_damping: δ, added to the left Kronecker factor alone, as in the paper's experiments.
+        held_out: rows to report errors on, the same tasks in the same order.
+
+    Examples:
+        >>> g = torch.Generator().manual_seed(0)
+        >>> X = torch.randn(60, 5, generator=g, dtype=torch.float64)
+        >>> task = torch.arange(60) % 4
+        >>> y = X[:, 0] * task
+        >>> problem = SubspaceProblem(TaskStatistics.from_rows(X, y, task), rank=1)
+        >>> float(problem.loss(torch.eye(5, 1, dtype=torch.float64))) < 1e-20
+        True
+    """
+
+    fisher_kinds: ClassVar[tuple[str, ...]] = ("kronecker", "exact")
+    manifold: Grassmann
+
+    def __init__(
+        self,
+        statistics: TaskStatistics,
+        *,
+        rank: int,
+        ridge: float | Tensor = 0.0,
+        weights: Tensor | None = None,
+        objective: str = "residual",
+        gradient: str = "exact",
+        factor_damping: float = 0.0,
+        held_out: TaskStatistics | None = None,
+    ) -> None:
+        n_features, n_tasks = statistics.n_features, statistics.n_tasks
+        if not 1 <= rank < n_features:
+            raise ValueError(
+                f"rank must be between 1 and the number of features minus one ({n_features - 1}), got {rank}; "
+                f"with rank = {n_features} there is no subspace to learn"
+            )
+        if objective not in OBJECTIVES:
+            raise ValueError(f"objective must be one of {OBJECTIVES}, got {objective!r}")
+        if gradient not in GRADIENTS:
+            raise ValueError(f"gradient must be one of {GRADIENTS}, got {gradient!r}")
+        if factor_damping < 0:
+            raise ValueError(f"factor_damping must not be negative, got {factor_damping}")
+        self.statistics = statistics
+        self.held_out = held_out
+        self.manifold = Grassmann(n_features, rank)
+        self.n_samples = n_tasks
+        self.objective = objective
+        self.factor_damping = factor_damping
+        self.ridge = _per_task(ridge, statistics, "ridge")
+        self.weights = _per_task(1.0 if weights is None else weights, statistics, "weights")
+        self.with_jacobian = objective == "residual" and gradient == "exact" and bool((self.ridge > 0).any())
+        self.mean_gram = torch.einsum("t,tij->ij", self.weights, statistics.gram) / n_tasks
+        self._kept: tuple[Tensor, int, TaskState] | None = None
+
+    def state(self, x: Tensor, batch: Tensor | None = None) -> TaskState:
+        """Coefficients, residuals and losses of all tasks or of a batch; the last full one is kept.
+
+        Args:
+            x: the frame U.
+            batch: task indices; all tasks if not given.
+
+        Returns:
+            The state.
+        """
+        if self._kept is not None and self._kept[0] is x and self._kept[1] == x._version:
+            return self._kept[2] if batch is None else self._kept[2].select(batch)
+        state = self._state(x, batch)
+        if batch is None:
+            self._kept = (x, x._version, state)
+        return state
+
+    def _state(self, x: Tensor, batch: Tensor | None) -> TaskState:
+        data, ridge = self.statistics, self.ridge
+        if batch is not None:
+            check_batch(batch, self.n_samples)
+            data, ridge = data.select(batch), ridge[batch]
+        tasks, n, p = len(ridge), *x.shape
+        gram_frame = (data.gram.reshape(tasks * n, n) @ x).reshape(tasks, n, p)
+        # UᵀAU as one product of tall matrices instead of many tiny ones
+        inner = (gram_frame.mT.reshape(tasks * p, n) @ x).reshape(tasks, p, p)
+        target = data.cross @ x
+        inverse = _inverse(inner, ridge)
+        weights = (inverse @ target[..., None]).squeeze(-1)
+        # one refinement gives back the digits that an explicit inverse of an ill-conditioned G_t costs
+        missing = target - (inner @ weights[..., None]).squeeze(-1) - ridge[:, None] * weights
+        weights = weights + (inverse @ missing[..., None]).squeeze(-1)
+        fitted = (inner @ weights[..., None]).squeeze(-1)
+        losses = (data.power - ((2 * target - fitted) * weights).sum(-1)) / 2
+        if self.objective == "penalised":
+            losses = losses + ridge * (weights * weights).sum(-1) / 2
+        residual = (gram_frame @ weights[..., None]).squeeze(-1) - data.cross
+        return TaskState(gram_frame, inverse, weights, residual, losses)
+
+    def coefficients(self, x: Tensor, batch: Tensor | None = None) -> Tensor:
+        """The coefficients w_t.
+
+        Args:
+            x: the frame U.
+            batch: task indices; all tasks if not given.
+
+        Returns:
+            A tensor of shape (tasks, rank).
+        """
+        return self.state(x, batch).weights
+
+    @override
+    def loss(self, x: Tensor, batch: Tensor | None = None) -> Tensor:
+        omega = self.weights if batch is None else self.weights[batch]
+        return (omega * self.state(x, batch).losses).mean()
+
+    @override
+    def gradient(self, x: Tensor, batch: Tensor | None = None) -> Tensor:
+        return self.manifold.project(x, self.ambient_gradient(self.state(x, batch), batch))
+
+    @override
+    def loss_and_gradient(self, x: Tensor, batch: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        state = self.state(x, batch)
+        omega = self.weights if batch is None else self.weights[batch]
+        return (omega * state.losses).mean(), self.manifold.project(x, self.ambient_gradient(state, batch))
+
+    def ambient_gradient(self, state: TaskState, batch: Tensor | None = None) -> Tensor:
+        """The gradient before projection.
+
+        Args:
+            state: of the batch.
+            batch: task indices; all tasks if not given.
+
+        Returns:
+            A matrix like the frame.
+        """
+        omega, ridge = (v if batch is None else v[batch] for v in (self.weights, self.ridge))
+        left = omega[:, None] * state.residual / len(omega)
+        if not self.with_jacobian:
+            return left.mT @ state.weights
+        shift = ridge[:, None] * (state.inverse @ state.weights[..., None]).squeeze(-1)
+        back = omega[:, None] * (state.gram_frame @ shift[..., None]).squeeze(-1) / len(omega)
+        return left.mT @ (state.weights + shift) + back.mT @ state.weights
+
+    @override
+    def fisher(self, x: Tensor, batch: Tensor | None = None, *, kind: str = "kronecker") -> FisherOperator:
+        if kind not in self.fisher_kinds:
+            raise ValueError(f"kind must be one of {self.fisher_kinds}, got {kind!r}")
+        omega = self.weights if batch is None else self.weights[batch]
+        state = self.state(x, batch)
+        gram = self.mean_gram
+        if batch is not None:
+            gram = torch.einsum("t,tij->ij", omega, self.statistics.gram[batch]) / len(batch)
+        second_moment = state.weights.mT @ (omega[:, None] * state.weights) / len(omega)
+        kronecker = self._kronecker(x, gram, second_moment)
+        if kind == "kronecker":
+            return kronecker
+        grams = self.statistics.gram if batch is None else self.statistics.gram[batch]
+        return SubspaceFisher(self.manifold, x, grams, state, omega, kronecker)
+
+    def _kronecker(self, x: Tensor, gram: Tensor, second_moment: Tensor) -> KroneckerFisher:
+        eye = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
+        return KroneckerFisher(self.manifold, x, left=gram + self.factor_damping * eye, right=second_moment)
+
+    @override
+    def snapshot(self, x: Tensor) -> SubspaceSnapshot:
+        return SubspaceSnapshot(self, x)
+
+    @override
+    def metrics(self, x: Tensor) -> dict[str, float]:
+        frame_weights = self.state(x).weights
+        found = {"train_nmse": float(self.statistics.nmse(frame_weights @ x.mT))}
+        if self.held_out is not None:
+            found["held_out_nmse"] = float(self.held_out.nmse(frame_weights @ x.mT))
+            refit = SubspaceProblem(self.held_out, rank=self.manifold.p, ridge=self.ridge)
+            found["refit_nmse"] = float(self.held_out.nmse(refit.coefficients(x) @ x.mT))
+        return found
+
+
+class SubspaceFisher(FisherOperator):
+    """The exact Fisher information (1/N) Σ_t ω_t J_tᵀJ_t with J_t H = X_t k_t.
+
+    k_t = H w_t - U G_t⁻¹ (UᵀA_t H w_t + Hᵀ e_t), the derivative of U w_t(U) along H.
+    """
+
+    approximates = "nothing: the Fisher information of N(X_t U w_t(U), I), w_t(U) the ridge solution"
+
+    def __init__(
+        self,
+        manifold: Grassmann,
+        point: Tensor,
+        grams: Tensor,
+        state: TaskState,
+        weights: Tensor,
+        preconditioner: KroneckerFisher,
+    ) -> None:
+        super().__init__(manifold, point)
+        self.grams, self.state, self.weights, self.preconditioner = grams, state, weights, preconditioner
+
+    @override
+    def _matvec(self, v: Tensor) -> Tensor:
+        state, x = self.state, self.point
+        moved = state.weights @ v.mT
+        inner = (state.gram_frame.mT @ moved[..., None]).squeeze(-1) + state.residual @ v
+        k = moved - (state.inverse @ inner[..., None]).squeeze(-1) @ x.mT
+        image = (self.grams @ k[..., None]).squeeze(-1)
+        back = (state.inverse @ (image @ x)[..., None]).squeeze(-1)
+        omega = self.weights[:, None] / len(self.weights)
+        through = image - (state.gram_frame @ back[..., None]).squeeze(-1)
+        product = (omega * through).mT @ state.weights - (omega * state.residual).mT @ back
+        return self.manifold.project(x, product)
+
+    @override
+    def precondition(self, v: Tensor, damping: float) -> Tensor:
+        return self.preconditioner.precondition(v, damping)
+
+
+class SubspaceSnapshot(Snapshot):
+    """Variance reduction with the anchor's coefficients and residuals kept per task.
+
+    The left Kronecker factor does not depend on U; the right one is C = C₀ + (1/N) Σ_B ω (w wᵀ - w₀ w₀ᵀ).
+    """
+
+    problem: SubspaceProblem
+
+    def __init__(self, problem: SubspaceProblem, x: Tensor) -> None:
+        self.state = problem.state(x)
+        super().__init__(problem, x)
+        omega = problem.weights[:, None]
+        self.second_moment = self.state.weights.mT @ (omega * self.state.weights) / problem.n_samples
+
+    @override
+    def gradient(self, x: Tensor, batch: Tensor) -> Tensor:
+        manifold = self.problem.manifold
+        anchor = self.problem.ambient_gradient(self.state.select(batch), batch)
+        correction = self.full_gradient - manifold.project(self.x, anchor)
+        return self.problem.gradient(x, batch) + manifold.transport(self.x, x, correction)
+
+    @override
+    def fisher(self, x: Tensor, batch: Tensor, *, kind: str) -> FisherOperator:
+        if kind != "kronecker":
+            return super().fisher(x, batch, kind=kind)
+        problem = self.problem
+        drawn = torch.unique(batch)
+        omega = problem.weights[drawn, None] / problem.n_samples
+        new, old = problem.state(x, drawn).weights, self.state.weights[drawn]
+        second_moment = self.second_moment + new.mT @ (omega * new) - old.mT @ (omega * old)
+        return problem._kronecker(x, problem.mean_gram, second_moment)
+
+    def inner_epoch(self, x: Tensor, batches: Tensor, *, step: float, kind: str, damping: float) -> Tensor | None:
+        """A whole inner epoch of variance-reduced natural-gradient steps, fused.
+
+        Args:
+            x: where to start.
+            batches: task indices, one batch per row.
+            step: the step size.
+            kind: the Fisher kind.
+            damping: λ of (F + λ I).
+
+        Returns:
+            The last iterate, or None where there is no fused form: batches of more than one task, another Fisher kind,
+            damping of the product, a left factor that is singular, or tensors on another device than the CPU.
+        """
+        fits = batches.shape[1] == 1 and kind == "kronecker" and damping == 0 and x.device.type == "cpu"
+        if not fits or self.problem.factor_damping == 0:
+            return None
+        return fused_epoch(self.problem, self, x, batches[:, 0].tolist(), step)
+
+
+def _per_task(value: float | Tensor, statistics: TaskStatistics, name: str) -> Tensor:
+    values = torch.as_tensor(value, dtype=torch.float64, device=statistics.gram.device)
+    if values.ndim > 1 or (values.ndim == 1 and len(values) != statistics.n_tasks):
+        raise ValueError(
+            f"{name} must be one number or one per task ({statistics.n_tasks}), got shape {tuple(values.shape)}"
+        )
+    if not bool((torch.isfinite(values) & (values >= 0)).all()):
+        raise ValueError(f"{name} must be finite and not negative, got {float(values.min())}")
+    return values.expand(statistics.n_tasks).contiguous()
+
+
+def _inverse(inner: Tensor, ridge: Tensor) -> Tensor:
+    """(UᵀA_tU + λ_t I)⁻¹; where λ_t = 0 the pseudo-inverse, which gives the shortest w_t."""
+    eye = torch.eye(inner.shape[-1], dtype=inner.dtype, device=inner.device)
+    if bool((ridge > 0).all()):
+        factor, failed = torch.linalg.cholesky_ex(inner + ridge[:, None, None] * eye)
+        if not bool(failed.any()):
+            return torch.cholesky_inverse(factor)
+    values, vectors = torch.linalg.eigh(inner)
+    floor = values[:, -1:] * inner.shape[-1] * torch.finfo(inner.dtype).eps
+    values = torch.where(values > floor, values, 0.0) + ridge[:, None]
+    return (vectors * torch.where(values > 0, 1 / values, 0.0)[:, None, :]) @ vectors.mT
