@@ -277,8 +277,9 @@ class Manifold(ABC):
         """
         v = self._gaussian_tangent(x, generator)
         length = self.norm(x, v)
-        # A manifold of dimension 0 has only the zero vector.
-        return self._stretch(v, torch.where(length > 0, 1 / length, 1.0))
+        # A manifold of dimension 0 has only the zero vector. Projecting again removes the rounding that the division
+        # by a short length has blown up.
+        return self.project(x, self._stretch(v, torch.where(length > 0, 1 / length, 1.0)))
 
     def check_point(self, x: Point, *, name: str = "x", atol: float | None = None) -> None:
         """Raise unless ``x`` is a finite point of the manifold.

@@ -84,8 +84,8 @@ class Stiefel(Manifold):
         r = r.double()
         top = torch.cat([2 * rotation, -r.mT], dim=-1)
         bottom = torch.cat([r, torch.zeros_like(r)], dim=-1)
-        turn = torch.linalg.matrix_exp(torch.cat([top, bottom], dim=-2))[..., :p]
-        turn = (turn @ torch.linalg.matrix_exp(-rotation)).to(x.dtype)
+        turn = _skew_exp(torch.cat([top, bottom], dim=-2))[..., :p]
+        turn = (turn @ _skew_exp(-rotation)).to(x.dtype)
         return frames.polar(x @ turn[..., :p, :] + q @ turn[..., p:, :])
 
     def _random(
@@ -108,3 +108,10 @@ def _cayley(x: Tensor, v: Tensor) -> Tensor:
     eye = torch.eye(a.shape[-1], dtype=torch.float64, device=x.device)
     weights = torch.linalg.solve(eye - 0.5 * frames.cross(b, a), frames.cross(b, x))
     return frames.polar(x + a @ weights.to(x.dtype))
+
+
+def _skew_exp(k: Tensor) -> Tensor:
+    """The exponential of a skew-symmetric matrix, ``V exp(-iλ) V*`` with ``ik = V λ V*`` Hermitian."""
+    # torch.linalg.matrix_exp (2.13) is off by up to 1e-10 for a single float64 matrix of norm 0.01 to 0.05.
+    values, vectors = torch.linalg.eigh(1j * k)
+    return ((vectors * torch.exp(-1j * values).unsqueeze(-2)) @ vectors.mH).real

@@ -1,0 +1,159 @@
+"""The property kit of manifolds: everything the solvers rely on, asserted by name.
+
+Projector: ``P² = P = Pᵀ``, of rank dim. Retraction: ``R_x(0) = x``, ``DR_x(0) = Id``, an error against the geodesic of
+slope order + 1, and ten thousand float32 steps without leaving the manifold. Transport: into the tangent space.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from fisherfold.manifolds import Manifold, Verdict, check_retraction
+from fisherfold.manifolds.base import Point, leaves, tree_map
+from fisherfold.manifolds.verdict import at_most
+from fisherfold.testing.properties import Case, applicable, properties, tree_gap
+
+# Ten thousand float32 steps may leave an error of a few rounding units, not one that has added up.
+DRIFT = 5e-6
+# The matrix of the projector is formed only up to this ambient dimension.
+MAX_AMBIENT = 1500
+
+
+def check_manifold(
+    manifold: Manifold,
+    *,
+    dtypes: Sequence[torch.dtype] = (torch.float32, torch.float64),
+    batch_shapes: Sequence[tuple[int, ...]] = ((), (2,), (2, 3)),
+    steps: int = 10_000,
+    symmetry: Callable[[Point], Point] | None = None,
+    device: torch.device | str = "cpu",
+    seed: int = 0,
+) -> list[Verdict]:
+    """Assert every property that the solvers rely on, for each dtype and batch shape.
+
+    Args:
+        manifold: the manifold.
+        dtypes: the dtypes to try. Orders of retractions are measured in float64 and the long run in float32, each if
+            it is among them.
+        batch_shapes: the leading dimensions to try.
+        steps: the length of the long run with every retraction.
+        symmetry: for a quotient manifold, a map that changes the representative of a point, and a tangent vector with
+            it, such as ``lambda x: x @ q`` with a fixed rotation ``q``; known for Grassmann manifolds.
+        device: the device to try.
+        seed: of all random points and vectors.
+
+    Returns:
+        One verdict per property, dtype, batch shape and method.
+
+    Raises:
+        AssertionError: if a property fails; the message names each of them with what was measured.
+
+    Examples:
+        >>> from fisherfold.manifolds import Sphere
+        >>> report = check_manifold(Sphere(3), steps=100)
+        >>> all(report)
+        True
+        >>> print(report[0])
+        passed: dimension is the rank of the projector: measured 2, expected 2
+    """
+    generator = torch.Generator(device).manual_seed(seed)
+    symmetry = applicable(manifold, generator) if symmetry is None else symmetry
+    report = _dimension(manifold, generator)
+    for dtype in dtypes:
+        for batch in batch_shapes:
+            case = Case.random(manifold, batch, dtype, generator, symmetry)
+            for check in properties(case):
+                check(case)
+            report += case.report
+            if batch:
+                report += _one_by_one(case)
+            if dtype == torch.float64:
+                report += _orders(case)
+    if torch.float32 in dtypes:
+        report += _long_run(manifold, steps, generator)
+    failed = [verdict for verdict in report if not verdict]
+    if failed:
+        lines = "\n".join(f"  {verdict}" for verdict in failed)
+        raise AssertionError(f"{manifold!r} fails {len(failed)} of {len(report)} properties:\n{lines}")
+    return report
+
+
+def _dimension(manifold: Manifold, generator: torch.Generator) -> list[Verdict]:
+    """The projector applied to the whole ambient basis has as many singular values 1 as there are dimensions."""
+    x = manifold.random_point(generator=generator)
+    sizes = [leaf.numel() for leaf in leaves(x)]
+    size = sum(sizes)
+    if size > MAX_AMBIENT:
+        return []
+    parts = iter(torch.split(torch.eye(size, dtype=torch.float64, device=generator.device), sizes, dim=1))
+    basis = tree_map(lambda leaf: next(parts).reshape(size, *leaf.shape), x)
+    image = manifold.project(tree_map(lambda leaf: leaf.expand(size, *leaf.shape), x), basis)
+    matrix = torch.cat([leaf.reshape(size, -1) for leaf in leaves(image)], dim=1)
+    rank = int((torch.linalg.svdvals(matrix) > 0.5).sum())
+    message = f"measured {rank}, expected {manifold.dim}"
+    name = "dimension is the rank of the projector"
+    return [Verdict(name, rank, manifold.dim, rank == manifold.dim, message)]
+
+
+def _orders(case: Case) -> list[Verdict]:
+    """The order of each retraction, against the geodesic where it is known."""
+    report = []
+    for method in case.manifold.retractions:
+        report.append(check_retraction(case.manifold, case.x, case.v, method=method))
+        if case.has_exp and case.has_log:
+            report.append(check_retraction(case.manifold, case.x, case.v, method=method, against="exp"))
+    return [Verdict(f"{r.name} [{case.label}]", r.measured, r.expected, r.passed, r.message) for r in report]
+
+
+def _one_by_one(case: Case) -> list[Verdict]:
+    """Every operation on a batch is the operation on its entries."""
+    manifold = case.manifold
+    operations: dict[str, tuple[Callable[..., Point], tuple[Point, ...]]] = {
+        "project": (manifold.project, (case.x, case.a)),
+        "inner": (manifold.inner, (case.x, case.u, case.v)),
+    }
+    for method in manifold.retractions:
+        operations[f"retract {method!r}"] = (_with(manifold.retract, method), (case.x, case.v))
+    for method in manifold.transports:
+        operations[f"transport {method!r}"] = (_with(manifold.transport, method), (case.x, case.y, case.v))
+    if case.has_exp:
+        operations["exp"] = (manifold.exp, (case.x, case.v))
+    if case.has_log:
+        operations["log"] = (manifold.log, (case.x, case.y))
+        operations["dist"] = (manifold.dist, (case.x, case.y))
+    report = []
+    for name, (operation, arguments) in operations.items():
+        whole = operation(*arguments)
+        worst = 0.0
+        for entry in (tuple(0 for _ in case.batch), tuple(size - 1 for size in case.batch)):
+            alone = operation(*(_pick(argument, entry) for argument in arguments))
+            worst = max(worst, tree_gap(_pick(whole, entry), alone))
+        report.append(at_most(f"{name} of a batch is one by one [{case.label}]", worst, case.tolerance))
+    return report
+
+
+def _with(operation: Callable[..., Point], method: str) -> Callable[..., Point]:
+    return lambda *arguments: operation(*arguments, method=method)
+
+
+def _pick(tree: Point, entry: tuple[int, ...]) -> Point:
+    def pick(leaf: Tensor) -> Tensor:
+        return leaf[entry]
+
+    return tree_map(pick, tree)
+
+
+def _long_run(manifold: Manifold, steps: int, generator: torch.Generator) -> list[Verdict]:
+    """Rounding must not add up over many steps."""
+    report = []
+    for method in manifold.retractions:
+        x = manifold.random_point(generator=generator, dtype=torch.float32)
+        for _ in range(steps):
+            direction = manifold.random_tangent(x, generator=generator)
+            x = manifold.retract(x, tree_map(lambda leaf: 0.1 * leaf, direction), method=method)
+        name = f"retraction {method!r} stays on the manifold over {steps} float32 steps"
+        report.append(at_most(name, manifold.violation(x), DRIFT))
+    return report
