@@ -1,5 +1,53 @@
-"""Maximum likelihood on manifolds with the Riemannian Fisher information."""
+"""Maximum likelihood on manifolds with the Riemannian Fisher information.
+
+The names here are the public face; everything else is reached through its room (``fisherfold.manifolds``,
+``fisherfold.fisher``, ``fisherfold.problems``, ``fisherfold.solvers``, ...). They are imported when first used, so that
+``import fisherfold`` is quick and needs only what is used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from fisherfold._version import __version__
 
-__all__ = ["__version__"]
+if TYPE_CHECKING:
+    from fisherfold import fisher, manifolds, problems, solvers
+    from fisherfold.fisher import Bernoulli, Categorical, Gaussian, Likelihood, Poisson
+    from fisherfold.problems import NLLProblem, Problem
+    from fisherfold.solvers import Result, minimize
+
+_HOMES = {
+    # problems and their likelihoods
+    "NLLProblem": "problems",
+    "Problem": "problems",
+    "Bernoulli": "fisher",
+    "Categorical": "fisher",
+    "Gaussian": "fisher",
+    "Likelihood": "fisher",
+    "Poisson": "fisher",
+    # solvers
+    "minimize": "solvers",
+    "Result": "solvers",
+}
+_ROOMS = ("fisher", "manifolds", "problems", "solvers", "testing")
+
+__all__ = [
+    "Bernoulli", "Categorical", "Gaussian", "Likelihood", "NLLProblem", "Poisson", "Problem", "Result", "__version__",
+    "fisher", "manifolds", "minimize", "problems", "solvers",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return importlib.import_module(f"fisherfold.{name}")
+    if name in _HOMES:
+        value = getattr(importlib.import_module(f"fisherfold.{_HOMES[name]}"), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'fisherfold' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES, *_ROOMS})

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
+from fisherfold.fisher.autodiff import jvp, vjp
 from fisherfold.fisher.likelihoods import Likelihood
 from fisherfold.fisher.operators import FisherOperator
 from fisherfold.manifolds.base import Manifold, Point, Tangent, leaves, tree_map
@@ -43,7 +44,7 @@ class JacobianFisher(FisherOperator):
         super().__init__(manifold, point)
         self._outputs = outputs
         self._jacobian = jacobian
-        self.z, self._pull_back = _vjp(outputs, point)
+        self.z, self._pull_back = vjp(outputs, point)
         self.n_samples = len(self.z)
         self._forward_mode = True
 
@@ -66,11 +67,11 @@ class JacobianFisher(FisherOperator):
         """
         if self._forward_mode:
             try:
-                return cast("Tensor", torch.func.jvp(self._outputs, (self.point,), (v,))[1])
+                return jvp(self._outputs, self.point, v)
             except NotImplementedError:
                 # an operation of the model has no forward-mode formula: differentiate the pull-back instead
                 self._forward_mode = False
-        _, transpose = _vjp(lambda w: self._pull_back(w)[0], torch.zeros_like(self.z))
+        _, transpose = vjp(lambda w: self._pull_back(w)[0], torch.zeros_like(self.z))
         return cast("Tensor", transpose(v)[0])
 
     def pull_back(self, w: Tensor) -> Tangent:
@@ -192,10 +193,6 @@ class EmpiricalFisher(_ScoreFisher):
         super().__init__(manifold, point, outputs, jacobian)
         self.scores = score(likelihood, self.z, y)[None]
         self.n_rows = self.n_samples
-
-
-def _vjp(function: Callable[[Any], Any], at: Any) -> tuple[Any, Callable[[Any], tuple[Any]]]:
-    return cast("tuple[Any, Callable[[Any], tuple[Any]]]", torch.func.vjp(function, at))
 
 
 def score(likelihood: Likelihood, z: Tensor, y: Tensor) -> Tensor:

@@ -28,6 +28,7 @@ class KroneckerFisher(FisherOperator):
         point: a matrix of it, without batch dimensions.
         left: L, symmetric positive semi-definite with as many rows as the point has, or None.
         right: R, symmetric positive semi-definite with as many rows as the point has columns, or None.
+        keep_trace: divide R ⊗ L by tr L, for factors that are the two second moments of the same gradients.
 
     The damped solve is exact on Euclidean space and on the Grassmann manifold. Elsewhere the projector mixes both
     sides, the product is no Kronecker product any more, and ``solve`` runs CG with the factors as its preconditioner.
@@ -35,7 +36,15 @@ class KroneckerFisher(FisherOperator):
 
     approximates = "F by a Kronecker product of two second moments, restricted to the tangent space"
 
-    def __init__(self, manifold: Manifold, point: Tensor, *, left: Tensor | None, right: Tensor | None) -> None:
+    def __init__(
+        self,
+        manifold: Manifold,
+        point: Tensor,
+        *,
+        left: Tensor | None,
+        right: Tensor | None,
+        keep_trace: bool = False,
+    ) -> None:
         super().__init__(manifold, point)
         if point.ndim != 2:
             raise ValueError(f"a Kronecker Fisher needs a matrix as its point, got shape {tuple(point.shape)}")
@@ -46,14 +55,16 @@ class KroneckerFisher(FisherOperator):
             left = _complement(point, left)
         if right is not None and isinstance(manifold, Grassmann) and manifold.wide:
             right = _complement(point.mT, right)
-        self.left, self.right = left, right
+        self.left, self.right, self.keep_trace = left, right, keep_trace
+        # for gradients M, tr E[M Mᵀ] = tr E[Mᵀ M] = E‖M‖² is the trace of F, and that of R ⊗ L is its square
+        self.factor = 1 / max(float(left.trace()), 1e-300) if keep_trace and left is not None else 1.0
         self._eigen: tuple[tuple[Tensor, Tensor] | None, tuple[Tensor, Tensor] | None] | None = None
 
     @classmethod
     def from_gradients(cls, manifold: Manifold, point: Tensor, gradients: Tensor) -> KroneckerFisher:
-        """The factors that keep the trace and match a matrix-normal distribution of the gradients.
+        """The two second moments of the gradients, scaled to keep the trace.
 
-        L = E[M Mᵀ], R = E[Mᵀ M] / E‖M‖² for gradients M: exact when Cov(vec M) is a Kronecker product.
+        F ≈ E[Mᵀ M] ⊗ E[M Mᵀ] / E‖M‖² for gradients M: exact when E[vec M vec Mᵀ] is a Kronecker product.
 
         Args:
             manifold: a manifold of matrices.
@@ -66,8 +77,15 @@ class KroneckerFisher(FisherOperator):
         count = len(gradients)
         left = torch.einsum("nij,nkj->ik", gradients, gradients) / count
         right = torch.einsum("nij,nik->jk", gradients, gradients) / count
-        trace = left.trace()
-        return cls(manifold, point, left=left, right=right / torch.where(trace > 0, trace, 1.0))
+        return cls(manifold, point, left=left, right=right, keep_trace=True)
+
+    @override
+    def moved(self, anchor_batch: FisherOperator, batch: FisherOperator, weight: float) -> FisherOperator:
+        if not (isinstance(anchor_batch, KroneckerFisher) and isinstance(batch, KroneckerFisher)):
+            return super().moved(anchor_batch, batch, weight)
+        left = _moved(self.left, anchor_batch.left, batch.left, weight)
+        right = _moved(self.right, anchor_batch.right, batch.right, weight)
+        return KroneckerFisher(self.manifold, batch.point, left=left, right=right, keep_trace=self.keep_trace)
 
     @property
     @override
@@ -78,7 +96,7 @@ class KroneckerFisher(FisherOperator):
     def _matvec(self, v: Tensor) -> Tensor:
         product = v if self.left is None else self.left @ v
         product = product if self.right is None else product @ self.right
-        return self.manifold.project(self.point, product)
+        return self.manifold.project(self.point, self.factor * product)
 
     @override
     def structured_solve(self, g: Tensor, damping: float, *, factored: bool = False) -> Tensor | None:
@@ -90,7 +108,7 @@ class KroneckerFisher(FisherOperator):
 
     def _inverse(self, g: Tensor, damping: float, factored: bool) -> Tensor:
         if self._eigen is None:
-            self._eigen = (_eigen(self.left), _eigen(self.right))
+            self._eigen = (_eigen(self.left, self.factor), _eigen(self.right, 1.0))
         left, right = self._eigen
         inner = g if left is None else left[1].mT @ g
         inner = inner if right is None else inner @ right[1]
@@ -106,11 +124,17 @@ def _complement(frame: Tensor, factor: Tensor) -> Tensor:
     return factor - (factor @ frame) @ frame.mT
 
 
-def _eigen(factor: Tensor | None) -> tuple[Tensor, Tensor] | None:
-    if factor is None:
+def _moved(anchor: Tensor | None, anchor_batch: Tensor | None, batch: Tensor | None, weight: float) -> Tensor | None:
+    if anchor is None or anchor_batch is None or batch is None:
         return None
-    values, vectors = torch.linalg.eigh((factor + factor.mT) / 2)
-    return values.clamp(min=0), vectors
+    return anchor + weight * (batch - anchor_batch)
+
+
+def _eigen(matrix: Tensor | None, factor: float) -> tuple[Tensor, Tensor] | None:
+    if matrix is None:
+        return None
+    values, vectors = torch.linalg.eigh((matrix + matrix.mT) / 2)
+    return factor * values.clamp(min=0), vectors
 
 
 def _inverse_spectrum(

@@ -30,6 +30,8 @@ from torch import Tensor
 from torch.nn import functional
 from typing_extensions import override
 
+from fisherfold.fisher.autodiff import jvp
+
 
 class Likelihood(ABC):
     """An exponential family in its natural parameter z, of shape (samples, ...)."""
@@ -117,7 +119,7 @@ class Likelihood(ABC):
         Returns:
             A tensor like z.
         """
-        return cast("Tensor", torch.func.jvp(self.mean, (z,), (v,))[1])
+        return jvp(self.mean, z, v)
 
     def fisher_pinv_vp(self, z: Tensor, v: Tensor) -> Tensor:
         """The product F_L(z)† v with the pseudo-inverse (the inverse where there is one).

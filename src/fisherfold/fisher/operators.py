@@ -109,6 +109,19 @@ class FisherOperator(ABC):
         """
         return v
 
+    def moved(self, anchor_batch: FisherOperator, batch: FisherOperator, weight: float) -> FisherOperator:
+        """This operator over all samples, with the samples of a batch moved to another point.
+
+        Args:
+            anchor_batch: the operator over the batch at this point.
+            batch: the operator over the batch at the other point.
+            weight: |B|/N, the share of the batch.
+
+        Returns:
+            An operator at the other point; one of the same structure where sums keep it.
+        """
+        return VarianceReducedFisher(self, anchor_batch, batch, weight)
+
     def solution(self, g: Tangent, damping: float = 0.0, *, method: str = "auto", **options: float) -> Solution:
         """Solve (F + λ I) d = g on the tangent space and say how.
 

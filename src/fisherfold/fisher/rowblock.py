@@ -56,6 +56,13 @@ class RowBlockFisher(FisherOperator):
         """
         return cls(manifold, point, torch.einsum("nij,nik->ijk", gradients, gradients) / len(gradients))
 
+    @override
+    def moved(self, anchor_batch: FisherOperator, batch: FisherOperator, weight: float) -> FisherOperator:
+        if not (isinstance(anchor_batch, RowBlockFisher) and isinstance(batch, RowBlockFisher)):
+            return super().moved(anchor_batch, batch, weight)
+        blocks = self.blocks + weight * (batch.blocks - anchor_batch.blocks)
+        return RowBlockFisher(self.manifold, batch.point, blocks)
+
     @property
     @override
     def is_structured(self) -> bool:

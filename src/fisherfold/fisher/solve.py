@@ -3,9 +3,9 @@
 The rule that picks a method when none is named, with d the dimension of the manifold and R the number of rows of the
 factor W in F = WᵀW (samples times outputs):
 
-1. ``structured`` if the operator has a direct solver of its own (Kronecker, row blocks), which costs what its blocks do;
+1. ``structured`` if the operator has a direct solver of its own (Kronecker, row blocks), at the cost of its blocks;
 2. ``woodbury`` if R < d, R ≤ 2048 and the factor fits in memory: R vector-Jacobian products and an R × R eigenproblem;
-3. ``dense`` if d ≤ 64: d products and a d × d Cholesky factor in an orthonormal basis of the tangent space;
+3. ``dense`` if d ≤ 128 and the factor fits in memory: its Gram matrix in an orthonormal basis of the tangent space;
 4. ``cg`` otherwise: truncated conjugate gradients, one product a step, nothing is ever formed.
 
 Named only: ``factored`` (the damping split over Kronecker factors: cheaper, a different direction) and ``pinv``, the
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 METHODS = ("structured", "woodbury", "dense", "cg", "factored", "pinv")
 
-DENSE_UP_TO = 64
+DENSE_UP_TO = 128
 ROWS_UP_TO = 2048
 FACTOR_ENTRIES_UP_TO = 2**25
 
@@ -66,8 +66,9 @@ def choose(operator: FisherOperator) -> str:
     if operator.is_structured:
         return "structured"
     dim, rows = operator.manifold.dim, operator.n_rows
-    ambient = flatten(operator.point).numel()
-    if rows is not None and rows < dim and rows <= ROWS_UP_TO and rows * ambient <= FACTOR_ENTRIES_UP_TO:
+    if rows is None or rows * flatten(operator.point).numel() > FACTOR_ENTRIES_UP_TO:
+        return "cg"
+    if rows < dim and rows <= ROWS_UP_TO:
         return "woodbury"
     return "dense" if dim <= DENSE_UP_TO else "cg"
 
@@ -180,9 +181,13 @@ def tangent_basis(manifold: Manifold, point: Point) -> Tensor:
 
 def _in_tangent_basis(operator: FisherOperator, g: Tangent, damping: float) -> Tangent:
     basis = tangent_basis(operator.manifold, operator.point)
-    columns = [flatten(operator._matvec(unflatten(b, operator.point))) for b in basis.T]
-    matrix = basis.T @ torch.stack(columns, dim=1)
-    matrix = (matrix + matrix.T) / 2
+    if operator.n_rows is not None:
+        coordinates = operator.rows() @ basis
+        matrix = coordinates.T @ coordinates
+    else:
+        columns = [flatten(operator._matvec(unflatten(b, operator.point))) for b in basis.T]
+        matrix = basis.T @ torch.stack(columns, dim=1)
+        matrix = (matrix + matrix.T) / 2
     matrix.diagonal().add_(damping)
     return unflatten(basis @ _solve_positive(matrix, basis.T @ flatten(g)), operator.point)
 

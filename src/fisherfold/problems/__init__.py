@@ -1,5 +1,6 @@
 """Where data lives: losses over manifolds as finite sums."""
 
 from fisherfold.problems.base import Problem, Snapshot
+from fisherfold.problems.nll import NLLProblem
 
-__all__ = ["Problem", "Snapshot"]
+__all__ = ["NLLProblem", "Problem", "Snapshot"]

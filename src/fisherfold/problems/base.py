@@ -10,12 +10,13 @@ quantities at an anchor point, and the corrected batch estimates elsewhere.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from typing import ClassVar
 
 from torch import Tensor
 
-from fisherfold.fisher.operators import FisherOperator, VarianceReducedFisher
-from fisherfold.manifolds.base import Manifold, Point, Tangent, combine
+from fisherfold.fisher.operators import FisherOperator
+from fisherfold.manifolds.base import Manifold, Point, Tangent, combine, scale
 
 
 class Problem(ABC):
@@ -144,9 +145,30 @@ class Snapshot:
         """
         if kind not in self._full_fisher:
             self._full_fisher[kind] = self.problem.fisher(self.x, kind=kind)
-        return VarianceReducedFisher(
-            anchor=self._full_fisher[kind],
-            anchor_batch=self.problem.fisher(self.x, batch, kind=kind),
-            batch=self.problem.fisher(x, batch, kind=kind),
-            weight=len(batch) / self.problem.n_samples,
-        )
+        at_anchor, at_x = (self.problem.fisher(point, batch, kind=kind) for point in (self.x, x))
+        return self._full_fisher[kind].moved(at_anchor, at_x, len(batch) / self.problem.n_samples)
+
+    def epoch(
+        self, x: Point, batches: Iterable[Tensor], *, step: float, kind: str | None = None, damping: float = 0.0
+    ) -> Point:
+        """Make the inner steps of one epoch: x ← R_x(-t d) with d = g, or d = (F + λ I)⁻¹ g when a kind is given.
+
+        A problem whose steps are tiny overrides this to fuse them.
+
+        Args:
+            x: where to start.
+            batches: sample indices of every step.
+            step: t.
+            kind: one of the problem's ``fisher_kinds``; None for plain gradient steps.
+            damping: λ.
+
+        Returns:
+            The point after the last step.
+        """
+        manifold = self.problem.manifold
+        for batch in batches:
+            direction = self.gradient(x, batch)
+            if kind is not None:
+                direction = self.fisher(x, batch, kind=kind).solve(direction, damping)
+            x = manifold.retract(x, scale(-step, direction))
+        return x

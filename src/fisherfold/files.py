@@ -1,0 +1,112 @@
+"""Files that are whole or absent: tensors and a JSON header in one safetensors file, written atomically.
+
+A file is written under a temporary name in the same folder, flushed to the disk and renamed, so that a reader never
+sees half of it. The header carries a format name, a version and a SHA-256 of the tensors; no pickle is involved.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+HEADER = "fisherfold"
+
+
+def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
+    """Write a file that is either complete or not there.
+
+    Args:
+        path: where to write; the folder must exist.
+        content: the bytes.
+
+    Raises:
+        FileNotFoundError: if the folder does not exist.
+    """
+    target = Path(path)
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"cannot write {target}: the folder {target.parent} does not exist")
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).replace(target)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            Path(temporary).unlink()
+        raise
+
+
+def write_tensors(
+    path: str | os.PathLike[str], tensors: Mapping[str, Tensor], *, kind: str, version: int, header: Mapping[str, Any]
+) -> None:
+    """Write named tensors with a JSON header.
+
+    Args:
+        path: where to write.
+        tensors: the tensors by name.
+        kind: what the file holds, checked when it is read.
+        version: the version of that kind's format.
+        header: anything that JSON can hold; floats keep all their digits.
+    """
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    content = {"kind": kind, "version": version, "sha256": _digest(plain), "header": dict(header)}
+    write_atomically(path, save(plain, metadata={HEADER: json.dumps(content)}))
+
+
+def read_tensors(
+    path: str | os.PathLike[str], *, kind: str, version: int, device: str = "cpu"
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read what ``write_tensors`` wrote, and check it.
+
+    Args:
+        path: the file.
+        kind: what it must hold.
+        version: the newest version of that kind that the caller understands.
+        device: where to put the tensors.
+
+    Returns:
+        The tensors and the header.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if it is damaged, of another kind, or of a newer version.
+    """
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"there is no file {path}")
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            metadata = file.metadata() or {}
+            content = json.loads(metadata.get(HEADER, "null"))
+            if not isinstance(content, dict) or content.get("kind") != kind:
+                raise ValueError(f"{path} is not a {kind} file of fisherfold")
+            if int(content["version"]) > version:
+                seen = content["version"]
+                raise ValueError(f"{path} has version {seen} of the {kind} format, at most {version} is known here")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, json.JSONDecodeError, KeyError) as error:
+        raise ValueError(f"{path} is damaged or not a {kind} file of fisherfold: {error}") from None
+    if _digest(tensors) != content["sha256"]:
+        raise ValueError(f"{path} is damaged: its checksum does not match")
+    return {name: tensor.to(device) for name, tensor in tensors.items()}, content["header"]
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b"")
+    return digest.hexdigest()

@@ -1,0 +1,180 @@
+"""The one outer loop: start or resume, step, record, stop, and return the best point.
+
+Every method runs in it, so that stopping, callbacks, the trace, checkpoints and the treatment of values that are not
+finite are the same for all.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fisherfold.manifolds.base import Point, leaves, tree_map
+from fisherfold.problems.base import Problem
+from fisherfold.solvers.method import Method
+from fisherfold.solvers.progress import Display
+from fisherfold.solvers.rcg import RCG, RGD
+from fisherfold.solvers.result import Result
+from fisherfold.solvers.rngd import RNGD
+from fisherfold.solvers.rsgd import RSGD
+from fisherfold.solvers.rsvrg import RNGDVR, RSVRG
+from fisherfold.solvers.state import State
+from fisherfold.solvers.stopping import Criterion, GradientNorm
+
+METHODS: dict[str, type[Method]] = {m.name: m for m in (RNGD, RNGDVR, RSGD, RSVRG, RCG, RGD)}
+
+
+def minimize(
+    problem: Problem,
+    x0: Point,
+    method: str = "rngd",
+    *,
+    max_iter: int = 100,
+    stop: Criterion | None = None,
+    callback: Callable[[State], object] | None = None,
+    seed: int = 0,
+    evaluate_every: int = 1,
+    verbose: bool = False,
+    checkpoint: str | os.PathLike[str] | None = None,
+    checkpoint_every: int = 10,
+    resume: bool = False,
+    **options: Any,
+) -> Result:
+    """Minimise a loss over its manifold.
+
+    Args:
+        problem: the problem.
+        x0: the starting point.
+        method: ``rngd`` (Algorithm 1, or its fixed-step form with ``step=``), ``rngd-vr`` (variance-reduced),
+            ``rsgd``, ``rsvrg``, ``rcg`` or ``rgd`` (line search).
+        max_iter: the most iterations; one iteration of ``rngd-vr``, ``rsgd`` and ``rsvrg`` is one epoch.
+        stop: a criterion from ``fisherfold.solvers.stopping``, or several joined by ``|`` and ``&``; a gradient norm of
+            1e-8 (float64) or 1e-4 (float32) if not given.
+        callback: called with the state after every iteration; a true value, or a sentence, stops the run.
+        seed: fixes all randomness.
+        evaluate_every: how often a stochastic method evaluates the loss over all samples (not counted as solver time).
+        verbose: show a progress bar.
+        checkpoint: a file to keep the state in.
+        checkpoint_every: iterations between two checkpoints; one is also written at the end and on an interrupt.
+        resume: go on from the checkpoint if the file exists.
+        **options: for the method; see its class in ``fisherfold.solvers``.
+
+    Returns:
+        The best point, why the run ended, and the trace.
+
+    Raises:
+        ValueError: if an argument is out of range or the starting point is not on the manifold.
+        KeyboardInterrupt: after a checkpoint was written, if the user interrupts.
+
+    Examples:
+        >>> import torch
+        >>> from fisherfold import Gaussian, NLLProblem, minimize
+        >>> from fisherfold.manifolds import Sphere
+        >>> x = torch.randn(50, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        >>> w = Sphere(4).random_point(generator=torch.Generator().manual_seed(1))
+        >>> problem = NLLProblem(Sphere(4), lambda x, w: torch.tanh(x @ w), Gaussian(), x, torch.tanh(x @ w))
+        >>> result = minimize(problem, Sphere(4).random_point(generator=torch.Generator().manual_seed(2)))
+        >>> result.status, result.value < 1e-20
+        ('converged', True)
+    """
+    _check_start(problem, x0, max_iter, evaluate_every, checkpoint, resume)
+    if method not in METHODS:
+        raise ValueError(f"method must be one of {sorted(METHODS)}, got {method!r}")
+    solver = _construct(METHODS[method], problem, options)
+    state = _begin(solver, x0, seed, checkpoint, resume)
+    stop = stop or GradientNorm(1e-8 if leaves(x0)[0].dtype == torch.float64 else 1e-4)
+    verdict = _verdict(state, stop, max_iter)
+    with Display(method, max_iter, visible=verbose) as display:
+        try:
+            while verdict is None:
+                _advance(solver, state, evaluate_every, max_iter)
+                display.show(state)
+                verdict = _verdict(state, stop, max_iter)
+                if callback is not None and (answer := callback(state)) and verdict is None:
+                    verdict = ("stopped", answer if isinstance(answer, str) else "the callback asked to stop")
+                if checkpoint is not None and (verdict is not None or state.iteration % checkpoint_every == 0):
+                    state.save(checkpoint, method=method)
+        except KeyboardInterrupt:
+            if checkpoint is not None:
+                state.save(checkpoint, method=method)
+            raise
+    status, message = verdict
+    return Result(state.best, state.best_loss, status, message, state.trace, state.iteration, last=state.x)
+
+
+def _check_start(
+    problem: Problem, x0: Point, max_iter: int, evaluate_every: int, checkpoint: object, resume: bool
+) -> None:
+    if max_iter < 0:
+        raise ValueError(f"max_iter must be at least 0, got {max_iter}")
+    if evaluate_every < 1:
+        raise ValueError(f"evaluate_every must be at least 1, got {evaluate_every}")
+    if resume and checkpoint is None:
+        raise ValueError("resume=True needs a checkpoint file, got checkpoint=None")
+    problem.manifold.check_point(x0, name="x0")
+    if any(leaf.requires_grad for leaf in leaves(x0)):
+        raise ValueError("x0 must not require grad; pass x0.detach()")
+    batched = problem.manifold.inner(x0, x0, x0).ndim > 0
+    if batched:
+        raise ValueError("x0 must be a single point, got one with batch dimensions")
+
+
+def _construct(method: type[Method], problem: Problem, options: dict[str, Any]) -> Method:
+    try:
+        return method(problem, **options)
+    except TypeError as error:
+        raise TypeError(f"method {method.name!r}: {str(error).split('__init__() ')[-1]}") from None
+
+
+def _begin(solver: Method, x0: Point, seed: int, checkpoint: str | os.PathLike[str] | None, resume: bool) -> State:
+    if resume and checkpoint is not None and Path(checkpoint).exists():
+        return State.load(checkpoint, method=solver.name, like=x0)
+    state = State(x=tree_map(torch.clone, x0), generator=torch.Generator().manual_seed(seed))
+    state.best = state.x
+    began = time.perf_counter()
+    solver.start(state)
+    state.seconds = time.perf_counter() - began
+    if not solver.exact:
+        solver.evaluate(state)
+    _record(solver.problem, state)
+    if not math.isfinite(state.loss):
+        state.failure = ("non_finite", f"the loss at the starting point is {state.loss}")
+    return state
+
+
+def _advance(solver: Method, state: State, evaluate_every: int, max_iter: int) -> None:
+    state.record = {}
+    began = time.perf_counter()
+    solver.step(state)
+    state.seconds += time.perf_counter() - began
+    state.iteration += 1
+    if not solver.exact:
+        if state.iteration % evaluate_every == 0 or state.iteration == max_iter or state.failure:
+            solver.evaluate(state)
+        else:
+            state.loss = state.gradient_norm = math.nan
+    _record(solver.problem, state)
+
+
+def _record(problem: Problem, state: State) -> None:
+    row = {
+        "iteration": state.iteration, "samples": state.samples, "products": state.products, "seconds": state.seconds,
+        "loss": state.loss, "gradient_norm": state.gradient_norm,
+    }  # fmt: skip
+    state.trace.rows.append(row | state.record | problem.metrics(state.x))
+    if state.loss < state.best_loss:
+        state.best, state.best_loss = state.x, state.loss
+
+
+def _verdict(state: State, stop: Criterion, max_iter: int) -> tuple[str, str] | None:
+    if state.failure is not None:
+        return state.failure
+    if (met := stop.met(state)) is not None:
+        return met
+    return ("max_iter", f"{max_iter} iterations are made") if state.iteration >= max_iter else None

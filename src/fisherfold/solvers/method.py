@@ -1,0 +1,167 @@
+"""What the methods share: their contract, the draws of batches and the full evaluation."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import ClassVar, TypeAlias
+
+import torch
+from torch import Tensor
+
+from fisherfold.manifolds.base import Point, Tangent, leaves
+from fisherfold.problems.base import Problem
+from fisherfold.solvers.state import State
+
+BatchSize: TypeAlias = "int | Callable[[int], int] | None"
+Schedule: TypeAlias = "float | Callable[[int], float]"
+
+
+class Method(ABC):
+    """An algorithm on a problem: a starting state and a step.
+
+    Attributes:
+        name: how ``minimize`` calls it.
+        exact: whether ``step`` leaves the loss and gradient norm over all samples in the state.
+    """
+
+    name: ClassVar[str]
+    exact: bool = True
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.manifold = problem.manifold
+
+    @abstractmethod
+    def start(self, state: State) -> None:
+        """Fill in a fresh state that holds the starting point.
+
+        Args:
+            state: the state, changed in place.
+        """
+
+    @abstractmethod
+    def step(self, state: State) -> None:
+        """Make one iteration.
+
+        Args:
+            state: the state, changed in place.
+        """
+
+    def norm(self, x: Point, v: Tangent) -> float:
+        """The length of a tangent vector as a number.
+
+        Args:
+            x: the point.
+            v: the vector.
+
+        Returns:
+            Its length.
+        """
+        return float(self.manifold.norm(x, v))
+
+    def evaluate(self, state: State) -> Tangent:
+        """Put the loss and gradient norm over all samples into the state.
+
+        Args:
+            state: the state, changed in place.
+
+        Returns:
+            The gradient.
+        """
+        loss, gradient = self.problem.loss_and_gradient(state.x)
+        state.loss, state.gradient_norm = float(loss), self.norm(state.x, gradient)
+        return gradient
+
+
+def positive(name: str, value: float, *, zero: bool = False) -> float:
+    """Check a number at the door.
+
+    Args:
+        name: the argument's name.
+        value: its value.
+        zero: whether 0 is allowed.
+
+    Returns:
+        The value.
+
+    Raises:
+        ValueError: if it is not finite, negative, or 0 where that is not allowed.
+    """
+    if not math.isfinite(value) or value < 0 or (value == 0 and not zero):
+        raise ValueError(f"{name} must be a number {'≥' if zero else '>'} 0, got {value}")
+    return value
+
+
+def at(schedule: Schedule, k: int) -> float:
+    """The value of a constant or a schedule.
+
+    Args:
+        schedule: a number, or a function of the iteration.
+        k: the iteration.
+
+    Returns:
+        The value.
+    """
+    return schedule(k) if callable(schedule) else schedule
+
+
+def check_batch_size(batch_size: int | None, n_samples: int) -> int:
+    """The batch size, all samples if not given.
+
+    Args:
+        batch_size: what the caller asked for.
+        n_samples: the number of samples.
+
+    Returns:
+        The batch size.
+
+    Raises:
+        ValueError: if it is not between 1 and the number of samples.
+    """
+    size = n_samples if batch_size is None else batch_size
+    if not 1 <= size <= n_samples:
+        raise ValueError(f"batch_size must be between 1 and n_samples={n_samples}, got {batch_size}")
+    return size
+
+
+class Draws:
+    """The batches of one epoch after another.
+
+    Args:
+        n_samples: the number of samples.
+        batch_size: samples per batch; the last batch of an epoch may be shorter.
+        sampling: ``shuffle``, every sample once per epoch, or ``replacement``.
+        stream: the indices of every epoch, shape (epochs, draws), to repeat a recorded run.
+    """
+
+    def __init__(
+        self, n_samples: int, batch_size: int, sampling: str = "shuffle", stream: Tensor | None = None
+    ) -> None:
+        if sampling not in {"shuffle", "replacement"}:
+            raise ValueError(f"sampling must be 'shuffle' or 'replacement', got {sampling!r}")
+        self.n_samples, self.batch_size, self.sampling, self.stream = n_samples, batch_size, sampling, stream
+
+    def epoch(self, state: State) -> Iterator[Tensor]:
+        """The batches of the epoch that the state is about to make.
+
+        Args:
+            state: gives the number of the epoch, the randomness and the device.
+
+        Yields:
+            Sample indices.
+
+        Raises:
+            ValueError: if a recorded stream has no such epoch.
+        """
+        device = leaves(state.x)[0].device
+        if self.stream is not None:
+            if state.iteration >= len(self.stream):
+                raise ValueError(f"stream holds {len(self.stream)} epochs, epoch {state.iteration + 1} was asked for")
+            order = self.stream[state.iteration]
+        elif self.sampling == "shuffle":
+            order = torch.randperm(self.n_samples, generator=state.generator)
+        else:
+            order = torch.randint(self.n_samples, (self.n_samples,), generator=state.generator)
+        yield from torch.split(order.to(device), self.batch_size)

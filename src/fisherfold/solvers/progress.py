@@ -1,0 +1,67 @@
+"""The progress display: iterations, loss, gradient norm, ρ, σ and the time left."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from fisherfold.solvers.state import State
+
+
+class Display:
+    """A progress bar on standard error that shows the last row of the trace; silent unless asked for.
+
+    Args:
+        method: the name of the method.
+        total: the most iterations.
+        visible: whether to show anything.
+        console: where to draw; standard error if not given.
+    """
+
+    def __init__(self, method: str, total: int, *, visible: bool, console: Console | None = None) -> None:
+        self.progress = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[figures]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console or Console(stderr=True),
+            disable=not visible,
+        )
+        self.task = self.progress.add_task(method, total=total, figures="")
+
+    def __enter__(self) -> Display:
+        self.progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.progress.stop()
+
+    def show(self, state: State) -> None:
+        """Draw the state.
+
+        Args:
+            state: the state after an iteration.
+        """
+        self.progress.update(self.task, completed=state.iteration, figures=figures(state))
+
+
+def figures(state: State) -> str:
+    """The figures of the last iteration in one line.
+
+    Args:
+        state: the state after an iteration.
+
+    Returns:
+        Text such as ``loss 1.2e-03  ‖g‖ 3.4e-05  ρ 0.98  σ 1.0e-03``.
+    """
+    parts = [f"loss {state.loss:.4e}", f"‖g‖ {state.gradient_norm:.1e}"]
+    if "rho" in state.record:
+        parts += [f"ρ {state.record['rho']:.2f}", f"σ {state.record['sigma']:.0e}"]
+    return "  ".join(parts)

@@ -1,0 +1,77 @@
+"""Riemannian stochastic gradient descent with the paper's decay.
+
+    θ ← R_θ(-η_k g_B(θ)),    η_k = η₀ / (1 + η₀ δ k),  k counts steps, δ = 1/10 in the paper
+
+One iteration is one epoch.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import Tensor
+from typing_extensions import override
+
+from fisherfold.manifolds.base import is_finite, scale
+from fisherfold.problems.base import Problem
+from fisherfold.solvers.method import Draws, Method, check_batch_size, positive
+from fisherfold.solvers.state import State
+
+
+class RSGD(Method):
+    """Stochastic gradient steps; an epoch that leaves the finite numbers is repeated with a quarter of the step.
+
+    Args:
+        problem: the problem.
+        step: η₀.
+        decay: δ of the schedule.
+        batch_size: samples per step; one tenth of the samples if not given.
+        sampling: ``shuffle`` (every sample once per epoch) or ``replacement``.
+        stream: recorded sample indices, shape (epochs, draws).
+        max_rejections: so many spoilt epochs in a row end the run.
+    """
+
+    name: ClassVar[str] = "rsgd"
+    exact = False
+
+    def __init__(
+        self,
+        problem: Problem,
+        *,
+        step: float,
+        decay: float = 0.1,
+        batch_size: int | None = None,
+        sampling: str = "shuffle",
+        stream: Tensor | None = None,
+        max_rejections: int = 10,
+    ) -> None:
+        super().__init__(problem)
+        self.step_size, self.decay = positive("step", step), positive("decay", decay, zero=True)
+        size = max(1, problem.n_samples // 10) if batch_size is None else batch_size
+        self.draws = Draws(problem.n_samples, check_batch_size(size, problem.n_samples), sampling, stream)
+        self.max_rejections = max_rejections
+
+    @override
+    def start(self, state: State) -> None:
+        state.numbers |= {"steps": 0, "shrink": 1.0, "rejections": 0}
+
+    @override
+    def step(self, state: State) -> None:
+        x, k = state.x, int(state.numbers["steps"])
+        first = self.step_size * state.numbers["shrink"]
+        for batch in self.draws.epoch(state):
+            gradient = self.problem.gradient(x, batch)
+            trial = self.manifold.retract(x, scale(-first / (1 + first * self.decay * k), gradient))
+            state.samples += len(batch)
+            k += 1
+            if not is_finite(trial):
+                state.numbers["shrink"] /= 4
+                state.numbers["rejections"] += 1
+                state.record = {"accepted": 0.0, "step": first}
+                if state.numbers["rejections"] >= self.max_rejections:
+                    state.failure = ("non_finite", f"a step of {first:.1e} leads to values that are not finite")
+                return
+            x = trial
+        state.x = x
+        state.numbers |= {"steps": k, "rejections": 0}
+        state.record = {"accepted": 1.0, "step": first / (1 + first * self.decay * k)}

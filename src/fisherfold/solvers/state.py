@@ -1,0 +1,117 @@
+"""What a method carries from one iteration to the next, and how it is kept in a file.
+
+Everything is in tensors and plain numbers, so that a run resumed from a checkpoint continues to the same bits.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from fisherfold.files import read_tensors, write_tensors
+from fisherfold.manifolds.base import Point
+from fisherfold.solvers.result import Trace
+
+KIND, VERSION = "checkpoint", 1
+
+
+@dataclass
+class State:
+    """The state of a run between two iterations.
+
+    Attributes:
+        x: the iterate.
+        generator: the source of all randomness.
+        loss: the loss over all samples at ``x``, NaN if not evaluated.
+        gradient_norm: the norm of the gradient over all samples at ``x``, NaN if not evaluated.
+        iteration: iterations made.
+        samples: sample gradients evaluated.
+        products: sample Fisher products evaluated.
+        seconds: solver time spent.
+        numbers: the method's memory in numbers.
+        vectors: the method's memory in points and tangent vectors.
+        record: further columns of the trace for the last iteration.
+        failure: why no further step can be made: (status, sentence).
+        best: the point with the lowest loss seen.
+        best_loss: that loss.
+        trace: the table of the run so far.
+    """
+
+    x: Point
+    generator: torch.Generator
+    loss: float = float("nan")
+    gradient_norm: float = float("nan")
+    iteration: int = 0
+    samples: int = 0
+    products: int = 0
+    seconds: float = 0.0
+    numbers: dict[str, float] = field(default_factory=dict)
+    vectors: dict[str, Point] = field(default_factory=dict)
+    record: dict[str, float] = field(default_factory=dict)
+    failure: tuple[str, str] | None = None
+    best: Point = None
+    best_loss: float = float("inf")
+    trace: Trace = field(default_factory=Trace)
+
+    _COUNTERS = ("loss", "gradient_norm", "iteration", "samples", "products", "seconds", "best_loss")
+
+    def save(self, path: str | os.PathLike[str], *, method: str) -> None:
+        """Write a checkpoint, atomically.
+
+        Args:
+            path: the file.
+            method: the name of the method, checked on resume.
+        """
+        tensors = {"generator": self.generator.get_state()}
+        memory = {f"vectors.{name}": tree for name, tree in self.vectors.items()}
+        for name, tree in {"x": self.x, "best": self.best, **memory}.items():
+            tensors |= _named(name, tree)
+        header = {name: getattr(self, name) for name in self._COUNTERS}
+        header |= {"method": method, "numbers": self.numbers, "trace": self.trace.rows, "vectors": list(self.vectors)}
+        write_tensors(path, tensors, kind=KIND, version=VERSION, header=header)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *, method: str, like: Point) -> State:
+        """Read a checkpoint.
+
+        Args:
+            path: the file.
+            method: the method that will go on.
+            like: a point of the problem, for the form and the device.
+
+        Returns:
+            The state.
+
+        Raises:
+            ValueError: if the checkpoint belongs to another method or another problem.
+        """
+        tensors, header = read_tensors(path, kind=KIND, version=VERSION)
+        if header["method"] != method:
+            raise ValueError(f"{path} is a checkpoint of method {header['method']!r}, not of {method!r}")
+        generator = torch.Generator()
+        generator.set_state(tensors.pop("generator"))
+        state = cls(x=_restored("x", tensors, like, path), generator=generator)
+        state.best = _restored("best", tensors, like, path)
+        for name in cls._COUNTERS:
+            setattr(state, name, header[name])
+        state.numbers = dict(header["numbers"])
+        state.vectors = {name: _restored(f"vectors.{name}", tensors, like, path) for name in header["vectors"]}
+        state.trace = Trace([dict(row) for row in header["trace"]])
+        return state
+
+
+def _named(name: str, tree: Point) -> dict[str, Tensor]:
+    if isinstance(tree, dict):
+        return {key: leaf for branch, sub in tree.items() for key, leaf in _named(f"{name}/{branch}", sub).items()}
+    return {name: tree}
+
+
+def _restored(name: str, tensors: dict[str, Tensor], like: Point, path: str | os.PathLike[str]) -> Point:
+    if isinstance(like, dict):
+        return {branch: _restored(f"{name}/{branch}", tensors, sub, path) for branch, sub in like.items()}
+    if name not in tensors or tensors[name].shape != like.shape or tensors[name].dtype != like.dtype:
+        raise ValueError(f"{path} is a checkpoint of another problem: its {name} does not fit the starting point")
+    return tensors[name].to(like.device)

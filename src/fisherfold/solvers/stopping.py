@@ -1,0 +1,159 @@
+"""Stopping criteria that state their reason and can be joined.
+
+A criterion looks at the state after an iteration and returns a sentence when the run should end, else None. ``a | b``
+stops when either does, ``a & b`` when both do.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from typing_extensions import override
+
+from fisherfold.solvers.state import State
+
+
+class Criterion(ABC):
+    """A reason to stop.
+
+    Attributes:
+        converged: whether meeting it means success rather than a spent budget.
+    """
+
+    converged: bool = True
+
+    @abstractmethod
+    def reason(self, state: State) -> str | None:
+        """Why the run should end now.
+
+        Args:
+            state: the state after an iteration.
+
+        Returns:
+            A sentence, or None to go on.
+        """
+
+    def met(self, state: State) -> tuple[str, str] | None:
+        """The status and the reason, if the run should end.
+
+        Args:
+            state: the state after an iteration.
+
+        Returns:
+            ``(status, sentence)`` or None.
+        """
+        sentence = self.reason(state)
+        return None if sentence is None else ("converged" if self.converged else "stopped", sentence)
+
+    def __or__(self, other: Criterion) -> Criterion:
+        return _Any((self, other))
+
+    def __and__(self, other: Criterion) -> Criterion:
+        return _All((self, other))
+
+
+@dataclass(frozen=True)
+class _Any(Criterion):
+    parts: tuple[Criterion, ...]
+
+    @override
+    def reason(self, state: State) -> str | None:
+        return next((sentence for part in self.parts if (sentence := part.reason(state))), None)
+
+    @override
+    def met(self, state: State) -> tuple[str, str] | None:
+        return next((verdict for part in self.parts if (verdict := part.met(state))), None)
+
+
+@dataclass(frozen=True)
+class _All(Criterion):
+    parts: tuple[Criterion, ...]
+
+    @override
+    def reason(self, state: State) -> str | None:
+        sentences = [part.reason(state) for part in self.parts]
+        return " and ".join(s for s in sentences if s) if all(sentences) else None
+
+    @override
+    def met(self, state: State) -> tuple[str, str] | None:
+        verdicts = [part.met(state) for part in self.parts]
+        if not all(verdicts):
+            return None
+        status = "converged" if any(v and v[0] == "converged" for v in verdicts) else "stopped"
+        return status, " and ".join(v[1] for v in verdicts if v)
+
+
+@dataclass(frozen=True)
+class GradientNorm(Criterion):
+    """Stop when the norm of the full gradient is at most ``tol``.
+
+    Examples:
+        >>> GradientNorm(1e-6) | MaxSeconds(60)
+        _Any(parts=(GradientNorm(tol=1e-06), MaxSeconds(seconds=60)))
+    """
+
+    tol: float
+
+    @override
+    def reason(self, state: State) -> str | None:
+        if state.gradient_norm <= self.tol:
+            return f"the gradient norm {state.gradient_norm:.2e} is at most {self.tol:.0e}"
+        return None
+
+
+@dataclass(frozen=True)
+class LossBelow(Criterion):
+    """Stop when the full loss is at most ``value``."""
+
+    value: float
+
+    @override
+    def reason(self, state: State) -> str | None:
+        return f"the loss {state.loss:.6g} is at most {self.value:.6g}" if state.loss <= self.value else None
+
+
+@dataclass(frozen=True)
+class Stagnation(Criterion):
+    """Stop when the full loss fell by less than ``rtol`` of its size over the last ``window`` evaluations."""
+
+    rtol: float = 1e-9
+    window: int = 5
+
+    @override
+    def reason(self, state: State) -> str | None:
+        losses = [loss for loss in state.trace["loss"][-10 * self.window :] if loss == loss]
+        if len(losses) <= self.window:
+            return None
+        fall = losses[-1 - self.window] - losses[-1]
+        if fall <= self.rtol * max(abs(losses[-1]), 1e-300):
+            return f"the loss fell by only {fall:.1e} over {self.window} evaluations"
+        return None
+
+
+@dataclass(frozen=True)
+class MaxSeconds(Criterion):
+    """Stop when the solver has run for this long."""
+
+    seconds: float
+    converged = False
+
+    @override
+    def reason(self, state: State) -> str | None:
+        if state.seconds >= self.seconds:
+            return f"{state.seconds:.1f} s are spent, {self.seconds:g} s were allowed"
+        return None
+
+
+@dataclass(frozen=True)
+class MaxSamples(Criterion):
+    """Stop when this many sample gradients have been evaluated."""
+
+    samples: int
+    converged = False
+
+    @override
+    def reason(self, state: State) -> str | None:
+        if state.samples >= self.samples:
+            return f"{state.samples} sample gradients are spent, {self.samples} were allowed"
+        return None
