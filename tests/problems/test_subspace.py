@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fisherfold.problems.base import Snapshot
 from fisherfold.problems.subspace import SubspaceProblem
 from fisherfold.problems.tasks import TaskStatistics
 
@@ -144,31 +145,52 @@ def test_kronecker_of_a_snapshot_swaps_only_the_batch():
     torch.testing.assert_close(operator.right, mixed.T @ mixed / 5, rtol=1e-11, atol=1e-12)
 
 
+ORDER = [torch.tensor([t]) for t in (2, 4, 0, 2, 1)]
+
+
+@pytest.mark.parametrize("kind", [None, "kronecker"])
 @pytest.mark.parametrize("gradient", ["exact", "paper"])
-def test_fused_epoch_takes_the_steps_of_the_operators(gradient):
+def test_fused_epoch_takes_the_steps_of_the_operators(gradient, kind):
     problem, U, _ = make(gradient=gradient, weights=WEIGHTS + 0.5, factor_damping=0.05)
     snapshot = problem.snapshot(U)
-    order = torch.tensor([[2], [4], [0], [2], [1]])
     x = U
-    for batch in order:
+    for batch in ORDER:
         # plain projection instead of the aligned transport, as the fused form does
         anchor = problem.manifold.project(U, problem.ambient_gradient(snapshot.state.select(batch), batch))
-        g = problem.gradient(x, batch) + problem.manifold.project(x, snapshot.full_gradient - anchor)
-        d = snapshot.fisher(x, batch, kind="kronecker").solve(g, 0.0)
-        x = problem.manifold.retract(x, -0.3 * d, method="polar")
-    found = snapshot.inner_epoch(U, order, step=0.3, kind="kronecker", damping=0.0)
+        d = problem.gradient(x, batch) + problem.manifold.project(x, snapshot.full_gradient - anchor)
+        if kind is not None:
+            d = snapshot.fisher(x, batch, kind=kind).solve(d, 0.0)
+        x = problem.manifold.retract(x, -0.03 * d, method="polar")
+    found = snapshot.epoch(U, ORDER, step=0.03, kind=kind)
     torch.testing.assert_close(found, x, rtol=1e-9, atol=1e-10)
 
 
-def test_no_fused_epoch_where_its_formula_does_not_hold():
+@pytest.mark.parametrize(
+    ("options", "batches"),
+    [
+        ({"kind": "exact", "damping": 0.3}, ORDER),
+        ({"kind": "kronecker", "damping": 0.3}, ORDER),
+        ({"kind": "kronecker"}, [torch.tensor([0, 3]), torch.tensor([1, 2])]),
+    ],
+)
+def test_an_epoch_without_fused_form_makes_the_generic_steps(options, batches):
     problem, U, _ = make(factor_damping=0.05)
     snapshot = problem.snapshot(U)
-    single, double = torch.tensor([[0], [1]]), torch.tensor([[0, 1]])
-    assert snapshot.inner_epoch(U, double, step=0.1, kind="kronecker", damping=0.0) is None
-    assert snapshot.inner_epoch(U, single, step=0.1, kind="exact", damping=0.0) is None
-    assert snapshot.inner_epoch(U, single, step=0.1, kind="kronecker", damping=0.1) is None
-    undamped, _, _ = make()
-    assert undamped.snapshot(U).inner_epoch(U, single, step=0.1, kind="kronecker", damping=0.0) is None
+    generic = Snapshot.epoch(snapshot, U, batches, step=0.1, **options)
+    torch.testing.assert_close(snapshot.epoch(U, batches, step=0.1, **options), generic, rtol=0, atol=0)
+
+
+def test_fused_and_generic_epochs_agree_to_second_order_in_the_step():
+    problem, U, _ = make(factor_damping=0.05)
+    snapshot = problem.snapshot(U)
+
+    def gap(step):
+        fused = snapshot.epoch(U, ORDER, step=step, kind="kronecker")
+        generic = Snapshot.epoch(snapshot, U, ORDER, step=step, kind="kronecker")
+        return float(problem.manifold.dist(fused, generic))
+
+    assert gap(1e-2) < 1e-3
+    assert gap(5e-3) < 0.3 * gap(1e-2)
 
 
 def test_a_task_with_fewer_rows_than_the_rank_gets_the_shortest_coefficients():

@@ -13,6 +13,7 @@ minimises instead.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -317,24 +318,33 @@ class SubspaceSnapshot(Snapshot):
         second_moment = self.second_moment + new.mT @ (omega * new) - old.mT @ (omega * old)
         return problem._kronecker(x, problem.mean_gram, second_moment)
 
-    def inner_epoch(self, x: Tensor, batches: Tensor, *, step: float, kind: str, damping: float) -> Tensor | None:
-        """A whole inner epoch of variance-reduced natural-gradient steps, fused.
+    @override
+    def epoch(
+        self, x: Tensor, batches: Iterable[Tensor], *, step: float, kind: str | None = None, damping: float = 0.0
+    ) -> Tensor:
+        """The inner steps of one epoch, fused for batches of one task on the CPU.
+
+        There is a fused form for plain gradient steps and for the Kronecker Fisher information with damping of its left
+        factor alone (``factor_damping`` > 0, ``damping`` = 0). It carries directions from the anchor by plain
+        projection; after polar retractions the frames stay aligned to second order, and it is what the paper's
+        experiments did.
 
         Args:
             x: where to start.
-            batches: task indices, one batch per row.
-            step: the step size.
-            kind: the Fisher kind.
+            batches: task indices of every step.
+            step: t.
+            kind: one of ``fisher_kinds``; None for plain gradient steps.
             damping: λ of (F + λ I).
 
         Returns:
-            The last iterate, or None where there is no fused form: batches of more than one task, another Fisher kind,
-            damping of the product, a left factor that is singular, or tensors on another device than the CPU.
+            The point after the last step.
         """
-        fits = batches.shape[1] == 1 and kind == "kronecker" and damping == 0 and x.device.type == "cpu"
-        if not fits or self.problem.factor_damping == 0:
-            return None
-        return fused_epoch(self.problem, self, x, batches[:, 0].tolist(), step)
+        drawn = list(batches)
+        solvable = kind is None or (kind == "kronecker" and damping == 0 and self.problem.factor_damping > 0)
+        if solvable and x.device.type == "cpu" and all(len(batch) == 1 for batch in drawn):
+            tasks = torch.cat(drawn).tolist()
+            return fused_epoch(self.problem, self, x, tasks, step=step, natural=kind is not None)
+        return super().epoch(x, drawn, step=step, kind=kind, damping=damping)
 
 
 def _per_task(value: float | Tensor, statistics: TaskStatistics, name: str) -> Tensor:

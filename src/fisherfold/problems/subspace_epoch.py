@@ -25,25 +25,24 @@ if TYPE_CHECKING:
 
 
 def fused_epoch(
-    problem: SubspaceProblem, snapshot: SubspaceSnapshot, x: Tensor, tasks: list[int], step: float
+    problem: SubspaceProblem, snapshot: SubspaceSnapshot, x: Tensor, tasks: list[int], *, step: float, natural: bool
 ) -> Tensor:
     """Run the steps of one epoch.
 
-    Directions are carried from the anchor by plain projection: after polar retractions the frames stay aligned to
-    second order, and it is what the paper's experiments did.
-
     Args:
-        problem: with ``factor_damping`` > 0.
+        problem: with ``factor_damping`` > 0 for natural-gradient steps.
         snapshot: the anchor.
         x: where to start.
         tasks: the task of each step.
         step: the step size.
+        natural: natural-gradient steps instead of plain ones.
 
     Returns:
         The last iterate.
     """
     data, n_samples = problem.statistics, problem.n_samples
-    inverse, grams, crosses = _numpy(left_inverse(problem)), _numpy(data.gram), _numpy(data.cross)
+    grams, crosses = _numpy(data.gram), _numpy(data.cross)
+    inverse = _numpy(left_inverse(problem)) if natural else grams[0]
     ridge, omega = problem.ridge.tolist(), problem.weights.tolist()
     corrections, rests = (_numpy(part) for part in _anchor_parts(problem, snapshot))
     frame = _numpy(x)
@@ -52,17 +51,18 @@ def fused_epoch(
     for t in tasks:
         transposed, gram_frame = frame.T, grams[t] @ frame
         inner = transposed @ gram_frame + ridge[t] * eye
-        w = solve(inner, crosses[t] @ frame)
+        w = _solve(inner, crosses[t] @ frame)
         residual = gram_frame @ w - crosses[t]
-        g = corrections[t] + residual[:, None] * (omega[t] * w)
+        d = corrections[t] + residual[:, None] * (omega[t] * w)
         if problem.with_jacobian:
-            shift = omega[t] * ridge[t] * solve(inner, w)
-            g += residual[:, None] * shift + (gram_frame @ shift)[:, None] * w
-        g -= frame @ (transposed @ g)
-        second_moment = rests[t] + w[:, None] * (omega[t] / n_samples * w)
-        both = inverse @ np.concatenate((_right_solve(second_moment, g), frame), axis=1)
-        d = both[:, :p] - both[:, p:] @ solve(transposed @ both[:, p:], transposed @ both[:, :p])
+            shift = omega[t] * ridge[t] * _solve(inner, w)
+            d += residual[:, None] * shift + (gram_frame @ shift)[:, None] * w
         d -= frame @ (transposed @ d)
+        if natural:
+            second_moment = rests[t] + w[:, None] * (omega[t] / n_samples * w)
+            both = inverse @ np.concatenate((_solve(second_moment, d.T).T, frame), axis=1)
+            d = both[:, :p] - both[:, p:] @ solve(transposed @ both[:, p:], transposed @ both[:, :p])
+            d -= frame @ (transposed @ d)
         # polar retraction: U - s d has the Gram matrix I + s² dᵀd
         squares, vectors = eigh(d.T @ d)
         frame = (frame - step * d) @ ((vectors / np.sqrt(1 + step * step * squares)) @ vectors.T)
@@ -97,11 +97,12 @@ def _anchor_parts(problem: SubspaceProblem, snapshot: SubspaceSnapshot) -> tuple
     return snapshot.full_gradient - own, snapshot.second_moment - outer
 
 
-def _right_solve(matrix: NDArray[Any], g: NDArray[Any]) -> NDArray[Any]:
+def _solve(matrix: NDArray[Any], right: NDArray[Any]) -> NDArray[Any]:
+    # a singular system gets the shortest solution: a task with fewer rows than the rank, fewer tasks than the rank
     try:
-        return np.asarray(solve(matrix, g.T).T)
+        return np.asarray(solve(matrix, right))
     except LinAlgError:
-        return np.asarray(g @ pinv(matrix))
+        return np.asarray(pinv(matrix, hermitian=True) @ right)
 
 
 def _numpy(tensor: Tensor) -> NDArray[Any]:
