@@ -149,6 +149,18 @@ class Grouped:
             values = self.codebook.index_select(0, values.int())
         return self.stored_indices[positions], values
 
+    def take(self, groups: Tensor) -> Grouped:
+        """Some of the groups, as ratings of their own.
+
+        Args:
+            groups: group numbers; one that occurs twice is taken twice.
+
+        Returns:
+            A copy with one group per number, values stored directly.
+        """
+        positions, offsets = self.select(groups)
+        return Grouped(offsets, *self.at(positions))
+
     def to(self, device: torch.device | str) -> Grouped:
         """The same on another device.
 

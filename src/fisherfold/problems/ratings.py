@@ -145,6 +145,22 @@ class Ratings:
         """
         return self.by_column.indices(), self.by_column.groups(), self.by_column.values()
 
+    def take_columns(self, columns: Tensor) -> Ratings:
+        """The ratings of some columns, as a matrix of these columns alone.
+
+        Args:
+            columns: column numbers; one that occurs twice is taken twice.
+
+        Returns:
+            A copy with ``len(columns)`` columns and all rows.
+        """
+        by_column = self.by_column.take(columns)
+        rows, order = by_column.indices().sort(stable=True)
+        offsets = torch.bincount(rows, minlength=self.n_rows).cumsum(0)
+        offsets = torch.cat([offsets.new_zeros(1), offsets]).int()
+        by_row = Grouped(offsets, by_column.groups()[order], by_column.values()[order])
+        return Ratings._of((self.n_rows, len(columns)), by_row, by_column, 0)
+
     def to(self, device: torch.device | str) -> Ratings:
         """The same ratings on another device.
 

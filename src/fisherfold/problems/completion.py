@@ -1,0 +1,235 @@
+"""Low-rank matrix completion: a subspace that explains every column from its observed entries.
+
+    min over U ∈ Gr(n, p) of  Ψ(U) = (1/2N) Σ_i min_a ‖P_i(U a - x_i)‖² + λ_i ‖a‖²
+
+The coefficients are eliminated (variable projection), so by the envelope theorem the Euclidean gradient is
+(1/N) Σ_i P_iᵀ r_i a_iᵀ with r_i = U_i a_i - x_i; without a ridge it is tangent already. Five Fisher matrices, from the
+paper's p×p factor to the exact product, are offered under the names of ``CompletionProblem.fisher_kinds``.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fisherfold.fisher.kronecker import KroneckerFisher
+from fisherfold.fisher.operators import FisherOperator
+from fisherfold.fisher.rowblock import RowBlockFisher
+from fisherfold.manifolds import Grassmann
+from fisherfold.problems import completion_kernels as kernels
+from fisherfold.problems.base import Problem
+from fisherfold.problems.completion_fisher import CompletionFisher
+from fisherfold.problems.completion_snapshot import CompletionSnapshot, TableRule
+from fisherfold.problems.packed import unpack
+from fisherfold.problems.ratings import Ratings
+
+Orientation = Literal["auto", "rows", "columns"]
+RidgeWeighting = Literal["column", "count"]
+
+
+class CompletionProblem(Problem):
+    """Ψ(U) over the subspaces of the rows (or of the columns) of a matrix with holes.
+
+    A sample is a column, with all its ratings. Kinds of ``fisher``:
+
+    - ``kronecker``, the paper's: H ↦ H C, C = (1/N) Σ a_i a_iᵀ, as if every entry were observed;
+    - ``kronecker-rows``: row j of H C times the share of the columns that row j is seen in;
+    - ``row-block``: h_j ↦ (1/N) Σ_{i ∈ Ω^j} a_i a_iᵀ h_j; with step 1 it is a half-step of alternating least squares;
+    - ``exact``: the Fisher information of the partially observed model, as a product for CG;
+    - ``gauss-newton``: the same without the term r_i r_iᵀ.
+
+    Args:
+        ratings: the observed entries.
+        rank: p, less than the number of rows of the subspace and at most the number of columns.
+        ridge: λ ≥ 0.
+        ridge_weighting: ``column``: λ_i = λ; ``count``: λ_i = λ times the number of ratings of column i.
+        orientation: ``rows`` for a subspace of R^{n_rows} with one sample per column, ``columns`` for the transposed
+            problem, ``auto`` for the smaller side as rows, which has the cheaper steps and the more samples.
+        held_out: ratings that ``metrics`` measures the prediction error on, in the shape of ``ratings``.
+        clip: a range that predictions in ``metrics`` are clipped to.
+        table: which factor the variance-reduced ``kronecker`` uses, see ``CompletionSnapshot``.
+
+    Attributes:
+        ratings: the ratings, transposed if the orientation asks for it.
+        transposed: whether they are.
+        rank: p.
+
+    Example:
+        >>> x = torch.outer(torch.arange(1.0, 5), torch.arange(1.0, 4)).double()
+        >>> rows, columns = (torch.arange(12) // 3), torch.arange(12) % 3
+        >>> problem = CompletionProblem(Ratings(rows, columns, x.flatten()), rank=1, orientation="rows")
+        >>> u = torch.nn.functional.normalize(torch.arange(1.0, 5).double(), dim=0)[:, None]
+        >>> bool(problem.loss(u) < 1e-14), problem.manifold
+        (True, Grassmann(4, 1))
+    """
+
+    fisher_kinds: ClassVar[tuple[str, ...]] = ("row-block", "kronecker", "kronecker-rows", "exact", "gauss-newton")
+
+    def __init__(
+        self,
+        ratings: Ratings,
+        rank: int,
+        *,
+        ridge: float = 0.0,
+        ridge_weighting: RidgeWeighting = "column",
+        orientation: Orientation = "auto",
+        held_out: Ratings | None = None,
+        clip: tuple[float, float] | None = None,
+        table: TableRule = "persistent",
+    ) -> None:
+        _check_options(ratings, rank, ridge, ridge_weighting, orientation, held_out)
+        small_side = ratings.n_columns < ratings.n_rows
+        self.transposed = orientation == "columns" or (orientation == "auto" and small_side)
+        self.ratings = ratings.T if self.transposed else ratings
+        if not rank < self.ratings.n_rows:
+            raise ValueError(f"rank must be less than the {self.ratings.n_rows} rows of the subspace, got {rank}")
+        self.rank, self.table = rank, table
+        self.ridge, self.ridge_weighting = ridge, ridge_weighting
+        self.held_out = held_out.T if held_out is not None and self.transposed else held_out
+        self.clip = clip
+        self.manifold = Grassmann(self.ratings.n_rows, rank)
+        self.n_samples = self.ratings.n_columns
+        self._squares = kernels.square_sum(self.ratings.by_column, torch.float64)
+        self._last: tuple[Tensor, int, kernels.ColumnFit] | None = None
+
+    def fit(self, x: Tensor, batch: Tensor | None = None) -> kernels.ColumnFit:
+        """The coefficients of the columns at a frame.
+
+        Args:
+            x: a frame U.
+            batch: column numbers; all columns if not given.
+
+        Returns:
+            The fit, with one row per column of the batch.
+        """
+        if batch is not None:
+            side = self.ratings.by_column.take(batch)
+            return kernels.fit_columns(side, x, self._ridges(side.counts, x))
+        # Loss, gradient and Fisher at one point share the pass: solvers ask for them one after the other.
+        if self._last is None or self._last[0] is not x or self._last[1] != x._version:
+            ridge = self._ridges(self.ratings.column_counts, x)
+            self._last = (x, x._version, kernels.fit_columns(self.ratings.by_column, x, ridge))
+        return self._last[2]
+
+    def _ridges(self, counts: Tensor, like: Tensor) -> Tensor:
+        weights = counts if self.ridge_weighting == "count" else torch.ones_like(counts)
+        return self.ridge * weights.to(like.dtype)
+
+    def loss(self, x: Tensor, batch: Tensor | None = None) -> Tensor:  # noqa: D102
+        squares = self._squares if batch is None else self._squares[batch]
+        fit = self.fit(x, batch)
+        return fit.penalised_squares(squares.to(x.dtype)).sum() / (2 * len(squares))
+
+    def gradient(self, x: Tensor, batch: Tensor | None = None) -> Tensor:  # noqa: D102
+        return self._gradient(x, batch, self.fit(x, batch))
+
+    def loss_and_gradient(self, x: Tensor, batch: Tensor | None = None) -> tuple[Tensor, Tensor]:  # noqa: D102
+        fit = self.fit(x, batch)
+        squares = self._squares if batch is None else self._squares[batch]
+        loss = fit.penalised_squares(squares.to(x.dtype)).sum() / (2 * len(squares))
+        return loss, self._gradient(x, batch, fit)
+
+    def _gradient(self, x: Tensor, batch: Tensor | None, fit: kernels.ColumnFit) -> Tensor:
+        if batch is None:
+            gram, weighted = kernels.row_moments(self.ratings.by_row, fit.coefficients)
+            total = kernels.matvec(gram, x) - weighted
+        else:
+            total = self.column_gradients(x, batch, fit.coefficients)
+        return self.manifold.project(x, total / len(fit.coefficients))
+
+    def column_gradients(self, x: Tensor, batch: Tensor, coefficients: Tensor) -> Tensor:
+        """Σ_i P_iᵀ (U_i a_i - x_i) a_iᵀ over a batch, for given coefficients.
+
+        Args:
+            x: a frame U.
+            batch: column numbers.
+            coefficients: one row per column of the batch.
+
+        Returns:
+            An ambient matrix like U.
+        """
+        side = self.ratings.by_column.take(batch)
+        rows, spread = side.indices(), coefficients.index_select(0, side.groups())
+        residual = (x.index_select(0, rows) * spread).sum(1) - side.values().to(x.dtype)
+        return torch.zeros_like(x).index_add_(0, rows, residual[:, None] * spread)
+
+    def fisher(self, x: Tensor, batch: Tensor | None = None, *, kind: str = "row-block") -> FisherOperator:  # noqa: D102
+        if kind not in self.fisher_kinds:
+            raise ValueError(f"kind must be one of {list(self.fisher_kinds)}, got {kind!r}")
+        fit = self.fit(x, batch)
+        a, count = fit.coefficients, len(fit.coefficients)
+        if kind == "kronecker":
+            return KroneckerFisher(self.manifold, x, left=None, right=a.mT @ a / count)
+        ratings = self.ratings if batch is None else self.ratings.take_columns(batch)
+        if kind == "kronecker-rows":
+            share = ratings.row_counts.to(x.dtype) / count
+            return RowBlockFisher(self.manifold, x, share[:, None, None] * (a.mT @ a / count))
+        gram = kernels.row_moments(ratings.by_row, a)[0]
+        if kind == "row-block":
+            return RowBlockFisher(self.manifold, x, unpack(gram) / count)
+        return CompletionFisher(self.manifold, x, ratings, fit, gram, residual_term=kind == "exact")
+
+    def snapshot(self, x: Tensor) -> CompletionSnapshot:  # noqa: D102
+        return CompletionSnapshot(self, x, table=self.table)
+
+    def predict(self, x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+        """Predicted values u_rᵀ a_c with the coefficients fitted on the training ratings.
+
+        Args:
+            x: a frame U.
+            rows: row numbers, in the orientation of the problem.
+            columns: column numbers.
+
+        Returns:
+            One value per pair, clipped if the problem has a range.
+        """
+        return self._predict(x, self.fit(x).coefficients, rows, columns)
+
+    def _predict(self, x: Tensor, coefficients: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+        values = x.new_empty(len(rows))
+        for start in range(0, len(rows), kernels.CHUNK):
+            part = slice(start, start + kernels.CHUNK)
+            left, right = x.index_select(0, rows[part]), coefficients.index_select(0, columns[part])
+            torch.sum(left * right, dim=1, out=values[part])
+        return values if self.clip is None else values.clamp(*self.clip)
+
+    def metrics(self, x: Tensor) -> dict[str, float]:
+        """Mean squared errors at a frame.
+
+        Args:
+            x: a frame U.
+
+        Returns:
+            ``held_out``: on the held-out ratings, with coefficients from the training ratings; ``refit``: the figure of
+            the released scripts, with coefficients fitted again on the held-out ratings themselves, which measures the
+            subspace and predicts nothing; ``train``: on the training ratings. The first two need ``held_out``.
+        """
+        fit = self.fit(x)
+        train = float(fit.residual_squares(self._squares.to(x.dtype)).sum()) / self.ratings.n_ratings
+        if self.held_out is None:
+            return {"train": train}
+        rows, columns, values = self.held_out.entries()
+        error = self._predict(x, fit.coefficients, rows, columns) - values.to(x.dtype)
+        side = self.held_out.by_column
+        again = kernels.fit_columns(side, x, self._ridges(side.counts, x))
+        squares = kernels.square_sum(side, x.dtype)
+        refit = float(again.residual_squares(squares).sum()) / self.held_out.n_ratings
+        return {"held_out": float(error.square().mean()), "refit": refit, "train": train}
+
+
+def _check_options(
+    ratings: Ratings, rank: int, ridge: float, weighting: str, orientation: str, held_out: Ratings | None
+) -> None:
+    most = min(ratings.shape)
+    if isinstance(rank, bool) or not isinstance(rank, int) or not 1 <= rank <= most:
+        raise ValueError(f"rank must be a whole number between 1 and min(n_rows, n_columns)={most}, got {rank!r}")
+    if not (ridge >= 0 and ridge < float("inf")):
+        raise ValueError(f"ridge must be a finite number ≥ 0, got {ridge}")
+    if weighting not in {"column", "count"}:
+        raise ValueError(f"ridge_weighting must be 'column' or 'count', got {weighting!r}")
+    if orientation not in {"auto", "rows", "columns"}:
+        raise ValueError(f"orientation must be 'auto', 'rows' or 'columns', got {orientation!r}")
+    if held_out is not None and held_out.shape != ratings.shape:
+        raise ValueError(f"held_out must have the shape {ratings.shape} of ratings, got {held_out.shape}")

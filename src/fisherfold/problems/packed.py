@@ -1,0 +1,150 @@
+"""Many small symmetric positive definite systems at once, stored so that the long axis is the one that vectorises.
+
+A batch of m symmetric p×p matrices is *packed*, its lower triangle in one row of a (m, p(p+1)/2) table, which is what
+segment sums of outer products give. Solving unrolls Gaussian elimination over the entries, each a vector of length m:
+
+    for k = 1..p:   row_k ← row_k / d_k,   M_ij ← M_ij - M_ik row_kj  for i, j > k
+
+Its pivots d_k over the diagonal they started from are 1 - R² of coordinate k on those before it: near zero, the system
+is ill conditioned and the caller is told.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+# Unrolled elimination wins for many small systems; LAPACK for few or large ones (benchmarks/completion_kernels.py).
+_LAPACK_BELOW = 400
+_LAPACK_ABOVE_ORDER = 24
+
+
+@lru_cache(maxsize=256)
+def triangle(size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Row and column numbers of the packed lower triangle.
+
+    Args:
+        size: the order p of the matrices.
+        device: where the indices are used.
+
+    Returns:
+        Two int64 vectors of length p(p+1)/2.
+    """
+    rows, columns = torch.tril_indices(size, size, device=device)
+    return rows, columns
+
+
+@lru_cache(maxsize=256)
+def packed_positions(size: int, device: torch.device) -> Tensor:
+    """Where entry (i, j) of a symmetric matrix lies in its packed form.
+
+    Args:
+        size: the order p of the matrices.
+        device: where the indices are used.
+
+    Returns:
+        A symmetric p×p matrix of positions.
+    """
+    rows, columns = triangle(size, device)
+    positions = torch.zeros(size, size, dtype=torch.int64, device=device)
+    order = torch.arange(len(rows), device=device)
+    positions[rows, columns] = order
+    positions[columns, rows] = order
+    return positions
+
+
+def order_of(length: int) -> int:
+    """The order p of matrices whose packed form has p(p+1)/2 entries.
+
+    Args:
+        length: the number of packed entries.
+
+    Returns:
+        The order.
+    """
+    return int(((8 * length + 1) ** 0.5 - 1) // 2)
+
+
+def unpack(packed: Tensor) -> Tensor:
+    """The square matrices of a packed table.
+
+    Args:
+        packed: a (m, p(p+1)/2) table.
+
+    Returns:
+        A (m, p, p) tensor.
+    """
+    size = order_of(packed.shape[-1])
+    return packed.index_select(1, packed_positions(size, packed.device).flatten()).view(-1, size, size)
+
+
+def outer_table(x: Tensor, *more: Tensor) -> Tensor:
+    """The packed outer products x_j x_jᵀ of the rows of a table, and further columns beside them.
+
+    Args:
+        x: a (n, p) table.
+        *more: (n, k) tables to put to the right.
+
+    Returns:
+        A (n, p(p+1)/2 + Σ k) table.
+    """
+    size = x.shape[1]
+    length = size * (size + 1) // 2
+    out = x.new_empty(len(x), length + sum(m.shape[1] for m in more))
+    start = 0
+    for k in range(size):
+        torch.mul(x[:, : k + 1], x[:, k : k + 1], out=out[:, start : start + k + 1])
+        start += k + 1
+    for m in more:
+        out[:, start : start + m.shape[1]] = m
+        start += m.shape[1]
+    return out
+
+
+def solve_positive(packed: Tensor, rhs: Tensor, diagonal: Tensor) -> tuple[Tensor, Tensor]:
+    """Solve (M_i + diag) x_i = b_i for all i.
+
+    Args:
+        packed: M_i as a (m, p(p+1)/2) table.
+        rhs: b_i as a (m, p) table.
+        diagonal: what is added to the diagonals, broadcast to (m, p).
+
+    Returns:
+        The (m, p) solutions, and for each system the smallest pivot relative to its diagonal entry, between 0 and 1:
+        at rounding level (or NaN) the solution is worthless.
+
+    Example:
+        >>> m = torch.tensor([[2.0, 1.0, 3.0]])
+        >>> x, pivot = solve_positive(m, torch.tensor([[4.0, 7.0]]), torch.zeros(1, 1))
+        >>> x.tolist(), round(float(pivot), 4)
+        ([[1.0, 2.0]], 0.8333)
+    """
+    count, size = rhs.shape
+    if count < _LAPACK_BELOW or size > _LAPACK_ABOVE_ORDER:
+        return _by_lapack(unpack(packed), rhs, diagonal)
+    work = packed.new_empty(size, size + 1, count)
+    work[:, :size] = packed.T.index_select(0, packed_positions(size, packed.device).flatten()).view(size, size, count)
+    work[:, size] = rhs.T
+    main = work[:, :size].diagonal(dim1=0, dim2=1).T
+    main += diagonal.expand(count, size).T
+    whole = main.clone()
+    for k in range(size):
+        row = work[k, k + 1 :] / work[k, k]
+        work[k + 1 :, k + 1 :].addcmul_(work[k + 1 :, k, None], row[None], value=-1)
+        work[k, k + 1 :] = row
+    share = (main / whole).amin(dim=0)
+    x = work[:, size].clone()
+    for k in range(size - 1, 0, -1):
+        x[:k].addcmul_(work[:k, k], x[k], value=-1)
+    return x.T.contiguous(), share
+
+
+def _by_lapack(square: Tensor, rhs: Tensor, diagonal: Tensor) -> tuple[Tensor, Tensor]:
+    main = square.diagonal(dim1=1, dim2=2)
+    main += diagonal
+    factors, info = torch.linalg.cholesky_ex(square)
+    share = (factors.diagonal(dim1=1, dim2=2) ** 2 / main).amin(dim=1)
+    share = torch.where(info == 0, share, torch.zeros_like(share))
+    return torch.cholesky_solve(rhs.unsqueeze(-1), factors).squeeze(-1), share
