@@ -1,6 +1,8 @@
 """Where data lives: losses over manifolds as finite sums."""
 
 from fisherfold.problems.base import Problem, Snapshot
+from fisherfold.problems.completion import CompletionProblem
 from fisherfold.problems.nll import NLLProblem
+from fisherfold.problems.ratings import Ratings
 
-__all__ = ["NLLProblem", "Problem", "Snapshot"]
+__all__ = ["CompletionProblem", "NLLProblem", "Problem", "Ratings", "Snapshot"]

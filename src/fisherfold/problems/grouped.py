@@ -95,7 +95,7 @@ class Grouped:
         """
         stop = self.n_ratings if stop is None else stop
         first = int(torch.searchsorted(self.offsets, start, right=True)) - 1
-        last = int(torch.searchsorted(self.offsets, stop, right=False))
+        last = max(first, int(torch.searchsorted(self.offsets, stop, right=False)))
         counts = self.offsets[first : last + 1].clamp(start, stop).diff()
         ids = torch.arange(first, last, dtype=torch.int32, device=self.offsets.device)
         return ids.repeat_interleave(counts, output_size=stop - start)
