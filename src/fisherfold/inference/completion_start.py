@@ -1,0 +1,119 @@
+"""Where variational completion starts: damped offsets, then the leading singular vectors of the zero-filled residuals.
+
+    c_j = Σ_i (x_ij - b_i)/(n_j + λ),   b_i = Σ_j (x_ij - c_j)/(n_i + λ),   R = P_Ω(X - b1ᵀ - 1cᵀ) ≈ U S Vᵀ
+
+Three steps of subspace iteration cost six sparse products and save three to five passes of the fit.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fisherfold.inference.sides import Side
+from fisherfold.problems.grouped import Grouped
+from fisherfold.problems.ratings import Ratings
+from fisherfold.problems.segments import bag_sum
+
+_DAMPING = 10.0  # pseudo-ratings of value zero in each offset
+_STEPS = 3
+_OVERSAMPLING = 4
+_FACTOR_SHARE = 0.15  # of the residual variance, given to the factors before anything is known
+
+
+@dataclass
+class Start:
+    """The starting point.
+
+    Attributes:
+        rows: the rows, known exactly at their offsets, with a prior.
+        columns: the columns, known exactly at the singular vectors and offsets.
+        noise_precision: the reciprocal of the residual variance.
+    """
+
+    rows: Side
+    columns: Side
+    noise_precision: float
+
+
+def start_from_svd(
+    ratings: Ratings, rank: int, *, row_offsets: bool, column_offsets: bool, generator: torch.Generator
+) -> Start:
+    """Offsets and singular vectors of centred ratings.
+
+    Args:
+        ratings: the ratings, centred and scaled.
+        rank: the number of factors.
+        row_offsets: whether rows have an offset.
+        column_offsets: whether columns have an offset.
+        generator: the source of the random test matrix.
+
+    Returns:
+        The starting point.
+    """
+    b, c = _offsets(ratings, row_offsets, column_offsets)
+    by_row = _residuals(ratings.by_row, b, c)
+    variance = max(float(by_row.double().square().mean()), 1e-6)
+    v = _right_vectors(ratings, by_row, _residuals(ratings.by_column, c, b), rank, generator)
+    v = v * math.sqrt(ratings.n_columns)
+    mean = torch.cat([v, c[:, None]], dim=1)
+    size_u, size_v = torch.full((rank,), _FACTOR_SHARE * variance / rank), torch.ones(rank)
+    row_variance, column_variance = (
+        torch.cat([s.to(v), o.var(correction=0).clamp(min=0.01)[None]]) for s, o in ((size_u, b), (size_v, c))
+    )
+    empty = torch.cat([v.new_zeros(ratings.n_rows, rank), b[:, None]], dim=1)
+    return Start(
+        Side.start(empty, ratings.row_counts, row_variance, has_offset=row_offsets),
+        Side.start(mean, ratings.column_counts, column_variance, has_offset=column_offsets),
+        1.2 / variance,
+    )
+
+
+def _offsets(ratings: Ratings, row_offsets: bool, column_offsets: bool) -> tuple[Tensor, Tensor]:
+    """Two sweeps of damped means; zero where there is no offset."""
+    values = [_sums(g, None) for g in (ratings.by_row, ratings.by_column)]
+    counts = [g.counts.to(v) + _DAMPING for g, v in zip((ratings.by_row, ratings.by_column), values, strict=True)]
+    b, c = (torch.zeros_like(v) for v in values)
+    for _ in range(2):
+        if column_offsets:
+            c = (values[1] - _sums(ratings.by_column, b)) / counts[1]
+        if row_offsets:
+            b = (values[0] - _sums(ratings.by_row, c)) / counts[0]
+    return b, c
+
+
+def _sums(groups: Grouped, table: Tensor | None) -> Tensor:
+    """Per group, the sum of its values, or of the entries of a vector that it refers to."""
+    if table is not None:
+        return bag_sum(table[:, None].contiguous(), groups.indices(), groups.offsets)[:, 0]
+    values = groups.values()
+    ones = values.new_ones(int(groups.indices().max()) + 1, 1)
+    return bag_sum(ones, groups.indices(), groups.offsets, values)[:, 0]
+
+
+def _residuals(groups: Grouped, own: Tensor, other: Tensor) -> Tensor:
+    """The values less both offsets, in the order of the groups."""
+    off = own.repeat_interleave(groups.counts, output_size=groups.n_ratings)
+    return groups.values() - off - other.index_select(0, groups.indices())
+
+
+def _right_vectors(
+    ratings: Ratings, by_row: Tensor, by_column: Tensor, rank: int, generator: torch.Generator
+) -> Tensor:
+    """The leading right singular vectors by subspace iteration with a few spare directions."""
+    width = min(rank + _OVERSAMPLING, ratings.n_columns)
+    v = torch.randn(ratings.n_columns, width, generator=generator, dtype=torch.float64).to(by_row)
+    rows, columns = ratings.by_row, ratings.by_column
+    for _ in range(_STEPS):
+        u = bag_sum(v, rows.indices(), rows.offsets, by_row)
+        v = torch.linalg.qr(bag_sum(u, columns.indices(), columns.offsets, by_column))[0].contiguous()
+    u = bag_sum(v, rows.indices(), rows.offsets, by_row)
+    directions = torch.linalg.eigh(u.T @ u)[1].flip(1)
+    v = v @ directions[:, :rank]
+    if v.shape[1] < rank:  # more factors than columns: the surplus starts as noise and is switched off by the prior
+        spare = torch.randn(ratings.n_columns, rank - v.shape[1], generator=generator, dtype=torch.float64).to(v)
+        v = torch.cat([v, spare / math.sqrt(ratings.n_columns)], dim=1)
+    return v

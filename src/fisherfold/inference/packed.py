@@ -1,0 +1,140 @@
+"""Many small symmetric matrices at once, stored so that the long axis is the one that vectorises.
+
+A batch of n symmetric q×q matrices is either *packed*, its lower triangle in one row of a (n, q(q+1)/2) table, or
+*batch-last*, a (q, q, n) tensor in which each matrix entry is one vector of length n. The inverse is the sweep
+operator, q rank-one updates of the whole batch:
+
+    for k = 1..q:   A ← A - a_k a_kᵀ / A_kk  off row and column k,   a_k / A_kk  on them,   -1 / A_kk  at (k, k)
+
+which leaves -A⁻¹ in place of A and the pivots of the Cholesky factorisation on the way.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+
+@lru_cache(maxsize=256)
+def triangle(size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Row and column numbers of the packed lower triangle.
+
+    Args:
+        size: the order q of the matrices.
+        device: where the indices are used.
+
+    Returns:
+        Two int64 vectors of length q(q+1)/2.
+    """
+    rows, columns = torch.tril_indices(size, size, device=device)
+    return rows, columns
+
+
+@lru_cache(maxsize=256)
+def packed_positions(size: int, device: torch.device) -> Tensor:
+    """Where entry (i, j) of a symmetric matrix lies in its packed form.
+
+    Args:
+        size: the order q of the matrices.
+        device: where the indices are used.
+
+    Returns:
+        A symmetric q×q matrix of positions.
+    """
+    rows, columns = triangle(size, device)
+    positions = torch.zeros(size, size, dtype=torch.int64, device=device)
+    order = torch.arange(len(rows), device=device)
+    positions[rows, columns] = order
+    positions[columns, rows] = order
+    return positions
+
+
+def unpack(packed: Tensor) -> Tensor:
+    """The square matrices of a packed table.
+
+    Args:
+        packed: a (n, q(q+1)/2) table.
+
+    Returns:
+        A (n, q, q) tensor.
+    """
+    size = order_of(packed.shape[-1])
+    return packed[:, packed_positions(size, packed.device).flatten()].view(-1, size, size)
+
+
+def pack(square: Tensor) -> Tensor:
+    """The packed table of symmetric matrices.
+
+    Args:
+        square: a (n, q, q) tensor.
+
+    Returns:
+        A (n, q(q+1)/2) table.
+    """
+    rows, columns = triangle(square.shape[-1], square.device)
+    return square[:, rows, columns]
+
+
+def order_of(length: int) -> int:
+    """The order q of matrices whose packed form has q(q+1)/2 entries.
+
+    Args:
+        length: the number of packed entries.
+
+    Returns:
+        The order.
+    """
+    return int(((8 * length + 1) ** 0.5 - 1) // 2)
+
+
+def invert_batch_last(matrices: Tensor) -> tuple[Tensor, Tensor]:
+    """Invert a batch of symmetric positive definite matrices.
+
+    If a pivot is not positive (a matrix that is singular to working precision) the batch is inverted once more in
+    float64, with its diagonal raised by 1e-10 of itself.
+
+    Args:
+        matrices: a batch-last (q, q, n) tensor.
+
+    Returns:
+        The batch-last inverses, and the logarithms of the determinants of the given matrices.
+
+    Raises:
+        ArithmeticError: if the matrices are not positive definite in float64 either.
+
+    Example:
+        >>> a = torch.tensor([[2.0, 1.0], [1.0, 3.0]]).unsqueeze(-1)
+        >>> inverse, log_det = invert_batch_last(a)
+        >>> torch.allclose(inverse[..., 0] @ a[..., 0], torch.eye(2), atol=1e-6), round(float(log_det.exp()), 4)
+        (True, 5.0)
+    """
+    work = matrices.clone()
+    log_det, positive = _sweep(work)
+    if positive:
+        return work.neg_(), log_det
+    work = matrices.double()
+    work.diagonal(dim1=0, dim2=1).mul_(1 + 1e-10)
+    log_det, positive = _sweep(work)
+    if not positive:
+        raise ArithmeticError("a posterior precision is not positive definite: the values or the ridge are too extreme")
+    return work.neg_().to(matrices.dtype), log_det.to(matrices.dtype)
+
+
+def _sweep(matrices: Tensor) -> tuple[Tensor, bool]:
+    """Sweep every pivot in place; the log-determinants, and whether all pivots were positive."""
+    log_det = matrices.new_zeros(matrices.shape[2])
+    smallest = matrices.new_full((), torch.inf)
+    for k in range(len(matrices)):
+        row = matrices[k].clone()
+        pivot = row[k]
+        smallest = torch.minimum(smallest, pivot.min())
+        log_det += pivot.log()
+        reciprocal = pivot.reciprocal()
+        scaled = row * reciprocal
+        torch.addcmul(matrices, row[:, None], scaled[None], value=-1, out=matrices)
+        matrices[k] = scaled
+        matrices[:, k] = scaled
+        matrices[k, k] = -reciprocal
+    return log_det, bool((smallest > 0) & torch.isfinite(log_det).all())

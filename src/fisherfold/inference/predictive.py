@@ -1,0 +1,79 @@
+"""Means and standard deviations of entries that were not seen.
+
+    E[x_ij] = b̄_i + c̄_j + ⟨ū_i, v̄_j⟩
+    Var[x_ij] = k̄ᵀ A k̄ + āᵀ B ā + tr(A B) + E[1/α_i] E[1/β_j] / τ
+
+with A, B the covariances of a_j = (v_j, c_j, 1) and k_i = (u_i, 1, b_i). A row or column that was never seen has the
+number -1 and takes part with its prior.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fisherfold.inference.completion import CompletionPosterior, layout, moments
+from fisherfold.inference.sides import Side
+from fisherfold.inference.stream import prior_member
+
+_CHUNK = 2**15
+
+
+def predict_pairs(
+    posterior: CompletionPosterior, rows: Tensor, columns: Tensor, *, with_std: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """The predictive mean, and if wanted the standard deviation, of some entries.
+
+    Args:
+        posterior: the fitted posterior.
+        rows: row numbers, -1 for a row never seen.
+        columns: column numbers, -1 for a column never seen.
+        with_std: whether the standard deviations are computed.
+
+    Returns:
+        The means, and the standard deviations or None.
+    """
+    left, right = _with_unknown(posterior.rows), _with_unknown(posterior.columns)
+    means, spreads = [], []
+    for start in range(0, len(rows), _CHUNK):
+        i, j = (_wrap(t[start : start + _CHUNK], s) for t, s in ((rows, left), (columns, right)))
+        u, v = left.mean[i], right.mean[j]
+        mean = (u[:, :-1] * v[:, :-1]).sum(1) + u[:, -1] + v[:, -1]
+        means.append(mean)
+        if with_std:
+            second = _second_moment(left, right, i, j)
+            noise = _noise(left, i, posterior) * _noise(right, j, posterior) / posterior.noise_precision
+            spreads.append(((second - mean * mean).clamp(min=0) + noise).sqrt())
+    empty = left.mean.new_zeros(0)
+    return torch.cat([*means, empty]), torch.cat([*spreads, empty]) if with_std else None
+
+
+def _with_unknown(side: Side) -> Side:
+    """The side with one more member, last, about which nothing is known."""
+    unknown = prior_member(side)
+    return replace(
+        unknown, mean=torch.cat([side.mean, unknown.mean]), covariance=torch.cat([side.covariance, unknown.covariance]),
+        shortfall=torch.cat([side.shortfall, unknown.shortfall]), counts=torch.cat([side.counts, unknown.counts]),
+    )  # fmt: skip
+
+
+def _wrap(index: Tensor, side: Side) -> Tensor:
+    return torch.where(index < 0, len(side.mean) - 1, index.long())
+
+
+def _second_moment(left: Side, right: Side, i: Tensor, j: Tensor) -> Tensor:
+    """E[(k_i · a_j)²] = ⟨E[k kᵀ], E[a aᵀ]⟩ in float64, because the squared mean is subtracted from it."""
+    a = moments(right.mean[j].double(), right.covariance[j].double())
+    b = moments(left.mean[i].double(), left.covariance[i].double())
+    _, _, twin, factor = layout(left.mean.shape[1], left.mean.device)
+    return (a * b[:, twin]) @ factor.double()
+
+
+def _noise(side: Side, index: Tensor, posterior: CompletionPosterior) -> Tensor:
+    """E[1/α] under the Gamma posterior of a noise weight."""
+    strength = posterior.weight_strength
+    if not strength:
+        return torch.ones_like(side.counts[index])
+    return (strength + side.shortfall[index]) / (strength + side.counts[index] - 2)
