@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.distributions import Gamma, MultivariateNormal, kl_divergence
 
 from fisherfold.inference.completion import CompletionPosterior
-from fisherfold.inference.packed import unpack
 from fisherfold.inference.sides import PRIOR_ROWS, Side
+from fisherfold.problems.packed import unpack
 from fisherfold.problems.ratings import Ratings
 
 

@@ -11,9 +11,9 @@ import torch
 from reference_completion import low_rank
 
 from fisherfold.inference.completion import fit_variational
-from fisherfold.inference.packed import unpack
 from fisherfold.inference.predictive import predict_pairs
 from fisherfold.inference.stream import absorb, grow, prior_member, refresh_priors
+from fisherfold.problems.packed import unpack
 from fisherfold.problems.ratings import Ratings
 
 

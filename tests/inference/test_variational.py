@@ -12,9 +12,10 @@ from reference_completion import low_rank
 
 import fisherfold.inference.completion as module
 from fisherfold.inference.completion import fit_variational, half_step, moments
-from fisherfold.inference.packed import unpack
 from fisherfold.inference.predictive import predict_pairs
+from fisherfold.problems.packed import unpack
 from fisherfold.problems.ratings import Ratings
+
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("offsets", [(True, True), (False, True), (False, False)])

@@ -28,9 +28,10 @@ import torch
 from torch import Tensor
 
 from fisherfold.inference.completion_start import start_from_svd
-from fisherfold.inference.packed import invert_batch_last, order_of, packed_positions, triangle
+from fisherfold.inference.inverse import invert_batch_last
 from fisherfold.inference.sides import Side, update_set_effects
 from fisherfold.problems.grouped import Grouped
+from fisherfold.problems.packed import order_of, packed_positions, triangle
 from fisherfold.problems.ratings import Ratings
 from fisherfold.problems.segments import bag_sum
 

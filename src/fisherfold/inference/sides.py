@@ -20,8 +20,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fisherfold.inference.packed import packed_positions
 from fisherfold.problems.grouped import Grouped
+from fisherfold.problems.packed import packed_positions
 from fisherfold.problems.segments import bag_sum
 
 # One imaginary row with the starting variance keeps K finite when a table has a handful of rows.

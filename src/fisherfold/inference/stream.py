@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from fisherfold.inference.completion import CompletionPosterior, evidence, expected_residual, moments, normal_equations
-from fisherfold.inference.packed import pack, unpack
+from fisherfold.inference.inverse import pack
 from fisherfold.inference.sides import SetEffects, Side
 from fisherfold.problems.grouped import Grouped
+from fisherfold.problems.packed import unpack
 from fisherfold.problems.ratings import Ratings
 
 

@@ -1,11 +1,12 @@
-"""Packed symmetric matrices and the sweep inverse."""
+"""The sweep inverse of many small matrices."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from fisherfold.inference.packed import invert_batch_last, pack, unpack
+from fisherfold.inference.inverse import invert_batch_last, pack
+from fisherfold.problems.packed import unpack
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 12])

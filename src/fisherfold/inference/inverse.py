@@ -1,6 +1,6 @@
-"""Many small symmetric matrices at once, stored so that the long axis is the one that vectorises.
+"""The inverses of many small symmetric positive definite matrices at once.
 
-A batch of n symmetric q×q matrices is either *packed*, its lower triangle in one row of a (n, q(q+1)/2) table, or
+A batch is *packed*, the lower triangle of each matrix in one row of a (n, q(q+1)/2) table (``problems.packed``), or
 *batch-last*, a (q, q, n) tensor in which each matrix entry is one vector of length n. The inverse is the sweep
 operator, q rank-one updates of the whole batch:
 
@@ -11,57 +11,10 @@ which leaves -A⁻¹ in place of A and the pivots of the Cholesky factorisation 
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 from torch import Tensor
 
-
-@lru_cache(maxsize=256)
-def triangle(size: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Row and column numbers of the packed lower triangle.
-
-    Args:
-        size: the order q of the matrices.
-        device: where the indices are used.
-
-    Returns:
-        Two int64 vectors of length q(q+1)/2.
-    """
-    rows, columns = torch.tril_indices(size, size, device=device)
-    return rows, columns
-
-
-@lru_cache(maxsize=256)
-def packed_positions(size: int, device: torch.device) -> Tensor:
-    """Where entry (i, j) of a symmetric matrix lies in its packed form.
-
-    Args:
-        size: the order q of the matrices.
-        device: where the indices are used.
-
-    Returns:
-        A symmetric q×q matrix of positions.
-    """
-    rows, columns = triangle(size, device)
-    positions = torch.zeros(size, size, dtype=torch.int64, device=device)
-    order = torch.arange(len(rows), device=device)
-    positions[rows, columns] = order
-    positions[columns, rows] = order
-    return positions
-
-
-def unpack(packed: Tensor) -> Tensor:
-    """The square matrices of a packed table.
-
-    Args:
-        packed: a (n, q(q+1)/2) table.
-
-    Returns:
-        A (n, q, q) tensor.
-    """
-    size = order_of(packed.shape[-1])
-    return packed[:, packed_positions(size, packed.device).flatten()].view(-1, size, size)
+from fisherfold.problems.packed import triangle
 
 
 def pack(square: Tensor) -> Tensor:
@@ -75,18 +28,6 @@ def pack(square: Tensor) -> Tensor:
     """
     rows, columns = triangle(square.shape[-1], square.device)
     return square[:, rows, columns]
-
-
-def order_of(length: int) -> int:
-    """The order q of matrices whose packed form has q(q+1)/2 entries.
-
-    Args:
-        length: the number of packed entries.
-
-    Returns:
-        The order.
-    """
-    return int(((8 * length + 1) ** 0.5 - 1) // 2)
 
 
 def invert_batch_last(matrices: Tensor) -> tuple[Tensor, Tensor]:
