@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fisherfold.problems.base import Snapshot
+from fisherfold.problems.base import Problem, Snapshot
 from fisherfold.problems.subspace import SubspaceProblem
 from fisherfold.problems.tasks import TaskStatistics
 
@@ -178,6 +178,15 @@ def test_an_epoch_without_fused_form_makes_the_generic_steps(options, batches):
     snapshot = problem.snapshot(U)
     generic = Snapshot.epoch(snapshot, U, batches, step=0.1, **options)
     torch.testing.assert_close(snapshot.epoch(U, batches, step=0.1, **options), generic, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("gradient", ["exact", "paper"])
+def test_fused_descent_takes_the_generic_steps(gradient):
+    problem, U, _ = make(gradient=gradient, weights=WEIGHTS + 0.5)
+    generic = Problem.descend(problem, U, ORDER, step=lambda k: 0.02 / (1 + k))
+    found = problem.descend(U, ORDER, step=lambda k: 0.02 / (1 + k))
+    torch.testing.assert_close(found, generic, rtol=1e-10, atol=1e-11)
+    assert float(problem.manifold.dist(U, found)) > 1e-3
 
 
 def test_fused_and_generic_epochs_agree_to_second_order_in_the_step():

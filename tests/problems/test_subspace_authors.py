@@ -7,6 +7,7 @@ solve with P A P + δ I is singular along U up to δ and loses the tenth digit o
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 import torch
 
 from fisherfold import datasets
+from fisherfold.experiments.subspace import scaled_per_task
 from fisherfold.problems.subspace import SubspaceProblem
 from fisherfold.problems.tasks import TaskStatistics
 
@@ -49,8 +51,8 @@ def school():
         return problem, torch.tensor(stored["U0"]), stored["samples_rngd"].astype(np.int64)
 
 
-def recorded(solver):
-    return json.loads((ANCHORS / f"school_{solver}.json").read_text())
+def recorded(solver, name="school"):
+    return json.loads((ANCHORS / f"{name}_{solver}.json").read_text())
 
 
 def test_the_start_has_the_recorded_figures(school):
@@ -63,6 +65,18 @@ def test_the_start_has_the_recorded_figures(school):
     assert metrics["refit_nmse"] == pytest.approx(run["test_nmse"][0], rel=1e-10)
     # coefficients of the smallest tasks are ill conditioned, and held-out rows see all of that
     assert metrics["held_out_nmse"] == pytest.approx(run["test_nmse_trainfit"][0], rel=1e-9)
+
+
+def test_the_start_on_sarcos_has_the_recorded_figures():
+    data = datasets.load_tasks("sarcos_7x2000")
+    scaled = dataclasses.replace(data, X=scaled_per_task(data.X, data.task))
+    with np.load(ANCHORS / "sarcos_7x2000_split_init.npz") as stored:
+        train, test = (statistics(scaled, stored, part) for part in ("train", "test"))
+        problem = SubspaceProblem(train, rank=6, ridge=RIDGE, gradient="paper", held_out=test)
+        U = torch.tensor(stored["U0"])
+    run = recorded("rngd", "sarcos_7x2000")
+    assert float(problem.loss(U)) == pytest.approx(run["train_cost"][0], rel=1e-10)
+    assert problem.metrics(U)["refit_nmse"] == pytest.approx(run["test_nmse"][0], rel=1e-10)
 
 
 def solve_extended(matrix, right):

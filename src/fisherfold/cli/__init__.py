@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from fisherfold._version import __version__
+from fisherfold.cli import reproduce
 
 app = typer.Typer(
     name="fisherfold",
@@ -21,6 +22,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
+app.add_typer(reproduce.app, name="reproduce")
 
 
 def _show_version(value: bool) -> None:

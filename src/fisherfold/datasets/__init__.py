@@ -9,7 +9,9 @@ from fisherfold.datasets.local import (
     load,
     load_images,
     load_ratings,
+    load_sarcos_file,
     load_tasks,
+    stack_outputs,
     verify,
 )
 from fisherfold.datasets.records import REGISTRY, ArrayRecord, DatasetRecord, record
@@ -26,7 +28,9 @@ __all__ = [
     "load",
     "load_images",
     "load_ratings",
+    "load_sarcos_file",
     "load_tasks",
     "record",
+    "stack_outputs",
     "verify",
 ]

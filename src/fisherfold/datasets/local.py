@@ -206,6 +206,46 @@ def load_images(name: str, *, folder: str | os.PathLike[str] | None = None) -> I
     return data
 
 
+def load_sarcos_file(path: str | os.PathLike[str]) -> Table:
+    """Read an original SARCOS file, ``sarcos_inv.mat`` or ``sarcos_inv_test.mat``.
+
+    Args:
+        path: a MATLAB file with one matrix of 28 columns: 21 inputs, 7 torques.
+
+    Returns:
+        Inputs and torques.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if it does not hold such a matrix.
+    """
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"there is no file {path}; SARCOS comes from {record('sarcos_test').source}")
+    from scipy.io import loadmat
+
+    found = {key: value for key, value in loadmat(path).items() if not key.startswith("__")}
+    matrices = [value for value in found.values() if value.ndim == 2 and value.shape[1] == 28]
+    if len(matrices) != 1:
+        shapes = {key: value.shape for key, value in found.items()}
+        raise ValueError(f"{path} should hold one matrix of 28 columns (21 inputs, 7 torques), got {shapes}")
+    values = matrices[0].astype(np.float64)
+    return Table(values[:, :21], values[:, 21:])
+
+
+def stack_outputs(table: Table) -> tuple[Array, Array, Array]:
+    """Several outputs over shared inputs as tasks, one per output.
+
+    Args:
+        table: inputs and outputs.
+
+    Returns:
+        ``X, y, task`` with the inputs repeated for every task.
+    """
+    outputs = table.Y.shape[1]
+    task = np.repeat(np.arange(outputs, dtype=np.int32), len(table.X))
+    return np.tile(table.X, (outputs, 1)), table.Y.T.reshape(-1).copy(), task
+
+
 def verify(name: str, *, folder: str | os.PathLike[str] | None = None) -> None:
     """Compare every decoded array of a data set with its recorded dtype, shape and checksum.
 

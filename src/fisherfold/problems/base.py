@@ -10,13 +10,13 @@ quantities at an anchor point, and the corrected batch estimates elsewhere.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import ClassVar
 
 from torch import Tensor
 
 from fisherfold.fisher.operators import FisherOperator
-from fisherfold.manifolds.base import Manifold, Point, Tangent, combine, scale
+from fisherfold.manifolds.base import Manifold, Point, Tangent, combine, is_finite, scale
 
 
 class Problem(ABC):
@@ -91,6 +91,25 @@ class Problem(ABC):
             The snapshot, with the full gradient at ``x`` already computed.
         """
         return Snapshot(self, x)
+
+    def descend(self, x: Point, batches: Iterable[Tensor], *, step: Callable[[int], float]) -> Point:
+        """Make one plain gradient step per batch: x ← R_x(-η_k g_B(x)).
+
+        A problem whose steps are tiny overrides this to fuse them.
+
+        Args:
+            x: where to start.
+            batches: sample indices of every step.
+            step: η_k as a function of the number of the step, from 0.
+
+        Returns:
+            The point after the last step; steps end where the iterate leaves the finite numbers.
+        """
+        for k, batch in enumerate(batches):
+            x = self.manifold.retract(x, scale(-step(k), self.gradient(x, batch)))
+            if not is_finite(x):
+                break
+        return x
 
     def metrics(self, x: Point) -> dict[str, float]:
         """Further numbers to record in the trace, such as a held-out error.

@@ -13,7 +13,7 @@ minimises instead.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -26,7 +26,7 @@ from fisherfold.fisher.operators import FisherOperator
 from fisherfold.manifolds import Grassmann
 from fisherfold.problems.base import Problem, Snapshot
 from fisherfold.problems.nll import check_batch
-from fisherfold.problems.subspace_epoch import fused_epoch
+from fisherfold.problems.subspace_epoch import fused_descent, fused_epoch
 from fisherfold.problems.tasks import TaskStatistics
 
 OBJECTIVES = ("residual", "penalised")
@@ -236,6 +236,13 @@ class SubspaceProblem(Problem):
     @override
     def snapshot(self, x: Tensor) -> SubspaceSnapshot:
         return SubspaceSnapshot(self, x)
+
+    @override
+    def descend(self, x: Tensor, batches: Iterable[Tensor], *, step: Callable[[int], float]) -> Tensor:
+        drawn = list(batches)
+        if drawn and x.device.type == "cpu" and all(len(batch) == 1 for batch in drawn):
+            return fused_descent(self, x, torch.cat(drawn).tolist(), step)
+        return super().descend(x, drawn, step=step)
 
     @override
     def metrics(self, x: Tensor) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""One inner epoch of variance-reduced natural-gradient steps with batch 1, fused.
+"""Epochs of steps on single tasks, fused.
 
 The paper's protocol is thousands of steps on matrices of a few hundred numbers: all call overhead. Two things make it
 cheap. The damped left factor M = (1/N) Σ ω A + δ I never changes, so it is inverted once, and the solve on the
@@ -12,6 +12,7 @@ tensors' own memory, which costs a third of the same calls through torch (docs/d
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 def fused_epoch(
     problem: SubspaceProblem, snapshot: SubspaceSnapshot, x: Tensor, tasks: list[int], *, step: float, natural: bool
 ) -> Tensor:
-    """Run the steps of one epoch.
+    """Run the variance-reduced steps of one epoch.
 
     Args:
         problem: with ``factor_damping`` > 0 for natural-gradient steps.
@@ -40,33 +41,72 @@ def fused_epoch(
     Returns:
         The last iterate.
     """
-    data, n_samples = problem.statistics, problem.n_samples
-    grams, crosses = _numpy(data.gram), _numpy(data.cross)
-    inverse = _numpy(left_inverse(problem)) if natural else grams[0]
-    ridge, omega = problem.ridge.tolist(), problem.weights.tolist()
+    gradient = _TaskGradient(problem)
     corrections, rests = (_numpy(part) for part in _anchor_parts(problem, snapshot))
+    inverse = _numpy(left_inverse(problem)) if natural else corrections
     frame = _numpy(x)
     p = frame.shape[1]
-    eye = np.eye(p)
     for t in tasks:
-        transposed, gram_frame = frame.T, grams[t] @ frame
-        inner = transposed @ gram_frame + ridge[t] * eye
-        w = _solve(inner, crosses[t] @ frame)
-        residual = gram_frame @ w - crosses[t]
-        d = corrections[t] + residual[:, None] * (omega[t] * w)
-        if problem.with_jacobian:
-            shift = omega[t] * ridge[t] * _solve(inner, w)
-            d += residual[:, None] * shift + (gram_frame @ shift)[:, None] * w
+        transposed = frame.T
+        g, w, share = gradient(frame, t)
+        d = corrections[t] + g
         d -= frame @ (transposed @ d)
         if natural:
-            second_moment = rests[t] + w[:, None] * (omega[t] / n_samples * w)
+            second_moment = rests[t] + w[:, None] * (share * w)
             both = inverse @ np.concatenate((_solve(second_moment, d.T).T, frame), axis=1)
             d = both[:, :p] - both[:, p:] @ solve(transposed @ both[:, p:], transposed @ both[:, :p])
             d -= frame @ (transposed @ d)
-        # polar retraction: U - s d has the Gram matrix I + s² dᵀd
-        squares, vectors = eigh(d.T @ d)
-        frame = (frame - step * d) @ ((vectors / np.sqrt(1 + step * step * squares)) @ vectors.T)
+        frame = _retract(frame, d, step)
     return torch.from_numpy(frame)
+
+
+def fused_descent(problem: SubspaceProblem, x: Tensor, tasks: list[int], step: Callable[[int], float]) -> Tensor:
+    """Run plain stochastic gradient steps on single tasks.
+
+    Args:
+        problem: the problem.
+        x: where to start.
+        tasks: the task of each step.
+        step: the step size as a function of the number of the step.
+
+    Returns:
+        The last iterate.
+    """
+    gradient, frame = _TaskGradient(problem), _numpy(x)
+    for k, t in enumerate(tasks):
+        g, _, _ = gradient(frame, t)
+        g -= frame @ (frame.T @ g)
+        frame = _retract(frame, g, step(k))
+    return torch.from_numpy(frame)
+
+
+class _TaskGradient:
+    """The gradient of one task before projection, its coefficients and its share ω_t/N of the second moment."""
+
+    def __init__(self, problem: SubspaceProblem) -> None:
+        data = problem.statistics
+        self.grams, self.crosses = _numpy(data.gram), _numpy(data.cross)
+        self.ridge, self.omega = problem.ridge.tolist(), problem.weights.tolist()
+        self.with_jacobian, self.n_samples = problem.with_jacobian, problem.n_samples
+        self.eye = np.eye(problem.manifold.p)
+
+    def __call__(self, frame: NDArray[Any], t: int) -> tuple[NDArray[Any], NDArray[Any], float]:
+        ridge, omega, cross = self.ridge[t], self.omega[t], self.crosses[t]
+        gram_frame = self.grams[t] @ frame
+        inner = frame.T @ gram_frame + ridge * self.eye
+        w = _solve(inner, cross @ frame)
+        residual = gram_frame @ w - cross
+        g = residual[:, None] * (omega * w)
+        if self.with_jacobian:
+            shift = omega * ridge * _solve(inner, w)
+            g += residual[:, None] * shift + (gram_frame @ shift)[:, None] * w
+        return g, w, omega / self.n_samples
+
+
+def _retract(frame: NDArray[Any], d: NDArray[Any], step: float) -> NDArray[Any]:
+    # polar: U - s d has the Gram matrix I + s² dᵀd for a tangent d
+    squares, vectors = eigh(d.T @ d)
+    return np.asarray((frame - step * d) @ ((vectors / np.sqrt(1 + step * step * squares)) @ vectors.T))
 
 
 def left_inverse(problem: SubspaceProblem) -> Tensor:

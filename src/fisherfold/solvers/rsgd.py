@@ -12,7 +12,7 @@ from typing import ClassVar
 from torch import Tensor
 from typing_extensions import override
 
-from fisherfold.manifolds.base import is_finite, scale
+from fisherfold.manifolds.base import is_finite
 from fisherfold.problems.base import Problem
 from fisherfold.solvers.method import Draws, Method, check_batch_size, positive
 from fisherfold.solvers.state import State
@@ -57,21 +57,22 @@ class RSGD(Method):
 
     @override
     def step(self, state: State) -> None:
-        x, k = state.x, int(state.numbers["steps"])
+        taken = int(state.numbers["steps"])
         first = self.step_size * state.numbers["shrink"]
-        for batch in self.draws.epoch(state):
-            gradient = self.problem.gradient(x, batch)
-            trial = self.manifold.retract(x, scale(-first / (1 + first * self.decay * k), gradient))
-            state.samples += len(batch)
-            k += 1
-            if not is_finite(trial):
-                state.numbers["shrink"] /= 4
-                state.numbers["rejections"] += 1
-                state.record = {"accepted": 0.0, "step": first}
-                if state.numbers["rejections"] >= self.max_rejections:
-                    state.failure = ("non_finite", f"a step of {first:.1e} leads to values that are not finite")
-                return
-            x = trial
-        state.x = x
-        state.numbers |= {"steps": k, "rejections": 0}
-        state.record = {"accepted": 1.0, "step": first / (1 + first * self.decay * k)}
+
+        def step(k: int) -> float:
+            return first / (1 + first * self.decay * (taken + k))
+
+        batches = list(self.draws.epoch(state))
+        x = self.problem.descend(state.x, batches, step=step)
+        state.samples += sum(len(batch) for batch in batches)
+        if is_finite(x):
+            state.x = x
+            state.numbers |= {"steps": taken + len(batches), "rejections": 0}
+            state.record = {"accepted": 1.0, "step": step(len(batches))}
+            return
+        state.numbers["shrink"] /= 4
+        state.numbers["rejections"] += 1
+        state.record = {"accepted": 0.0, "step": first}
+        if state.numbers["rejections"] >= self.max_rejections:
+            state.failure = ("non_finite", f"a step of {first:.1e} leads to values that are not finite")

@@ -1,0 +1,341 @@
+"""The paper's four-method figures: every method over several seeds, its step size searched first.
+
+A figure is a plan: how to make the problem and the start for a seed, which methods with which step grids, and a budget
+in the paper's count of gradients. The step of a method is the one with the lowest training loss at the full budget on
+the first seed, searched over decades and then over a 1-2-5 grid around the best decade; every run is recorded. The
+count of the figures (``paper_grads``) and the true number of sample gradients (``true_grads``), both over N, are kept
+beside each other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import statistics
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from fisherfold._version import __version__
+from fisherfold.files import write_atomically
+from fisherfold.manifolds.base import Point
+from fisherfold.problems.base import Problem
+from fisherfold.solvers import minimize
+from fisherfold.solvers.stopping import GradientNorm
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class MethodPlan:
+    """One method of a figure.
+
+    Attributes:
+        label: its name on the figure.
+        method: its name for ``minimize``.
+        charge: how many #grad/N one iteration costs in the paper's count.
+        steps: the step sizes to search, largest first; one for a fixed step, none for a line search.
+        options: further options for ``minimize``.
+    """
+
+    label: str
+    method: str
+    charge: int
+    steps: tuple[float, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class FigurePlan:
+    """One figure.
+
+    Attributes:
+        name: the name of the command and of the files.
+        title: the title of the figure.
+        make: the problem and the starting point for a seed.
+        methods: the methods, the paper's first.
+        budget: #grad/N in the paper's count.
+        metrics: trace columns to show and their labels, the honest one first.
+        settings: whatever else determines the numbers (data, rank, damping, ...), part of a run's identity.
+        note: a sentence that is printed on the figure.
+    """
+
+    name: str
+    title: str
+    make: Callable[[int], tuple[Problem, Point]]
+    methods: tuple[MethodPlan, ...]
+    budget: int
+    metrics: Mapping[str, str]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    note: str = ""
+
+    def quick(self) -> FigurePlan:
+        """A sketch of the same figure: a third of the budget and the middle of every grid.
+
+        Returns:
+            A smaller plan.
+        """
+        methods = tuple(replace(m, steps=_middle(m.steps)) for m in self.methods)
+        return replace(self, methods=methods, budget=max(6, self.budget // 3), title=f"{self.title} (quick sketch)")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One method, step and seed.
+
+    Attributes:
+        label: the method's name on the figure.
+        step: the step size, if it has one.
+        seed: the seed of split, start and samples.
+        status: how the run ended.
+        rows: the trace with ``paper_grads`` and ``true_grads``, both over N.
+    """
+
+    label: str
+    step: float | None
+    seed: int
+    status: str
+    rows: list[dict[str, float]]
+
+    def last(self, column: str) -> float:
+        """The final value of a column, infinite if the run left the finite numbers.
+
+        Args:
+            column: a trace column.
+
+        Returns:
+            A number.
+        """
+        value = float(self.rows[-1].get(column, math.nan))
+        return value if math.isfinite(value) else math.inf
+
+
+@dataclass(frozen=True)
+class FigureResult:
+    """All runs of a figure.
+
+    Attributes:
+        plan: what was run.
+        seeds: the seeds.
+        searched: every run of the step search, by label.
+        runs: the runs with the chosen step, by label, one per seed.
+    """
+
+    plan: FigurePlan
+    seeds: tuple[int, ...]
+    searched: dict[str, list[Run]]
+    runs: dict[str, list[Run]]
+
+    def table(self) -> list[dict[str, Any]]:
+        """Final figures per method: mean and standard deviation over the seeds.
+
+        Returns:
+            One row per method.
+        """
+        rows = []
+        for label, runs in self.runs.items():
+            row: dict[str, Any] = {"method": label, "step": runs[0].step}
+            for column in (*self.plan.metrics, "loss", "seconds", "paper_grads", "true_grads"):
+                values = [run.last(column) for run in runs]
+                row[column] = statistics.fmean(values)
+                row[f"{column}_sd"] = statistics.stdev(values) if len(values) > 1 else 0.0
+            rows.append(row)
+        return rows
+
+    def claim(self, column: str) -> dict[str, Any]:
+        """Whether the first method ends lowest in a column, seed by seed.
+
+        Args:
+            column: a trace column.
+
+        Returns:
+            How often it was lowest, and mean and standard deviation over seeds of its final value less the lowest of
+            the others.
+        """
+        first, *others = self.runs.values()
+        gaps = [run.last(column) - min(o[i].last(column) for o in others) for i, run in enumerate(first)]
+        return {
+            "column": column,
+            "lowest_in": sum(gap < 0 for gap in gaps),
+            "seeds": len(gaps),
+            "gap": statistics.fmean(gaps),
+            "gap_sd": statistics.stdev(gaps) if len(gaps) > 1 else 0.0,
+        }
+
+    def summary(self) -> dict[str, Any]:
+        """Everything but the curves, for JSON.
+
+        Returns:
+            Plain numbers and strings.
+        """
+        search = {
+            label: [{"step": r.step, "loss": r.last("loss"), "status": r.status} for r in runs]
+            for label, runs in self.searched.items()
+        }
+        return {
+            "figure": self.plan.name,
+            "title": self.plan.title,
+            "version": __version__,
+            "budget": self.plan.budget,
+            "settings": dict(self.plan.settings),
+            "note": self.plan.note,
+            "seeds": list(self.seeds),
+            "methods": self.table(),
+            "claims": [self.claim(column) for column in self.plan.metrics],
+            "search": search,
+        }
+
+
+def run_figure(
+    plan: FigurePlan,
+    *,
+    seeds: int = 5,
+    output: str | os.PathLike[str] | None = None,
+    fresh: bool = False,
+    say: Say = lambda _: None,
+) -> FigureResult:
+    """Search the steps and run every method on every seed.
+
+    Args:
+        plan: the figure.
+        seeds: how many seeds, from 0.
+        output: a folder in which every run is recorded; a run that is there already is not made again.
+        fresh: make all runs again.
+        say: told what is being run.
+
+    Returns:
+        All runs.
+
+    Raises:
+        ValueError: if there is no seed.
+    """
+    if seeds < 1:
+        raise ValueError(f"seeds must be at least 1, got {seeds}")
+    record = None if output is None else Path(output) / "runs"
+    if record is not None:
+        record.mkdir(parents=True, exist_ok=True)
+    runner = _Runner(plan, record, fresh, say)
+    searched = {m.label: runner.search(m) for m in plan.methods if len(m.steps) > 1}
+    fixed = {m.label: next(iter(m.steps), None) for m in plan.methods}
+    chosen = fixed | {label: _best(runs) for label, runs in searched.items()}
+    runs = {m.label: [runner.run(m, chosen[m.label], seed) for seed in range(seeds)] for m in plan.methods}
+    return FigureResult(plan, tuple(range(seeds)), searched, runs)
+
+
+class _Runner:
+    """Runs one method at a time and keeps what was run."""
+
+    def __init__(self, plan: FigurePlan, record: Path | None, fresh: bool, say: Say) -> None:
+        self.plan, self.record, self.fresh, self.say = plan, record, fresh, say
+        self.made: dict[str, Run] = {}
+        self.problems: dict[int, tuple[Problem, Point]] = {}
+
+    def search(self, method: MethodPlan) -> list[Run]:
+        """Decades first, then the neighbours of the best one."""
+        coarse = [step for step in method.steps if _is_decade(step)] or list(method.steps)
+        runs = [self.run(method, step, 0) for step in coarse]
+        best = _best(runs)
+        near = [s for s in method.steps if s not in coarse and 0.1 < s / best < 10]
+        return runs + [self.run(method, step, 0) for step in near]
+
+    def run(self, method: MethodPlan, step: float | None, seed: int) -> Run:
+        key = self._key(method, step, seed)
+        file = None if self.record is None else self.record / f"{key}.json"
+        if key in self.made:
+            return self.made[key]
+        if file is not None and file.exists() and not self.fresh:
+            self.made[key] = Run(**json.loads(file.read_text(encoding="utf-8"))["run"])
+            return self.made[key]
+        self.say(f"{method.label}  step {'-' if step is None else f'{step:g}'}  seed {seed}")
+        run = self._make(method, step, seed)
+        self.made[key] = run
+        if file is not None:
+            content = {"settings": self._settings(method, step, seed), "run": asdict(run)}
+            write_atomically(file, json.dumps(content).encode())
+        return run
+
+    def _make(self, method: MethodPlan, step: float | None, seed: int) -> Run:
+        if seed not in self.problems:
+            self.problems[seed] = self.plan.make(seed)
+        problem, x0 = self.problems[seed]
+        options = dict(method.options) | ({} if step is None else {"step": step})
+        iterations = self.plan.budget // method.charge
+        result = minimize(
+            problem, x0, method.method, max_iter=iterations, seed=seed, stop=GradientNorm(1e-6), **options
+        )
+        rows = [
+            row | {"paper_grads": method.charge * row["iteration"], "true_grads": row["samples"] / problem.n_samples}
+            for row in result.trace
+        ]
+        return Run(method.label, step, seed, result.status, rows)
+
+    def _settings(self, method: MethodPlan, step: float | None, seed: int) -> dict[str, Any]:
+        options = {name: str(value) for name, value in sorted(method.options.items())}
+        return {
+            "figure": self.plan.name, "version": __version__, "budget": self.plan.budget, "method": method.method,
+            "options": options, "step": step, "seed": seed, "plan": dict(self.plan.settings),
+        }  # fmt: skip
+
+    def _key(self, method: MethodPlan, step: float | None, seed: int) -> str:
+        text = json.dumps(self._settings(method, step, seed), sort_keys=True)
+        return f"{method.label.lower()}-{seed}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def grid_125(largest: float, smallest: float) -> tuple[float, ...]:
+    """The grid 5, 2, 1, 0.5, 0.2, ... between two numbers, largest first.
+
+    Args:
+        largest: the upper end.
+        smallest: the lower end.
+
+    Returns:
+        Step sizes.
+
+    Examples:
+        >>> grid_125(2, 0.05)
+        (2.0, 1.0, 0.5, 0.2, 0.1, 0.05)
+    """
+    low, high = math.floor(math.log10(smallest)), math.ceil(math.log10(largest))
+    values = [float(f"{digit}e{power}") for power in range(high, low - 1, -1) for digit in (5, 2, 1)]
+    return tuple(v for v in values if smallest * (1 - 1e-9) <= v <= largest * (1 + 1e-9))
+
+
+def band(runs: Iterable[Run], x: str, y: str) -> tuple[list[float], list[float], list[float], list[float]]:
+    """The curve of a method: median, least and greatest value over the seeds at every iteration.
+
+    A run that ended early keeps its last value.
+
+    Args:
+        runs: one per seed.
+        x: the column of the axis; its median is taken.
+        y: the column of the values.
+
+    Returns:
+        Positions, medians, minima and maxima.
+    """
+    runs = list(runs)
+    length = max(len(run.rows) for run in runs)
+    curves = []
+    for row in range(length):
+        at = [run.rows[min(row, len(run.rows) - 1)] for run in runs]
+        values = [float(r.get(y, math.nan)) for r in at]
+        reached = [float(r[x]) for r, run in zip(at, runs, strict=True) if row < len(run.rows)]
+        curves.append((statistics.median(reached), statistics.median(values), min(values), max(values)))
+    positions, medians, least, greatest = (list(column) for column in zip(*curves, strict=True))
+    return positions, medians, least, greatest
+
+
+def _best(runs: list[Run]) -> float:
+    return min((run for run in runs if run.step is not None), key=lambda run: run.last("loss")).step or math.nan
+
+
+def _is_decade(step: float) -> bool:
+    return abs(math.log10(step) - round(math.log10(step))) < 1e-9
+
+
+def _middle(steps: tuple[float, ...]) -> tuple[float, ...]:
+    cut = len(steps) // 3
+    return steps[cut : len(steps) - cut]

@@ -1,0 +1,286 @@
+"""Multi-task regression with the task coefficients integrated out.
+
+    y_t = X_t (m + U a_t) + ε,   a_t ~ N(0, Σ),  ε ~ N(0, s_t² I)   ⇒   y_t ~ N(X_t m, s_t² I + X_t U Σ Uᵀ X_tᵀ)
+
+The subspace U lies on the Grassmann manifold and is moved by RNGD on the marginal likelihood; the mean m is its exact
+maximiser given the rest (generalised least squares), prior covariance Σ and noise s² are re-estimated from the
+posterior moments of a_t (closed form, EM). So there is no ridge to tune: a task with few rows leans on the others as
+far as they are alike. With V_t the posterior covariance of a_t,
+
+    S_t = X_tᵀ(s_t² I + X_tUΣUᵀX_tᵀ)⁻¹X_t = A_t/s_t² - (A_tU/s_t²) V_t (A_tU/s_t²)ᵀ
+
+is all that the gradient and the Fisher information of U need.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from fisherfold.fisher.kronecker import KroneckerFisher
+from fisherfold.fisher.operators import FisherOperator
+from fisherfold.manifolds import Grassmann
+from fisherfold.problems.base import Problem
+from fisherfold.problems.nll import check_batch
+from fisherfold.problems.tasks import TaskStatistics
+
+
+@dataclass(frozen=True)
+class SubspacePrior:
+    """What all tasks share, and the noise of each.
+
+    Attributes:
+        mean: m, shape (features,).
+        frame: U, orthonormal columns, shape (features, rank).
+        covariance: Σ of the coefficients in that frame, shape (rank, rank).
+        noise: s_t², shape (tasks,).
+    """
+
+    mean: Tensor
+    frame: Tensor
+    covariance: Tensor
+    noise: Tensor
+
+
+@dataclass(frozen=True)
+class TaskPosterior:
+    """The Gaussian posterior of the coefficients of each task, and the terms of the marginal likelihood.
+
+    Attributes:
+        mean: E[a_t], shape (tasks, rank).
+        covariance: V_t, shape (tasks, rank, rank).
+        scaled_gram_frame: A_tU/s_t², shape (tasks, features, rank).
+        scaled_residual: X_tᵀ(y_t - X_t m)/s_t², shape (tasks, features).
+        losses: -log p(y_t), shape (tasks,).
+    """
+
+    mean: Tensor
+    covariance: Tensor
+    scaled_gram_frame: Tensor
+    scaled_residual: Tensor
+    losses: Tensor
+
+    def second_moment(self) -> Tensor:
+        """E[a_t a_tᵀ].
+
+        Returns:
+            A tensor of shape (tasks, rank, rank).
+        """
+        return self.covariance + self.mean[:, :, None] * self.mean[:, None, :]
+
+    def score(self) -> Tensor:
+        """X_tᵀ Cov(y_t)⁻¹ (y_t - X_t m), the derivative of log p(y_t) in the mean.
+
+        Returns:
+            A tensor of shape (tasks, features).
+        """
+        return self.scaled_residual - (self.scaled_gram_frame @ self.mean[..., None]).squeeze(-1)
+
+
+def posterior(statistics: TaskStatistics, prior: SubspacePrior) -> TaskPosterior:
+    """The posterior of every task; also of tasks that the prior was not learnt from.
+
+    Args:
+        statistics: the rows of the tasks.
+        prior: with one noise variance per task of ``statistics``.
+
+    Returns:
+        Means, covariances and negative log marginal likelihoods.
+    """
+    frame, noise = prior.frame, prior.noise
+    tasks, n, p = statistics.n_tasks, *frame.shape
+    gram_frame = (statistics.gram.reshape(tasks * n, n) @ frame).reshape(tasks, n, p) / noise[:, None, None]
+    inner = (gram_frame.mT.reshape(tasks * p, n) @ frame).reshape(tasks, p, p)
+    root = symmetric_root(prior.covariance)
+    # B = I + Σ^½ UᵀA_tU Σ^½ / s² is well conditioned whatever Σ is
+    factor = torch.linalg.cholesky(torch.eye(p, dtype=frame.dtype, device=frame.device) + root @ inner @ root)
+    half = torch.linalg.solve_triangular(factor, root.expand(tasks, p, p), upper=False)
+    covariance = half.mT @ half
+    shifted_cross = statistics.gram @ prior.mean
+    residual = (statistics.cross - shifted_cross) / noise[:, None]
+    power = statistics.power - ((2 * statistics.cross - shifted_cross) * prior.mean).sum(-1)
+    target = residual @ frame
+    mean = (covariance @ target[..., None]).squeeze(-1)
+    log_determinant = 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    constant = statistics.counts * (math.log(2 * math.pi) + noise.log())
+    losses = (constant + log_determinant + power / noise - (target * mean).sum(-1)) / 2
+    return TaskPosterior(mean, covariance, gram_frame, residual, losses)
+
+
+class MarginalSubspaceProblem(Problem):
+    """The negative log marginal likelihood as a function of the subspace, mean, Σ and noise held fixed.
+
+    Gradient (Fisher's identity): P (1/N) Σ_t [A_tU E[a_t a_tᵀ] - X_tᵀ(y_t - X_t m) E[a_t]ᵀ] / s_t².
+    Fisher kinds: ``exact``, H ↦ P (1/N) Σ_t [S_t H R_t + S_tUΣ Hᵀ S_tUΣ] with R_t = Σ UᵀS_tU Σ, and ``kronecker``, the
+    product of the means of S_t and R_t.
+
+    Args:
+        statistics: the training rows.
+        prior: gives mean, covariance and noise; its frame is the usual starting point.
+
+    Examples:
+        >>> g = torch.Generator().manual_seed(0)
+        >>> X = torch.randn(60, 5, generator=g, dtype=torch.float64)
+        >>> statistics = TaskStatistics.from_rows(X, X[:, 0], torch.arange(60) % 4)
+        >>> prior = start(statistics, rank=2)
+        >>> problem = MarginalSubspaceProblem(statistics, prior)
+        >>> problem.gradient(prior.frame).shape
+        torch.Size([5, 2])
+    """
+
+    fisher_kinds: ClassVar[tuple[str, ...]] = ("exact", "kronecker")
+    manifold: Grassmann
+
+    def __init__(self, statistics: TaskStatistics, prior: SubspacePrior) -> None:
+        self.statistics, self.prior = statistics, prior
+        self.manifold = Grassmann(*prior.frame.shape)
+        self.n_samples = statistics.n_tasks
+        self._kept: tuple[Tensor, int, TaskPosterior] | None = None
+
+    def posterior(self, x: Tensor, batch: Tensor | None = None) -> TaskPosterior:
+        """The posterior of all tasks or of a batch; the last full one is kept.
+
+        Args:
+            x: the frame U.
+            batch: task indices; all tasks if not given.
+
+        Returns:
+            The posterior.
+        """
+        if batch is not None:
+            check_batch(batch, self.n_samples)
+            chosen = replace(self.prior, frame=x, noise=self.prior.noise[batch])
+            return posterior(self.statistics.select(batch), chosen)
+        if self._kept is None or self._kept[0] is not x or self._kept[1] != x._version:
+            self._kept = (x, x._version, posterior(self.statistics, replace(self.prior, frame=x)))
+        return self._kept[2]
+
+    @override
+    def loss(self, x: Tensor, batch: Tensor | None = None) -> Tensor:
+        return self.posterior(x, batch).losses.mean()
+
+    @override
+    def gradient(self, x: Tensor, batch: Tensor | None = None) -> Tensor:
+        return self.loss_and_gradient(x, batch)[1]
+
+    @override
+    def loss_and_gradient(self, x: Tensor, batch: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        found = self.posterior(x, batch)
+        spread = torch.einsum("tip,tpq->iq", found.scaled_gram_frame, found.second_moment())
+        ambient = (spread - found.scaled_residual.mT @ found.mean) / len(found.mean)
+        return found.losses.mean(), self.manifold.project(x, ambient)
+
+    @override
+    def fisher(self, x: Tensor, batch: Tensor | None = None, *, kind: str = "exact") -> FisherOperator:
+        if kind not in self.fisher_kinds:
+            raise ValueError(f"kind must be one of {self.fisher_kinds}, got {kind!r}")
+        found = self.posterior(x, batch)
+        statistics, noise = self.statistics, self.prior.noise
+        if batch is not None:
+            statistics, noise = statistics.select(batch), noise[batch]
+        right = self.prior.covariance - found.covariance
+        left = information(statistics, noise, found) / len(noise)
+        kronecker = KroneckerFisher(self.manifold, x, left=left, right=right.mean(0))
+        if kind == "kronecker":
+            return kronecker
+        return MarginalFisher(self.manifold, x, statistics.gram, noise, found, right, kronecker)
+
+
+class MarginalFisher(FisherOperator):
+    """H ↦ P (1/N) Σ_t [S_t H R_t + S_tUΣ Hᵀ S_tUΣ], from ½ tr(C⁻¹ dC C⁻¹ dC) for the covariance C of y_t.
+
+    R_t = Σ UᵀS_tU Σ = Σ - V_t and S_tUΣ = (A_tU/s_t²) V_t.
+    """
+
+    approximates = "nothing: the Fisher information of the marginal likelihood of y_t in U"
+
+    def __init__(
+        self,
+        manifold: Grassmann,
+        point: Tensor,
+        grams: Tensor,
+        noise: Tensor,
+        found: TaskPosterior,
+        right: Tensor,
+        preconditioner: KroneckerFisher,
+    ) -> None:
+        super().__init__(manifold, point)
+        self.grams, self.noise, self.right, self.preconditioner = grams, noise, right, preconditioner
+        self.gram_frame, self.covariance = found.scaled_gram_frame, found.covariance
+        self.reach = found.scaled_gram_frame @ found.covariance
+
+    @override
+    def _matvec(self, v: Tensor) -> Tensor:
+        tasks, n, p = self.gram_frame.shape
+        moved = (self.grams.reshape(tasks * n, n) @ v).reshape(tasks, n, p) / self.noise[:, None, None]
+        moved = moved - self.reach @ (self.gram_frame.mT @ v)
+        product = torch.einsum("tip,tpq->iq", moved, self.right)
+        product = product + torch.einsum("tip,tpq->iq", self.reach, v.mT @ self.reach)
+        return self.manifold.project(self.point, product / tasks)
+
+    @override
+    def precondition(self, v: Tensor, damping: float) -> Tensor:
+        return self.preconditioner.precondition(v, damping)
+
+
+def information(statistics: TaskStatistics, noise: Tensor, found: TaskPosterior) -> Tensor:
+    """Σ_t S_t, the Fisher information of the mean m.
+
+    Args:
+        statistics: the rows.
+        noise: s_t².
+        found: the posterior.
+
+    Returns:
+        A symmetric matrix of the size of the features.
+    """
+    explained = found.scaled_gram_frame @ found.covariance
+    total = torch.einsum("t,tij->ij", 1 / noise, statistics.gram)
+    tasks, n, p = explained.shape
+    wide, other = explained.mT.reshape(tasks * p, n), found.scaled_gram_frame.mT.reshape(tasks * p, n)
+    total = total - wide.mT @ other
+    return (total + total.mT) / 2
+
+
+def start(statistics: TaskStatistics, *, rank: int) -> SubspacePrior:
+    """Pooled ridge for the mean, the leading directions of the tasks' own ridge solutions for the subspace.
+
+    Args:
+        statistics: the training rows.
+        rank: the dimension of the subspace, at most the number of features.
+
+    Returns:
+        A prior to improve.
+    """
+    n, counts = statistics.n_features, statistics.counts
+    eye = torch.eye(n, dtype=torch.float64, device=counts.device)
+    scale = statistics.gram.diagonal(dim1=-2, dim2=-1).sum() / (n * counts.sum()).clamp(min=1)
+    pooled = statistics.pooled()
+    mean = torch.linalg.solve(pooled.gram[0] + scale * eye, pooled.cross[0])
+    noise = statistics.residual_power(mean.expand(statistics.n_tasks, n)).sum() / counts.sum()
+    residual = statistics.cross - statistics.gram @ mean
+    own = torch.linalg.solve(statistics.gram + 10 * scale * eye, residual)
+    moment = own.mT @ own / statistics.n_tasks
+    values, vectors = torch.linalg.eigh(moment)
+    frame = vectors[:, -rank:].flip(1).contiguous()
+    # a floor keeps every direction alive: Σ can only shrink what the prior lets through
+    covariance = torch.diag(values[-rank:].flip(0).clamp(min=0) + values.mean() / 10 + 1e-8 * noise / scale)
+    return SubspacePrior(mean, frame, covariance, noise.expand(statistics.n_tasks).clone())
+
+
+def symmetric_root(matrix: Tensor) -> Tensor:
+    """The symmetric square root of a positive semi-definite matrix.
+
+    Args:
+        matrix: symmetric.
+
+    Returns:
+        R with R R = matrix.
+    """
+    values, vectors = torch.linalg.eigh(matrix)
+    return (vectors * values.clamp(min=0).sqrt()) @ vectors.mT

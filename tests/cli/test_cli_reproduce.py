@@ -1,0 +1,50 @@
+"""The reproduce commands: table, JSON, files and errors."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from fisherfold.cli import app
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A data folder with a school set of 8 small tasks."""
+    g = np.random.default_rng(0)
+    x = g.integers(0, 3, (96, 28)).astype(np.uint8)
+    y = g.integers(1, 70, 96).astype(np.uint8)
+    splits = {"train_idx": np.zeros((10, 2), np.uint16), "train_fold": np.ones((10, 2), np.uint8)}
+    np.savez(tmp_path / "school.npz", x=x, y=y, task_start=np.arange(0, 96, 12, dtype=np.int32), **splits)
+    monkeypatch.setenv("FISHERFOLD_DATA", str(tmp_path))
+    return tmp_path
+
+
+def test_json_is_the_summary_and_nothing_else(folder, tmp_path):
+    output = tmp_path / "out"
+    run = CliRunner().invoke(app, ["reproduce", "school", "--quick", "--json", "--output", str(output)])
+    assert run.exit_code == 0, run.output
+    summary = json.loads(run.stdout)
+    assert [row["method"] for row in summary["methods"]] == ["RNGD", "RSGD", "RSVRG", "RCG"]
+    assert summary["seeds"] == [0, 1]
+    for kind in ("png", "csv", "json"):
+        assert (output / "school" / f"school.{kind}").is_file()
+    assert len(summary["search"]["RSGD"]) > 3
+
+
+def test_the_table_names_the_methods_and_says_who_is_lowest(folder, tmp_path):
+    run = CliRunner().invoke(app, ["reproduce", "school", "--quick", "--seeds", "1", "-o", str(tmp_path / "out")])
+    assert run.exit_code == 0, run.output
+    for word in ("RNGD", "RSGD", "RSVRG", "RCG"):
+        assert word in run.stdout
+    assert "is lowest in" in run.stdout
+
+
+def test_missing_data_is_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.setenv("FISHERFOLD_DATA", str(tmp_path))
+    run = CliRunner().invoke(app, ["reproduce", "sarcos"])
+    assert isinstance(run.exception, FileNotFoundError)
+    assert "no file sarcos_7x2000.npz" in str(run.exception)
