@@ -1,0 +1,370 @@
+r"""The two-layer network with batch normalisation on which the paper proves its local rates.
+
+    f(x) = m^{-1/2} Σ_j a_j φ(τ_j(x)),    τ_j(x) = θ_jᵀ(x - E x) / s_j,    s_j = √(θ_jᵀ V θ_j)
+
+with a_j = ±1 fixed, θ_j on the unit sphere and V the covariance of the inputs. Row j of the gradient in θ is
+
+    ∂f/∂θ_j = m^{-1/2} a_j φ'(τ_j) ((x - E x)/s_j - τ_j V θ_j/s_j²),
+
+which is orthogonal to θ_j: the Euclidean Jacobian is the Riemannian one. Everything is done through products with J
+and through the Gram matrix J Jᵀ of N×N, summed over blocks of units; no matrix has the size of θ squared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from typing_extensions import override
+
+from fisherfold.fisher.jacobian import score
+from fisherfold.fisher.likelihoods import Gaussian, Likelihood
+from fisherfold.fisher.operators import FisherOperator
+from fisherfold.manifolds import Oblique
+from fisherfold.manifolds.base import Point, Tangent
+from fisherfold.problems.base import Problem
+from fisherfold.problems.nll import check_batch
+
+#: The activation φ and its derivative; at 0 the ReLU has the derivative 1, as in the paper.
+ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "relu": (torch.relu, lambda t: (t >= 0).to(t.dtype)),
+    "softplus": (functional.softplus, torch.sigmoid),
+    "tanh": (torch.tanh, lambda t: 1 - torch.tanh(t).square()),
+}
+_BLOCK_ENTRIES = 2**22
+
+
+class TwoLayer(Problem):
+    """The first layer of the network as a point of ``Oblique(m, n)``, moved along great circles.
+
+    Args:
+        x: inputs, shape (N, n); their mean is E x and their covariance (with 1/N) is V.
+        y: targets, shape (N,).
+        signs: the output weights a, shape (m,), each 1 or -1.
+        activation: a key of ``ACTIVATIONS``.
+        likelihood: the distribution of y given f(x); a unit Gaussian if not given.
+
+    Examples:
+        A wide network is fitted by natural gradient steps of size 1 in a few iterations:
+
+        >>> from fisherfold import minimize
+        >>> g = torch.Generator().manual_seed(0)
+        >>> x, y = balanced_inputs(12, 4, generator=g), torch.randn(12, generator=g, dtype=torch.float64)
+        >>> problem, theta = TwoLayer.draw(x, y, 4096, activation="tanh", generator=g)
+        >>> result = minimize(problem, theta, step=1.0, max_iter=8)
+        >>> problem.residual(theta) > 1, problem.residual(result.x) < 1e-6
+        (True, True)
+    """
+
+    fisher_kinds: ClassVar[tuple[str, ...]] = ("exact",)
+
+    def __init__(
+        self, x: Tensor, y: Tensor, signs: Tensor, *, activation: str = "relu", likelihood: Likelihood | None = None
+    ) -> None:
+        _check(x, y, signs, activation)
+        self.inputs = x - x.mean(dim=0)
+        self.covariance = self.inputs.T @ self.inputs / len(x)
+        self.targets, self.signs = y, signs.to(x.dtype)
+        self.likelihood = Gaussian() if likelihood is None else likelihood
+        self.likelihood.check_targets(y, self.inputs[:, 0])
+        self.activation, self.slope = ACTIVATIONS[activation]
+        self.n_samples, self.width = len(x), len(signs)
+        self.manifold = Oblique(self.width, x.shape[1], retraction="exp")
+
+    @classmethod
+    def draw(
+        cls,
+        x: Tensor,
+        y: Tensor,
+        width: int,
+        *,
+        generator: torch.Generator,
+        activation: str = "relu",
+        likelihood: Likelihood | None = None,
+    ) -> tuple[TwoLayer, Tensor]:
+        """Draw a network as the paper does: a_j uniform on ±1, θ_j uniform on the sphere.
+
+        Args:
+            x: inputs, shape (N, n).
+            y: targets, shape (N,).
+            width: m.
+            generator: the source of randomness; the draws are made on its device and moved to that of ``x``.
+            activation: a key of ``ACTIVATIONS``.
+            likelihood: the distribution of y given f(x); a unit Gaussian if not given.
+
+        Returns:
+            The problem and the starting point θ⁰.
+
+        Raises:
+            ValueError: if the width is not positive.
+        """
+        if width < 1:
+            raise ValueError(f"width must be at least 1, got {width}")
+        device = generator.device
+        signs = 2 * torch.randint(2, (width,), generator=generator, device=device).to(x.dtype) - 1
+        problem = cls(x, y, signs.to(x.device), activation=activation, likelihood=likelihood)
+        return problem, problem.manifold.random_point(generator=generator, dtype=x.dtype).to(x.device)
+
+    def outputs(self, theta: Tensor, batch: Tensor | None = None) -> Tensor:
+        """The outputs u of the network.
+
+        Args:
+            theta: the weights, shape (m, n).
+            batch: sample indices; all samples if not given.
+
+        Returns:
+            A vector with one entry per sample.
+        """
+        self.manifold.check_point(theta, name="theta")
+        return self.activation(self._units(theta, self._samples(batch)).tau) @ self.signs / math.sqrt(self.width)
+
+    def residual(self, theta: Tensor) -> float:
+        """The distance ‖u - y‖ of the outputs from the targets, the quantity of the local theory.
+
+        Args:
+            theta: the weights.
+
+        Returns:
+            A number.
+        """
+        return float(torch.linalg.vector_norm(self.outputs(theta) - self.targets))
+
+    @override
+    def loss(self, x: Point, batch: Tensor | None = None) -> Tensor:
+        return self.likelihood.nll(self.outputs(x, batch), self._targets(batch)).mean()
+
+    @override
+    def gradient(self, x: Point, batch: Tensor | None = None) -> Tangent:
+        return self.loss_and_gradient(x, batch)[1]
+
+    @override
+    def loss_and_gradient(self, x: Point, batch: Tensor | None = None) -> tuple[Tensor, Tangent]:
+        u, targets = self.outputs(x, batch), self._targets(batch)
+        scores = score(self.likelihood, u, targets)[:, 0]
+        return self.likelihood.nll(u, targets).mean(), self.pull_back(x, scores / len(u), batch)
+
+    @override
+    def fisher(self, x: Point, batch: Tensor | None = None, *, kind: str = "exact") -> TwoLayerFisher:
+        if kind != "exact":
+            raise ValueError(f"kind must be 'exact', the only one of TwoLayer, got {kind!r}")
+        return TwoLayerFisher(self, x, batch)
+
+    def push_forward(self, theta: Tensor, v: Tensor, batch: Tensor | None = None) -> Tensor:
+        """The product J v.
+
+        Args:
+            theta: the weights.
+            v: a vector of the shape of ``theta``.
+            batch: sample indices; all samples if not given.
+
+        Returns:
+            A vector with one entry per sample.
+        """
+        units = self._units(theta, self._samples(batch))
+        along = (units.inputs @ v.T) / units.scale - units.tau * (units.normal * v).sum(dim=1) / units.scale
+        return (self._weights(units) * along).sum(dim=1)
+
+    def pull_back(self, theta: Tensor, w: Tensor, batch: Tensor | None = None) -> Tensor:
+        """The product Jᵀ w.
+
+        Args:
+            theta: the weights.
+            w: a vector with one entry per sample.
+            batch: sample indices; all samples if not given.
+
+        Returns:
+            A tangent vector at ``theta``.
+        """
+        units = self._units(theta, self._samples(batch))
+        weighted = self._weights(units) * w[:, None] / units.scale
+        ambient = weighted.T @ units.inputs - (weighted * units.tau).sum(dim=0)[:, None] * units.normal
+        return self.manifold.project(theta, ambient)
+
+    def gram(self, theta: Tensor, batch: Tensor | None = None) -> Tensor:
+        """The Gram matrix J Jᵀ, summed over blocks of units.
+
+        Args:
+            theta: the weights.
+            batch: sample indices; all samples if not given.
+
+        Returns:
+            A symmetric matrix of N×N.
+        """
+        inputs = self._samples(batch)
+        total = inputs.new_zeros(len(inputs), len(inputs))
+        products = inputs @ inputs.T
+        for block in self._blocks(len(inputs)):
+            units = self._units(theta[block], inputs)
+            p = self._weights(units, block) / units.scale
+            a, b = p * (inputs @ units.normal.T), p * units.tau
+            c = b * torch.linalg.vector_norm(units.normal, dim=1)
+            total += products * (p @ p.T) - a @ b.T - b @ a.T + c @ c.T
+        return total
+
+    def change_gram(self, theta: Tensor, other: Tensor) -> Tensor:
+        """The Gram matrix D Dᵀ of the difference D = J(θ) - J(θ'), free of cancellation.
+
+        Args:
+            theta: the weights θ.
+            other: the weights θ'.
+
+        Returns:
+            A symmetric matrix of N×N; the square root of its largest eigenvalue is ‖J(θ) - J(θ')‖.
+        """
+        total = self.inputs.new_zeros(self.n_samples, self.n_samples)
+        for block in self._blocks(self.n_samples * self.inputs.shape[1]):
+            rows = (self.jacobian(theta, block) - self.jacobian(other, block)).flatten(1)
+            total += rows @ rows.T
+        return total
+
+    def jacobian(self, theta: Tensor, block: slice = slice(None)) -> Tensor:
+        """The Jacobian of all outputs in the weights of a block of units.
+
+        Args:
+            theta: all weights.
+            block: which units; all if not given.
+
+        Returns:
+            A tensor of shape (N, units, n).
+        """
+        units = self._units(theta[block], self.inputs)
+        tangent = self.inputs[:, None, :] - units.tau[:, :, None] * units.normal
+        return (self._weights(units, block) / units.scale)[:, :, None] * tangent
+
+    def _units(self, theta: Tensor, inputs: Tensor) -> _Units:
+        pulled = theta @ self.covariance
+        scale = (pulled * theta).sum(dim=1).sqrt()
+        return _Units(inputs, (inputs @ theta.T) / scale, scale, pulled / scale[:, None])
+
+    def _weights(self, units: _Units, block: slice = slice(None)) -> Tensor:
+        """m^{-1/2} a_j φ'(τ_ij)."""
+        return self.slope(units.tau) * (self.signs[block] / math.sqrt(self.width))
+
+    def _blocks(self, entries_per_unit: int) -> Iterator[slice]:
+        size = max(1, _BLOCK_ENTRIES // entries_per_unit)
+        return (slice(start, start + size) for start in range(0, self.width, size))
+
+    def _samples(self, batch: Tensor | None) -> Tensor:
+        if batch is None:
+            return self.inputs
+        check_batch(batch, self.n_samples)
+        return self.inputs[batch]
+
+    def _targets(self, batch: Tensor | None) -> Tensor:
+        return self.targets if batch is None else self.targets[batch]
+
+
+class _Units:
+    """What the hidden units compute: τ of shape (N, m), s of shape (m,), and V θ_j/s_j of shape (m, n)."""
+
+    def __init__(self, inputs: Tensor, tau: Tensor, scale: Tensor, normal: Tensor) -> None:
+        self.inputs, self.tau, self.scale, self.normal = inputs, tau, scale, normal
+
+
+class TwoLayerFisher(FisherOperator):
+    """F = (1/N) Jᵀ H J, H the diagonal output Fisher matrix, solved in the space of the N samples.
+
+    With W = N^{-1/2} H^{1/2} J and K = W Wᵀ:  (F + λ I)⁻¹ Wᵀ c = Wᵀ (K + λ I)⁻¹ c, and a part of the right-hand side
+    outside the range of Wᵀ is divided by λ. With λ = 0 it is the pseudo-inverse Jᵀ(JJᵀ)⁻¹ H⁻¹ (JJᵀ)⁻¹ J of the paper
+    (times N, for the factor 1/N in F).
+    """
+
+    approximates = "nothing: F^R = (1/N) Jᵀ H_L J exactly, on the given samples"
+
+    def __init__(self, problem: TwoLayer, theta: Tensor, batch: Tensor | None = None) -> None:
+        super().__init__(problem.manifold, theta)
+        self.problem, self.batch = problem, batch
+        u = problem.outputs(theta, batch)
+        self.root = (problem.likelihood.fisher_vp(u, torch.ones_like(u)) / len(u)).sqrt()
+        self.n_rows = len(u)
+
+    @property
+    @override
+    def is_structured(self) -> bool:
+        return True
+
+    @override
+    def _matvec(self, v: Tangent) -> Tangent:
+        return self._pull_back(self._push_forward(v))
+
+    def _push_forward(self, v: Tangent) -> Tensor:
+        return self.root * self.problem.push_forward(self.point, v, self.batch)
+
+    def _pull_back(self, w: Tensor) -> Tangent:
+        return self.problem.pull_back(self.point, self.root * w, self.batch)
+
+    @override
+    def structured_solve(self, g: Tangent, damping: float, *, factored: bool = False) -> Tangent | None:
+        if factored:
+            return None
+        kernel = self.root[:, None] * self.problem.gram(self.point, self.batch) * self.root
+        values, vectors = torch.linalg.eigh(kernel)
+        keep = values > values.max().clamp(min=0) * len(values) * torch.finfo(values.dtype).eps
+        values, vectors = values[keep], vectors[:, keep]
+        coordinates = (vectors.T @ self._push_forward(g)) / values
+        inside = self._pull_back(vectors @ (coordinates / (values + damping)))
+        if damping == 0:
+            return inside
+        outside = g - self._pull_back(vectors @ coordinates)
+        # 1/λ would blow up a part outside the range of F that is nothing but rounding
+        if float(outside.norm()) <= 1e4 * torch.finfo(g.dtype).eps * float(g.norm()):
+            return inside
+        return inside + outside / damping
+
+    @override
+    def rows(self) -> Tensor:
+        jacobian = self.problem.jacobian(self.point).flatten(1)
+        chosen = jacobian if self.batch is None else jacobian[self.batch]
+        return self.root[:, None] * chosen
+
+
+def balanced_inputs(
+    n_samples: int, dim: int, *, generator: torch.Generator, dtype: torch.dtype = torch.float64
+) -> Tensor:
+    """Random inputs as the paper assumes them: unit length, mean zero, covariance of full rank.
+
+    Args:
+        n_samples: N, more than ``dim``.
+        dim: n, at least 2.
+        generator: the source of randomness.
+        dtype: the dtype of the inputs.
+
+    Returns:
+        A tensor of shape (N, n).
+
+    Raises:
+        ValueError: if the sizes do not allow such inputs.
+    """
+    if not 2 <= dim < n_samples:
+        raise ValueError(f"dim must be at least 2 and less than n_samples={n_samples}, got {dim}")
+    x = torch.randn(n_samples, dim, generator=generator, dtype=dtype, device=generator.device)
+    # each turn moves the points to mean zero and back to the sphere; the mean falls by a constant factor
+    for _ in range(1000):
+        x = functional.normalize(x - x.mean(dim=0), dim=1)
+        if float(x.mean(dim=0).norm()) < 4 * torch.finfo(dtype).eps:
+            break
+    return x
+
+
+def _check(x: Tensor, y: Tensor, signs: Tensor, activation: str) -> None:
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"activation must be one of {sorted(ACTIVATIONS)}, got {activation!r}")
+    if x.ndim != 2 or not x.is_floating_point():
+        raise ValueError(f"x must be a floating matrix of shape (N, n), got {x.dtype} of shape {tuple(x.shape)}")
+    if not bool(torch.isfinite(x).all()):
+        raise ValueError("x must be finite, got NaN or infinite entries")
+    if y.shape != x.shape[:1]:
+        raise ValueError(f"y must have shape ({len(x)},), one target per input, got {tuple(y.shape)}")
+    if signs.ndim != 1 or len(signs) == 0 or not bool((signs.abs() == 1).all()):
+        raise ValueError("signs must be a non-empty vector of 1 and -1")
+    centred = x - x.mean(dim=0)
+    values = torch.linalg.eigvalsh(centred.T @ centred / len(x))
+    if not float(values[0]) > 1e2 * torch.finfo(x.dtype).eps * float(values[-1]):
+        raise ValueError(
+            f"the covariance of x must have full rank, got the eigenvalues {float(values[0]):.1e} to "
+            f"{float(values[-1]):.1e}; the network divides by √(θᵀVθ)"
+        )
