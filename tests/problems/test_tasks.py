@@ -59,9 +59,7 @@ def test_nmse_is_the_mean_of_the_per_task_ratios():
     X, y, task, _ = rows(3, [6, 9, 4])
     found = TaskStatistics.from_rows(X, y, task)
     v = torch.randn(3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    ratios = [
-        ((X[task == t] @ v[t] - y[task == t]) ** 2).mean() / y[task == t].var(unbiased=True) for t in range(3)
-    ]
+    ratios = [((X[task == t] @ v[t] - y[task == t]) ** 2).mean() / y[task == t].var(unbiased=True) for t in range(3)]
     torch.testing.assert_close(found.nmse(v), torch.stack(ratios).mean(), rtol=1e-12, atol=0)
 
 

@@ -1,0 +1,295 @@
+"""Completion by a point estimate: a subspace, coefficients, offsets, and how strongly to shrink them.
+
+``solver="auto"`` is the natural gradient of ``fisherfold.problems.factors``: half-steps of length 1 with the row-block
+Fisher, the prior covariance of the coefficients carried along, nothing to tune. ``ridge="auto"`` picks λ on a
+validation part along a warm-started path λ = c σ², σ² the variance that offsets leave, then fits all ratings. Other
+solvers are the methods of ``fisherfold.minimize`` on the paper's problem, with the offsets removed first.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fisherfold.estimators.point_model import PointFit
+from fisherfold.problems.completion import CompletionProblem
+from fisherfold.problems.factors import Factors, Penalty, TwoSided, additive_model, grow
+from fisherfold.problems.ratings import Ratings
+from fisherfold.solvers import minimize
+from fisherfold.solvers.result import Trace
+
+Offsets = Literal["all", "rows", "columns", "global", "none"]
+Callback = Callable[[dict[str, float]], object]
+
+# λ/σ² on the validation path: upwards, because a direction that a large λ has killed does not come back.
+_PATH = tuple(2.0 ** (k / 2) for k in range(2, 13))
+_DEFAULT_LEVEL = 8.0
+_ENOUGH_TO_VALIDATE = 50
+_WEIGHTING = {"none": 0.0, "root": 0.5, "count": 1.0}
+
+
+def fit_point(
+    ratings: Ratings,
+    rank: int,
+    *,
+    ridge: float | Literal["auto"] = "auto",
+    ridge_weighting: Literal["none", "root", "count"] = "root",
+    offset_ridge: float | None = None,
+    offsets: Offsets | bool = "all",
+    solver: str = "auto",
+    max_iter: int = 30,
+    tol: float = 1e-4,
+    validation: float | Ratings | None = None,
+    continuation: bool = False,
+    seed: int = 0,
+    callback: Callback | None = None,
+    on_interrupt: Literal["raise", "return"] = "raise",
+    verbose: bool = False,
+) -> PointFit:
+    """Fit a completion model by a point estimate.
+
+    Args:
+        ratings: the observed entries; the fit is done in their dtype and on their device.
+        rank: the dimension of the subspace.
+        ridge: λ ≥ 0 of the penalty on both factors, or ``auto`` for the best on a validation part.
+        ridge_weighting: the exponent of the weights (n/n̄)^α: ``none`` 0, ``root`` ½, ``count`` 1 (per rating).
+        offset_ridge: λ₀; a third of λ if not given.
+        offsets: ``all`` (or True), ``rows`` or ``columns`` (with the mean), ``global``, ``none`` (or False).
+        solver: ``auto``, or a method of ``fisherfold.minimize`` for the paper's problem, ridge on coefficients alone.
+        max_iter: the most iterations.
+        tol: stop when an iteration lowers the objective by less than this share of it.
+        validation: a share of the ratings, or other ratings, to stop early on; with ``ridge="auto"`` they choose λ
+            (a tenth if not given) and the final fit uses all ``ratings``.
+        continuation: raise the rank step by step (1, 2, 4, ...), each new direction from the residuals.
+        seed: fixes the validation part and the start.
+        callback: called with the trace row of every iteration; a true value stops the fit.
+        on_interrupt: ``return`` the model so far on Ctrl-C, or ``raise``.
+        verbose: print one line per iteration.
+
+    Returns:
+        The model.
+
+    Example:
+        >>> g = torch.Generator().manual_seed(0)
+        >>> x = torch.randn(40, 2, generator=g) @ torch.randn(2, 30, generator=g)
+        >>> seen = (torch.rand(40, 30, generator=g) < 0.6).nonzero()
+        >>> model = fit_point(Ratings(seen[:, 0], seen[:, 1], x[seen[:, 0], seen[:, 1]]), 2, ridge=0.01, max_iter=200)
+        >>> hidden = (model.U @ model.A.T + model.row_offset[:, None] + model.column_offset + model.global_offset) - x
+        >>> bool(hidden.square().mean() < 1e-2 * x.square().mean())
+        True
+    """
+    _check(ratings, rank, ridge, ridge_weighting, offset_ridge, offsets, max_iter, validation, on_interrupt)
+    which = ("all" if offsets else "none") if isinstance(offsets, bool) else offsets
+    generator = torch.Generator().manual_seed(seed)
+    power = _WEIGHTING[ridge_weighting]
+    run = _Run(max_iter, tol, callback, on_interrupt, verbose)
+    if solver != "auto":
+        level = 0.0 if ridge == "auto" else ridge
+        return _fit_by_minimize(ratings, rank, level, power, which, solver, max_iter, seed, run)
+    searching = ridge == "auto" and (ratings.n_ratings >= _ENOUGH_TO_VALIDATE or validation is not None)
+    held_out: Ratings | None = None
+    train = ratings
+    if validation is not None or searching:
+        train, held_out = _split(ratings, 0.1 if validation is None else validation, generator)
+    start = _additive(train, which, power)
+    left = _variance_left(train, start)
+
+    def penalty(level: float) -> Penalty:
+        # With no ridge at all, rows with few ratings would be singular: the floor selects their least-norm solution.
+        floor = torch.finfo(ratings.dtype).eps ** 0.5 * left
+        return Penalty(max(level, floor), max(level / 3 if offset_ridge is None else offset_ridge, floor), power)
+
+    level = _PATH[0] * left if searching else _DEFAULT_LEVEL * left if ridge == "auto" else ridge
+    first = _start(train, start, penalty(level), rank, generator, continuation)
+    if searching and held_out is not None:
+        level, first = _choose_ridge(run, train, held_out, first, left, penalty)
+        train, held_out = ratings, None
+    return run.to_the_end(train, first, penalty(level), held_out)
+
+
+def _additive(ratings: Ratings, offsets: str, power: float) -> Factors:
+    rows, columns = offsets in {"all", "rows"}, offsets in {"all", "columns"}
+    penalty = Penalty(1.0, 3.0, power)
+    return additive_model(ratings, penalty, rows=rows, columns=columns, mean=offsets != "none")
+
+
+def _variance_left(ratings: Ratings, at: Factors) -> float:
+    rows, columns, values = ratings.entries()
+    return float((at.predict(rows, columns) - values).double().square().mean()) or 1.0
+
+
+def _start(
+    ratings: Ratings, at: Factors, penalty: Penalty, rank: int, generator: torch.Generator, continuation: bool
+) -> Factors:
+    stages = [rank]
+    if continuation:
+        stages = [2**k for k in range(int(math.log2(rank)) + 1) if 2**k < rank] + [rank]
+    problem = TwoSided(ratings, penalty)
+    for stage in stages:
+        at = problem.balance(grow(ratings, at, stage, generator))
+        for _ in range(3 if stage < rank else 0):
+            at = problem.balance(problem.row_step(problem.column_step(at)[0])[0])
+    return at
+
+
+def _split(ratings: Ratings, validation: float | Ratings, generator: torch.Generator) -> tuple[Ratings, Ratings]:
+    if isinstance(validation, Ratings):
+        return ratings, validation
+    rows, columns, values = ratings.entries()
+    order = torch.randperm(ratings.n_ratings, generator=generator).to(rows.device)
+    kept = max(1, min(ratings.n_ratings - 1, round(validation * ratings.n_ratings)))
+    train, held = order[kept:].sort().values, order[:kept].sort().values
+
+    def part(chosen: Tensor) -> Ratings:
+        return Ratings(
+            rows[chosen], columns[chosen], values[chosen], ratings.shape, dtype=ratings.dtype, device=ratings.device
+        )
+
+    return part(train), part(held)
+
+
+def _choose_ridge(
+    run: _Run, train: Ratings, held_out: Ratings, at: Factors, left: float, penalty: Callable[[float], Penalty]
+) -> tuple[float, Factors]:
+    # A few warm-started half-steps per λ are enough to rank them; stop when two in a row are worse than the best.
+    errors = [(_PATH[0] * left, math.inf, at)]
+    best = 0
+    with run.interruptible():
+        for k, level in enumerate(_PATH):
+            problem = TwoSided(train, penalty(level * left))
+            for _ in range(6 if k == 0 else 3):
+                at = problem.balance(problem.row_step(problem.column_step(at)[0])[0])
+            at, _ = problem.column_step(at)
+            errors.append((level * left, _rmse(at, held_out), at))
+            run.record({"ridge": level * left, "validation_rmse": errors[-1][1]})
+            best = min(range(len(errors)), key=lambda i: errors[i][1])
+            if run.ended is not None or k + 1 - best >= 2:
+                break
+    return _vertex(errors, best), errors[best][2]
+
+
+def _vertex(errors: list[tuple[float, float, Factors]], best: int) -> float:
+    # The parabola through the best λ and its neighbours on the logarithmic grid.
+    if not 1 < best < len(errors) - 1:
+        return errors[best][0]
+    before, here, after = (errors[best + k][1] for k in (-1, 0, 1))
+    shift = 0.5 * (before - after) / max(before - 2 * here + after, 1e-300)
+    return errors[best][0] * math.sqrt(2.0) ** max(-0.5, min(0.5, shift))
+
+
+def _rmse(at: Factors, ratings: Ratings) -> float:
+    rows, columns, values = ratings.entries()
+    return float((at.predict(rows, columns) - values).double().square().mean().sqrt())
+
+
+class _Run:
+    """The loop: iterate, record, stop. ``ended`` holds the status and the reason once there is one."""
+
+    def __init__(self, max_iter: int, tol: float, callback: Callback | None, on_interrupt: str, verbose: bool) -> None:
+        self.max_iter, self.tol, self.callback = max_iter, tol, callback
+        self.on_interrupt, self.verbose = on_interrupt, verbose
+        self.trace = Trace()
+        self.began = time.perf_counter()
+        self.ended: tuple[str, str] | None = None
+
+    def record(self, row: dict[str, float]) -> None:
+        row = {"iteration": float(len(self.trace) + 1), "seconds": time.perf_counter() - self.began, **row}
+        self.trace.rows.append(row)
+        if self.verbose:
+            print("  ".join(f"{name} {value:.6g}" for name, value in row.items()), flush=True)
+        if self.callback is not None and self.callback(row):
+            self.ended = ("stopped", "the callback asked to stop")
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        try:
+            yield
+        except KeyboardInterrupt:
+            if self.on_interrupt == "raise":
+                raise
+            self.ended = ("interrupted", "interrupted by the user; the model is that of the last full iteration")
+
+    def to_the_end(self, ratings: Ratings, at: Factors, penalty: Penalty, held_out: Ratings | None) -> PointFit:
+        problem = TwoSided(ratings, penalty)
+        best, best_error = at, math.inf
+        before = math.inf
+        with self.interruptible():
+            best, before = problem.column_step(at)
+            for _ in range(self.max_iter):
+                if self.ended is not None:
+                    break
+                at, objective = problem.column_step(problem.balance(problem.row_step(best)[0]))
+                error = math.inf if held_out is None else _rmse(at, held_out)
+                self._record_step(penalty, objective, error)
+                if held_out is not None and error >= best_error:
+                    self.ended = ("stopped", f"the validation error rose after {best_error:.6g}")
+                    break
+                best, best_error = at, error
+                if self.ended is None and before - objective <= self.tol * abs(objective):
+                    self.ended = ("converged", f"the objective fell by less than {self.tol:g} of itself")
+                before = objective
+        status, message = self.ended or ("max_iter", f"{self.max_iter} iterations are made")
+        return PointFit.of(best, ratings, penalty, self.trace, status, message)
+
+    def _record_step(self, penalty: Penalty, objective: float, error: float) -> None:
+        row = {"ridge": penalty.ridge, "objective": objective}
+        self.record(row if error == math.inf else row | {"validation_rmse": error})
+
+
+def _fit_by_minimize(
+    ratings: Ratings,
+    rank: int,
+    ridge: float,
+    power: float,
+    offsets: str,
+    solver: str,
+    max_iter: int,
+    seed: int,
+    run: _Run,
+) -> PointFit:
+    # The paper's problem on what the offsets leave.
+    base = _additive(ratings, offsets, power)
+    rows, columns, values = ratings.entries()
+    left = Ratings(rows, columns, values - base.predict(rows, columns), ratings.shape, dtype=ratings.dtype)
+    problem = CompletionProblem(left, rank, ridge=ridge)
+    generator = torch.Generator().manual_seed(seed)
+    x0 = problem.manifold.random_point(generator=generator, dtype=ratings.dtype, device=ratings.device)
+    options = {"step": 0.05, "fisher": "kronecker"} if solver == "rngd-vr" else {}
+    result = minimize(problem, x0, solver, max_iter=max_iter, seed=seed, verbose=run.verbose, **options)  # type: ignore[arg-type]
+    coefficients = problem.fit(result.x).coefficients
+    at = replace(base, rows=result.x, columns=coefficients)
+    if problem.transposed:
+        at = replace(base, rows=coefficients, columns=result.x)
+    return PointFit.of(at, ratings, Penalty(max(ridge, 1e-12), 1.0), result.trace, result.status, result.message)
+
+
+def _check(
+    ratings: Ratings, rank: int, ridge: float | str, weighting: str, offset_ridge: float | None,
+    offsets: str | bool, max_iter: int, validation: float | Ratings | None, on_interrupt: str,
+) -> None:  # fmt: skip
+    most = min(ratings.shape)
+    if isinstance(rank, bool) or not isinstance(rank, int) or not 1 <= rank <= most:
+        raise ValueError(f"rank must be a whole number between 1 and min(n_rows, n_columns)={most}, got {rank!r}")
+    for name, value in (("ridge", ridge), ("offset_ridge", offset_ridge)):
+        if value is not None and value != "auto" and (isinstance(value, str) or not 0 <= value < math.inf):
+            raise ValueError(f"{name} must be a finite number ≥ 0, or 'auto' for ridge, got {value!r}")
+    if weighting not in _WEIGHTING:
+        raise ValueError(f"ridge_weighting must be one of {list(_WEIGHTING)}, got {weighting!r}")
+    if offsets not in {"all", "rows", "columns", "global", "none", True, False}:
+        raise ValueError(f"offsets must be 'all', 'rows', 'columns', 'global' or 'none', got {offsets!r}")
+    if max_iter < 1:
+        raise ValueError(f"max_iter must be at least 1, got {max_iter}")
+    if isinstance(validation, Ratings):
+        if validation.shape != ratings.shape:
+            raise ValueError(f"validation must have the shape {ratings.shape} of ratings, got {validation.shape}")
+    elif validation is not None and not 0 < validation < 1:
+        raise ValueError(f"validation must be a share between 0 and 1, or ratings, got {validation}")
+    if on_interrupt not in {"raise", "return"}:
+        raise ValueError(f"on_interrupt must be 'raise' or 'return', got {on_interrupt!r}")
