@@ -1,5 +1,6 @@
 """Geometry and nothing else: points, tangent vectors, projections, retractions and transports."""
 
+from fisherfold.manifolds.adapter import from_geoopt, to_geoopt
 from fisherfold.manifolds.base import Manifold
 from fisherfold.manifolds.diagnostics import check_retraction
 from fisherfold.manifolds.euclidean import Euclidean
@@ -20,4 +21,6 @@ __all__ = [
     "Stiefel",
     "Verdict",
     "check_retraction",
+    "from_geoopt",
+    "to_geoopt",
 ]

@@ -18,7 +18,9 @@ from torch import Tensor
 # A retraction step of Frobenius length s gives cond(G) ≤ 1 + s²; steps beyond 4 take the slower, safer road.
 MAX_CONDITION = 16.0
 # Rows summed in the working precision before the sum goes on in float64: rounding then does not grow with n.
-BLOCK_ROWS = 1024
+BLOCK_ROWS = 256
+# Beyond this height the float32 Householder QR of LAPACK has lost two digits of orthonormality.
+TALL_ROWS = 16_384
 
 
 def cross(a: Tensor, b: Tensor) -> Tensor:
@@ -41,6 +43,21 @@ def cross(a: Tensor, b: Tensor) -> Tensor:
     return (head_a.mT @ head_b).sum(dim=-3, dtype=torch.float64) + tail
 
 
+def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """The eigenvalues and eigenvectors of Hermitian matrices; NaN eigenvalues where an entry is not finite.
+
+    Args:
+        matrix: a tensor of shape (..., p, p).
+
+    Returns:
+        The eigenvalues, ascending, and the eigenvectors as columns.
+    """
+    # torch.linalg.eigh would raise, but a step that went astray must come back as a point that can be rejected.
+    finite = torch.isfinite(matrix).all(dim=-1).all(dim=-1)[..., None]
+    values, vectors = torch.linalg.eigh(torch.where(finite[..., None], matrix, 0.0))
+    return torch.where(finite, values, torch.nan), vectors
+
+
 def polar(y: Tensor) -> Tensor:
     """The orthonormal polar factor ``y (yᵀy)^{-1/2}``, the nearest frame to ``y``.
 
@@ -50,11 +67,10 @@ def polar(y: Tensor) -> Tensor:
     Returns:
         A frame of the same shape; NaN where ``y`` is not finite.
     """
-    gram = cross(y, y)
-    if not bool(torch.isfinite(gram).all()):
-        return _polar_by_qr(y)
-    values, vectors = torch.linalg.eigh(gram)
-    if bool((values[..., -1] > MAX_CONDITION * values[..., 0]).any()):
+    values, vectors = eigh(cross(y, y))
+    smallest, largest = values[..., 0], values[..., -1]
+    floor = torch.finfo(y.dtype).tiny / torch.finfo(y.dtype).eps
+    if not bool(((largest <= MAX_CONDITION * smallest) & (smallest > floor)).all()):
         return _polar_by_qr(y)
     root = (vectors * values.rsqrt().unsqueeze(-2)) @ vectors.mT
     return y @ root.to(y.dtype)
@@ -77,8 +93,10 @@ def qr(y: Tensor) -> Tensor:
         A frame of the same shape.
     """
     q, r = torch.linalg.qr(y)
-    diagonal = r.diagonal(dim1=-2, dim2=-1)
-    return q * torch.where(diagonal < 0, -1.0, 1.0).to(y.dtype).unsqueeze(-2)
+    signs = torch.where(r.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).to(y.dtype).unsqueeze(-2)
+    if y.shape[-2] < TALL_ROWS:
+        return q * signs
+    return q @ (_inverse_triangle(torch.linalg.cholesky_ex(cross(q, q)).L).mT.to(y.dtype) * signs)
 
 
 def cholesky_qr(y: Tensor) -> Tensor:
@@ -96,9 +114,12 @@ def cholesky_qr(y: Tensor) -> Tensor:
     sound = (failed == 0) & (pivots.amax(dim=-1) ** 2 <= MAX_CONDITION * pivots.amin(dim=-1) ** 2)
     if not bool(sound.all()):
         return qr(y)
-    eye = torch.eye(y.shape[-1], dtype=lower.dtype, device=y.device)
-    inverse = torch.linalg.solve_triangular(lower, eye.expand_as(lower), upper=False)
-    return y @ inverse.mT.to(y.dtype)
+    return y @ _inverse_triangle(lower).mT.to(y.dtype)
+
+
+def _inverse_triangle(lower: Tensor) -> Tensor:
+    eye = torch.eye(lower.shape[-1], dtype=lower.dtype, device=lower.device)
+    return torch.linalg.solve_triangular(lower, eye.expand_as(lower), upper=False)
 
 
 def orthonormality_error(x: Tensor) -> Tensor:

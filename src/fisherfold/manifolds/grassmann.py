@@ -96,7 +96,7 @@ class Grassmann(Manifold):
     def _exp(self, x: Tensor, v: Tensor) -> Tensor:
         """``x cos √A + v sin √A / √A`` with the p×p matrix ``A = vᵀv``: no singular vectors of v are needed."""
         x, v = self._tall(x), self._tall(v)
-        squares, vectors = torch.linalg.eigh(frames.cross(v, v))
+        squares, vectors = frames.eigh(frames.cross(v, v))
         angles = squares.clamp(min=0).sqrt().unsqueeze(-2)
         cosine = (vectors * angles.cos()) @ vectors.mT
         sine = (vectors * torch.sinc(angles / torch.pi)) @ vectors.mT

@@ -113,5 +113,5 @@ def _cayley(x: Tensor, v: Tensor) -> Tensor:
 def _skew_exp(k: Tensor) -> Tensor:
     """The exponential of a skew-symmetric matrix, ``V exp(-iλ) V*`` with ``ik = V λ V*`` Hermitian."""
     # torch.linalg.matrix_exp (2.13) is off by up to 1e-10 for a single float64 matrix of norm 0.01 to 0.05.
-    values, vectors = torch.linalg.eigh(1j * k)
+    values, vectors = frames.eigh(1j * k)
     return ((vectors * torch.exp(-1j * values).unsqueeze(-2)) @ vectors.mH).real

@@ -1,0 +1,214 @@
+"""What every manifold promises at its door: messages for bad input, dtypes kept, nothing n×n, plain value objects."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fisherfold.manifolds import Euclidean, Grassmann, Manifold, Oblique, Product, Sphere, Stiefel
+from fisherfold.manifolds.base import combine, dot, is_finite, leaves, scale, tolerance, tree_map
+
+MANIFOLDS = [
+    Euclidean(3, 2),
+    Sphere(4),
+    Oblique(3, 4),
+    Stiefel(6, 3),
+    Grassmann(6, 2),
+    Grassmann(6, 2, wide=True),
+]
+CURVED = MANIFOLDS[1:]
+
+
+def draw(manifold, *batch, seed=0, **options):
+    generator = torch.Generator().manual_seed(seed)
+    x = manifold.random_point(*batch, generator=generator, **options)
+    return x, manifold.random_tangent(x, generator=generator)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: Grassmann(5, 5), r"p of Grassmann, the dimension of the subspaces, must be less than n=5, got 5"),
+        (lambda: Grassmann(5, 7), r"must be less than n=5, got 7"),
+        (lambda: Grassmann(5, 0), r"p of Grassmann must be a positive integer, got 0"),
+        (lambda: Grassmann(5.0, 2), r"n of Grassmann must be a positive integer, got 5\.0"),
+        (lambda: Stiefel(3, 4), r"p of Stiefel must be at most n=3, got 4"),
+        (lambda: Sphere(1), r"n of Sphere must be at least 2, got 1"),
+        (lambda: Oblique(3, 1), r"n of Oblique must be at least 2, got 1"),
+        (lambda: Oblique(True, 2), r"m of Oblique must be a positive integer, got True"),
+        (lambda: Euclidean(3, -1), r"every size of Euclidean must be a positive integer, got -1"),
+        (lambda: Stiefel(4, 2, retraction="svd"), r"retraction of Stiefel must be one of .*'polar'.*, got 'svd'"),
+        (lambda: Stiefel(4, 2, transport_method="parallel"), r"must be one of \['projection'\], got 'parallel'"),
+        (lambda: Product({}), r"factors must be a dictionary of at least one name"),
+        (lambda: Product({"a": 3}), r"factors must map names to manifolds, got 'a': 3"),
+    ],
+)
+def test_constructors_name_what_is_wrong(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+@pytest.mark.parametrize("manifold", MANIFOLDS, ids=repr)
+def test_bad_arguments_are_named(manifold):
+    x, v = draw(manifold)
+    shape = tuple(x.shape)
+    with pytest.raises(TypeError, match=r"v must be a torch\.Tensor, got ndarray"):
+        manifold.project(x, np.zeros(shape))
+    with pytest.raises(TypeError, match=r"x must be a torch\.Tensor, got ndarray"):
+        manifold.check_point(np.zeros(shape))
+    with pytest.raises(ValueError, match=r"v must have a floating dtype, got torch\.int64"):
+        manifold.project(x, torch.zeros(shape, dtype=torch.int64))
+    with pytest.raises(ValueError, match=r"v must have shape \(\.\.\., .* got \(9, 9, 9\)"):
+        manifold.retract(x, torch.zeros(9, 9, 9))
+    with pytest.raises(ValueError, match=r"start must have shape .* got \(\)"):
+        manifold.check_point(torch.zeros(()), name="start")
+    with pytest.raises(ValueError, match=r"v must be torch\.float64 on cpu like the point x, got torch\.float32"):
+        manifold.retract(x, v.float())
+    with pytest.raises(ValueError, match=r"y must be torch\.float64 on cpu .* got torch\.float64 on meta"):
+        manifold.dist(x, x.to("meta"))
+    with pytest.raises(ValueError, match=r"retraction of \w+ must be one of \[.*\], got 'nearest'"):
+        manifold.retract(x, v, method="nearest")
+    with pytest.raises(ValueError, match=r"transport_method of \w+ must be one of \[.*\], got 'drag'"):
+        manifold.transport(x, x, v, method="drag")
+    with pytest.raises(ValueError, match="x0 must be finite, got NaN or infinite entries"):
+        manifold.check_point(x * torch.nan, name="x0")
+    with pytest.raises(ValueError, match="v must be finite, got NaN or infinite entries"):
+        manifold.check_tangent(x, v * torch.inf)
+    with pytest.raises(ValueError, match=r"dtype must be a floating dtype, got torch\.int32"):
+        manifold.random_point(dtype=torch.int32)
+
+
+@pytest.mark.parametrize("manifold", CURVED, ids=repr)
+def test_points_off_the_manifold_and_vectors_not_tangent_are_refused(manifold):
+    x, v = draw(manifold)
+    manifold.check_point(x)
+    manifold.check_tangent(x, v)
+    with pytest.raises(ValueError, match=r"x0 is not a point of .*: its constraint is violated by .* more than 1e-08"):
+        manifold.check_point(1.01 * x, name="x0")
+    manifold.check_point((1 + 1e-5) * x, atol=1e-4)
+    with pytest.raises(ValueError, match=r"d is not a tangent vector of .*: its normal part is .* project it first"):
+        manifold.check_tangent(x, v + x, name="d")
+
+
+def test_grassmann_tells_the_layouts_apart():
+    x, _ = draw(Grassmann(6, 2))
+    with pytest.raises(ValueError, match=r"shape \(\.\.\., 2, 6\) on Grassmann\(6, 2, wide=True\), got \(6, 2\)"):
+        Grassmann(6, 2, wide=True).check_point(x)
+
+
+@pytest.mark.parametrize("manifold", MANIFOLDS, ids=repr)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_computed_in_float32(manifold, dtype):
+    x, v = draw(manifold, 2, dtype=dtype)
+    assert x.dtype == v.dtype == dtype
+    manifold.check_point(x)
+    eps = torch.finfo(dtype).eps
+    wide_x, wide_v = x.float(), v.float()
+    for method in manifold.retractions:
+        y = manifold.retract(x, v, method=method)
+        assert y.dtype == dtype
+        expected = manifold.retract(wide_x, wide_v, method=method)
+        torch.testing.assert_close(y.float(), expected, atol=2 * eps, rtol=2 * eps)
+    for method in manifold.transports:
+        moved = manifold.transport(x, y, v, method=method)
+        expected = manifold.transport(wide_x, y.float(), wide_v, method=method)
+        torch.testing.assert_close(moved.float(), expected, atol=2 * eps, rtol=2 * eps)
+
+
+@pytest.mark.parametrize("manifold", MANIFOLDS, ids=repr)
+def test_non_finite_steps_give_non_finite_points_and_no_exception(manifold):
+    x, v = draw(manifold, 2)
+    v[0] = torch.nan
+    for method in manifold.retractions:
+        y = manifold.retract(x, v, method=method)
+        assert bool(y[0].isnan().all()), method
+
+
+@pytest.mark.parametrize("manifold", [Stiefel(200_000, 2), Grassmann(200_000, 2), Grassmann(200_000, 2, wide=True)])
+def test_no_operation_forms_a_square_of_the_height(manifold):
+    # 200,000² float32 numbers would be 160 GB.
+    x, v = draw(manifold, dtype=torch.float32)
+    for method in manifold.retractions:
+        y = manifold.retract(x, v, method=method)
+        assert manifold.violation(y) < 1e-6
+    for method in manifold.transports:
+        manifold.check_tangent(y, manifold.transport(x, y, v, method=method))
+    if isinstance(manifold, Grassmann):
+        assert abs(float(manifold.dist(x, manifold.exp(x, v))) - 1) < 1e-5
+
+
+@pytest.mark.parametrize("manifold", [*MANIFOLDS, Product({"a": Sphere(3), "b": Euclidean()})], ids=repr)
+def test_manifolds_are_values(manifold):
+    assert copy.deepcopy(manifold) == manifold
+    assert pickle.loads(pickle.dumps(manifold)) == manifold
+    assert hash(copy.deepcopy(manifold)) == hash(manifold)
+    assert eval(repr(manifold)) == manifold
+    with pytest.raises((AttributeError, TypeError)):
+        manifold.retraction = "exp"
+
+
+def test_reprs_show_only_what_was_chosen():
+    assert repr(Grassmann(100, 5)) == "Grassmann(100, 5)"
+    assert repr(Grassmann(100, 5, retraction="qr", wide=True)) == "Grassmann(100, 5, wide=True, retraction='qr')"
+    assert repr(Euclidean()) == "Euclidean()"
+    assert repr(Product({"a": Sphere(3)})) == "Product({'a': Sphere(3)})"
+
+
+def test_a_manifold_without_closed_forms_says_so():
+    stiefel = Stiefel(4, 2)
+    x, _ = draw(stiefel)
+    with pytest.raises(NotImplementedError, match=r"Stiefel\(4, 2\) has no closed-form logarithm"):
+        stiefel.log(x, x)
+    with pytest.raises(NotImplementedError, match=r"Stiefel\(4, 2\) has no closed-form distance"):
+        stiefel.dist(x, x)
+
+
+@pytest.mark.parametrize("manifold", MANIFOLDS, ids=repr)
+def test_random_points_follow_the_generator(manifold):
+    first, second = draw(manifold, 2, seed=3), draw(manifold, 2, seed=3)
+    assert torch.equal(first[0], second[0])
+    assert torch.equal(first[1], second[1])
+    assert not torch.equal(first[0], draw(manifold, 2, seed=4)[0])
+
+
+def test_a_manifold_of_dimension_zero_has_only_the_zero_vector():
+    x, v = draw(Stiefel(1, 1))
+    assert Stiefel(1, 1).dim == 0
+    assert torch.equal(v, torch.zeros_like(x))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    n=st.integers(2, 9),
+    p=st.integers(1, 8),
+    batch=st.lists(st.integers(1, 3), max_size=2),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+    length=st.floats(0, 1e4),
+    seed=st.integers(0, 2**31),
+)
+def test_retractions_land_on_the_manifold_for_any_shape_and_step(n, p, batch, dtype, length, seed):
+    manifolds: list[Manifold] = [Sphere(n), Oblique(p, n), Stiefel(n, min(p, n))]
+    if p < n:
+        manifolds += [Grassmann(n, p), Grassmann(n, p, wide=True)]
+    for manifold in manifolds:
+        x, v = draw(manifold, *batch, seed=seed, dtype=dtype)
+        for method in manifold.retractions:
+            y = manifold.retract(x, length * v, method=method)
+            assert y.shape == x.shape
+            assert y.dtype == dtype
+            assert manifold.violation(y) < 30 * torch.finfo(dtype).eps, (manifold, method)
+
+
+def test_trees_add_scale_and_multiply():
+    u = {"a": torch.tensor([1.0, 2.0]), "b": {"c": torch.tensor(3.0)}}
+    v = tree_map(torch.ones_like, u)
+    assert float(dot(u, v)) == 6.0
+    assert leaves(combine(2.0, u, -1.0, v))[1] == 5.0
+    assert torch.equal(scale(3.0, u)["a"], torch.tensor([3.0, 6.0]))
+    assert is_finite(u)
+    assert not is_finite({"a": u, "b": torch.tensor(torch.nan)})
+    assert tolerance(torch.float64) == pytest.approx(1.49e-8, rel=1e-2)
