@@ -94,6 +94,16 @@ def test_points_off_the_manifold_and_vectors_not_tangent_are_refused(manifold):
         manifold.check_tangent(x, v + x, name="d")
 
 
+@pytest.mark.parametrize("manifold", MANIFOLDS, ids=repr)
+def test_parameters_can_be_checked_and_differentiated(manifold):
+    x, v = draw(manifold)
+    x.requires_grad_()
+    manifold.check_point(x)
+    manifold.check_tangent(x, v)
+    manifold.retract(x, v).sum().backward()
+    assert is_finite(x.grad)
+
+
 def test_grassmann_tells_the_layouts_apart():
     x, _ = draw(Grassmann(6, 2))
     with pytest.raises(ValueError, match=r"shape \(\.\.\., 2, 6\) on Grassmann\(6, 2, wide=True\), got \(6, 2\)"):

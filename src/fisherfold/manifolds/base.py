@@ -317,8 +317,8 @@ class Manifold(ABC):
         self._check_vector(x, v, name)
         if not is_finite(v):
             raise ValueError(f"{name} must be finite, got NaN or infinite entries")
-        size = float(v.norm())
-        normal = float((v - self.project(x, v)).norm())
+        size = float(v.detach().norm())
+        normal = float((v - self.project(x, v)).detach().norm())
         atol = tolerance(x.dtype) if atol is None else atol
         if normal > atol * size:
             raise ValueError(
@@ -336,7 +336,7 @@ class Manifold(ABC):
             Zero for an exact point; NaN if ``x`` is not finite.
         """
         self._check_form(x, "x")
-        return float(self._constraint_error(*_widen(x)))
+        return float(self._constraint_error(*_widen(x.detach())))
 
     def _gaussian_tangent(self, x: Point, generator: torch.Generator | None) -> Tangent:
         """A tangent vector of standard normal coordinates."""

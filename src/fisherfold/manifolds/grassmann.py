@@ -70,28 +70,32 @@ class Grassmann(Manifold):
         return (self.p, self.n) if self.wide else (self.n, self.p)
 
     def _tall(self, x: Tensor) -> Tensor:
-        """From the user's layout to n×p and back."""
+        """From the user's layout to n×p."""
         return x.mT if self.wide else x
 
+    def _back(self, x: Tensor) -> Tensor:
+        """From n×p to the user's layout, rows next to each other in memory."""
+        return x.mT.contiguous() if self.wide else x
+
     def _project(self, x: Tensor, v: Tensor) -> Tensor:
-        return self._tall(_horizontal(self._tall(x), self._tall(v)))
+        return self._back(_horizontal(self._tall(x), self._tall(v)))
 
     def _retract(self, x: Tensor, v: Tensor, method: str) -> Tensor:
         if method == "exp":
             return self._exp(x, v)
         orthonormalize = {"polar": frames.polar, "qr": frames.qr, "cholesky": frames.cholesky_qr}[method]
-        return self._tall(orthonormalize(self._tall(x + v)))
+        return self._back(orthonormalize(self._tall(x + v)))
 
     def _transport(self, x: Tensor, y: Tensor, v: Tensor, method: str) -> Tensor:
         x, y, v = self._tall(x), self._tall(y), self._tall(v)
         rotation, cosines = _alignment(x, y)
         if method == "projection":
-            return self._tall(_horizontal(y, v) @ rotation)
+            return self._back(_horizontal(y, v) @ rotation)
         # v - (x + y')(I + cos θ)^{-1} y'ᵀv with y' = y Qᵀ; for p = 1 it is the sphere's formula.
         aligned = y @ rotation.mT
         eye = torch.eye(self.p, dtype=cosines.dtype, device=x.device)
         weights = torch.linalg.solve(eye + cosines, frames.cross(aligned, v)).to(x.dtype)
-        return self._tall((v - (x + aligned) @ weights) @ rotation)
+        return self._back((v - (x + aligned) @ weights) @ rotation)
 
     def _exp(self, x: Tensor, v: Tensor) -> Tensor:
         """``x cos √A + v sin √A / √A`` with the p×p matrix ``A = vᵀv``: no singular vectors of v are needed."""
@@ -100,7 +104,7 @@ class Grassmann(Manifold):
         angles = squares.clamp(min=0).sqrt().unsqueeze(-2)
         cosine = (vectors * angles.cos()) @ vectors.mT
         sine = (vectors * torch.sinc(angles / torch.pi)) @ vectors.mT
-        return self._tall(frames.polar(x @ cosine.to(x.dtype) + v @ sine.to(x.dtype)))
+        return self._back(frames.polar(x @ cosine.to(x.dtype) + v @ sine.to(x.dtype)))
 
     def _log(self, x: Tensor, y: Tensor) -> Tensor:
         """``B f(cos θ)`` with B the horizontal part of the aligned y (singular values sin θ) and f = θ / sin θ."""
@@ -113,7 +117,7 @@ class Grassmann(Manifold):
         c = c.clamp(min=0, max=1)
         s = ((1 - c) * (1 + c)).sqrt()
         ratio = torch.where(s > 0, torch.atan2(s, c) / s, 1.0)
-        return self._tall(normal @ ((vectors * ratio.unsqueeze(-2)) @ vectors.mT).to(x.dtype))
+        return self._back(normal @ ((vectors * ratio.unsqueeze(-2)) @ vectors.mT).to(x.dtype))
 
     def _dist(self, x: Tensor, y: Tensor) -> Tensor:
         return torch.linalg.vector_norm(self._log(x, y), dim=(-2, -1))
@@ -122,7 +126,7 @@ class Grassmann(Manifold):
         self, shape: tuple[int, ...], generator: torch.Generator | None, dtype: torch.dtype, device: Any
     ) -> Tensor:
         tall = (*shape[:-2], self.n, self.p)
-        return self._tall(frames.random_frame(tall, generator=generator, dtype=dtype, device=device)).contiguous()
+        return self._back(frames.random_frame(tall, generator=generator, dtype=dtype, device=device))
 
     def _constraint_error(self, x: Tensor) -> Tensor:
         return frames.orthonormality_error(self._tall(x))

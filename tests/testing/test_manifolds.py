@@ -1,0 +1,228 @@
+"""The kit passes what is right and names what is wrong."""
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import ClassVar
+
+import pytest
+import torch
+
+from fisherfold.manifolds import Euclidean, Grassmann, Oblique, Product, Sphere, Stiefel, Verdict
+from fisherfold.testing import check_manifold
+
+# Every retraction of every manifold over the full ten thousand float32 steps.
+LONG = [Euclidean(3, 2), Sphere(5), Oblique(3, 4), Stiefel(6, 3), Grassmann(7, 3)]
+SHORT = [
+    Euclidean(),
+    Sphere(2),
+    Oblique(1, 2),
+    Stiefel(3, 3),
+    Stiefel(4, 3),
+    Stiefel(5, 1),
+    Grassmann(2, 1),
+    Grassmann(4, 3),
+    Grassmann(7, 3, wide=True),
+    Grassmann(600, 2, transport_method="parallel"),
+    Product({"a": Sphere(3), "b": Stiefel(4, 2, retraction="qr")}),
+    Product(
+        {
+            "a": Sphere(3, retraction="exp"),
+            "b": Product({"c": Grassmann(4, 2, retraction="qr", transport_method="parallel"), "d": Euclidean()}),
+        }
+    ),
+]
+
+
+@pytest.mark.parametrize("manifold", LONG, ids=repr)
+def test_the_manifolds_of_the_library_pass_with_the_long_run(manifold):
+    report = check_manifold(manifold)
+    assert all(isinstance(verdict, Verdict) and verdict for verdict in report)
+    for method in manifold.retractions:
+        assert f"retraction {method!r} stays on the manifold over 10000 float32 steps" in {v.name for v in report}
+
+
+@pytest.mark.parametrize("manifold", SHORT, ids=repr)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_variants_and_edges_pass(manifold, seed):
+    assert all(check_manifold(manifold, steps=100, seed=seed))
+
+
+# geoopt's formulas for its default Stiefel manifold: the canonical gradient as projection, a Cayley step without the ½.
+def canonical_gradient(x, v):
+    return v - x @ v.mT @ x
+
+
+def cayley_without_half(x, v):
+    w = v @ x.mT - x @ v.mT
+    eye = torch.eye(x.shape[-2], dtype=x.dtype)
+    return torch.linalg.solve(eye - w / 2, (eye + w / 2) @ x)
+
+
+@dataclass(frozen=True, repr=False)
+class CanonicalStiefel(Stiefel):
+    retractions: ClassVar = MappingProxyType({"polar": 1})
+
+    def _project(self, x, v):
+        return canonical_gradient(x, v)
+
+    def _retract(self, x, v, method):
+        return cayley_without_half(x, v)
+
+
+@dataclass(frozen=True, repr=False)
+class CayleyWithoutHalf(Stiefel):
+    retractions: ClassVar = MappingProxyType({"polar": 1})
+
+    def _retract(self, x, v, method):
+        return cayley_without_half(x, v)
+
+
+@dataclass(frozen=True, repr=False)
+class QRDeclaredSecondOrder(Stiefel):
+    retractions: ClassVar = MappingProxyType({"polar": 2, "qr": 2})
+
+
+@dataclass(frozen=True, repr=False)
+class HalfProjector(Sphere):
+    def _project(self, x, v):
+        return v - 0.5 * (x * v).sum(-1, keepdim=True) * x
+
+
+@dataclass(frozen=True, repr=False)
+class ObliqueProjector(Sphere):
+    """Idempotent, onto the tangent space, but not orthogonal."""
+
+    def _project(self, x, v):
+        skewed = x + 0.5 * x.roll(1, -1)
+        skewed = skewed / (x * skewed).sum(-1, keepdim=True)
+        return v - (x * v).sum(-1, keepdim=True) * skewed
+
+
+@dataclass(frozen=True, repr=False)
+class WrongDimension(Sphere):
+    @property
+    def dim(self):
+        return self.n
+
+
+@dataclass(frozen=True, repr=False)
+class Drifting(Sphere):
+    """The exponential map without a final normalisation, and one rounding unit too long: right in every single step."""
+
+    def _retract(self, x, v, method):
+        angle = torch.linalg.vector_norm(v, dim=-1, keepdim=True)
+        y = angle.cos() * x + torch.sinc(angle / torch.pi) * v
+        return y * (1 + torch.finfo(x.dtype).eps)
+
+
+@dataclass(frozen=True, repr=False)
+class DraggedTransport(Sphere):
+    def _transport(self, x, y, v, method):
+        return v
+
+
+@dataclass(frozen=True, repr=False)
+class ArcCosine(Sphere):
+    def _dist(self, x, y):
+        return torch.acos((x * y).sum(-1).clamp(-1, 1))
+
+
+@dataclass(frozen=True, repr=False)
+class NormalizedExp(Sphere):
+    def _exp(self, x, v):
+        return self._retract(x, v, "normalize")
+
+
+@dataclass(frozen=True, repr=False)
+class DoubledMetric(Sphere):
+    def inner(self, x, u, v):
+        return 2 * super().inner(x, u, v)
+
+
+@dataclass(frozen=True, repr=False)
+class Unaligned(Grassmann):
+    def _transport(self, x, y, v, method):
+        return self._project(y, v)
+
+
+@dataclass(frozen=True, repr=False)
+class NormOverTheBatch(Sphere):
+    def _retract(self, x, v, method):
+        return super()._retract(x, v * (1 + 0.1 * v.norm()), method)
+
+
+@dataclass(frozen=True, repr=False)
+class AlwaysDouble(Sphere):
+    def retract(self, x, v, *, method=None):
+        return super().retract(x, v, method=method).double()
+
+
+@dataclass(frozen=True, repr=False)
+class Blind(Sphere):
+    def _constraint_error(self, x):
+        return x.new_zeros(())
+
+
+@pytest.mark.parametrize(
+    ("manifold", "property_name"),
+    [
+        (CanonicalStiefel(6, 3), "projector is idempotent"),
+        (CanonicalStiefel(6, 3), r"retraction 'polar' has DR\(0\) = Id"),
+        (CayleyWithoutHalf(6, 3), r"retraction 'polar' has DR\(0\) = Id"),
+        (CayleyWithoutHalf(6, 3), "retraction 'polar' is of order 1 "),
+        (QRDeclaredSecondOrder(6, 3), "retraction 'qr' is of order 2 "),
+        (HalfProjector(4), "projector is idempotent"),
+        (HalfProjector(4), "dimension is the rank of the projector: measured 4, expected 3"),
+        (ObliqueProjector(4), "projector is self-adjoint"),
+        (WrongDimension(4), "dimension is the rank of the projector: measured 3, expected 4"),
+        (Drifting(4), "stays on the manifold over 10000 float32 steps"),
+        (DraggedTransport(4), "transport 'projection' lands in the tangent space"),
+        (DraggedTransport(4), "parallel transport keeps the geodesic's velocity"),
+        (ArcCosine(4), "dist keeps its digits near 0"),
+        (NormalizedExp(4), "exp has no tangential acceleration"),
+        (NormalizedExp(4), "log inverts exp"),
+        (DoubledMetric(4), "inner product is the ambient one"),
+        (Unaligned(6, 3), "transport 'projection' follows the representative of y"),
+        (NormOverTheBatch(4), "retract 'normalize' of a batch is one by one"),
+        (Blind(4), "violation sees points off the manifold"),
+    ],
+)
+def test_wrong_manifolds_are_caught_by_name(manifold, property_name):
+    with pytest.raises(AssertionError, match=f"FAILED: .*{property_name}"):
+        check_manifold(manifold, steps=10_000 if isinstance(manifold, Drifting) else 10)
+
+
+def test_a_retraction_that_changes_the_dtype_is_named():
+    with pytest.raises(AssertionError, match=r"retract must keep shape and dtype .*float32, got \(4,\), torch.float64"):
+        check_manifold(AlwaysDouble(4))
+
+
+def test_drift_shows_only_in_the_long_run():
+    assert all(check_manifold(Drifting(4), steps=10))
+
+
+def test_the_message_counts_and_the_sound_properties_are_not_named():
+    with pytest.raises(AssertionError) as caught:
+        check_manifold(QRDeclaredSecondOrder(6, 3), steps=10)
+    message = str(caught.value)
+    assert message.startswith("QRDeclaredSecondOrder(6, 3) fails 3 of ")  # one per batch shape, in float64
+    assert "'polar'" not in message
+    assert "idempotent" not in message
+
+
+def test_a_symmetry_of_the_user_is_tested():
+    q = torch.linalg.qr(torch.randn(3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))).Q
+
+    def rotate(x):
+        return x @ q.to(x.dtype)
+
+    assert all(check_manifold(Grassmann(6, 3), steps=1, symmetry=rotate))
+    # frames themselves are not a quotient: a distance that forgets the rotation does not exist, a transport neither
+    with pytest.raises(AssertionError, match="transport 'projection' follows the representative of y"):
+        check_manifold(Stiefel(6, 3), steps=1, symmetry=rotate)
+
+
+def test_dtypes_and_batches_can_be_chosen():
+    report = check_manifold(Sphere(3), dtypes=(torch.float32,), batch_shapes=((4,),), steps=1)
+    labels = {verdict.name.split("[")[1] for verdict in report if "[" in verdict.name}
+    assert labels == {"float32, batch (4,)]"}
