@@ -1,0 +1,188 @@
+"""Learning mean, subspace, prior and noise of related regressions by marginal likelihood.
+
+One round: m by generalised least squares; posterior moments of the coefficients; Σ and s² from them in closed form;
+then RNGD steps for U on the Grassmann manifold with the Fisher information of the marginal likelihood. Every update can
+only lower -Σ_t log p(y_t) (plus, for one noise variance per task, the prior that ties them together), so the trace is
+monotone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from fisherfold.inference.subspace import (
+    MarginalSubspaceProblem,
+    SubspacePrior,
+    TaskPosterior,
+    information,
+    posterior,
+    start,
+)
+from fisherfold.problems.tasks import TaskStatistics
+from fisherfold.solvers import minimize
+
+NOISES = ("task", "shared")
+
+# One noise variance per task is drawn towards the common one as if by this many rows, so that a task of a few rows
+# cannot explain itself with no noise at all.
+NOISE_ROWS = 10.0
+
+# Exact Fisher products touch every Gram matrix; beyond this many numbers the Kronecker form is used.
+_EXACT_ENTRIES = 2**25
+
+# The p² × p² system of the expansion is worth its tasks × p⁴ products up to here; beyond it, EM goes without.
+_EXPANSION_COST = 5e9
+
+
+@dataclass(frozen=True)
+class MarginalFit:
+    """The outcome of ``fit_marginal``.
+
+    Attributes:
+        prior: mean, frame, covariance and noise.
+        posterior: of the coefficients of every task.
+        trace: one row per round: ``round``, ``loss`` (mean over tasks of -log p(y_t), with the prior of the noise),
+            ``gradient_norm`` of U.
+        converged: whether the loss had settled before the rounds ran out.
+    """
+
+    prior: SubspacePrior
+    posterior: TaskPosterior
+    trace: list[dict[str, float]] = field(repr=False)
+    converged: bool
+
+    @property
+    def weights(self) -> Tensor:
+        """The coefficients of every task in the features, m + U E[a_t], shape (tasks, features)."""
+        return self.prior.mean + self.posterior.mean @ self.prior.frame.mT
+
+
+def fit_marginal(
+    statistics: TaskStatistics,
+    *,
+    rank: int,
+    noise: str = "task",
+    max_rounds: int = 300,
+    tol: float = 1e-7,
+    prior: SubspacePrior | None = None,
+    callback: Callable[[dict[str, float]], object] | None = None,
+) -> MarginalFit:
+    """Learn what the tasks share.
+
+    Args:
+        statistics: the training rows.
+        rank: the dimension of the subspace; the number of features for a full prior covariance without a subspace.
+        noise: ``task`` for one noise variance per task, drawn towards the common one, or ``shared``.
+        max_rounds: the most rounds.
+        tol: stop when a round lowers the loss per row by less than this.
+        prior: where to start; ``start(statistics)`` if not given.
+        callback: called with every row of the trace; a true value stops.
+
+    Returns:
+        The fit.
+
+    Raises:
+        ValueError: if an argument is out of range.
+
+    Examples:
+        >>> g = torch.Generator().manual_seed(0)
+        >>> X = torch.randn(300, 4, generator=g, dtype=torch.float64)
+        >>> task = torch.arange(300) % 20
+        >>> slope = torch.randn(20, generator=g, dtype=torch.float64)
+        >>> y = X[:, 1] + X[:, 0] * slope[task] + 0.1 * torch.randn(300, generator=g, dtype=torch.float64)
+        >>> fit = fit_marginal(TaskStatistics.from_rows(X, y, task), rank=1)
+        >>> bool(fit.prior.frame[0, 0].abs() > 0.99), bool((fit.prior.mean[1] - 1).abs() < 0.1)
+        (True, True)
+    """
+    if noise not in NOISES:
+        raise ValueError(f"noise must be one of {NOISES}, got {noise!r}")
+    if not 1 <= rank <= statistics.n_features:
+        raise ValueError(f"rank must be between 1 and the number of features ({statistics.n_features}), got {rank}")
+    prior = start(statistics, rank=rank) if prior is None else prior
+    rows = max(float(statistics.counts.sum()), 1.0)
+    trace: list[dict[str, float]] = []
+    converged, before = False, float("inf")
+    for number in range(max_rounds):
+        prior = _update_mean(statistics, prior)
+        prior = _update_moments(statistics, prior, noise)
+        prior, gradient_norm = _update_frame(statistics, prior)
+        loss = float(posterior(statistics, prior).losses.sum() + _noise_penalty(prior.noise, noise))
+        row = {"round": float(number + 1), "loss": loss / statistics.n_tasks, "gradient_norm": gradient_norm}
+        trace.append(row)
+        converged = before - loss <= tol * rows
+        if (callback is not None and callback(row)) or converged:
+            break
+        before = loss
+    return MarginalFit(prior, posterior(statistics, prior), trace, converged)
+
+
+def _update_mean(statistics: TaskStatistics, prior: SubspacePrior) -> SubspacePrior:
+    """Generalised least squares: the likelihood is quadratic in m with curvature Σ S_t."""
+    found = posterior(statistics, prior)
+    values, vectors = torch.linalg.eigh(information(statistics, prior.noise, found))
+    # directions that no row has stay where they are
+    kept = values > values[-1] * len(values) * torch.finfo(values.dtype).eps * 10
+    inverse = torch.where(kept, 1 / torch.where(kept, values, 1.0), 0.0)
+    return replace(prior, mean=prior.mean + vectors @ (inverse * (vectors.mT @ found.score().sum(0))))
+
+
+def _update_moments(statistics: TaskStatistics, prior: SubspacePrior, noise: str) -> SubspacePrior:
+    """Σ and s² from the posterior moments, after the scale of the coefficients was freed (parameter-expanded EM)."""
+    found = posterior(statistics, prior)
+    frame, scale = prior.frame, prior.noise
+    moments = found.second_moment()
+    inner = frame.mT @ found.scaled_gram_frame
+    target = found.scaled_residual @ frame
+    expansion = _expansion(inner, moments, target.mT @ found.mean)
+    mean, moments = found.mean @ expansion.mT, expansion @ moments @ expansion.mT
+    offset = statistics.residual_power(prior.mean.expand(statistics.n_tasks, -1)) / scale
+    errors = scale * (offset - 2 * (target * mean).sum(-1) + (inner * moments).sum((-2, -1)))
+    updated = _noise(errors.clamp(min=0), statistics.counts, scale, noise)
+    return replace(prior, covariance=moments.mean(0), noise=updated)
+
+
+def _expansion(inner: Tensor, moments: Tensor, target: Tensor) -> Tensor:
+    """The matrix α with Σ_t G_t α E[a_t a_tᵀ] = Σ_t h_t E[a_t]ᵀ: how much larger the coefficients would rather be."""
+    tasks, p, _ = inner.shape
+    if tasks * p**4 > _EXPANSION_COST:
+        return torch.eye(p, dtype=inner.dtype, device=inner.device)
+    system = torch.einsum("tij,tkl->ikjl", inner, moments).reshape(p * p, p * p)
+    system = system + 1e-10 * system.diagonal().mean() * torch.eye(p * p, dtype=inner.dtype, device=inner.device)
+    return torch.linalg.solve(system, target.reshape(-1)).reshape(p, p)
+
+
+def _noise(errors: Tensor, counts: Tensor, before: Tensor, noise: str) -> Tensor:
+    """Noise variances from expected squared errors; never zero, so that an exact fit does not divide by it."""
+    pooled = errors.sum() / counts.sum().clamp(min=1)
+    if noise == "shared":
+        updated = pooled.expand_as(errors)
+    else:
+        updated = (errors + NOISE_ROWS * _common(before)) / (counts + NOISE_ROWS)
+    return updated.clamp(min=1e-12 * float(before.max()))
+
+
+def _common(noise_variance: Tensor) -> Tensor:
+    """The scale of an inverse-gamma prior that makes these variances most likely: their harmonic mean."""
+    return 1 / (1 / noise_variance).mean()
+
+
+def _noise_penalty(noise_variance: Tensor, noise: str) -> float:
+    """The inverse-gamma prior of the noise variances at its best common value, up to a constant."""
+    if noise == "shared":
+        return 0.0
+    common = _common(noise_variance)
+    return float(NOISE_ROWS / 2 * (noise_variance.log() + common / noise_variance - common.log()).sum())
+
+
+def _update_frame(statistics: TaskStatistics, prior: SubspacePrior, steps: int = 2) -> tuple[SubspacePrior, float]:
+    n, p = prior.frame.shape
+    if p == n:
+        return prior, 0.0
+    problem = MarginalSubspaceProblem(statistics, prior)
+    kind = "exact" if statistics.gram.numel() <= _EXACT_ENTRIES else "kronecker"
+    result = minimize(problem, prior.frame, "rngd", max_iter=steps, fisher=kind, sigma=1e-3, sigma_min=1e-8)
+    return replace(prior, frame=result.x), result.trace["gradient_norm"][-1]
