@@ -169,6 +169,17 @@ def _per_sample(values: Tensor) -> Tensor:
     return values.flatten(1).sum(dim=1) if values.ndim > 1 else values
 
 
+def _over(v: Tensor, weight: Tensor) -> Tensor:
+    """v / weight, and 0 where the weight has underflown: the pseudo-inverse of a diagonal matrix."""
+    usable = (weight > 0) & torch.isfinite(1 / weight)
+    return torch.where(usable, v / torch.where(usable, weight, 1.0), 0.0)
+
+
+def _bend(c: Tensor) -> Tensor:
+    """exp c - 1 - c, which keeps its digits near 0."""
+    return torch.expm1(c) - c
+
+
 class Gaussian(Likelihood):
     """A normal distribution with mean z and known variance: nll = ‖y - z‖² / (2 variance), F_L = I / variance.
 
@@ -234,13 +245,13 @@ class Categorical(Likelihood):
 
     @override
     def statistic(self, y: Tensor, z: Tensor) -> Tensor:
-        return functional.one_hot(y, z.shape[-1]).to(z.dtype)
+        return functional.one_hot(y.long(), z.shape[-1]).to(z.dtype)
 
     @override
     def check_targets(self, y: Tensor, z: Tensor) -> None:
         if z.ndim < 2:
             raise ValueError(f"logits must have shape (samples, classes), got {tuple(z.shape)}")
-        if y.is_floating_point() or y.shape != z.shape[:-1]:
+        if y.is_floating_point() or y.dtype == torch.bool or y.shape != z.shape[:-1]:
             raise ValueError(
                 f"y must hold class indices (integers) of shape {tuple(z.shape[:-1])}, got {y.dtype} {tuple(y.shape)}"
             )
@@ -249,7 +260,7 @@ class Categorical(Likelihood):
 
     @override
     def nll(self, z: Tensor, y: Tensor) -> Tensor:
-        return _per_sample(-torch.log_softmax(z, dim=-1).gather(-1, y.unsqueeze(-1)).squeeze(-1))
+        return _per_sample(-torch.log_softmax(z, dim=-1).gather(-1, y.long().unsqueeze(-1)).squeeze(-1))
 
     @override
     def mean(self, z: Tensor) -> Tensor:
@@ -262,15 +273,24 @@ class Categorical(Likelihood):
 
     @override
     def fisher_pinv_vp(self, z: Tensor, v: Tensor) -> Tensor:
-        # on the complement of the constants, diag(p) - p pᵀ is inverted by centring, dividing by p and centring
-        centred = v - v.mean(dim=-1, keepdim=True)
-        divided = centred / self.mean(z)
-        return divided - divided.mean(dim=-1, keepdim=True)
+        # on the complement of the constants, diag(p) - p pᵀ is inverted by centring, dividing by p and centring; classes
+        # whose probability is rounding next to the largest are rows and columns of zeros
+        p = self.mean(z)
+        seen = (p > p.shape[-1] * torch.finfo(p.dtype).eps).to(v.dtype)
+        count = seen.sum(dim=-1, keepdim=True)
+        centred = v - (seen * v).sum(dim=-1, keepdim=True) / count
+        divided = _over(centred, seen * p)
+        return seen * (divided - divided.sum(dim=-1, keepdim=True) / count)
 
     @override
     def kl(self, z: Tensor, other: Tensor) -> Tensor:
+        p, d = self.mean(z), other - z
         difference = torch.log_softmax(z, dim=-1) - torch.log_softmax(other, dim=-1)
-        return _per_sample((self.mean(z) * difference).sum(dim=-1))
+        far = (p * difference).sum(dim=-1)
+        # with Σ p c = 0, KL = log Σ p exp c = log(1 + Σ p (exp c - 1 - c)): exact for neighbours, too
+        c = d - (p * d).sum(dim=-1, keepdim=True)
+        near = torch.log1p((p * _bend(c.clamp(-1, 1))).sum(dim=-1))
+        return _per_sample(torch.where(c.abs().amax(dim=-1) < 1, near, far))
 
     @override
     def sample(self, z: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
@@ -288,13 +308,18 @@ class Bernoulli(Likelihood):
 
     @override
     def log_partition(self, z: Tensor) -> Tensor:
-        return functional.softplus(z)
+        # functional.softplus is linear from 20 on, which is wrong in the tenth digit
+        return -functional.logsigmoid(-z)
 
     @override
     def check_targets(self, y: Tensor, z: Tensor) -> None:
         super().check_targets(y, z)
         if bool(((y != 0) & (y != 1)).any()):
             raise ValueError(f"y must be 0 or 1 for a Bernoulli likelihood, got values in {_range(y)}")
+
+    @override
+    def nll(self, z: Tensor, y: Tensor) -> Tensor:
+        return _per_sample(-functional.logsigmoid((2 * y.to(z.dtype) - 1) * z))
 
     @override
     def mean(self, z: Tensor) -> Tensor:
@@ -306,7 +331,15 @@ class Bernoulli(Likelihood):
 
     @override
     def fisher_pinv_vp(self, z: Tensor, v: Tensor) -> Tensor:
-        return v / (torch.sigmoid(z) * torch.sigmoid(-z))
+        return _over(v, torch.sigmoid(z) * torch.sigmoid(-z))
+
+    @override
+    def kl(self, z: Tensor, other: Tensor) -> Tensor:
+        p, q, d = torch.sigmoid(z), torch.sigmoid(-z), other - z
+        far = self.log_partition(other) - self.log_partition(z) - p * d
+        # the categorical formula for two classes, whose logits change by q d and -p d
+        near = torch.log1p(p * _bend(q * d.clamp(-1, 1)) + q * _bend(-p * d.clamp(-1, 1)))
+        return _per_sample(torch.where(d.abs() < 1, near, far))
 
     @override
     def sample(self, z: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
@@ -341,7 +374,13 @@ class Poisson(Likelihood):
 
     @override
     def fisher_pinv_vp(self, z: Tensor, v: Tensor) -> Tensor:
-        return (-z).exp() * v
+        return _over(v, z.exp())
+
+    @override
+    def kl(self, z: Tensor, other: Tensor) -> Tensor:
+        rate, d = z.exp(), other - z
+        near, far = rate * _bend(d.clamp(-1, 1)), other.exp() - rate - rate * d
+        return _per_sample(torch.where(d.abs() < 1, near, far))
 
     @override
     def sample(self, z: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
