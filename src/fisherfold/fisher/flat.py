@@ -40,7 +40,7 @@ def unflatten(vector: Tensor, like: Point) -> Point:
     def take(leaf: Tensor) -> Tensor:
         nonlocal position
         size = math.prod(leaf.shape)
-        piece = vector[..., position : position + size].reshape(*vector.shape[:-1], *leaf.shape)
+        piece = vector[..., position : position + size].reshape((*vector.shape[:-1], *leaf.shape))
         position += size
         return piece
 

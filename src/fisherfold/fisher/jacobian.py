@@ -96,7 +96,7 @@ class JacobianFisher(FisherOperator):
             lambda leaf: torch.einsum("nqr,nq...->nr...", factor, leaf).flatten(0, 1), self._jacobian()
         )
         tangent = self.manifold.project(self.point, stacked)
-        return torch.cat([leaf.flatten(1) for leaf in leaves(tangent)], dim=1)
+        return torch.cat([leaf.reshape(len(leaf), -1) for leaf in leaves(tangent)], dim=1)
 
 
 class ExactFisher(JacobianFisher):
@@ -168,9 +168,19 @@ class MonteCarloFisher(_ScoreFisher):
         super().__init__(manifold, point, outputs, jacobian)
         if draws < 1:
             raise ValueError(f"draws must be at least 1, got {draws}")
-        targets = (likelihood.sample(self.z, generator=generator) for _ in range(draws))
-        self.scores = torch.stack([score(likelihood, self.z, y) for y in targets])
+        z = self.z.repeat(draws, *(1 for _ in self.z.shape[1:]))
+        targets = likelihood.sample(z, generator=generator)
+        self.scores = score(likelihood, z, targets).reshape(draws, self.n_samples, -1)
         self.n_rows = draws * self.n_samples
+
+    @override
+    def moved(
+        self, anchor_batch: FisherOperator, batch: FisherOperator, samples: Tensor, weight: float
+    ) -> FisherOperator:
+        # what is taken away must be a part of what is there: with draws of its own the rest were not positive
+        if isinstance(anchor_batch, MonteCarloFisher):
+            anchor_batch.scores = self.scores[:, samples]
+        return super().moved(anchor_batch, batch, samples, weight)
 
 
 class EmpiricalFisher(_ScoreFisher):

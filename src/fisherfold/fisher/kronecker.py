@@ -57,7 +57,8 @@ class KroneckerFisher(FisherOperator):
             right = _complement(point.mT, right)
         self.left, self.right, self.keep_trace = left, right, keep_trace
         # for gradients M, tr E[M Mᵀ] = tr E[Mᵀ M] = E‖M‖² is the trace of F, and that of R ⊗ L is its square
-        self.factor = 1 / max(float(left.trace()), 1e-300) if keep_trace and left is not None else 1.0
+        trace = float(left.trace()) if keep_trace and left is not None else 1.0
+        self.factor = 1 / trace if trace > torch.finfo(point.dtype).tiny else 0.0
         self._eigen: tuple[tuple[Tensor, Tensor] | None, tuple[Tensor, Tensor] | None] | None = None
 
     @classmethod
@@ -80,11 +81,16 @@ class KroneckerFisher(FisherOperator):
         return cls(manifold, point, left=left, right=right, keep_trace=True)
 
     @override
-    def moved(self, anchor_batch: FisherOperator, batch: FisherOperator, weight: float) -> FisherOperator:
+    def moved(
+        self, anchor_batch: FisherOperator, batch: FisherOperator, samples: Tensor, weight: float
+    ) -> FisherOperator:
         if not (isinstance(anchor_batch, KroneckerFisher) and isinstance(batch, KroneckerFisher)):
-            return super().moved(anchor_batch, batch, weight)
-        left = _moved(self.left, anchor_batch.left, batch.left, weight)
-        right = _moved(self.right, anchor_batch.right, batch.right, weight)
+            return super().moved(anchor_batch, batch, samples, weight)
+        # on Grassmann, what stays at the anchor turns with the frame: the short factor R becomes Qᵀ R Q
+        turn = frame_turn(self.manifold, self.point, batch.point)
+        wide = isinstance(self.manifold, Grassmann) and self.manifold.wide
+        left = _moved(self.left, anchor_batch.left, batch.left, weight, turn if wide else None)
+        right = _moved(self.right, anchor_batch.right, batch.right, weight, None if wide else turn)
         return KroneckerFisher(self.manifold, batch.point, left=left, right=right, keep_trace=self.keep_trace)
 
     @property
@@ -94,9 +100,9 @@ class KroneckerFisher(FisherOperator):
 
     @override
     def _matvec(self, v: Tensor) -> Tensor:
-        product = v if self.left is None else self.left @ v
+        product = self.factor * (v if self.left is None else self.left @ v)
         product = product if self.right is None else product @ self.right
-        return self.manifold.project(self.point, self.factor * product)
+        return self.manifold.project(self.point, product)
 
     @override
     def structured_solve(self, g: Tensor, damping: float, *, factored: bool = False) -> Tensor | None:
@@ -124,10 +130,30 @@ def _complement(frame: Tensor, factor: Tensor) -> Tensor:
     return factor - (factor @ frame) @ frame.mT
 
 
-def _moved(anchor: Tensor | None, anchor_batch: Tensor | None, batch: Tensor | None, weight: float) -> Tensor | None:
+def frame_turn(manifold: Manifold, x: Tensor, y: Tensor) -> Tensor | None:
+    """The rotation Q by which the frame y differs from the one next to x, as the transport of a Grassmannian uses it.
+
+    Args:
+        manifold: the manifold.
+        x: a matrix of it.
+        y: a matrix of it.
+
+    Returns:
+        The orthogonal factor of xᵀy (tall) or x yᵀ (wide); None on manifolds that are no quotients.
+    """
+    if not isinstance(manifold, Grassmann):
+        return None
+    left, _, right = torch.linalg.svd(x @ y.mT if manifold.wide else x.mT @ y)
+    return left @ right
+
+
+def _moved(
+    anchor: Tensor | None, anchor_batch: Tensor | None, batch: Tensor | None, weight: float, turn: Tensor | None
+) -> Tensor | None:
     if anchor is None or anchor_batch is None or batch is None:
         return None
-    return anchor + weight * (batch - anchor_batch)
+    rest = anchor - weight * anchor_batch
+    return weight * batch + (rest if turn is None else turn.mT @ rest @ turn)
 
 
 def _eigen(matrix: Tensor | None, factor: float) -> tuple[Tensor, Tensor] | None:

@@ -170,13 +170,13 @@ def _per_sample(values: Tensor) -> Tensor:
 
 
 def _over(v: Tensor, weight: Tensor) -> Tensor:
-    """v / weight, and 0 where the weight has underflown: the pseudo-inverse of a diagonal matrix."""
+    """V / weight, and 0 where the weight has underflown: the pseudo-inverse of a diagonal matrix."""
     usable = (weight > 0) & torch.isfinite(1 / weight)
     return torch.where(usable, v / torch.where(usable, weight, 1.0), 0.0)
 
 
 def _bend(c: Tensor) -> Tensor:
-    """exp c - 1 - c, which keeps its digits near 0."""
+    """Exp c - 1 - c, which keeps its digits near 0."""
     return torch.expm1(c) - c
 
 
@@ -268,8 +268,8 @@ class Categorical(Likelihood):
 
     @override
     def fisher_vp(self, z: Tensor, v: Tensor) -> Tensor:
-        weighted = self.mean(z) * v
-        return weighted - self.mean(z) * weighted.sum(dim=-1, keepdim=True)
+        p = self.mean(z)
+        return p * (v - (p * v).sum(dim=-1, keepdim=True))
 
     @override
     def fisher_pinv_vp(self, z: Tensor, v: Tensor) -> Tensor:

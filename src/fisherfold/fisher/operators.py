@@ -109,12 +109,15 @@ class FisherOperator(ABC):
         """
         return v
 
-    def moved(self, anchor_batch: FisherOperator, batch: FisherOperator, weight: float) -> FisherOperator:
+    def moved(
+        self, anchor_batch: FisherOperator, batch: FisherOperator, samples: Tensor, weight: float
+    ) -> FisherOperator:
         """This operator over all samples, with the samples of a batch moved to another point.
 
         Args:
             anchor_batch: the operator over the batch at this point.
             batch: the operator over the batch at the other point.
+            samples: the indices of the batch, each once.
             weight: |B|/N, the share of the batch.
 
         Returns:
@@ -187,8 +190,8 @@ class DenseFisher(FisherOperator):
 class VarianceReducedFisher(FisherOperator):
     """The batch at the iterate, all other samples at the anchor.
 
-    F = w F_B(x) + T [F(x₀) - w F_B(x₀)] T*,  w = |B|/N, T the projection transport from x₀ to x and T* its adjoint, the
-    transport back.
+    F = w F_B(x) + T [F(x₀) - w F_B(x₀)] T*,  w = |B|/N, T the manifold's transport from x₀ to x and T* its adjoint: for
+    the projection as for the parallel transport, the transport back.
     """
 
     approximates = "the samples of the batch at the iterate, all others at the anchor"
@@ -200,7 +203,7 @@ class VarianceReducedFisher(FisherOperator):
         self.anchor, self.anchor_batch, self.batch, self.weight = anchor, anchor_batch, batch, weight
 
     def _matvec(self, v: Tangent) -> Tangent:
-        at_anchor = self.manifold.transport(self.point, self.anchor.point, v, method="projection")
+        at_anchor = self.manifold.transport(self.point, self.anchor.point, v)
         rest = combine(1.0, self.anchor._matvec(at_anchor), -self.weight, self.anchor_batch._matvec(at_anchor))
-        back = self.manifold.transport(self.anchor.point, self.point, rest, method="projection")
+        back = self.manifold.transport(self.anchor.point, self.point, rest)
         return combine(1.0, back, 1.0, scale(self.weight, self.batch._matvec(v)))

@@ -3,7 +3,7 @@
     F ≈ P B P,    (B v)_j = B_j v_j,    B_j = (1/N) Σ_i m_ij m_ijᵀ  for the j-th rows m_ij of the gradients
 
 The restriction to the tangent space is exact: the damped solve is the minimum of ½<v, (B + λ)v> - <g, v> over tangent
-vectors, whose multipliers are one number per row on the oblique manifold, and a p × p matrix S on Grassmann(n, p):
+vectors. On the oblique manifold it falls apart into rows; on Grassmann(n, p) its multipliers are a p × p matrix S:
 
     v_j = (B_j + λ)⁻¹ (g_j - Sᵀ u_j),    Σ_j u_j v_jᵀ = 0    (p² equations for the p² entries of S).
 """
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from fisherfold.fisher.kronecker import frame_turn
 from fisherfold.fisher.operators import FisherOperator
 from fisherfold.manifolds import Euclidean, Grassmann, Oblique
 from fisherfold.manifolds.base import Manifold
@@ -27,8 +28,8 @@ class RowBlockFisher(FisherOperator):
         point: a matrix of it, without batch dimensions.
         blocks: one symmetric positive semi-definite block per row, shape (rows, columns, columns).
 
-    The damped solve is exact on Euclidean space, on the oblique and on the (tall) Grassmann manifold; elsewhere
-    ``solve`` runs CG with the blocks as its preconditioner.
+    The damped solve is exact on Euclidean space, on the oblique and on the (tall) Grassmann manifold; elsewhere, and on
+    Grassmann where a block is singular and nothing damps it, ``solve`` runs CG with the blocks as its preconditioner.
     """
 
     approximates = "F by its diagonal blocks, one per row of the parameter, restricted to the tangent space"
@@ -41,6 +42,7 @@ class RowBlockFisher(FisherOperator):
         if blocks.shape != expected:
             raise ValueError(f"blocks must have shape {expected}, got {tuple(blocks.shape)}")
         self.blocks = blocks
+        self._preconditioner: tuple[float, Tensor, bool] | None = None
 
     @classmethod
     def from_gradients(cls, manifold: Manifold, point: Tensor, gradients: Tensor) -> RowBlockFisher:
@@ -57,11 +59,17 @@ class RowBlockFisher(FisherOperator):
         return cls(manifold, point, torch.einsum("nij,nik->ijk", gradients, gradients) / len(gradients))
 
     @override
-    def moved(self, anchor_batch: FisherOperator, batch: FisherOperator, weight: float) -> FisherOperator:
-        if not (isinstance(anchor_batch, RowBlockFisher) and isinstance(batch, RowBlockFisher)):
-            return super().moved(anchor_batch, batch, weight)
-        blocks = self.blocks + weight * (batch.blocks - anchor_batch.blocks)
-        return RowBlockFisher(self.manifold, batch.point, blocks)
+    def moved(
+        self, anchor_batch: FisherOperator, batch: FisherOperator, samples: Tensor, weight: float
+    ) -> FisherOperator:
+        # the rows of a wide frame mix when it turns, and blocks would not stay blocks
+        mixed = isinstance(self.manifold, Grassmann) and self.manifold.wide
+        if mixed or not (isinstance(anchor_batch, RowBlockFisher) and isinstance(batch, RowBlockFisher)):
+            return super().moved(anchor_batch, batch, samples, weight)
+        rest = self.blocks - weight * anchor_batch.blocks
+        turn = frame_turn(self.manifold, self.point, batch.point)
+        rest = rest if turn is None else turn.mT @ rest @ turn
+        return RowBlockFisher(self.manifold, batch.point, weight * batch.blocks + rest)
 
     @property
     @override
@@ -78,15 +86,15 @@ class RowBlockFisher(FisherOperator):
     def structured_solve(self, g: Tensor, damping: float, *, factored: bool = False) -> Tensor | None:
         if factored or not self.is_structured:
             return None
-        inverse = _damped_inverse(self.blocks, damping)
-        free = (inverse @ g.unsqueeze(-1)).squeeze(-1)
-        if isinstance(self.manifold, Euclidean):
-            return free
-        x = self.point
+        x, blocks = self.point, self.blocks
         if isinstance(self.manifold, Oblique):
-            along = (inverse @ x.unsqueeze(-1)).squeeze(-1)
-            multiplier = (x * free).sum(-1, keepdim=True) / (x * along).sum(-1, keepdim=True)
-            return self.manifold.project(x, free - multiplier * along)
+            blocks = _complement(x, blocks)
+        inverse, singular = _damped_inverse(blocks, damping)
+        free = (inverse @ g.unsqueeze(-1)).squeeze(-1)
+        if isinstance(self.manifold, (Euclidean, Oblique)):
+            return self.manifold.project(x, free)
+        if singular:
+            return None
         p = x.shape[1]
         # (K S)_{ab} = Σ_j x_ja Σ_d (B_j + λ)⁻¹_{bd} (Sᵀ x_j)_d must equal Σ_j x_ja free_jb
         system = torch.einsum("ja,jc,jbd->abcd", x, x, inverse).reshape(p * p, p * p)
@@ -96,14 +104,34 @@ class RowBlockFisher(FisherOperator):
 
     @override
     def precondition(self, v: Tensor, damping: float) -> Tensor:
-        inverse = _damped_inverse(self.blocks, damping)
+        if self._preconditioner is None or self._preconditioner[0] != damping:
+            self._preconditioner = (damping, *_damped_inverse(self.blocks, damping))
+        _, inverse, singular = self._preconditioner
+        if singular:
+            # a pseudo-inverse would keep CG out of directions that the restriction to the tangent space needs
+            return v
         return self.manifold.project(self.point, (inverse @ v.unsqueeze(-1)).squeeze(-1))
 
 
-def _damped_inverse(blocks: Tensor, damping: float) -> Tensor:
-    """(B_j + λ)⁻¹ for every row; the pseudo-inverse where a block is singular and nothing damps it."""
+def _complement(x: Tensor, blocks: Tensor) -> Tensor:
+    """P_j B_j P_j + τ_j x_j x_jᵀ for unit rows x_j: decoupled from the normal direction, and regular along it."""
+    size = blocks.diagonal(dim1=1, dim2=2).mean(dim=1)[:, None, None]
+    row, column = x.unsqueeze(1), x.unsqueeze(2)
+    blocks = blocks - column @ (row @ blocks)
+    blocks = blocks - (blocks @ column) @ row
+    return blocks + torch.where(size > 0, size, 1.0) * column * row
+
+
+def _damped_inverse(blocks: Tensor, damping: float) -> tuple[Tensor, bool]:
+    """(B_j + λ)⁻¹ for every row, the pseudo-inverse where nothing damps a singular block; and whether there is one."""
     damped = blocks + damping * torch.eye(blocks.shape[-1], dtype=blocks.dtype, device=blocks.device)
     factors, info = torch.linalg.cholesky_ex(damped)
-    if bool((info == 0).all()):
-        return torch.cholesky_inverse(factors)
-    return torch.linalg.pinv(damped, hermitian=True)
+    pivots = factors.diagonal(dim1=1, dim2=2)
+    rounding = blocks.shape[-1] * torch.finfo(blocks.dtype).eps
+    if bool(((info == 0) & ((pivots.amin(1) / pivots.amax(1)).square() > rounding)).all()):
+        return torch.cholesky_inverse(factors), False
+    values, vectors = torch.linalg.eigh((blocks + blocks.mT) / 2)
+    values = torch.where(values > rounding * values.amax(1, keepdim=True), values, 0.0) + damping
+    singular = values <= 0
+    inverse = torch.where(singular, 0.0, 1 / torch.where(singular, 1.0, values))
+    return (vectors * inverse.unsqueeze(1)) @ vectors.mT, bool(singular.any())

@@ -14,6 +14,7 @@ pseudo-inverse of the paper's local theory, F† = Jᵀ(JJᵀ)⁻¹ H_L⁻¹ (JJ
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -96,21 +97,32 @@ def solve(
         The solution.
 
     Raises:
-        ValueError: if the damping is negative or the method is unknown or does not apply.
+        ValueError: if a number is negative, or the method is unknown or does not apply.
     """
-    if not damping >= 0:
-        raise ValueError(f"damping must be a number ≥ 0, got {damping}")
+    for name, value in (("damping", damping), ("rtol", rtol)):
+        if not 0 <= value < math.inf:
+            raise ValueError(f"{name} must be a number ≥ 0, got {value}")
+    if max_iter is not None and not max_iter >= 0:
+        raise ValueError(f"max_iter must be at least 0, got {max_iter}")
+    x: Tangent | None = None
     if method == "auto":
         method = choose(operator)
+        if method == "structured":
+            x = operator.structured_solve(g, damping)
+            method = "cg" if x is None else method
     if method == "cg":
         limit = min(10 * operator.manifold.dim, 1000) if max_iter is None else int(max_iter)
         return conjugate_gradients(operator, g, damping, rtol=rtol, max_iter=limit)
-    if method in {"structured", "factored"}:
+    if x is not None:
+        pass
+    elif method in {"structured", "factored"}:
         x = operator.structured_solve(g, damping, factored=method == "factored")
         if x is None:
             kind = type(operator).__name__
             raise ValueError(f"{kind} on {operator.manifold!r} has no {method} solve; use method='cg'")
     elif method == "woodbury":
+        if operator.n_rows is None:
+            raise ValueError(f"{type(operator).__name__} has no factor in sample space; use method='cg' or 'dense'")
         x = _in_sample_space(operator, g, damping)
     elif method == "dense":
         x = _in_tangent_basis(operator, g, damping)
@@ -127,6 +139,9 @@ def conjugate_gradients(
 ) -> Solution:
     """Truncated preconditioned conjugate gradients.
 
+    A singular F without damping needs a g in its range (a gradient is); otherwise CG ends with curvature ``zero`` and
+    its last iterate, and ``pinv`` is the method to name.
+
     Args:
         operator: the Fisher operator F.
         g: a tangent vector.
@@ -141,16 +156,18 @@ def conjugate_gradients(
     z = operator.precondition(r, damping)
     p, rz = z, float(dot(r, z))
     size = float(dot(g, g)) ** 0.5
-    curvature, iterations = "positive", 0
+    curvature, iterations, steepest = "positive", 0, 0.0
+    eps = torch.finfo(flatten(g).dtype).eps
     residual = 1.0 if size > 0 else 0.0
     while residual > rtol and iterations < max_iter:
         product = combine(1.0, operator._matvec(p), damping, p)
         along = float(dot(p, product))
         iterations += 1
-        # F is positive semi-definite: a curvature at rounding level means that nothing is left to gain along p
-        floor = torch.finfo(flatten(p).dtype).eps * float(dot(p, p)) * 1e-2
-        if not along > floor * damping or along <= 0:
-            curvature = "zero" if along >= -floor else "negative"
+        # a curvature at the rounding level of the steepest one seen is no curvature: dividing by it would blow up x
+        length = float(dot(p, p))
+        steepest = max(steepest, abs(along) / length)
+        if not along > 10 * eps * steepest * length:
+            curvature = "negative" if along < -10 * eps * steepest * length else "zero"
             break
         alpha = rz / along
         x = combine(1.0, x, alpha, p)
@@ -188,21 +205,35 @@ def _in_tangent_basis(operator: FisherOperator, g: Tangent, damping: float) -> T
         columns = [flatten(operator._matvec(unflatten(b, operator.point))) for b in basis.T]
         matrix = basis.T @ torch.stack(columns, dim=1)
         matrix = (matrix + matrix.T) / 2
-    matrix.diagonal().add_(damping)
-    return unflatten(basis @ _solve_positive(matrix, basis.T @ flatten(g)), operator.point)
+    flat = basis.T @ flatten(g)
+    return unflatten(basis @ _solve_positive(matrix, flat, damping), operator.point)
 
 
-def _solve_positive(matrix: Tensor, rhs: Tensor) -> Tensor:
-    """Cholesky, or the pseudo-inverse where the matrix is singular to rounding."""
-    factor, info = torch.linalg.cholesky_ex(matrix)
+def _solve_positive(matrix: Tensor, rhs: Tensor, damping: float) -> Tensor:
+    """Cholesky, or the spectrum where the damped matrix is singular to rounding."""
+    damped = matrix + damping * torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
+    factor, info = torch.linalg.cholesky_ex(damped)
     diagonal = factor.diagonal()
     well = int(info) == 0 and float(diagonal.min() / diagonal.max()) ** 2 > matrix.shape[0] * torch.finfo(rhs.dtype).eps
     if well:
         return torch.cholesky_solve(rhs[:, None], factor)[:, 0]
     values, vectors = torch.linalg.eigh(matrix)
     keep = values > _cutoff(values)
-    inverse = torch.where(keep, 1 / torch.where(keep, values, 1.0), 0.0)
-    return vectors @ (inverse * (vectors.T @ rhs))
+    return _spectral_solve(values[keep], vectors[:, keep], rhs, damping, _rounding(rhs))
+
+
+def _spectral_solve(values: Tensor, vectors: Tensor, rhs: Tensor, damping: float, rounding: float) -> Tensor:
+    """V (s + λ)⁻¹ Vᵀ g + (g - V Vᵀ g)/λ, the pseudo-inverse for λ = 0, with orthonormal V and V s Vᵀ = F."""
+    coordinates = vectors.T @ rhs
+    inside = vectors @ (coordinates / (values + damping))
+    outside = rhs - vectors @ coordinates
+    outside = outside - vectors @ (vectors.T @ outside)
+    # 1/λ would blow up a part outside the range of F that is nothing but rounding
+    return inside + outside / damping if damping > 0 and float(outside.norm()) > rounding else inside
+
+
+def _rounding(rhs: Tensor) -> float:
+    return 1e2 * torch.finfo(rhs.dtype).eps * float(rhs.norm())
 
 
 def _cutoff(values: Tensor) -> Tensor:
@@ -220,17 +251,16 @@ def _gram_eigen(operator: FisherOperator) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _in_sample_space(operator: FisherOperator, g: Tangent, damping: float) -> Tangent:
-    """Woodbury: d = V (s + λ)⁻¹ Vᵀ g + (g - V Vᵀ g)/λ, with V s Vᵀ = WᵀW from the eigenvectors of WWᵀ."""
-    _, values, vectors = _gram_eigen(operator)
+    """Woodbury in its spectral form, with V s Vᵀ = WᵀW from the eigenvectors of WWᵀ."""
+    rows, values, vectors = _gram_eigen(operator)
     flat = flatten(g)
-    coordinates = vectors.T @ flat
-    inside = vectors @ (coordinates / (values + damping))
-    outside = flat - vectors @ coordinates
-    outside = outside - vectors @ (vectors.T @ outside)
-    # 1/λ would blow up a part outside the range of F that is nothing but rounding
-    if damping > 0 and float(outside.norm()) > 1e2 * torch.finfo(flat.dtype).eps * float(flat.norm()):
-        inside = inside + outside / damping
-    return operator.manifold.project(operator.point, unflatten(inside, operator.point))
+    rounding = _rounding(flat)
+    d = _spectral_solve(values, vectors, flat, damping, rounding)
+    # eigenvectors that come from a Gram matrix lose digits where s is small; refinement gives them back
+    for _ in range(2):
+        missing = flat - rows.T @ (rows @ d) - damping * d
+        d = d + _spectral_solve(values, vectors, missing, damping, rounding)
+    return operator.manifold.project(operator.point, unflatten(d, operator.point))
 
 
 def pseudo_inverse(operator: FisherOperator, g: Tangent) -> Tangent:
@@ -244,7 +274,5 @@ def pseudo_inverse(operator: FisherOperator, g: Tangent) -> Tangent:
         The vector of least length that solves F d = g on the range of F.
     """
     if operator.n_rows is not None and operator.n_rows < operator.manifold.dim:
-        _, values, vectors = _gram_eigen(operator)
-        flat = vectors @ ((vectors.T @ flatten(g)) / values)
-        return operator.manifold.project(operator.point, unflatten(flat, operator.point))
+        return _in_sample_space(operator, g, 0.0)
     return _in_tangent_basis(operator, g, 0.0)

@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from fisherfold.fisher.operators import FisherOperator
@@ -128,7 +129,7 @@ class Snapshot:
 
     gradient: g = g_B(x) + T(g(x₀) - g_B(x₀)), T the manifold's transport from x₀ to x;
     Fisher:   F = (|B|/N) F_B(x) + T [F(x₀) - (|B|/N) F_B(x₀)] T*, that is, the samples of the batch are moved to x and
-    all others stay at x₀, which keeps F positive semi-definite as long as the batch holds no sample twice.
+    all others stay at x₀, which keeps F positive semi-definite; for F a sample that the batch holds twice counts once.
     """
 
     def __init__(self, problem: Problem, x: Point) -> None:
@@ -156,7 +157,7 @@ class Snapshot:
 
         Args:
             x: a point of the manifold.
-            batch: sample indices, each at most once.
+            batch: sample indices.
             kind: one of the problem's ``fisher_kinds``.
 
         Returns:
@@ -164,8 +165,9 @@ class Snapshot:
         """
         if kind not in self._full_fisher:
             self._full_fisher[kind] = self.problem.fisher(self.x, kind=kind)
-        at_anchor, at_x = (self.problem.fisher(point, batch, kind=kind) for point in (self.x, x))
-        return self._full_fisher[kind].moved(at_anchor, at_x, len(batch) / self.problem.n_samples)
+        drawn = torch.unique(batch)
+        at_anchor, at_x = (self.problem.fisher(point, drawn, kind=kind) for point in (self.x, x))
+        return self._full_fisher[kind].moved(at_anchor, at_x, drawn, len(drawn) / self.problem.n_samples)
 
     def epoch(
         self, x: Point, batches: Iterable[Tensor], *, step: float, kind: str | None = None, damping: float = 0.0

@@ -71,6 +71,9 @@ class NLLProblem(Problem):
         chunk_size: int | None = None,
     ) -> None:
         _check_data(x, y)
+        for name, count in (("draws", draws), ("chunk_size", 1 if chunk_size is None else chunk_size)):
+            if count < 1:
+                raise ValueError(f"{name} must be at least 1, got {count}")
         self.manifold = manifold
         self.model = model
         self.likelihood = likelihood
