@@ -250,11 +250,11 @@ def test_vectors_that_are_not_tangent_are_refused(build):
     operator = case.problem.fisher(case.theta)
     with pytest.raises(ValueError, match=r"v is not a tangent vector of Sphere\(5\).*project it first"):
         operator.matvec(case.theta)
-    with pytest.raises(ValueError, match="v must be torch.float64 on cpu like the point x, got torch.float32 on cpu"):
+    with pytest.raises(ValueError, match=r"v must be torch.float64 on cpu like the point x, got torch.float32 on cpu"):
         operator.matvec(case.tangent().float())
     with pytest.raises(ValueError, match=r"v must have shape \(..., 5\) on Sphere\(5\), got \(4,\)"):
         operator.matvec(torch.zeros(4, dtype=torch.float64))
-    with pytest.raises(ValueError, match="v must be torch.float64 on cpu like the point x, got torch.float64 on meta"):
+    with pytest.raises(ValueError, match=r"v must be torch.float64 on cpu like the point x, got torch.float64 on meta"):
         operator.matvec(case.tangent().to("meta"))
     with pytest.raises(ValueError, match="v must be finite, got NaN or infinite entries"):
         operator.matvec(case.tangent() * torch.nan)

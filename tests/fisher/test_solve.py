@@ -1,5 +1,7 @@
 """Damped solves against a dense float64 solve in an orthonormal basis of the tangent space."""
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -129,7 +131,7 @@ def test_damping_below_the_rounding_of_the_operator_still_damps(method):
     problem, matrix = stretched([1e6, 1e5], samples=2)
     g = torch.randn(30, generator=generator(2), dtype=torch.float64)
     found = problem.fisher(torch.zeros(30, dtype=torch.float64)).solve(g, 1e-8, method=method)
-    values, vectors = torch.linalg.eigh(matrix)
+    _values, vectors = torch.linalg.eigh(matrix)
     null = vectors[:, :-2]
     agree(null.T @ found, null.T @ g / 1e-8, rtol=1e-3)
 
@@ -171,7 +173,7 @@ def test_conjugate_gradients_stops_at_its_limit_and_its_model_only_falls():
         assert solution.decrease == pytest.approx(float(g @ x - 0.5 * x @ (matrix @ x + 1e-3 * x)), abs=1e-10)
         decreases.append(solution.decrease)
     assert decreases[0] == 0
-    assert all(later > earlier for earlier, later in zip(decreases, decreases[1:], strict=False))
+    assert all(later > earlier for earlier, later in itertools.pairwise(decreases))
 
 
 def test_a_good_preconditioner_saves_products():
@@ -285,7 +287,7 @@ def test_bad_arguments_are_named(build):
         operator.solve(g, 0.1, method="lu")
     with pytest.raises(ValueError, match=r"g is not a tangent vector of Sphere\(5\)"):
         operator.solve(case.theta, 0.1)
-    with pytest.raises(ValueError, match="g must be torch.float64 on cpu like the point x, got torch.float32"):
+    with pytest.raises(ValueError, match=r"g must be torch.float64 on cpu like the point x, got torch.float32"):
         operator.solve(g.float(), 0.1)
     with pytest.raises(ValueError, match=r"ExactFisher on Sphere\(5\) has no structured solve; use method='cg'"):
         operator.solve(g, 0.1, method="structured")
