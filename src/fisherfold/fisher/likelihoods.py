@@ -273,8 +273,8 @@ class Categorical(Likelihood):
 
     @override
     def fisher_pinv_vp(self, z: Tensor, v: Tensor) -> Tensor:
-        # on the complement of the constants, diag(p) - p pᵀ is inverted by centring, dividing by p and centring; a class
-        # whose probability is rounding next to the largest is a row and column of zeros
+        # on the complement of the constants, diag(p) - p pᵀ is inverted by centring, dividing by p and centring; a
+        # class whose probability is rounding next to the largest is a row and column of zeros
         p = self.mean(z)
         seen = (p > p.shape[-1] * torch.finfo(p.dtype).eps).to(v.dtype)
         count = seen.sum(dim=-1, keepdim=True)
