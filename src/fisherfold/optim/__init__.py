@@ -1,1 +1,1 @@
-"""Optimizers for networks, in the habits of torch.optim."""
+"""Optimizers for networks with normalisation: Kronecker-factored curvature joined to the geometry of their weights."""
