@@ -101,7 +101,8 @@ def used_twice(*, both_normed: bool) -> nn.Module:
 
 def tied() -> nn.Module:
     net = nn.Sequential(
-        nn.Linear(6, 6, bias=False), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 6, bias=False), nn.BatchNorm1d(6), nn.ReLU(),
+        nn.Linear(6, 6, bias=False), nn.BatchNorm1d(6), nn.ReLU(),
+        nn.Linear(6, 6, bias=False), nn.BatchNorm1d(6), nn.ReLU(),
         nn.Linear(6, 3),
     )  # fmt: skip
     net[3].weight = net[0].weight
@@ -295,7 +296,8 @@ SUITE: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], dict[str, str
     "transformer-pre-ln": (Attention, lambda: images(4, 6, 5), NOTHING),
     "transformer-qk-norm-joint": (lambda: Attention(qk_norm=True), lambda: images(4, 6, 5), NOTHING),
     "transformer-qk-norm-split": (
-        lambda: Attention(qk_norm=True, split=True), lambda: images(4, 6, 5), {"q.weight": "group", "k.weight": "group"},
+        lambda: Attention(qk_norm=True, split=True), lambda: images(4, 6, 5),
+        {"q.weight": "group", "k.weight": "group"},
     ),
     "vision-transformer": (VisionTransformer, images, NOTHING),
     "wrn-16-4": (wide_resnet, lambda: images(4, 3, 16, 16), WRN_ROWS),

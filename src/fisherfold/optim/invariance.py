@@ -237,7 +237,7 @@ class _Probe:
 
     def _scale_epsilons(self, factor: float) -> None:
         for module, epsilon in self.epsilons.items():
-            module.eps = epsilon * factor  # type: ignore[assignment]
+            module.eps = epsilon * factor  # type: ignore[assignment,operator]
 
 
 def _euler_statistic(weight: Tensor, gradient: Tensor, spheres: int) -> float:

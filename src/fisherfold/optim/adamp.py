@@ -1,0 +1,99 @@
+"""AdamP: Adam with decoupled weight decay whose update loses its radial part on weights that look scale invariant.
+
+With the usual bias-corrected moments m̂, v̂:  d = Π(m̂/(√v̂ + ε)),  w ← (1 - η ω ρ) w - η d, where Π is the projection of
+``projection.py`` and ρ = ``wd_ratio`` where it acted, else 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from fisherfold.optim.groups import check_number
+from fisherfold.optim.projection import drop_radial
+
+
+class AdamP(torch.optim.Optimizer):
+    """Adam with the projection of Heo et al. (2021), equal to their code, without its host synchronisation.
+
+    Args:
+        params: parameters or groups.
+        lr: η.
+        betas: decay rates of the two moments.
+        eps: added to the root of the second moment, and guards the norms.
+        weight_decay: ω.
+        delta: the threshold of the invariance test.
+        wd_ratio: the factor on weight decay where the update was projected.
+        nesterov: Nesterov momentum.
+
+    Example:
+        >>> import torch
+        >>> w = torch.nn.Parameter(torch.eye(3))
+        >>> opt = AdamP([w], lr=0.01, weight_decay=1e-2)
+        >>> (w * torch.randn(3, 3)).sum().backward()
+        >>> opt.step()
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        *,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        delta: float = 0.1,
+        wd_ratio: float = 0.1,
+        nesterov: bool = False,
+    ) -> None:
+        check_number("lr", lr, 0.0)
+        for beta in betas:
+            check_number("betas", beta, 0.0, 1.0, below=True)
+        check_number("weight_decay", weight_decay, 0.0)
+        check_number("delta", delta, 0.0)
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, {**defaults, "delta": delta, "wd_ratio": wd_ratio, "nesterov": nesterov})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update all parameters that have a gradient.
+
+        Args:
+            closure: reevaluates the model and returns the loss, if given.
+
+        Returns:
+            What the closure returned.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, parameter.grad, group)
+        return loss
+
+    def _update(self, w: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]) -> None:
+        state = self.state[w]
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32, device=w.device)
+            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(w), torch.zeros_like(w)
+        beta1, beta2 = group["betas"]
+        state["step"] += 1
+        mean, square = state["exp_avg"], state["exp_avg_sq"]
+        mean.mul_(beta1).add_(gradient, alpha=1 - beta1)
+        square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        # the powers stay on the device: no host synchronisation
+        correction1, correction2 = 1 - beta1 ** state["step"], 1 - beta2 ** state["step"]
+        denominator = (square.sqrt() / correction2.sqrt()).add_(group["eps"])
+        update = (beta1 * mean + (1 - beta1) * gradient if group["nesterov"] else mean) / denominator
+        decay = group["lr"] * group["weight_decay"]
+        if w.ndim > 1:
+            update, projected = drop_radial(w, gradient, update, group["delta"], group["eps"])
+            decay = decay * (1 - (1 - group["wd_ratio"]) * projected)
+        if group["weight_decay"] > 0:
+            w.mul_(1 - decay)
+        w.sub_(group["lr"] / correction1 * update)

@@ -1,0 +1,319 @@
+"""The curvature of a model's weights: factors averaged over time, and the damped inverses made from them.
+
+Factors are averaged as  A ← β A + (1-β) A_new,  z ← β z + (1-β),  and used as A/z: an exponential mean without the bias
+of its start. A factor that is not finite, or whose factorisation fails, leaves the last inverse in place and is
+counted; after ``MAX_FAILURES`` in a row it is an error with the weight's name.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fisherfold.optim import distributed
+from fisherfold.optim.factors import MATRIX_LAYERS, FactorSums, TrackedWeight, accumulation_dtype
+from fisherfold.optim.precondition import Preconditioner, exact, factored, tf32
+from fisherfold.optim.spectral import FactorError
+
+MAX_FAILURES = 3
+
+
+@dataclass
+class LayerCurvature:
+    """What is known about the curvature of one weight.
+
+    Attributes:
+        tracked: the weight and its modules.
+        a: the running mean of A before bias correction.
+        g: the running mean of G before bias correction.
+        mass: z, the sum of the weights in the running mean.
+        inverse: the damped inverse in use.
+        failures: how many updates in a row could not be used.
+    """
+
+    tracked: TrackedWeight
+    a: Tensor | None = None
+    g: Tensor | None = None
+    mass: float = 0.0
+    inverse: Preconditioner | None = None
+    failures: int = 0
+
+    def update(self, a: Tensor, g: Tensor, decay: float) -> None:
+        """Fold new factors into the running means.
+
+        Args:
+            a: the new A, which is taken over.
+            g: the new G, which is taken over.
+            decay: β; 0 forgets the past.
+        """
+        if decay == 0:
+            self.a, self.g, self.mass = a, g, 1.0
+        elif self.a is None or self.g is None:
+            self.a, self.g, self.mass = a.mul_(1 - decay), g.mul_(1 - decay), 1 - decay
+        else:
+            self.a.mul_(decay).add_(a, alpha=1 - decay)
+            self.g.mul_(decay).add_(g, alpha=1 - decay)
+            self.mass = decay * self.mass + (1 - decay)
+
+    def bytes(self) -> int:
+        """The memory of factors and inverse.
+
+        Returns:
+            A number of bytes.
+        """
+        inverse = () if self.inverse is None else self.inverse.tensors().values()
+        return sum(t.numel() * t.element_size() for t in (self.a, self.g, *inverse) if t is not None)
+
+
+@dataclass(frozen=True)
+class CurvatureOptions:
+    """How inverses are made.
+
+    Attributes:
+        damping_mode: ``"exact"`` or ``"factored"``.
+        basis: ``"auto"``, ``"full"`` or the fraction of A's eigenvectors to keep.
+        tolerance: the accepted relative error of a truncated basis.
+        static: keep the memory of inverses in place for captured graphs.
+        allow_tf32: whether CUDA may use TF32 in the products.
+        keep_factors: keep the factors after an inversion (for running means), or free them.
+    """
+
+    damping_mode: str
+    basis: str | float
+    tolerance: float
+    static: bool
+    allow_tf32: bool
+    keep_factors: bool
+
+
+class Curvature:
+    """Factors and inverses of all tracked weights of a model."""
+
+    def __init__(self, weights: Sequence[TrackedWeight], options: CurvatureOptions, process_group: Any = None) -> None:
+        self.layers = {tracked.name: LayerCurvature(tracked) for tracked in weights}
+        self.by_weight = {id(tracked.weight): self.layers[tracked.name] for tracked in weights}
+        self.options = options
+        self.process_group = process_group
+        self.calls: dict[str, int] = {}
+
+    @property
+    def weights(self) -> list[TrackedWeight]:
+        """The tracked weights."""
+        return [layer.tracked for layer in self.layers.values()]
+
+    def fold(self, sums: dict[str, FactorSums], decay: float, *, forgive: bool = False) -> None:
+        """Reduce new statistics over processes and fold them into the factors.
+
+        Factors that are not finite are left out and counted; too many in a row are a ``FactorError``.
+
+        Args:
+            sums: the statistics by weight name.
+            decay: β of the running mean.
+            forgive: do not count factors that are not finite (an overflow under loss scaling is no failure).
+        """
+        joint = distributed.reduce_sums(sums, self.weights, self.process_group)
+        for name, layer in self.layers.items():
+            if name not in joint:
+                continue
+            a, g = joint.pop(name).finish()
+            if bool(torch.isfinite(a).all()) and bool(torch.isfinite(g).all()):
+                layer.update(a, g, decay)
+            elif not forgive:
+                self._count_failure(layer, "its factors are not finite")
+
+    def _count_failure(self, layer: LayerCurvature, why: str) -> None:
+        layer.failures += 1
+        if layer.failures >= MAX_FAILURES:
+            raise FactorError(f"{layer.tracked.name}: {why}, {layer.failures} times in a row")
+
+    def invert(self, dampings: Mapping[str, float]) -> None:
+        """Make new inverses from the factors.
+
+        A failure leaves the last inverse in place and is counted; too many in a row are a ``FactorError``.
+
+        Args:
+            dampings: λ by weight name; weights not named keep their inverse.
+        """
+        ready = {name: layer for name, layer in self.layers.items() if name in dampings and layer.a is not None}
+        costs = {name: float(sum(size**3 for size in layer.tracked.sizes)) for name, layer in ready.items()}
+        owner = distributed.share_out(costs, distributed.world_size(self.process_group))
+        here = distributed.rank(self.process_group)
+        with torch.no_grad(), tf32(self.options.allow_tf32):
+            mine = {name: self._inverse(ready[name], dampings[name]) for name in ready if owner[name] == here}
+        like = {name: layer.a for name, layer in ready.items() if layer.a is not None}
+        for name, result in distributed.exchange(mine, owner, like, self.process_group).items():
+            layer = ready[name]
+            if not self.options.keep_factors:
+                layer.a = layer.g = None
+            if isinstance(result, str):
+                self._count_failure(layer, result)
+                continue
+            layer.failures = 0
+            self._install(layer, result)
+
+    def _inverse(self, layer: LayerCurvature, damping: float) -> Preconditioner | str:
+        if layer.a is None or layer.g is None:
+            return "it has no factors"
+        name = layer.tracked.name
+        a, g = (t if layer.mass == 1 else t / layer.mass for t in (layer.a, layer.g))
+        options = self.options
+        try:
+            if options.damping_mode == "factored":
+                return factored(a, g, damping, name=name)
+            if options.basis == "full":
+                return exact(a, g, damping, name=name)
+            ratio = None if options.basis == "auto" else float(options.basis)
+            return exact(a, g, damping, rank=ratio, tolerance=options.tolerance, start=layer.inverse, name=name)
+        except FactorError as error:
+            return str(error)
+
+    def _install(self, layer: LayerCurvature, new: Preconditioner) -> None:
+        """Put a new inverse in place; with ``static``, into the memory of the first one."""
+        if not self.options.static or layer.inverse is None:
+            layer.inverse = new
+        elif layer.inverse.fits(new):
+            layer.inverse.write(new)
+        else:
+            warnings.warn(
+                f"the inverse of {layer.tracked.name} outgrew its memory ({_shapes(layer.inverse)} to {_shapes(new)}): "
+                "graphs captured before this refresh use the old one; capture again, or fix the size with basis=1/16",
+                stacklevel=4,
+            )
+            layer.inverse = new
+
+    def euclidean_directions(self, weights: Iterable[nn.Parameter]) -> dict[int, Tensor]:
+        """Preconditioned gradients of Euclidean weights and of the biases that are joined to them.
+
+        Args:
+            weights: those with a gradient.
+
+        Returns:
+            Directions by the ``id`` of the parameter; nothing for weights without an inverse.
+        """
+        found: dict[int, Tensor] = {}
+        for weight in weights:
+            layer = self.by_weight.get(id(weight))
+            if layer is None or layer.inverse is None:
+                continue
+            bias, matrix = layer.tracked.bias, gradient_matrix(weight)
+            if bias is not None:
+                column = torch.zeros_like(bias) if bias.grad is None else bias.grad
+                matrix = torch.cat([matrix, column.to(matrix.dtype).unsqueeze(1)], dim=1)
+            direction = layer.inverse.apply(matrix)
+            if bias is not None:
+                found[id(bias)] = direction[:, -1].to(bias.dtype)
+                direction = direction[:, :-1]
+            found[id(weight)] = direction.reshape(weight.shape).to(weight.dtype)
+        return found
+
+    def direction(self, weight: nn.Parameter) -> Tensor:
+        """(A ⊗ G + λI)⁻¹ ∇W as a matrix; the gradient itself before the first refresh.
+
+        Args:
+            weight: with a gradient.
+
+        Returns:
+            One row per row of the weight.
+        """
+        layer = self.by_weight.get(id(weight))
+        matrix = gradient_matrix(weight)
+        return matrix if layer is None or layer.inverse is None else layer.inverse.apply(matrix)
+
+    def state(self) -> dict[str, Any]:
+        """Everything needed to go on: plain containers, numbers and tensors.
+
+        Returns:
+            A dictionary that ``torch.load(weights_only=True)`` accepts.
+        """
+        return {
+            name: {
+                "a": layer.a,
+                "g": layer.g,
+                "mass": layer.mass,
+                "failures": layer.failures,
+                "calls": self.calls.get(name, 0),
+                "inverse": None if layer.inverse is None else dict(layer.inverse.tensors()),
+                "top": math.nan if layer.inverse is None else layer.inverse.top,
+                "error": math.nan if layer.inverse is None else layer.inverse.error,
+            }
+            for name, layer in self.layers.items()
+        }
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        """Take over what ``state`` returned, keeping its dtypes.
+
+        Args:
+            saved: the dictionary.
+        """
+        for name, layer in self.layers.items():
+            entry = saved[name]
+            device = layer.tracked.weight.device
+            # copies: what was saved may belong to an optimizer that goes on by itself
+            layer.a, layer.g = (None if t is None else t.to(device, copy=True) for t in (entry["a"], entry["g"]))
+            layer.mass, layer.failures = float(entry["mass"]), int(entry["failures"])
+            self.calls[name] = int(entry["calls"])
+            tensors = {key: t.to(device, copy=True) for key, t in (entry["inverse"] or {}).items()}
+            layer.inverse = None
+            if tensors:
+                layer.inverse = Preconditioner(
+                    tensors["left"], tensors["right"], tensors.get("coefficients"), tensors.get("base"),
+                    float(entry["top"]), float(entry["error"]),
+                )  # fmt: skip
+
+
+def gradient_matrix(weight: nn.Parameter) -> Tensor:
+    """The gradient of a weight as a matrix in the dtype of its curvature.
+
+    Args:
+        weight: with a gradient.
+
+    Returns:
+        One row per row of the weight.
+    """
+    assert weight.grad is not None
+    return weight.grad.reshape(len(weight), -1).to(accumulation_dtype(weight))
+
+
+def _shapes(inverse: Preconditioner) -> str:
+    return " and ".join(str(tuple(t.shape)) for t in (inverse.left, inverse.right))
+
+
+def track(
+    model: nn.Module, wanted: Mapping[int, str], *, join_bias: Sequence[int] = ()
+) -> tuple[list[TrackedWeight], dict[str, str]]:
+    """Find the modules behind parameters whose curvature is wanted.
+
+    Args:
+        model: the module that owns them.
+        wanted: the names of the weights by ``id``.
+        join_bias: the ``id`` of the weights whose bias may join them as a last column.
+
+    Returns:
+        What can be tracked, and for the rest the reason why not, by name.
+    """
+    owners: dict[int, list[tuple[nn.Module, str]]] = {}
+    for module in model.modules():
+        for attribute, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            owners.setdefault(id(parameter), []).append((module, attribute))
+    tracked, refused = [], {}
+    for key, name in wanted.items():
+        uses = owners.get(key, [])
+        layers = tuple(
+            module for module, attribute in uses if attribute == "weight" and isinstance(module, MATRIX_LAYERS)
+        )
+        if not layers or len(layers) < len(uses):
+            kinds = ", ".join(sorted({type(module).__name__ for module, _ in uses})) or "no module"
+            refused[name] = f"first order: a parameter of {kinds}"
+            continue
+        if len({(type(layer), getattr(layer, "groups", 1)) for layer in layers}) > 1:
+            refused[name] = "first order: tied between different kinds of layers"
+            continue
+        bias = layers[0].bias if len(layers) == 1 and key in join_bias else None
+        tracked.append(TrackedWeight(name, layers[0].weight, layers, bias))  # type: ignore[arg-type]
+    return tracked, refused

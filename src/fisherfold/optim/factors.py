@@ -1,0 +1,283 @@
+"""The two factors of a layer's Fisher block, from the inputs and the output gradients of matrix layers.
+
+For a layer s = W a with rows a_r and g_r (r runs over samples and positions), a loss L = (1/D) Σ ℓ and R rows in all,
+
+    A = (1/D) Σ_r a_r a_rᵀ,        G = (1/R) Σ_r (D ∂L/∂s_r)(D ∂L/∂s_r)ᵀ,        F ≈ A ⊗ G,
+
+so that tr(A) tr(G) has the scale of the trace of the Fisher block whatever the reduction, the number of positions and
+the number of times that a module is used. The groups of a convolution share the mean of their input covariances, and
+G is then block diagonal. Everything is accumulated in float32 (float64 for float64 weights).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.hooks import RemovableHandle
+
+MATRIX_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+def accumulation_dtype(weight: Tensor) -> torch.dtype:
+    """The dtype of a weight's factors: float64 for float64 weights, float32 for everything narrower.
+
+    Args:
+        weight: the weight.
+
+    Returns:
+        A dtype of at least single precision.
+    """
+    return torch.float64 if weight.dtype == torch.float64 else torch.float32
+
+
+def input_rows(layer: nn.Module, x: Tensor, *, max_rows: int | None = None, phase: int = 0) -> tuple[Tensor, float]:
+    """The vectors that a layer multiplies by the rows of its weight.
+
+    Where there are more than ``max_rows`` of them (and more than twice their length), positions are thinned out on a
+    regular grid, whose origin moves with ``phase``, so that successive calls see all positions in turn.
+
+    Args:
+        layer: a Linear or convolution.
+        x: its input.
+        max_rows: roughly how many rows to keep; all if not given.
+        phase: which of the possible grids to use.
+
+    Returns:
+        The rows, each of the length of a row of the weight (one per group of a convolution), and by how much a sum over
+        them must be multiplied to stand for all rows.
+    """
+    if isinstance(layer, nn.Linear):
+        rows = x.reshape(-1, x.shape[-1])
+        step = _grid_step(len(rows), rows.shape[1], max_rows, 1)
+        kept = rows[phase % step :: step]
+        return kept, len(rows) / max(len(kept), 1)
+    patches = _patches(layer, x)
+    spatial = patches.ndim // 2 - 1
+    places = patches.shape[2 : 2 + spatial]
+    total = patches.shape[0] * int(torch.Size(places).numel())
+    length = layer.weight[0].numel()  # type: ignore[index]
+    step = _grid_step(total, length, max_rows, spatial)
+    for axis in range(spatial):
+        patches = patches[(slice(None),) * (2 + axis) + (slice(phase // step**axis % step, None, step),)]
+    groups = int(layer.groups)  # type: ignore[arg-type]
+    kept_rows = patches.shape[0] * int(torch.Size(patches.shape[2 : 2 + spatial]).numel())
+    rows = patches.movedim(1, 1 + spatial).reshape(kept_rows * groups, length)
+    return rows, total / max(kept_rows, 1) / groups
+
+
+def _grid_step(total: int, length: int, max_rows: int | None, axes: int) -> int:
+    """The spacing of the grid that leaves about max(max_rows, 2·length) of the rows."""
+    if max_rows is None or total <= max(max_rows, 2 * length):
+        return 1
+    return max(1, round((total / max(max_rows, 2 * length)) ** (1 / axes)))
+
+
+def _patches(layer: nn.Module, x: Tensor) -> Tensor:
+    """A view (N, C, places…, kernel…) of a convolution's padded input."""
+    spatial = len(layer.kernel_size)  # type: ignore[arg-type]
+    x = x if x.ndim == spatial + 2 else x.unsqueeze(0)
+    margins = [_margins(layer, axis) for axis in range(spatial)]
+    if any(any(m) for m in margins):
+        mode = "constant" if layer.padding_mode == "zeros" else str(layer.padding_mode)
+        x = functional.pad(x, list(itertools.chain(*reversed(margins))), mode=mode)
+    for axis in range(spatial):
+        kernel, stride, dilation = (getattr(layer, n)[axis] for n in ("kernel_size", "stride", "dilation"))
+        x = x.unfold(2 + axis, (kernel - 1) * dilation + 1, stride)[..., ::dilation]
+    return x
+
+
+def _margins(layer: nn.Module, axis: int) -> tuple[int, int]:
+    if layer.padding == "same":
+        width = int(layer.dilation[axis] * (layer.kernel_size[axis] - 1))  # type: ignore[index]
+        return width // 2, width - width // 2
+    if layer.padding == "valid":
+        return 0, 0
+    return (layer.padding[axis],) * 2  # type: ignore[index,return-value]
+
+
+def output_rows(layer: nn.Module, gradient: Tensor) -> Tensor:
+    """The gradients with respect to a layer's outputs, one row per sample and position.
+
+    Args:
+        layer: a Linear or convolution.
+        gradient: the gradient with respect to its output.
+
+    Returns:
+        A matrix with one column per row of the weight.
+    """
+    if isinstance(layer, nn.Linear):
+        return gradient.reshape(-1, gradient.shape[-1])
+    channels = gradient.ndim - 1 - len(layer.kernel_size)  # type: ignore[arg-type]
+    return gradient.movedim(channels, -1).reshape(-1, gradient.shape[channels])
+
+
+@dataclass
+class Pass:
+    """One forward and backward pass: the number of terms D in the mean of its loss, and the factor on its gradients."""
+
+    samples: float = 0.0
+    gradient_scale: float = 1.0
+
+
+@dataclass
+class FactorSums:
+    """Running sums of one weight's statistics; ``finish`` turns them into the factors.
+
+    Attributes:
+        a: Σ a aᵀ.
+        g: Σ (D ∂L/∂s)(D ∂L/∂s)ᵀ.
+        samples: Σ D over passes.
+        rows: R, the number of rows over passes and uses.
+        paired: whether the sums are over whole per-sample gradients, which fix only the product of the two scales.
+    """
+
+    a: Tensor
+    g: Tensor
+    samples: float = 0.0
+    rows: float = 0.0
+    paired: bool = False
+    last_pass: Pass | None = field(default=None, repr=False)
+
+    def finish(self) -> tuple[Tensor, Tensor]:
+        """Turn the sums into the factors A and G, in their own memory.
+
+        Returns:
+            Two symmetric matrices whose Kronecker product approximates the Fisher block.
+        """
+        if self.paired:  # F ≈ (A' ⊗ G') / t with t = tr A' = tr G' the exact trace
+            root = (torch.trace(self.a) / self.samples).sqrt().clamp_min(1e-30)
+            return self.a.div_(self.samples * root), self.g.div_(self.samples * root)
+        return self.a.div_(self.samples), self.g.div_(self.rows)
+
+    def tensors(self) -> list[Tensor]:
+        """What has to be summed over processes: the two sums and the two counts.
+
+        Returns:
+            Three tensors; the last holds the counts.
+        """
+        return [self.a, self.g, torch.tensor([self.samples, self.rows], dtype=torch.float64, device=self.a.device)]
+
+
+@dataclass(frozen=True)
+class TrackedWeight:
+    """A weight with the modules that use it.
+
+    Attributes:
+        name: the parameter's name.
+        weight: the parameter.
+        layers: every module that owns it.
+        bias: the bias that joins the weight as a last column, if any.
+    """
+
+    name: str
+    weight: nn.Parameter
+    layers: tuple[nn.Module, ...]
+    bias: nn.Parameter | None = None
+
+    @property
+    def groups(self) -> int:
+        """The number of groups of the convolution, 1 for a Linear."""
+        return int(getattr(self.layers[0], "groups", 1))
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """The orders of G and A."""
+        columns = self.weight[0].numel() + (self.bias is not None)
+        return self.weight.shape[0], columns
+
+    def new_sums(self) -> FactorSums:
+        """Empty sums on the weight's device.
+
+        Returns:
+            Zeros.
+        """
+        rows, columns = self.sizes
+        dtype, device = accumulation_dtype(self.weight), self.weight.device
+        return FactorSums(
+            torch.zeros(columns, columns, dtype=dtype, device=device),
+            torch.zeros(rows, rows, dtype=dtype, device=device),
+        )
+
+
+class Collector:
+    """Hooks that fill factor sums while they are installed; use it as a context manager.
+
+    A forward hook puts a tensor hook on the output (module backward hooks break on in-place activations), and both
+    factors are formed when the gradient arrives, so that a use without a gradient counts for neither.
+    """
+
+    def __init__(self, model: nn.Module, weights: list[TrackedWeight], *, max_rows: int | None, calls: dict[str, int]):
+        self.model = model
+        self.weights = weights
+        self.max_rows = max_rows
+        self.calls = calls
+        self.sums: dict[str, FactorSums] = {}
+        self.current = Pass()
+        self.new_pass: Callable[[int], Pass] = lambda samples: Pass(samples)
+        self._handles: list[RemovableHandle] = []
+
+    def __enter__(self) -> Collector:
+        self._handles = [self.model.register_forward_pre_hook(self._start_pass, with_kwargs=True)]
+        for tracked in self.weights:
+            for layer in tracked.layers:
+                hook = self._forward_hook(tracked)
+                self._handles.append(layer.register_forward_hook(hook, with_kwargs=True))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove_hooks()
+
+    def remove_hooks(self) -> None:
+        """Take all hooks off the model."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _start_pass(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        tensors = [t for t in (*args, *kwargs.values()) if isinstance(t, Tensor) and t.ndim]
+        self.current = self.new_pass(len(tensors[0]) if tensors else 1)
+
+    def _forward_hook(self, tracked: TrackedWeight) -> Callable[..., None]:
+        def hook(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
+            if not (isinstance(output, Tensor) and output.requires_grad):
+                return
+            x = (args[0] if args else kwargs["input"]).detach()
+            this_pass = self.current
+            add = partial(self._add, tracked, layer, x, this_pass)
+            output.register_hook(add)  # type: ignore[no-untyped-call]
+
+        return hook
+
+    def _add(self, tracked: TrackedWeight, layer: nn.Module, x: Tensor, this_pass: Pass, gradient: Tensor) -> None:
+        sums = self.sums.get(tracked.name) or tracked.new_sums()
+        self.sums[tracked.name] = sums
+        phase = self.calls.get(tracked.name, 0)
+        self.calls[tracked.name] = phase + 1
+        # a backward pass may run inside the caller's autocast region
+        with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+            rows, weight = input_rows(layer, x, max_rows=self.max_rows, phase=phase)
+            rows = rows.to(sums.a.dtype)
+            if tracked.bias is not None:
+                rows = torch.cat([rows, rows.new_ones(len(rows), 1)], dim=1)
+            gradients = output_rows(layer, gradient.detach()).to(sums.g.dtype)
+            sums.a.addmm_(rows.T, rows, alpha=weight)
+            scale = this_pass.samples * this_pass.gradient_scale
+            sums.g.add_(_block_gram(gradients, tracked.groups), alpha=scale**2)
+        sums.rows += len(gradients)
+        if sums.last_pass is not this_pass:
+            sums.samples += this_pass.samples
+            sums.last_pass = this_pass
+
+
+def _block_gram(rows: Tensor, groups: int) -> Tensor:
+    """``rowsᵀ rows`` without the blocks between different groups of columns."""
+    if groups == 1:
+        return rows.T @ rows
+    blocks = rows.reshape(len(rows), groups, -1).permute(1, 2, 0)
+    return torch.block_diag(*(blocks @ blocks.transpose(1, 2)))  # type: ignore[no-untyped-call]

@@ -1,0 +1,360 @@
+"""The doors of the optimizers: options and parameter groups, checked and brought into one form.
+
+Every parameter group carries ``spheres``, one number per parameter: into how many equal blocks of rows it is cut, each
+of unit length; 0 for a Euclidean parameter.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fisherfold.optim import distributed
+from fisherfold.optim.invariance import Finding, find_scale_invariant
+from fisherfold.optim.rows import unit_rows
+from fisherfold.optim.structure import guess_from_structure
+
+FISHERS = ("empirical", "mc", "persample")
+CHOICES = {
+    "euclidean": ("sgd", "kfac"),
+    "damping_mode": ("exact", "factored"),
+    "fisher": FISHERS,
+    "reduction": ("mean", "sum"),
+    "retraction": ("exp", "normalize"),
+}
+
+
+def choice(name: str, value: Any, allowed: Iterable[str]) -> str:
+    """Raise unless a value is one of a few names.
+
+    Args:
+        name: the argument.
+        value: what was given.
+        allowed: what is accepted.
+
+    Returns:
+        The value.
+
+    Raises:
+        ValueError: if it is not.
+    """
+    if value not in tuple(allowed):
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
+    return str(value)
+
+
+def check_options(given: Mapping[str, Any]) -> None:
+    """Raise unless the options of the constructor make sense.
+
+    Args:
+        given: the constructor's arguments by name.
+
+    Raises:
+        ValueError: naming the argument, the value and what was expected.
+    """
+    for name, allowed in CHOICES.items():
+        choice(name, given[name], allowed)
+    check_number("factor_decay", given["factor_decay"], 0.0, 1.0, below=True)
+    check_number("basis_tolerance", given["basis_tolerance"], 0.0, 1.0)
+    if given["max_angle"] is not None:
+        check_number("max_angle", given["max_angle"], 0.0, math.pi, open_below=True)
+    if given["max_rows"] is not None and given["max_rows"] < 1:
+        raise ValueError(f"max_rows must be positive or None, got {given['max_rows']}")
+    basis = given["basis"]
+    if isinstance(basis, str):
+        choice("basis", basis, ("auto", "full"))
+    else:
+        check_number("basis", basis, 0.0, 1.0, open_below=True)
+    for name, value in (("lr", given["lr"]), ("manifold_lr", given["manifold_lr"])):
+        check_number(name, value, 0.0)
+    check_hyperparameters(given)
+
+
+def check_hyperparameters(given: Mapping[str, Any]) -> None:
+    """Raise unless momentum, weight decay and damping are in their ranges.
+
+    Args:
+        given: a group or the constructor's arguments.
+    """
+    check_number("lr", given["lr"], 0.0)
+    check_number("momentum", given["momentum"], 0.0, 1.0, below=True)
+    check_number("weight_decay", given["weight_decay"], 0.0)
+    check_number("damping", given["damping"], 0.0, open_below=True)
+
+
+def check_number(
+    name: str, value: Any, low: float, high: float = math.inf, *, open_below: bool = False, below: bool = False
+) -> None:
+    """Raise unless a number lies in an interval.
+
+    Args:
+        name: the argument.
+        value: what was given.
+        low: the lower end.
+        high: the upper end.
+        open_below: whether the lower end is excluded.
+        below: whether the upper end is excluded.
+
+    Raises:
+        ValueError: if it does not.
+    """
+    number = float(value)
+    good = (number > low if open_below else number >= low) and (number < high if below else number <= high)
+    if not good or math.isnan(number):
+        left, right = "(" if open_below else "[", ")" if below or high == math.inf else "]"
+        raise ValueError(f"{name} must be in {left}{low:g}, {high:g}{right}, got {number:g}")
+
+
+def findings(model: nn.Module, invariant: Any, example_input: Any, seed: int) -> dict[str, Finding]:
+    """Decide which weights are on spheres.
+
+    Args:
+        model: the module.
+        invariant: as for ``MKFAC``.
+        example_input: a batch for the probe.
+        seed: of the probe.
+
+    Returns:
+        One finding per parameter.
+
+    Raises:
+        ValueError: if a name, a kind or a number of spheres does not fit the model, or the probe has no example input.
+    """
+    if invariant is None:
+        invariant = "probe" if example_input is not None else "modules"
+    nan = float("nan")
+    parameters = dict(model.named_parameters())
+    if not parameters:
+        raise ValueError(f"model must have parameters, {type(model).__name__} has none")
+    if isinstance(invariant, Mapping):
+        unknown = sorted(set(invariant) - set(parameters))
+        if unknown:
+            raise ValueError(f"invariant names {unknown[0]!r}, which is no parameter of {type(model).__name__}")
+        counts = {name: sphere_count(name, p, invariant.get(name, "none")) for name, p in parameters.items()}
+        return {name: Finding(_kind(parameters[name], s), s, nan, nan, "as told") for name, s in counts.items()}
+    if choice("invariant", invariant, ("probe", "modules", "none")) == "none":
+        return {name: Finding("none", 0, nan, nan, "as told") for name in parameters}
+    if invariant == "modules":
+        return guess_from_structure(model)
+    if example_input is None:
+        raise ValueError("invariant='probe' needs example_input, a batch that the model accepts")
+    return find_scale_invariant(model, example_input, seed=seed)
+
+
+def _kind(parameter: Tensor, spheres: int) -> Any:
+    return "none" if spheres == 0 else "row" if spheres == len(parameter) else "tensor" if spheres == 1 else "group"
+
+
+def sphere_count(name: str, parameter: Tensor, manifold: str | int) -> int:
+    """The number of spheres that a description means for a parameter.
+
+    Args:
+        name: of the parameter.
+        parameter: the parameter.
+        manifold: ``"none"``, ``"row"``, ``"tensor"`` or a number of blocks of rows.
+
+    Returns:
+        0 for Euclidean.
+
+    Raises:
+        ValueError: if it does not fit the shape.
+    """
+    if manifold == "none":
+        return 0
+    if parameter.ndim < 2:
+        raise ValueError(f"{name} has shape {tuple(parameter.shape)}: only weights with rows can be put on spheres")
+    if isinstance(manifold, int) and not isinstance(manifold, bool):
+        if manifold < 1 or len(parameter) % manifold:
+            raise ValueError(f"{name} has {len(parameter)} rows, which cannot be cut into {manifold} spheres")
+        return manifold
+    return len(parameter) if choice(f"manifold of {name}", manifold, ("none", "row", "tensor")) == "row" else 1
+
+
+def split(model: nn.Module, found: Mapping[str, Finding], lr: float, manifold_lr: float) -> list[dict[str, Any]]:
+    """Two groups, Euclidean first; a group without parameters is left out.
+
+    Args:
+        model: the module.
+        found: a finding per parameter.
+        lr: of the Euclidean group.
+        manifold_lr: of the other.
+
+    Returns:
+        Groups for an optimizer.
+    """
+    named = list(model.named_parameters())
+    flat = [(name, p) for name, p in named if not found[name].spheres]
+    curved = [(name, p) for name, p in named if found[name].spheres]
+    result: list[dict[str, Any]] = []
+    if flat:
+        result.append({"params": flat, "lr": lr, "manifold": "none"})
+    if curved:
+        counts = [found[name].spheres for name, _ in curved]
+        result.append(
+            {"params": curved, "lr": manifold_lr, "manifold": "spheres", "spheres": counts, "weight_decay": 0.0}
+        )
+    return result
+
+
+def explicit(given: Iterable[Any], lr: float, manifold_lr: float) -> list[Any]:
+    """Groups as the user wrote them, with the learning rate that fits their manifold.
+
+    Args:
+        given: dictionaries, or parameters, or named parameters.
+        lr: of Euclidean groups.
+        manifold_lr: of the others.
+
+    Returns:
+        Groups for an optimizer.
+
+    Raises:
+        ValueError: if there is nothing to optimise.
+    """
+    items = list(given)
+    if not items:
+        raise ValueError("model must be a module or parameter groups with at least one parameter, got nothing")
+    if not isinstance(items[0], dict):
+        return items
+    return [{"lr": lr if group.get("manifold", "none") == "none" else manifold_lr, **group} for group in items]
+
+
+def prepared(group: Mapping[str, Any], defaults: Mapping[str, Any], *, capturable: bool) -> dict[str, Any]:
+    """A group with its numbers of spheres, before the optimizer takes it.
+
+    Args:
+        group: as given.
+        defaults: what it does not say.
+        capturable: turn the learning rate into a tensor.
+
+    Returns:
+        A new group.
+
+    Raises:
+        ValueError: if it has no parameters.
+    """
+    full = {**group, "params": [group["params"]] if isinstance(group["params"], Tensor) else list(group["params"])}
+    if not full["params"]:
+        raise ValueError("a parameter group must have at least one parameter, got none")
+    pairs = [p if isinstance(p, tuple) else (f"parameter of shape {tuple(p.shape)}", p) for p in full["params"]]
+    distributed.refuse_sharded([p for _, p in pairs])
+    manifold = full.get("manifold", defaults["manifold"])
+    if "spheres" not in full:
+        full["spheres"] = [sphere_count(name, p, manifold) for name, p in pairs]
+    if capturable and not isinstance(full.get("lr"), Tensor):
+        rate = full.get("lr", defaults["lr"])
+        full["lr"] = torch.tensor(float(rate), dtype=torch.float32, device=pairs[0][1].device)
+    if any(full["spheres"]) and "weight_decay" not in full:
+        full["weight_decay"] = 0.0
+    return full
+
+
+def check_group(group: Mapping[str, Any]) -> None:
+    """Raise unless a complete group is sound.
+
+    Args:
+        group: the group.
+
+    Raises:
+        ValueError: if a number is out of range, or a group on spheres has weight decay.
+    """
+    check_hyperparameters(group)
+    if any(group["spheres"]) and group["weight_decay"] != 0:
+        raise ValueError(
+            f"weight_decay must be 0 for a group on spheres, where only directions count, got {group['weight_decay']:g}"
+        )
+
+
+def names(optimizer: torch.optim.Optimizer) -> dict[int, str]:
+    """The name of every parameter by ``id``, made up from its place where it has none.
+
+    Args:
+        optimizer: any optimizer.
+
+    Returns:
+        Names.
+    """
+    found: dict[int, str] = {}
+    for number, group in enumerate(optimizer.param_groups):
+        given = group.get("param_names") or [f"group {number}, parameter {i}" for i in range(len(group["params"]))]
+        found |= {id(p): name for name, p in zip(given, group["params"], strict=True)}
+    return found
+
+
+@torch.no_grad()
+def constrain(parameter: nn.Parameter, spheres: int, name: str) -> Tensor | None:
+    """Scale the blocks of a parameter to unit length.
+
+    Args:
+        parameter: changed in place.
+        spheres: the number of blocks.
+        name: for the warning.
+
+    Returns:
+        A column that is False at blocks too small to have a direction, or None.
+    """
+    scaled, alive = unit_rows(parameter.reshape(spheres, -1))
+    parameter.copy_(scaled.view(parameter.shape))
+    if alive is not None:
+        dead = int((~alive).sum())
+        warnings.warn(f"{name}: {dead} of {spheres} rows are zero or tiny and stay Euclidean", stacklevel=5)
+    return alive
+
+
+def require_finite_gradients(optimizer: torch.optim.Optimizer) -> None:
+    """Raise if a gradient has an infinity or a NaN, before anything is changed.
+
+    Args:
+        optimizer: any optimizer.
+
+    Raises:
+        FloatingPointError: naming the first such parameter.
+    """
+    gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    if not gradients or bool(torch.isfinite(torch.nn.utils.get_total_norm(gradients))):
+        return
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None and not bool(torch.isfinite(parameter.grad).all()):
+                name = names(optimizer)[id(parameter)]
+                raise FloatingPointError(f"the gradient of {name} is not finite; no parameter was changed")
+
+
+def check_same_architecture(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
+    """Raise unless a saved state belongs to the same parameters.
+
+    Args:
+        optimizer: the optimizer that is to take it.
+        saved: its new state.
+
+    Raises:
+        ValueError: naming the first difference.
+    """
+    if "curvature" not in saved:
+        raise ValueError(f"the state has no curvature: it was not saved by {type(optimizer).__name__}")
+    sizes = [len(group["params"]) for group in optimizer.param_groups]
+    theirs = [len(group["params"]) for group in saved["param_groups"]]
+    if sizes != theirs:
+        raise ValueError(f"the state is of another architecture: groups of {theirs} parameters, expected {sizes}")
+    for group, other in zip(optimizer.param_groups, saved["param_groups"], strict=True):
+        for mine, name in zip(group.get("param_names", []), other.get("param_names", []), strict=False):
+            if mine != name:
+                raise ValueError(f"the state is of another architecture: it has {name!r} where {mine!r} is expected")
+        for parameter, key in zip(group["params"], other["params"], strict=True):
+            buffer = saved["state"].get(key, {}).get("momentum_buffer")
+            if buffer is not None and buffer.shape != parameter.shape:
+                name = names(optimizer)[id(parameter)]
+                raise ValueError(
+                    f"the state is of another architecture: {name} has shape {tuple(buffer.shape)} there, "
+                    f"expected {tuple(parameter.shape)}"
+                )
+    mine_tracked = set(optimizer.state_dict()["curvature"])
+    if mine_tracked != set(saved["curvature"]):
+        odd = min(mine_tracked ^ set(saved["curvature"]))
+        raise ValueError(
+            f"the state is of another architecture or treatment: only one of the two has curvature for {odd}"
+        )

@@ -1,0 +1,415 @@
+"""MKFAC: Kronecker-factored natural gradients on the spheres where scale-invariant weights live.
+
+For a weight W that the network sees only up to the scale of its rows (or blocks of rows, or as a whole), with factors A
+and G of its Fisher block, one step of size η is
+
+    V = (A ⊗ G + λI)⁻¹ ∇W,     B ← P_W(μ B + V),     W ← R_W(-η B),
+
+with P_W the projection to the tangent space of the spheres, R_W a retraction (exponential map or normalisation) and B
+carried along. All other parameters get stochastic gradient descent with momentum, or Euclidean K-FAC.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.sgd import sgd
+
+from fisherfold.optim import groups, report, statistics
+from fisherfold.optim.curvature import Curvature, CurvatureOptions, track
+from fisherfold.optim.distributed import rank
+from fisherfold.optim.factors import Collector, FactorSums, Pass, accumulation_dtype
+from fisherfold.optim.invariance import Finding, call, unwrap
+from fisherfold.optim.precondition import tf32
+from fisherfold.optim.report import Diagnosis
+from fisherfold.optim.rows import sphere_step, tangent, update_on_spheres
+from fisherfold.optim.statistics import LossFunction, Sampler
+from fisherfold.optim.streams import in_parallel
+
+
+class MKFAC(torch.optim.Optimizer):
+    r"""Natural gradients for networks with normalisation: a drop-in ``torch.optim.Optimizer``.
+
+    Scale-invariant weights are found by probing the model (``find_scale_invariant``), scaled to unit length, which does
+    not change the network's function, and kept there. Call ``refresh`` (or train inside ``statistics()``) from time to
+    time to renew the curvature; before the first time, MKFAC is Riemannian SGD.
+
+    Args:
+        model: a module, wrapped by DDP or ``torch.compile`` or not; or parameter groups, each with an entry
+            ``"manifold"``: ``"none"``, ``"row"``, ``"tensor"`` or a number of spheres.
+        lr: the step size of Euclidean parameters.
+        manifold_lr: the step size of scale-invariant weights.
+        momentum: μ, for both.
+        weight_decay: for Euclidean parameters only; on a sphere it has no meaning and is refused.
+        damping: λ; a group entry, used at the next refresh after it changes.
+        invariant: ``"probe"``, ``"modules"`` (guess from the structure), ``"none"``, or a mapping from names to
+            ``"row"``, ``"tensor"``, ``"none"`` or a number of spheres; by default ``"probe"`` where there is an example
+            input, else ``"modules"``.
+        example_input: a batch for the probe: a tensor, a tuple of arguments or a mapping of keyword arguments.
+        euclidean: ``"sgd"`` or ``"kfac"`` for matrix layers that are not scale invariant.
+        damping_mode: ``"exact"`` (Tikhonov) or ``"factored"`` (π-split, cheaper, another direction).
+        basis: ``"auto"`` (as many eigenvectors as ``basis_tolerance`` asks for), ``"full"``, or a fraction like 1/16.
+        basis_tolerance: the accepted relative error of the direction on an automatic basis.
+        fisher: ``"empirical"``, ``"mc"`` or ``"persample"``.
+        reduction: how the loss is reduced over the batch: ``"mean"`` or ``"sum"``.
+        factor_decay: β of the running mean over ``statistics()``; 0 keeps no factors besides the inverses.
+        max_rows: roughly how many input rows of a layer are used per pass; None for all.
+        retraction: ``"exp"`` (with parallel transport of the momentum) or ``"normalize"`` (with projection).
+        max_angle: the largest angle in radians by which a row may turn in one step.
+        capturable: no host synchronisation in ``step``, fixed memory, the learning rate as a tensor.
+        fuse: compile the update of a weight with ``torch.compile``.
+        allow_tf32: let CUDA use TF32 in curvature products.
+        model_of_groups: the module that owns the parameters, where groups are given and curvature is wanted.
+        process_group: whose ranks share the statistics; the default group if there is one.
+        seed: of the probe and of Monte-Carlo targets.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> _ = torch.manual_seed(0)
+        >>> net = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
+        >>> x, y = torch.randn(64, 8), torch.randint(3, (64,))
+        >>> loss_fn = nn.CrossEntropyLoss()
+        >>> opt = MKFAC(net, lr=0.1, manifold_lr=0.1, damping=0.1, example_input=x)
+        >>> before = loss_fn(net(x), y).item()
+        >>> for step in range(20):
+        ...     with opt.statistics(enabled=step % 10 == 0):
+        ...         opt.zero_grad()
+        ...         loss = loss_fn(net(x), y)
+        ...         loss.backward()
+        ...     loss = opt.step()
+        >>> loss_fn(net(x), y).item() < 0.8 * before
+        True
+    """
+
+    uses_curvature = True
+
+    def __init__(
+        self,
+        model: nn.Module | Iterable[Any],
+        lr: float = 0.05,
+        manifold_lr: float = 0.25,
+        *,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        damping: float = 1.0,
+        invariant: str | Mapping[str, str | int] | None = None,
+        example_input: Any = None,
+        euclidean: str = "sgd",
+        damping_mode: str = "exact",
+        basis: str | float = "auto",
+        basis_tolerance: float = 0.05,
+        fisher: str = "empirical",
+        reduction: str = "mean",
+        factor_decay: float = 0.95,
+        max_rows: int | None = 4096,
+        retraction: str = "exp",
+        max_angle: float | None = None,
+        capturable: bool = False,
+        fuse: bool = False,
+        allow_tf32: bool = True,
+        model_of_groups: nn.Module | None = None,
+        process_group: Any = None,
+        seed: int = 0,
+    ) -> None:
+        groups.check_options(locals())
+        self.fisher, self.reduction = fisher, reduction
+        self.factor_decay, self.max_rows = factor_decay, max_rows
+        self.exponential, self.max_angle = retraction == "exp", max_angle
+        self.capturable, self.allow_tf32, self.seed = capturable, allow_tf32, seed
+        self.model = unwrap(model) if isinstance(model, nn.Module) else model_of_groups and unwrap(model_of_groups)
+        self._sphere_step = torch.compile(sphere_step, dynamic=False) if fuse else sphere_step
+        self.findings: dict[str, Finding] = {}
+        if isinstance(model, nn.Module):
+            self.findings = groups.findings(unwrap(model), invariant, example_input, seed)
+            given: Any = groups.split(unwrap(model), self.findings, lr, manifold_lr)
+        else:
+            given = groups.explicit(model, lr, manifold_lr)
+        options = CurvatureOptions(damping_mode, basis, basis_tolerance, capturable, allow_tf32, factor_decay > 0)
+        defaults = {"momentum": momentum, "weight_decay": weight_decay, "damping": damping, "manifold": "none"}
+        super().__init__(given, {"lr": lr, **defaults})
+        weights, self.refused = self._tracked(euclidean)
+        self.curvature = Curvature(weights, options, process_group)
+        self._age = torch.zeros((), dtype=torch.int64, device=self._device() if capturable else "cpu")
+        self._refreshes = 0
+        for parameter, _, spheres in self._entries():
+            if spheres and parameter.requires_grad:
+                self._constrain(parameter, spheres)
+
+    # ------------------------------------------------------------------ parameter groups
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group; its ``"manifold"`` entry decides how it is treated.
+
+        Args:
+            param_group: as for any optimizer.
+        """
+        group = groups.prepared(param_group, self.defaults, capturable=self.capturable)
+        super().add_param_group(group)
+        groups.check_group(self.param_groups[-1])
+
+    def _entries(self) -> Iterator[tuple[nn.Parameter, dict[str, Any], int]]:
+        """Every parameter with its group and its number of spheres (0: Euclidean)."""
+        for group in self.param_groups:
+            for parameter, spheres in zip(group["params"], group["spheres"], strict=True):
+                yield parameter, group, spheres
+
+    def _device(self) -> torch.device:
+        return self.param_groups[0]["params"][0].device
+
+    def _tracked(self, euclidean: str) -> tuple[list[Any], dict[str, str]]:
+        """The weights whose curvature is followed."""
+        if self.model is None or not self.uses_curvature:
+            return [], {}
+        names = groups.names(self)
+        flat = {id(p): s for p, _, s in self._entries() if p.ndim >= 2}
+        wanted = {key: names[key] for key, spheres in flat.items() if spheres or euclidean == "kfac"}
+        return track(self.model, wanted, join_bias=[key for key in wanted if not flat[key]])
+
+    def _constrain(self, parameter: nn.Parameter, spheres: int) -> None:
+        """Scale a weight to unit length and start its momentum."""
+        alive = groups.constrain(parameter, spheres, groups.names(self)[id(parameter)])
+        self.state[parameter] = {"momentum_buffer": torch.zeros_like(parameter, memory_format=torch.contiguous_format)}
+        if alive is not None:
+            self.state[parameter]["alive"] = alive
+
+    # ------------------------------------------------------------------ curvature
+
+    @contextmanager
+    def statistics(
+        self,
+        *,
+        enabled: bool = True,
+        invert: bool = True,
+        samples: int | None = None,
+        accumulation: int = 1,
+        grad_scaler: Any = None,
+    ) -> Iterator[None]:
+        """Collect curvature from the forward and backward passes that run inside, then renew the inverses.
+
+        The passes may be those of training itself. A compiled model runs uncompiled inside.
+
+        Args:
+            enabled: False makes it a no-op, for ``statistics(enabled=step % 10 == 0)``.
+            invert: False only updates the factors.
+            samples: the number of terms in the loss's mean, per pass; by default the length of the model's first input.
+            accumulation: by how many micro-batches each loss is divided.
+            grad_scaler: a ``torch.amp.GradScaler`` that scaled the loss.
+
+        Yields:
+            Nothing; it is an error if nothing was collected.
+        """
+        if not enabled:
+            yield
+            return
+        model = self._model_for_statistics()
+        scale = accumulation / (grad_scaler.get_scale() if grad_scaler is not None else 1.0)
+
+        def new_pass(length: int) -> Pass:
+            terms = samples or length
+            return Pass(terms, scale if self.reduction == "mean" else scale / terms)
+
+        with statistics.uncompiled(), self._collector(model) as collector:
+            collector.new_pass = new_pass
+            yield
+        self._fold(collector.sums, self.factor_decay, invert=invert, forgive=grad_scaler is not None)
+
+    def refresh(
+        self,
+        batches: Iterable[tuple[Any, Any]],
+        loss_fn: LossFunction,
+        *,
+        fisher: str | None = None,
+        sampler: Sampler | None = None,
+    ) -> None:
+        """Renew the curvature from batches of data, leaving gradients, running statistics and random state alone.
+
+        Args:
+            batches: pairs of inputs and targets.
+            loss_fn: the loss of outputs and targets, reduced as declared.
+            fisher: another choice than the optimizer's, for this time.
+            sampler: draws targets for ``fisher="mc"`` from outputs, data targets and a generator; known for PyTorch's
+                cross entropy, squared error and binary cross entropy.
+        """
+        kind = groups.choice("fisher", fisher or self.fisher, groups.FISHERS)
+        model = self._model_for_statistics()
+        draw = (sampler or statistics.default_sampler(loss_fn)) if kind == "mc" else None
+        generator = torch.Generator(device=self._device())
+        generator.manual_seed(self.seed + 1_000_003 * self._refreshes + rank(self.curvature.process_group))
+        untouched, eager = statistics.preserved(model), statistics.uncompiled()
+        with untouched, eager, torch.enable_grad(), self._collector(model) as collector:
+            for index, (inputs, targets) in enumerate(batches):
+                if kind == "persample":
+                    statistics.add_per_sample(model, collector, inputs, targets, loss_fn)
+                    continue
+                outputs = call(model, inputs)
+                if index == 0:
+                    loss = loss_fn(outputs, targets)
+                    statistics.check_reduction(outputs, targets, loss_fn, loss, self.reduction)
+                goals = targets if draw is None else draw(outputs.detach(), targets, generator)
+                self._backward(collector, loss_fn(outputs, goals), statistics.n_terms(outputs, goals, loss_fn))
+        self._refreshes += 1
+        self._fold(collector.sums, 0.0, invert=True, forgive=False)
+
+    def _backward(self, collector: Collector, loss: Tensor, terms: int) -> None:
+        """A backward pass that leaves ``.grad`` alone."""
+        collector.current.samples = terms
+        collector.current.gradient_scale = 1.0 if self.reduction == "mean" else 1.0 / terms
+        weights = [t.weight for t in self.curvature.weights if t.weight.requires_grad]
+        with tf32(self.allow_tf32):
+            torch.autograd.grad(loss, weights, allow_unused=True)
+
+    def _collector(self, model: nn.Module) -> Collector:
+        return Collector(model, self.curvature.weights, max_rows=self.max_rows, calls=self.curvature.calls)
+
+    def _model_for_statistics(self) -> nn.Module:
+        """The model, if it can give statistics at all."""
+        if self.model is None:
+            raise RuntimeError("curvature needs the modules: pass model_of_groups=model along with parameter groups")
+        if any(spheres for _, _, spheres in self._entries()):
+            statistics.require_training_norms(self.model)
+        return self.model
+
+    def _fold(self, sums: dict[str, FactorSums], decay: float, *, invert: bool, forgive: bool) -> None:
+        if not sums and self.curvature.layers:
+            raise RuntimeError(
+                "no curvature was collected: no backward pass ran through a tracked layer of this model "
+                "(was another copy of the model used, or was backward called outside?)"
+            )
+        self.curvature.fold(sums, decay, forgive=forgive)
+        if invert:
+            dampings = {name: float(group["damping"]) for name, group in self._groups_by_name().items()}
+            self.curvature.invert(dampings)
+            self._age.zero_()
+
+    def _groups_by_name(self) -> dict[str, dict[str, Any]]:
+        names = groups.names(self)
+        return {names[id(parameter)]: group for parameter, group, _ in self._entries()}
+
+    # ------------------------------------------------------------------ the step
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update all parameters that have a gradient.
+
+        Args:
+            closure: reevaluates the model and returns the loss, if given.
+
+        Returns:
+            What the closure returned.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if not self.capturable:
+            groups.require_finite_gradients(self)
+        with tf32(self.allow_tf32):
+            directions = self._euclidean_directions()
+            for group in self.param_groups:
+                self._euclidean_step(group, directions)
+            jobs = [(p, g, s) for p, g, s in self._entries() if s and p.grad is not None]
+            in_parallel(self._manifold_step, sorted(jobs, key=lambda job: -job[0].numel()))
+        self._age += 1
+        return loss
+
+    def _euclidean_step(self, group: dict[str, Any], directions: dict[int, Tensor]) -> None:
+        moving = [p for p, s in zip(group["params"], group["spheres"], strict=True) if not s and p.grad is not None]
+        if not moving:
+            return
+        for parameter in moving:
+            if "momentum_buffer" not in self.state[parameter]:
+                self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        fused = all(p.device.type in ("cuda", "cpu") and p.is_floating_point() for p in moving)
+        sgd(
+            moving,
+            [directions.get(id(p), p.grad) for p in moving],
+            [self.state[p]["momentum_buffer"] for p in moving],
+            foreach=False,
+            fused=fused,
+            weight_decay=group["weight_decay"],
+            momentum=group["momentum"],
+            lr=group["lr"],
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+        )
+
+    def _euclidean_directions(self) -> dict[int, Tensor]:
+        return self.curvature.euclidean_directions(p for p, _, s in self._entries() if not s and p.grad is not None)
+
+    def _manifold_step(self, parameter: nn.Parameter, group: dict[str, Any], spheres: int) -> None:
+        if "momentum_buffer" not in self.state[parameter]:  # unfrozen since the start
+            self._constrain(parameter, spheres)
+        v = self.curvature.direction(parameter).reshape(spheres, -1)
+        rules = (group["lr"], group["momentum"], self.exponential, self.max_angle)
+        update_on_spheres(parameter, v, self.state[parameter], self._sphere_step, rules)
+
+    @torch.no_grad()
+    def precondition_(self) -> None:
+        """Replace gradients by natural gradients, tangent where the weight is on spheres; nothing else changes.
+
+        For use with another optimizer.
+        """
+        directions = self._euclidean_directions()
+        for parameter, _, spheres in self._entries():
+            if parameter.grad is None:
+                continue
+            if id(parameter) in directions:
+                parameter.grad.copy_(directions[id(parameter)])
+            elif spheres:
+                w = parameter.reshape(spheres, -1).to(accumulation_dtype(parameter))
+                v = tangent(w, self.curvature.direction(parameter).reshape(spheres, -1))
+                parameter.grad.copy_(v.view(parameter.shape))
+
+    # ------------------------------------------------------------------ what is going on
+
+    def report(self) -> str:
+        """How every parameter is treated and why, with the memory of its curvature.
+
+        Returns:
+            A table as text.
+        """
+        return report.treatment_table(self)
+
+    def diagnostics(self) -> dict[str, Diagnosis]:
+        """How far the curvature bends the current gradients; a cosine of 1 means that it does nothing.
+
+        Returns:
+            One entry per weight with curvature and a gradient.
+        """
+        return report.diagnose(self)
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """The optimizer's state, with the curvature in its own dtype.
+
+        Returns:
+            A dictionary that ``torch.load(weights_only=True)`` accepts.
+        """
+        counters = {"age": int(self._age), "refreshes": self._refreshes}
+        return {**super().state_dict(), "curvature": self.curvature.state(), "counters": counters}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a saved state, to the bit.
+
+        Args:
+            state_dict: what ``state_dict`` returned for an optimizer of the same model.
+        """
+        groups.check_same_architecture(self, state_dict)
+        rates = [group["lr"] for group in self.param_groups]
+        super().load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})
+        for group, rate in zip(self.param_groups, rates, strict=True):
+            if isinstance(rate, Tensor):  # captured graphs read this tensor
+                group["lr"] = rate.copy_(torch.as_tensor(group["lr"]))
+        for state in self.state.values():
+            if "alive" in state:  # loading has cast it to the dtype of the parameter
+                state["alive"] = state["alive"].bool()
+        self.curvature.load(state_dict["curvature"])
+        self._age.fill_(int(state_dict["counters"]["age"]))
+        self._refreshes = int(state_dict["counters"]["refreshes"])

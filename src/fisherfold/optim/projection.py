@@ -1,0 +1,41 @@
+"""The projection of SGDP and AdamP: the part of an update along the weight is dropped where it looks scale invariant.
+
+A weight counts as scale invariant in this step when max |cos(w_i, g_i)| < δ/√dim over its rows or, failing that, over
+the whole tensor (Heo et al. 2021, as in their code). The published code reads that maximum back to the host once or
+twice per weight and step; here the choice is made on the device.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def drop_radial(weight: Tensor, gradient: Tensor, update: Tensor, delta: float, eps: float) -> tuple[Tensor, Tensor]:
+    """Project an update where the weight looks scale invariant.
+
+    Args:
+        weight: with at least two dimensions.
+        gradient: of the weight.
+        update: the proposed update.
+        delta: the threshold δ.
+        eps: guards the norms.
+
+    Returns:
+        The update to use, and 1.0 where it was projected, as a tensor without dimensions.
+    """
+    by_row, rows_invariant = _projected(weight, gradient, update, len(weight), delta, eps)
+    as_whole, whole_invariant = _projected(weight, gradient, update, 1, delta, eps)
+    chosen = torch.where(rows_invariant, by_row, torch.where(whole_invariant, as_whole, update))
+    return chosen, (rows_invariant | whole_invariant).to(weight.dtype)
+
+
+def _projected(
+    weight: Tensor, gradient: Tensor, update: Tensor, blocks: int, delta: float, eps: float
+) -> tuple[Tensor, Tensor]:
+    w, g, u = (t.reshape(blocks, -1) for t in (weight, gradient, update))
+    cosine = functional.cosine_similarity(g, w, dim=1, eps=eps).abs()
+    unit = w / (torch.linalg.vector_norm(w, dim=1, keepdim=True) + eps)
+    flat = u - unit * (unit * u).sum(dim=1, keepdim=True)
+    return flat.view_as(update), cosine.max() < delta / w.shape[1] ** 0.5

@@ -1,0 +1,93 @@
+"""SGDP: SGD with momentum whose update loses its radial part on weights that look scale invariant.
+
+With buffer b ← μ b + (1-τ) g and d = Π(b) (or Π(g + μ b) with Nesterov):  w ← (1 - η ω ρ/(1-μ)) w - η d, where Π is the
+projection of ``projection.py`` and ρ = ``wd_ratio`` where it acted, else 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from fisherfold.optim.groups import check_number
+from fisherfold.optim.projection import drop_radial
+
+
+class SGDP(torch.optim.Optimizer):
+    """SGD with the projection of Heo et al. (2021), equal to their code, without its host synchronisation.
+
+    Args:
+        params: parameters or groups.
+        lr: η.
+        momentum: μ.
+        dampening: τ.
+        weight_decay: ω.
+        nesterov: Nesterov momentum.
+        eps: guards the norms.
+        delta: the threshold of the invariance test.
+        wd_ratio: the factor on weight decay where the update was projected.
+
+    Example:
+        >>> import torch
+        >>> w = torch.nn.Parameter(torch.eye(3))
+        >>> opt = SGDP([w], lr=0.1, momentum=0.9)
+        >>> (w * torch.randn(3, 3)).sum().backward()
+        >>> opt.step()
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 0.1,
+        *,
+        momentum: float = 0.9,
+        dampening: float = 0.0,
+        weight_decay: float = 0.0,
+        nesterov: bool = False,
+        eps: float = 1e-8,
+        delta: float = 0.1,
+        wd_ratio: float = 0.1,
+    ) -> None:
+        check_number("lr", lr, 0.0)
+        check_number("momentum", momentum, 0.0, 1.0, below=True)
+        check_number("weight_decay", weight_decay, 0.0)
+        check_number("delta", delta, 0.0)
+        defaults = {"lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay}
+        super().__init__(params, {**defaults, "nesterov": nesterov, "eps": eps, "delta": delta, "wd_ratio": wd_ratio})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update all parameters that have a gradient.
+
+        Args:
+            closure: reevaluates the model and returns the loss, if given.
+
+        Returns:
+            What the closure returned.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, parameter.grad, group)
+        return loss
+
+    def _update(self, w: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]) -> None:
+        state = self.state[w]
+        if not state:
+            state["momentum_buffer"] = torch.zeros_like(w)
+        mu, buffer = group["momentum"], state["momentum_buffer"]
+        buffer.mul_(mu).add_(gradient, alpha=1 - group["dampening"])
+        update = gradient + mu * buffer if group["nesterov"] else buffer
+        decay = group["lr"] * group["weight_decay"] / (1 - mu)
+        if w.ndim > 1:
+            update, projected = drop_radial(w, gradient, update, group["delta"], group["eps"])
+            decay = decay * (1 - (1 - group["wd_ratio"]) * projected)
+        if group["weight_decay"] > 0:
+            w.mul_(1 - decay)
+        w.sub_(group["lr"] * update)

@@ -1,0 +1,208 @@
+"""What a statistics pass needs besides hooks: the number of loss terms, sampled targets, per-sample gradients.
+
+The empirical Fisher uses the targets of the data; the Monte-Carlo Fisher draws them from the model's own predictive
+distribution, which is the Fisher information; both see, under batch norm in training mode, hook gradients that leave
+out how a sample moves the batch's statistics. The per-sample Fisher takes the true gradients ∇ψ_n through
+``torch.func`` and costs N backward passes: for study, on small networks.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fisherfold.optim.factors import Collector
+from fisherfold.optim.invariance import call
+
+LossFunction = Callable[[Any, Any], Tensor]
+Sampler = Callable[[Tensor, Tensor, torch.Generator], Tensor]
+
+
+def n_terms(outputs: Any, targets: Any, loss_fn: LossFunction) -> int:
+    """The number of terms that a mean-reduced loss divides by: targets that are not ignored, or entries of a residual.
+
+    Args:
+        outputs: what the model returned.
+        targets: class indices, or values of the shape of the outputs.
+        loss_fn: its ``ignore_index`` is honoured, -100 by default.
+
+    Returns:
+        At least 1.
+    """
+    if not isinstance(targets, Tensor):
+        return len(outputs) if isinstance(outputs, Tensor) else 1
+    if targets.is_floating_point():
+        # soft labels of a cross entropy are one term per sample; a regression has one per entry
+        soft = isinstance(loss_fn, nn.CrossEntropyLoss) or loss_fn is functional.cross_entropy
+        return max(len(targets) if soft else targets.numel(), 1)
+    ignored = getattr(loss_fn, "ignore_index", -100)
+    return max(int((targets != ignored).sum()), 1)
+
+
+def check_reduction(outputs: Any, targets: Any, loss_fn: LossFunction, loss: Tensor, reduction: str) -> None:
+    """Raise unless the loss is a scalar, reduced as declared: doubling the batch must keep a mean and double a sum.
+
+    Args:
+        outputs: what the model returned.
+        targets: the targets.
+        loss_fn: the loss.
+        loss: its value.
+        reduction: ``"mean"`` or ``"sum"``.
+
+    Raises:
+        ValueError: if it is not.
+    """
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        shape = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+        raise ValueError(f"loss_fn must return one number, reduced over the batch, got {shape}")
+    if not (isinstance(outputs, Tensor) and isinstance(targets, Tensor)) or len(outputs) != len(targets):
+        return
+    with torch.no_grad():
+        doubled = float(loss_fn(torch.cat([outputs, outputs]), torch.cat([targets, targets])))
+    value = float(loss.detach())
+    expected = value if reduction == "mean" else 2 * value
+    if abs(doubled - expected) > 0.05 * abs(value) + 1e-12:
+        seen = f"{doubled / value:.3g}" if value else "more than 0"
+        raise ValueError(
+            f"the loss is not reduced as declared: with reduction={reduction!r} a doubled batch should multiply it by "
+            f"{1 if reduction == 'mean' else 2}, got {seen}; pass the other reduction to the optimizer"
+        )
+
+
+def default_sampler(loss_fn: LossFunction) -> Sampler:
+    """The predictive distribution that belongs to one of PyTorch's losses.
+
+    Args:
+        loss_fn: a cross entropy, mean squared error or binary cross entropy with logits, as module or function.
+
+    Returns:
+        A function of outputs, data targets and a generator that draws targets.
+
+    Raises:
+        ValueError: if the loss is not one of these.
+    """
+    if isinstance(loss_fn, nn.CrossEntropyLoss) or loss_fn is functional.cross_entropy:
+        ignored = getattr(loss_fn, "ignore_index", -100)
+        return lambda z, y, generator: _sample_classes(z, y, generator, ignored)
+    if isinstance(loss_fn, nn.MSELoss) or loss_fn is functional.mse_loss:
+        # (z - y)² is the negative log-likelihood of a Gaussian with variance ½
+        return lambda z, y, generator: (
+            z + 0.5**0.5 * torch.randn(z.shape, generator=generator, dtype=z.dtype, device=z.device)
+        )
+    if isinstance(loss_fn, nn.BCEWithLogitsLoss) or loss_fn is functional.binary_cross_entropy_with_logits:
+        return lambda z, y, generator: torch.bernoulli(z.float().sigmoid(), generator=generator).to(z.dtype)
+    name = getattr(loss_fn, "__name__", type(loss_fn).__name__)
+    raise ValueError(
+        f"fisher='mc' has to draw targets from the model's distribution, which {name} does not tell: "
+        "pass sampler=f(outputs, targets, generator)"
+    )
+
+
+def _sample_classes(logits: Tensor, targets: Tensor, generator: torch.Generator, ignored: int) -> Tensor:
+    probabilities = logits.float().movedim(1, -1).softmax(dim=-1)
+    flat = torch.multinomial(probabilities.reshape(-1, probabilities.shape[-1]), 1, generator=generator)
+    classes = flat.reshape(probabilities.shape[:-1])
+    if targets.is_floating_point():
+        return classes
+    return torch.where(targets == ignored, targets, classes)
+
+
+@contextmanager
+def preserved(model: nn.Module) -> Iterator[None]:
+    """Leave buffers (running statistics) and the random state as they were.
+
+    Args:
+        model: the module that will be run.
+
+    Yields:
+        Nothing.
+    """
+    saved = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    devices = sorted({p.device.index or 0 for p in model.parameters() if p.is_cuda})
+    with torch.random.fork_rng(devices=devices):
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for buffer, value in saved:
+                    buffer.copy_(value)
+
+
+def require_training_norms(model: nn.Module) -> None:
+    """Raise if a batch norm runs on its running statistics: the weights before it are then not scale invariant.
+
+    Args:
+        model: the module.
+
+    Raises:
+        ValueError: naming the first such module.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and not module.training:
+            raise ValueError(
+                f"batch norm {name!r} is in eval mode, where the weights before it are not scale invariant: call "
+                "model.train() before statistics are taken (running statistics are left untouched by refresh)"
+            )
+
+
+@torch.no_grad()  # transforms of torch.func differentiate all the same
+def add_per_sample(model: nn.Module, collector: Collector, inputs: Any, targets: Tensor, loss_fn: LossFunction) -> None:
+    """Add the factors of true per-sample gradients D_n: Σ D_nᵀD_n and Σ D_n D_nᵀ.
+
+    Args:
+        model: the module.
+        collector: what is tracked and the sums to add to; its hooks are taken off.
+        inputs: a batch.
+        targets: its targets.
+        loss_fn: the loss; it is applied to one sample at a time.
+    """
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    collector.remove_hooks()
+    live = [tracked for tracked in collector.weights if tracked.weight.requires_grad]
+    chosen = {names[id(p)]: p.detach() for t in live for p in (t.weight, t.bias) if p is not None}
+
+    def losses(parameters: dict[str, Tensor]) -> Tensor:
+        buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        state = {f"model.{name}": value for name, value in (parameters | buffers).items()}
+        outputs = torch.func.functional_call(_Caller(model), state, (inputs,))
+        return torch.vmap(lambda z, y: loss_fn(z[None], y[None]))(outputs, targets)
+
+    values, pullback = torch.func.vjp(losses, chosen)  # type: ignore[misc]
+    (gradients,) = torch.vmap(pullback)(torch.eye(len(values), dtype=values.dtype, device=values.device))
+    for tracked in live:
+        entry = collector.sums.setdefault(tracked.name, tracked.new_sums())
+        stack = gradients[names[id(tracked.weight)]].flatten(2).to(entry.a.dtype)
+        if tracked.bias is not None:
+            stack = torch.cat([stack, gradients[names[id(tracked.bias)]].to(entry.a.dtype).unsqueeze(2)], dim=2)
+        entry.a += torch.einsum("nij,nik->jk", stack, stack)
+        entry.g += torch.einsum("nij,nkj->ik", stack, stack)
+        entry.samples += len(values)
+        entry.rows += len(values)
+        entry.paired = True
+
+
+class _Caller(nn.Module):
+    """Calls a module on a batch in any of the accepted forms."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs: Any) -> Any:
+        return call(self.model, inputs)
+
+
+def uncompiled() -> AbstractContextManager[Any]:
+    """A context in which compiled models run eagerly, so that hooks see their layers.
+
+    Returns:
+        A context manager.
+    """
+    # not importing the compiler where nobody uses it saves seconds
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()

@@ -1,0 +1,376 @@
+"""Kronecker factors against the exact Fisher matrix, against curvlinops, and under all that changes their scale."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fisherfold.optim.curvature import track
+from fisherfold.optim.factors import Collector, FactorSums, input_rows, output_rows
+from fisherfold.optim.kfac import KFAC
+from fisherfold.optim.mkfac import MKFAC
+
+pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same'")  # torch on even kernels
+
+LAYERS = {
+    "linear": (lambda: nn.Linear(7, 6, bias=False), (7,)),
+    "linear-sequence": (lambda: nn.Linear(7, 6, bias=False), (5, 7)),
+    "conv1d": (lambda: nn.Conv1d(3, 6, 3, padding=1, bias=False), (3, 9)),
+    "conv2d": (lambda: nn.Conv2d(3, 6, 3, padding=1, bias=False), (3, 6, 6)),
+    "conv3d": (lambda: nn.Conv3d(2, 6, 2, bias=False), (2, 4, 4, 4)),
+    "strided": (lambda: nn.Conv2d(3, 6, 3, stride=2, padding=1, bias=False), (3, 7, 7)),
+    "dilated": (lambda: nn.Conv2d(3, 6, 3, dilation=2, padding=2, bias=False), (3, 7, 7)),
+    "rectangular": (lambda: nn.Conv2d(3, 6, (3, 1), stride=(1, 2), padding=(2, 0), bias=False), (3, 6, 6)),
+    "same": (lambda: nn.Conv2d(3, 6, 4, padding="same", bias=False), (3, 6, 6)),
+    "valid": (lambda: nn.Conv2d(3, 6, 3, padding="valid", bias=False), (3, 6, 6)),
+    "reflect": (lambda: nn.Conv2d(3, 6, 3, padding=1, padding_mode="reflect", bias=False), (3, 6, 6)),
+    "circular": (lambda: nn.Conv2d(3, 6, 3, padding=1, padding_mode="circular", bias=False), (3, 6, 6)),
+    "grouped": (lambda: nn.Conv2d(4, 6, 3, groups=2, padding=1, bias=False), (4, 6, 6)),
+    "depthwise": (lambda: nn.Conv2d(6, 6, 3, groups=6, padding=1, bias=False), (6, 6, 6)),
+}
+
+
+@pytest.mark.parametrize("name", list(LAYERS))
+def test_rows_rebuild_output_and_gradient(name: str) -> None:
+    """s = W a row by row, and ∇W = Σ g aᵀ: whatever the stride, dilation, padding and groups."""
+    torch.manual_seed(0)
+    build, shape = LAYERS[name]
+    layer = build().double()
+    x = torch.randn(4, *shape, dtype=torch.float64)
+    output = layer(x)
+    rows, weight = input_rows(layer, x)
+    groups = getattr(layer, "groups", 1)
+    assert weight == pytest.approx(1 / groups)
+    weights = layer.weight.reshape(groups, -1, rows.shape[1])
+    rebuilt = torch.einsum("rgn,gmn->rgm", rows.reshape(-1, groups, rows.shape[1]), weights).flatten(1)
+    torch.testing.assert_close(rebuilt, output_rows(layer, output))
+    cotangent = torch.randn_like(output)
+    (gradient,) = torch.autograd.grad(output, layer.weight, cotangent)
+    g = output_rows(layer, cotangent).reshape(len(rebuilt), groups, -1)
+    summed = torch.einsum("rgm,rgn->gmn", g, rows.reshape(-1, groups, rows.shape[1]))
+    torch.testing.assert_close(summed.reshape(gradient.shape), gradient)
+
+
+def test_rows_of_channels_last_and_unbatched_inputs() -> None:
+    layer = nn.Conv2d(3, 4, 3, padding=1)
+    x = torch.randn(2, 3, 5, 5)
+    rows, _ = input_rows(layer, x)
+    torch.testing.assert_close(input_rows(layer, x.to(memory_format=torch.channels_last))[0], rows)
+    torch.testing.assert_close(input_rows(layer, x[0])[0], rows[:25])
+
+
+def test_thinned_rows_cover_all_positions_in_turn_and_keep_the_scale() -> None:
+    layer = nn.Conv2d(2, 3, 3, padding=1, bias=False)
+    x = torch.randn(2, 2, 12, 12, dtype=torch.float64)
+    full, _ = input_rows(layer, x)
+    total = torch.zeros(18, 18, dtype=torch.float64)
+    phases = 9
+    for phase in range(phases):
+        rows, weight = input_rows(layer, x, max_rows=1, phase=phase)  # 2·18 rows at least: a grid of spacing 3
+        assert len(rows) == 32
+        assert weight == pytest.approx(9)
+        total += weight * rows.T @ rows / phases
+    torch.testing.assert_close(total, full.T @ full)
+
+
+def exact_trace(model: nn.Module, weight: nn.Parameter, x: Tensor) -> float:
+    """The trace of the Fisher block, (1/N) Σ_n tr(J_nᵀ (diag p - ppᵀ) J_n), by torch.func."""
+    name = next(key for key, p in model.named_parameters() if p is weight)
+
+    def logits(w: Tensor, one: Tensor) -> Tensor:
+        return torch.func.functional_call(model, {name: w}, (one[None],))[0]
+
+    jacobians = torch.func.vmap(torch.func.jacrev(logits), (None, 0))(weight.detach(), x).flatten(2)
+    p = model(x).detach().softmax(dim=1)
+    metric = torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
+    return float(torch.einsum("nci,ncd,ndi->n", jacobians, metric, jacobians).mean().detach())
+
+
+@pytest.mark.parametrize("name", list(LAYERS))
+def test_scale_is_that_of_the_exact_fisher(name: str) -> None:
+    """tr(A) tr(G) within 6 % of the exact trace; random inputs, labels drawn from the model many times."""
+    torch.manual_seed(1)
+    build, shape = LAYERS[name]
+    layer = build()
+    x = torch.randn(256, *shape)
+    width = layer(x).flatten(1).shape[1]
+    model = nn.Sequential(layer, nn.Flatten(), nn.ReLU(), nn.Linear(width, 4)).double()
+    x = x.double()
+    optimizer = MKFAC(model, invariant={"0.weight": "row"}, fisher="mc", damping=1.0, max_rows=None)
+    optimizer.refresh([(x, torch.zeros(256, dtype=torch.long))] * 20, nn.CrossEntropyLoss())
+    layer_curvature = optimizer.curvature.layers["0.weight"]
+    trace = float(torch.trace(layer_curvature.a) * torch.trace(layer_curvature.g))
+    assert trace == pytest.approx(exact_trace(model, model[0].weight, x), rel=0.06)
+
+
+def tanh_net(*, bias: bool = True) -> nn.Module:
+    torch.manual_seed(2)
+    conv = nn.Conv2d(2, 5, 3, stride=2, padding=1, bias=bias)
+    return nn.Sequential(
+        conv, nn.Tanh(), nn.Flatten(), nn.Linear(45, 6, bias=bias), nn.Tanh(), nn.Linear(6, 3, bias=bias)
+    ).double()
+
+
+def collect(
+    model: nn.Module, x: Tensor, y: Tensor, *, joined: bool = False, **options: object
+) -> dict[str, tuple[Tensor, Tensor]]:
+    optimizer = KFAC(model, damping=1.0, max_rows=None, **options)
+    optimizer.refresh([(x, y)], nn.CrossEntropyLoss(reduction=optimizer.reduction))
+    return {name: (layer.a, layer.g) for name, layer in optimizer.curvature.layers.items()}
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_factors_equal_those_of_curvlinops() -> None:
+    from curvlinops import KFACLinearOperator
+
+    model = tanh_net()
+    x, y = torch.randn(12, 2, 6, 6, dtype=torch.float64), torch.randint(3, (12,))
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    peer = KFACLinearOperator(
+        model, nn.CrossEntropyLoss(), parameters, [(x, y)], fisher_type="empirical", separate_weight_and_bias=False
+    )
+    ours = collect(model, x, y)
+    assert peer._input_covariances  # filled when it checked that it is deterministic
+    for layer in ("0", "3", "5"):
+        a, g = ours[f"{layer}.weight"]
+        their_a, their_g = peer._input_covariances[layer], peer._gradient_covariances[layer]
+        # they divide A by the number of positions and multiply G by it: only the product has a meaning
+        torch.testing.assert_close(their_a * torch.trace(their_g), a * torch.trace(g))
+        torch.testing.assert_close(their_g * torch.trace(their_a), g * torch.trace(a))
+
+
+def test_kfac_is_exact_for_deep_linear_networks() -> None:
+    """With a Gaussian likelihood and a linear network, A ⊗ G is the exact Fisher block of every layer."""
+    torch.manual_seed(3)
+    model = nn.Sequential(*(nn.Linear(i, o, bias=False) for i, o in ((4, 5), (5, 3), (3, 2)))).double()
+    x = torch.randn(10, 4, dtype=torch.float64)
+    z = model(x).detach()
+    outputs = z.shape[1]
+    # residuals that run through ±√C e_c have exactly the covariance of the unit Gaussian
+    signs = [(s * outputs**0.5) * torch.eye(outputs, dtype=torch.float64)[c] for c in range(outputs) for s in (1, -1)]
+    optimizer = KFAC(model, damping=1.0, reduction="sum")
+
+    def half_squares(output: Tensor, target: Tensor) -> Tensor:
+        return 0.5 * (output - target).square().sum()
+
+    optimizer.refresh([(x, z + residual) for residual in signs], half_squares)
+    for index, layer in enumerate(model):
+        jacobian = torch.func.jacrev(lambda w, i=index: torch.func.functional_call(model, {f"{i}.weight": w}, (x,)))
+        rows = jacobian(layer.weight.detach()).flatten(2)  # samples, outputs, entries of W
+        exact = torch.einsum("nci,ncj->ij", rows, rows) / len(x)
+        state = optimizer.curvature.layers[f"{index}.weight"]
+        # D counts the entries of the residual, so that A carries a factor 1/C
+        torch.testing.assert_close(torch.kron(state.g, state.a), exact / outputs)
+
+
+def test_reduction_accumulation_and_loss_scale_do_not_change_the_factors() -> None:
+    model = tanh_net()
+    x, y = torch.randn(12, 2, 6, 6, dtype=torch.float64), torch.randint(3, (12,))
+    reference = collect(model, x, y)
+    summed = collect(model, x, y, reduction="sum")
+    accumulated = KFAC(model, damping=1.0)
+    with accumulated.statistics(accumulation=3):
+        for part in range(3):
+            piece = slice(4 * part, 4 * part + 4)
+            (F.cross_entropy(model(x[piece]), y[piece]) / 3).backward()
+
+    class Scaler:
+        def get_scale(self) -> float:
+            return 1024.0
+
+    scaled = KFAC(model, damping=1.0)
+    with scaled.statistics(grad_scaler=Scaler()):
+        (1024 * F.cross_entropy(model(x), y)).backward()
+    for name, (a, g) in reference.items():
+        torch.testing.assert_close(summed[name], (a, g))
+        for optimizer in (accumulated, scaled):
+            layer = optimizer.curvature.layers[name]
+            torch.testing.assert_close((layer.a / layer.mass, layer.g / layer.mass), (a, g))
+
+
+def test_ignored_targets_count_neither_as_samples_nor_as_gradients() -> None:
+    """Half of the targets ignored: A keeps its rows, the gradient scale follows the loss's own count."""
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    x, y = torch.randn(8, 4, dtype=torch.float64), torch.randint(3, (8,))
+    masked = y.clone()
+    masked[4:] = -100
+    a_all, g_all = collect(model, x, masked)["2.weight"]
+    a_half, g_half = collect(model, x[:4], y[:4])["2.weight"]
+    trace_all = torch.trace(g_all) * torch.trace(a_all)
+    # R doubles with silent rows: G halves, A (over D = 4) holds twice the rows
+    torch.testing.assert_close(2 * g_all, g_half)
+    assert float(trace_all) == pytest.approx(float(torch.trace(a_half) * torch.trace(g_half)), rel=0.6)
+    hidden = model[1](model[0](x)).detach()
+    hidden = torch.cat([hidden, torch.ones(8, 1, dtype=torch.float64)], dim=1)
+    torch.testing.assert_close(a_all, hidden.T @ hidden / 4)
+
+
+def test_shared_module_and_tied_weight_add_up_over_uses() -> None:
+    torch.manual_seed(4)
+    layer = nn.Linear(4, 4, bias=False)
+    shared = nn.Sequential(layer, nn.Tanh(), layer, nn.Tanh(), nn.Linear(4, 3)).double()
+    tied = nn.Sequential(
+        nn.Linear(4, 4, bias=False), nn.Tanh(), nn.Linear(4, 4, bias=False), nn.Tanh(), nn.Linear(4, 3)
+    ).double()
+    tied[2].weight = tied[0].weight
+    tied.load_state_dict({**shared.state_dict(), "2.weight": shared[0].weight})
+    x, y = torch.randn(64, 4, dtype=torch.float64), torch.randint(3, (64,))
+    a, g = collect(shared, x, y)["0.weight"]
+    torch.testing.assert_close(collect(tied, x, y)["0.weight"], (a, g))
+    first = torch.tanh(layer(x)).detach()
+    torch.testing.assert_close(a, (x.T @ x + first.T @ first) / 64)
+    separate = nn.Sequential(
+        nn.Linear(4, 4, bias=False), nn.Tanh(), nn.Linear(4, 4, bias=False), nn.Tanh(), nn.Linear(4, 3)
+    ).double()
+    separate.load_state_dict(tied.state_dict())
+    parts = collect(separate, x, y)
+    torch.testing.assert_close(g, (parts["0.weight"][1] + parts["2.weight"][1]) / 2)
+
+
+def test_per_sample_factors_are_the_true_ones_under_batch_norm() -> None:
+    """True per-sample gradients, those of ψ_n(θ) with the batch's statistics moving along, are tangent."""
+    torch.manual_seed(5)
+    model = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3)).double()
+    x, y = torch.randn(16, 5, dtype=torch.float64), torch.randint(3, (16,))
+    optimizer = MKFAC(model, example_input=x, fisher="persample", damping=1.0)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    optimizer.refresh([(x, y)], nn.CrossEntropyLoss())
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    state = optimizer.curvature.layers["0.weight"]
+    losses = F.cross_entropy(model(x), y, reduction="none")
+    true = torch.stack([torch.autograd.grad(loss, model[0].weight, retain_graph=True)[0] for loss in losses])
+    assert float(torch.trace(state.a) * torch.trace(state.g)) == pytest.approx(
+        float(true.square().sum() / 16), rel=1e-9
+    )
+    outer = torch.einsum("nij,nik->jk", true, true)
+    torch.testing.assert_close(state.a / torch.trace(state.a), outer / torch.trace(outer))
+    radial = torch.einsum("nij,ij->ni", true, model[0].weight.detach())
+    assert float(radial.norm() / true.norm()) < 1e-4  # the ε of batch norm
+
+
+def test_monte_carlo_targets_follow_the_predictive_distribution() -> None:
+    """For a Linear softmax model G is E[diag p - ppᵀ]."""
+    torch.manual_seed(6)
+    model = nn.Linear(4, 3, bias=False).double()
+    x = torch.randn(4000, 4, dtype=torch.float64)
+    optimizer = KFAC(model, damping=1.0, fisher="mc", max_rows=None)
+    state = torch.get_rng_state()
+    optimizer.refresh([(x, torch.zeros(4000, dtype=torch.long))] * 10, nn.CrossEntropyLoss())
+    assert torch.equal(torch.get_rng_state(), state)
+    p = model(x).detach().softmax(dim=1)
+    expected = (torch.diag_embed(p) - p[:, :, None] * p[:, None, :]).mean(dim=0)
+    torch.testing.assert_close(optimizer.curvature.layers["weight"].g, expected, atol=5e-3, rtol=0)
+
+
+@pytest.mark.parametrize("loss_fn", [nn.MSELoss(), F.mse_loss])
+def test_monte_carlo_regression_has_the_variance_of_its_loss(loss_fn: object) -> None:
+    torch.manual_seed(7)
+    model = nn.Linear(4, 2, bias=False).double()
+    x = torch.randn(3000, 4, dtype=torch.float64)
+    optimizer = KFAC(model, damping=1.0, fisher="mc", max_rows=None)
+    optimizer.refresh([(x, torch.zeros(3000, 2, dtype=torch.float64))] * 10, loss_fn)
+    # ∂(z-y)²/∂z = 2(z-y) with variance ½: the Fisher of an entry is 2
+    torch.testing.assert_close(
+        optimizer.curvature.layers["weight"].g, 2 * torch.eye(2, dtype=torch.float64), atol=0.06, rtol=0
+    )
+
+
+def test_running_mean_is_free_of_the_bias_of_its_start() -> None:
+    model = nn.Linear(4, 3, bias=False).double()
+    x, y = torch.randn(32, 4, dtype=torch.float64), torch.randint(3, (32,))
+    optimizer = KFAC(model, damping=1.0, factor_decay=0.9)
+    reference = collect(model, x, y)["weight"]
+    for _ in range(3):
+        with optimizer.statistics():
+            F.cross_entropy(model(x), y).backward()
+        layer = optimizer.curvature.layers["weight"]
+        torch.testing.assert_close((layer.a / layer.mass, layer.g / layer.mass), reference)
+
+
+def test_hooks_survive_in_place_activations_and_leave_no_trace() -> None:
+    torch.manual_seed(8)
+    x, y = torch.randn(12, 2, 6, 6, dtype=torch.float64), torch.randint(3, (12,))
+
+    def net(inplace: bool) -> nn.Module:
+        torch.manual_seed(9)
+        return nn.Sequential(
+            nn.Conv2d(2, 4, 3),
+            nn.BatchNorm2d(4),
+            nn.ReLU(inplace),
+            nn.Conv2d(4, 4, 3),
+            nn.ReLU(inplace),
+            nn.Flatten(),
+            nn.Linear(16, 3),
+        ).double()
+
+    plain, inplace = net(False), net(True)
+    for name, factors in collect(plain, x, y).items():
+        torch.testing.assert_close(collect(inplace, x, y)[name], factors)
+    assert all(not module._forward_hooks and not module._forward_pre_hooks for module in inplace.modules())
+    assert all(p.grad is None for p in inplace.parameters())
+
+
+def test_bf16_autocast_accumulates_in_float32() -> None:
+    torch.manual_seed(10)
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+    x, y = torch.randn(64, 6), torch.randint(3, (64,))
+    optimizer = MKFAC(model, example_input=x, damping=1.0)
+    optimizer.refresh([(x, y)], nn.CrossEntropyLoss())
+    full = {name: (layer.a.clone(), layer.g.clone()) for name, layer in optimizer.curvature.layers.items()}
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        optimizer.refresh([(x, y)], nn.CrossEntropyLoss())
+    for name, layer in optimizer.curvature.layers.items():
+        assert layer.a.dtype == layer.g.dtype == torch.float32
+        torch.testing.assert_close(layer.a, full[name][0], atol=0, rtol=1e-6 if name == "0.weight" else 0.05)
+        assert float((layer.g - full[name][1]).norm() / full[name][1].norm()) < 0.05
+
+
+def test_use_without_gradient_counts_for_neither_factor() -> None:
+    class Detached(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x) + self.layer(2 * x).detach()
+
+    model = Detached().double()
+    x = torch.randn(8, 4, dtype=torch.float64)
+    a, _ = collect(model, x, torch.randint(3, (8,)))["layer.weight"]
+    rows = torch.cat([x, torch.ones(8, 1, dtype=torch.float64)], dim=1)
+    torch.testing.assert_close(a, rows.T @ rows / 8)
+
+
+def test_what_can_be_tracked() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(5, 4)
+            self.head = nn.Linear(4, 5, bias=False)
+            self.head.weight = self.embedding.weight
+            self.free = nn.Parameter(torch.randn(3, 3))
+
+    model = Tied()
+    wanted = {id(p): name for name, p in model.named_parameters()}
+    tracked, refused = track(model, wanted)
+    assert tracked == []
+    assert refused == {
+        "embedding.weight": "first order: a parameter of Embedding, Linear",
+        "free": "first order: a parameter of Tied",
+    }
+
+
+def test_collector_is_empty_without_backward() -> None:
+    model = nn.Linear(3, 2)
+    tracked, _ = track(model, {id(model.weight): "weight"})
+    with Collector(model, tracked, max_rows=None, calls={}) as collector:
+        model(torch.randn(2, 3))
+    assert collector.sums == {}
+
+
+def test_per_sample_sums_only_fix_the_product_of_scales() -> None:
+    eye = torch.eye(2, dtype=torch.float64)
+    a, g = FactorSums(8 * eye, 8 * eye, samples=4, rows=4, paired=True).finish()
+    assert float(torch.trace(a) * torch.trace(g)) == pytest.approx(4.0)  # the exact trace is 16/4
