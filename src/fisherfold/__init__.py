@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from fisherfold._version import __version__
 
 if TYPE_CHECKING:
-    from fisherfold import fisher, manifolds, problems, solvers
+    from fisherfold import fisher, manifolds, optim, problems, solvers
     from fisherfold.fisher import Bernoulli, Categorical, Gaussian, Likelihood, Poisson
+    from fisherfold.optim import KFAC, MKFAC, SGDG, SGDP, AdamP, find_scale_invariant
     from fisherfold.problems import NLLProblem, Problem
     from fisherfold.solvers import Result, minimize
 
@@ -30,12 +31,20 @@ _HOMES = {
     # solvers
     "minimize": "solvers",
     "Result": "solvers",
+    # optimizers for networks
+    "AdamP": "optim",
+    "KFAC": "optim",
+    "MKFAC": "optim",
+    "SGDG": "optim",
+    "SGDP": "optim",
+    "find_scale_invariant": "optim",
 }
-_ROOMS = ("fisher", "manifolds", "problems", "solvers", "testing")
+_ROOMS = ("fisher", "manifolds", "optim", "problems", "solvers", "testing")
 
 __all__ = [
-    "Bernoulli", "Categorical", "Gaussian", "Likelihood", "NLLProblem", "Poisson", "Problem", "Result", "__version__",
-    "fisher", "manifolds", "minimize", "problems", "solvers",
+    "KFAC", "MKFAC", "SGDG", "SGDP", "AdamP", "Bernoulli", "Categorical", "Gaussian", "Likelihood", "NLLProblem",
+    "Poisson", "Problem", "Result", "__version__", "find_scale_invariant", "fisher", "manifolds", "minimize", "optim",
+    "problems", "solvers",
 ]  # fmt: skip
 
 

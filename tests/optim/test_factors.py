@@ -365,7 +365,7 @@ def test_what_can_be_tracked() -> None:
 def test_collector_is_empty_without_backward() -> None:
     model = nn.Linear(3, 2)
     tracked, _ = track(model, {id(model.weight): "weight"})
-    with Collector(model, tracked, max_rows=None, calls={}) as collector:
+    with Collector(model, tracked, max_rows=None, allow_tf32=True, calls={}) as collector:
         model(torch.randn(2, 3))
     assert collector.sums == {}
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fisherfold.optim import distributed
 from fisherfold.optim.factors import MATRIX_LAYERS, FactorSums, TrackedWeight, accumulation_dtype
-from fisherfold.optim.precondition import Preconditioner, exact, factored, tf32
+from fisherfold.optim.precondition import Preconditioner, exact, factored, products
 from fisherfold.optim.spectral import FactorError
 
 MAX_FAILURES = 3
@@ -144,8 +144,7 @@ class Curvature:
         costs = {name: float(sum(size**3 for size in layer.tracked.sizes)) for name, layer in ready.items()}
         owner = distributed.share_out(costs, distributed.world_size(self.process_group))
         here = distributed.rank(self.process_group)
-        with torch.no_grad(), tf32(self.options.allow_tf32):
-            mine = {name: self._inverse(ready[name], dampings[name]) for name in ready if owner[name] == here}
+        mine = {name: self._inverse(ready[name], dampings[name]) for name in ready if owner[name] == here}
         like = {name: layer.a for name, layer in ready.items() if layer.a is not None}
         for name, result in distributed.exchange(mine, owner, like, self.process_group).items():
             layer = ready[name]
@@ -163,20 +162,22 @@ class Curvature:
         name = layer.tracked.name
         a, g = (t if layer.mass == 1 else t / layer.mass for t in (layer.a, layer.g))
         options = self.options
+        ratio = float(options.basis) if not isinstance(options.basis, str) else None
+        tolerance = None if options.basis == "full" else options.tolerance
         try:
-            if options.damping_mode == "factored":
-                return factored(a, g, damping, name=name)
-            if options.basis == "full":
-                return exact(a, g, damping, name=name)
-            ratio = None if options.basis == "auto" else float(options.basis)
-            return exact(a, g, damping, rank=ratio, tolerance=options.tolerance, start=layer.inverse, name=name)
+            with torch.no_grad(), products(a.device, allow_tf32=options.allow_tf32):
+                if options.damping_mode == "factored":
+                    return factored(a, g, damping, name=name)
+                return exact(a, g, damping, rank=ratio, tolerance=tolerance, start=layer.inverse, name=name)
         except FactorError as error:
             return str(error)
 
     def _install(self, layer: LayerCurvature, new: Preconditioner) -> None:
         """Put a new inverse in place; with ``static``, into the memory of the first one."""
-        if not self.options.static or layer.inverse is None:
+        if not self.options.static:
             layer.inverse = new
+        elif layer.inverse is None:
+            layer.inverse = new.with_headroom() if self.options.basis == "auto" else new
         elif layer.inverse.fits(new):
             layer.inverse.write(new)
         else:

@@ -22,6 +22,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.hooks import RemovableHandle
 
+from fisherfold.optim.precondition import products
+
 MATRIX_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
@@ -213,10 +215,19 @@ class Collector:
     factors are formed when the gradient arrives, so that a use without a gradient counts for neither.
     """
 
-    def __init__(self, model: nn.Module, weights: list[TrackedWeight], *, max_rows: int | None, calls: dict[str, int]):
+    def __init__(
+        self,
+        model: nn.Module,
+        weights: list[TrackedWeight],
+        *,
+        max_rows: int | None,
+        allow_tf32: bool,
+        calls: dict[str, int],
+    ) -> None:
         self.model = model
         self.weights = weights
         self.max_rows = max_rows
+        self.allow_tf32 = allow_tf32
         self.calls = calls
         self.sums: dict[str, FactorSums] = {}
         self.current = Pass()
@@ -260,7 +271,7 @@ class Collector:
         phase = self.calls.get(tracked.name, 0)
         self.calls[tracked.name] = phase + 1
         # a backward pass may run inside the caller's autocast region
-        with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+        with torch.no_grad(), products(x.device, allow_tf32=self.allow_tf32):
             rows, weight = input_rows(layer, x, max_rows=self.max_rows, phase=phase)
             rows = rows.to(sums.a.dtype)
             if tracked.bias is not None:

@@ -12,7 +12,7 @@ carried along. All other parameters get stochastic gradient descent with momentu
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from fisherfold.optim.curvature import Curvature, CurvatureOptions, track
 from fisherfold.optim.distributed import rank
 from fisherfold.optim.factors import Collector, FactorSums, Pass, accumulation_dtype
 from fisherfold.optim.invariance import Finding, call, unwrap
-from fisherfold.optim.precondition import tf32
+from fisherfold.optim.precondition import products
 from fisherfold.optim.report import Diagnosis
 from fisherfold.optim.rows import sphere_step, tangent, update_on_spheres
 from fisherfold.optim.statistics import LossFunction, Sampler
@@ -158,6 +158,9 @@ class MKFAC(torch.optim.Optimizer):
             for parameter, spheres in zip(group["params"], group["spheres"], strict=True):
                 yield parameter, group, spheres
 
+    def _products(self) -> AbstractContextManager[None]:
+        return products(self._device(), allow_tf32=self.allow_tf32)
+
     def _device(self) -> torch.device:
         return self.param_groups[0]["params"][0].device
 
@@ -260,11 +263,11 @@ class MKFAC(torch.optim.Optimizer):
         collector.current.samples = terms
         collector.current.gradient_scale = 1.0 if self.reduction == "mean" else 1.0 / terms
         weights = [t.weight for t in self.curvature.weights if t.weight.requires_grad]
-        with tf32(self.allow_tf32):
-            torch.autograd.grad(loss, weights, allow_unused=True)
+        torch.autograd.grad(loss, weights, allow_unused=True)
 
     def _collector(self, model: nn.Module) -> Collector:
-        return Collector(model, self.curvature.weights, max_rows=self.max_rows, calls=self.curvature.calls)
+        weights, calls = self.curvature.weights, self.curvature.calls
+        return Collector(model, weights, max_rows=self.max_rows, allow_tf32=self.allow_tf32, calls=calls)
 
     def _model_for_statistics(self) -> nn.Module:
         """The model, if it can give statistics at all."""
@@ -308,12 +311,13 @@ class MKFAC(torch.optim.Optimizer):
                 loss = closure()
         if not self.capturable:
             groups.require_finite_gradients(self)
-        with tf32(self.allow_tf32):
+        with self._products():
             directions = self._euclidean_directions()
             for group in self.param_groups:
                 self._euclidean_step(group, directions)
             jobs = [(p, g, s) for p, g, s in self._entries() if s and p.grad is not None]
-            in_parallel(self._manifold_step, sorted(jobs, key=lambda job: -job[0].numel()))
+            jobs.sort(key=lambda job: -job[0].numel())
+            in_parallel(self._manifold_step, jobs, branches=self.capturable)
         self._age += 1
         return loss
 
@@ -355,6 +359,10 @@ class MKFAC(torch.optim.Optimizer):
 
         For use with another optimizer.
         """
+        with self._products():
+            self._precondition()
+
+    def _precondition(self) -> None:
         directions = self._euclidean_directions()
         for parameter, _, spheres in self._entries():
             if parameter.grad is None:

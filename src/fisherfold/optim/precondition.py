@@ -11,6 +11,7 @@ damping is (A + π√λ I)⁻¹ ⊗ (G + √λ/π I)⁻¹ with π² = (tr A/n)/(
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fisherfold.optim.spectral import damped_inverse, eigen, leading, spectral_norm
+from fisherfold.optim.spectral import SMALL, damped_inverse, eigen, leading, spectral_norm
 
 
 @dataclass
@@ -72,6 +73,27 @@ class Preconditioner:
         named = {"left": self.left, "right": self.right, "coefficients": self.coefficients, "base": self.base}
         return {key: value for key, value in named.items() if value is not None}
 
+    def with_headroom(self) -> Preconditioner:
+        """The same inverse in memory for half as many eigenvectors again, so that a later one fits.
+
+        Returns:
+            A new preconditioner with zero columns; itself where the basis is not truncated.
+        """
+        if self.coefficients is None or self.base is None:
+            return self
+        left = min(len(self.left), 32 * math.ceil(1.5 * self.left.shape[1] / 32))
+        right = min(len(self.right), 32 * math.ceil(1.5 * self.right.shape[1] / 32))
+        roomy = Preconditioner(
+            self.left.new_empty(len(self.left), left),
+            self.right.new_empty(len(self.right), right),
+            self.coefficients.new_empty(left, right),
+            torch.empty_like(self.base),
+            self.top,
+            self.error,
+        )
+        roomy.write(self)
+        return roomy
+
     def fits(self, other: Preconditioner) -> bool:
         """Whether another one can be written into this one's memory.
 
@@ -99,26 +121,28 @@ class Preconditioner:
 
 
 @contextmanager
-def tf32(enabled: bool) -> Iterator[None]:
-    """Allow TF32 in the matrix products of float32 on CUDA for the duration.
+def products(device: torch.device, *, allow_tf32: bool) -> Iterator[None]:
+    """Matrix products in the precision of their operands, even inside autocast, or in TF32 on CUDA where allowed.
 
     Args:
-        enabled: whether to change anything at all.
+        device: where they run.
+        allow_tf32: whether float32 products on CUDA may be rounded to TF32.
 
     Yields:
         Nothing.
     """
-    if not (enabled and torch.cuda.is_available()):
-        yield
-        return
-    backend = torch.backends.cuda.matmul
-    name, value = ("fp32_precision", "tf32") if hasattr(backend, "fp32_precision") else ("allow_tf32", True)
-    before = getattr(backend, name)
-    setattr(backend, name, value)
-    try:
-        yield
-    finally:
-        setattr(backend, name, before)
+    with torch.autocast(device.type, enabled=False):
+        if not (allow_tf32 and device.type == "cuda"):
+            yield
+            return
+        backend = torch.backends.cuda.matmul
+        name, value = ("fp32_precision", "tf32") if hasattr(backend, "fp32_precision") else ("allow_tf32", True)
+        before = getattr(backend, name)
+        setattr(backend, name, value)
+        try:
+            yield
+        finally:
+            setattr(backend, name, before)
 
 
 def factored(a: Tensor, g: Tensor, damping: float, *, name: str = "factor") -> Preconditioner:
@@ -156,7 +180,8 @@ def exact(
         a: the input factor.
         g: the gradient factor.
         damping: λ.
-        rank: the fraction of the eigenpairs of A to keep; as many as ``tolerance`` asks for if not given.
+        rank: the fraction of the eigenpairs of A to keep (all of G, and of A up to order 64); as many of both as
+            ``tolerance`` asks for if not given.
         tolerance: the accepted relative error of the direction; without it and without a rank the basis is full.
         start: an earlier inverse, whose bases the search starts from.
         name: of the weight.
@@ -170,11 +195,12 @@ def exact(
     budget = 0.5 * (tolerance or 0.0) * damping
     # a start from explicit inverses, or from another order, is no basis
     warm = start if start is not None and start.coefficients is not None else None
-    columns = None if rank is None else max(1, round(rank * len(a)))
-    kept_a = leading(
-        a, budget / max(norm_g, 1e-30), rank=columns, start=warm.right if warm else None, name=f"A of {name}"
-    )
-    kept_g = leading(g, budget / max(norm_a, 1e-30), start=warm.left if warm else None, name=f"G of {name}")
+    columns = rows = None
+    if rank is not None:
+        columns, rows = len(a) if len(a) <= SMALL else max(1, round(rank * len(a))), len(g)
+    start_a, start_g = (warm.right, warm.left) if warm else (None, None)
+    kept_a = leading(a, budget / max(norm_g, 1e-30), rank=columns, start=start_a, name=f"A of {name}")
+    kept_g = leading(g, budget / max(norm_a, 1e-30), rank=rows, start=start_g, name=f"G of {name}")
     top = norm_a * norm_g / damping
     if rank is None and (2 * len(kept_a.values) > len(a) or top > 1e4):
         return _full(a, g, damping, name)  # no saving, or g/λ would cancel too many digits

@@ -59,7 +59,8 @@ def diagnose(optimizer: MKFAC) -> dict[str, Diagnosis]:
         if layer is None or layer.inverse is None or parameter.grad is None or layer.tracked.bias is not None:
             continue
         gradient = parameter.grad.reshape(len(parameter), -1).to(accumulation_dtype(parameter))
-        direction = layer.inverse.apply(gradient)
+        with optimizer._products():
+            direction = layer.inverse.apply(gradient)
         weight = parameter.reshape(spheres or len(parameter), -1).to(gradient.dtype)
         radial, flat = _split(weight, direction, bool(spheres))
         gradient_radial, flat_gradient = _split(weight, gradient, bool(spheres))

@@ -103,7 +103,7 @@ def leading(
     Args:
         matrix: a symmetric positive semi-definite matrix of order n.
         threshold: the accepted spectral norm of the residual.
-        rank: keep exactly so many instead, whatever they leave out.
+        rank: keep so many instead, whatever they leave out.
         start: vectors that are likely to span the leading space.
         name: what to call it in an error.
 
@@ -111,26 +111,35 @@ def leading(
         At least one eigenpair.
     """
     order = len(matrix)
-    block = rank if rank is not None else max(8, order // 16, 0 if start is None else start.shape[1])
     generator = torch.Generator(device=matrix.device).manual_seed(order)
-    while order > SMALL and 3 * block <= order and (rank is not None or threshold > 0):
-        basis = torch.randn(order, block, generator=generator, dtype=matrix.dtype, device=matrix.device)
-        if start is not None and start.shape[0] == order:
-            columns = min(block, start.shape[1])
-            basis[:, :columns] += 10 * order**0.5 * start[:, :columns]
+    if rank is not None and order > SMALL and 3 * rank <= order:
+        basis = _start(matrix, rank, start, generator)
+        for _ in range(5 if start is None else 2):
+            basis = orthonormalise(matrix @ basis)
+        return _ritz(matrix, basis, generator)
+    block = max(8, order // 16, 0 if start is None else start.shape[1])
+    while rank is None and threshold > 0 and order > SMALL and 3 * block <= order:
+        basis = _start(matrix, block, start, generator)
         for sweep in range(4):
             for _ in range(2 if sweep or start is None else 1):
                 basis = orthonormalise(matrix @ basis)
             pairs = _ritz(matrix, basis, generator)
-            if pairs.residual <= threshold or (rank is not None and sweep == 2):
-                return pairs if rank is not None else _drop(pairs, threshold)
-        if rank is not None:
-            return pairs
+            if pairs.residual <= threshold:
+                return _drop(pairs, threshold)
         block *= 2
     values, vectors = eigen(matrix, name=name)
-    keep = rank if rank is not None else max(1, int((values > threshold).sum()))
+    keep = min(rank, order) if rank is not None else max(1, int((values > threshold).sum()))
     rest = float(values[keep]) if keep < order else 0.0
     return LeadingPairs(values[:keep], vectors[:, :keep].contiguous(), rest)
+
+
+def _start(matrix: Tensor, columns: int, start: Tensor | None, generator: torch.Generator) -> Tensor:
+    """Random columns, led by those of an earlier basis."""
+    basis = torch.randn(len(matrix), columns, generator=generator, dtype=matrix.dtype, device=matrix.device)
+    if start is not None and len(start) == len(matrix):
+        shared = min(columns, start.shape[1])
+        basis[:, :shared] += 10 * len(matrix) ** 0.5 * start[:, :shared]
+    return basis
 
 
 def _ritz(matrix: Tensor, basis: Tensor, generator: torch.Generator) -> LeadingPairs:

@@ -175,16 +175,17 @@ def add_per_sample(model: nn.Module, collector: Collector, inputs: Any, targets:
 
     values, pullback = torch.func.vjp(losses, chosen)  # type: ignore[misc]
     (gradients,) = torch.vmap(pullback)(torch.eye(len(values), dtype=values.dtype, device=values.device))
-    for tracked in live:
-        entry = collector.sums.setdefault(tracked.name, tracked.new_sums())
-        stack = gradients[names[id(tracked.weight)]].flatten(2).to(entry.a.dtype)
-        if tracked.bias is not None:
-            stack = torch.cat([stack, gradients[names[id(tracked.bias)]].to(entry.a.dtype).unsqueeze(2)], dim=2)
-        entry.a += torch.einsum("nij,nik->jk", stack, stack)
-        entry.g += torch.einsum("nij,nkj->ik", stack, stack)
-        entry.samples += len(values)
-        entry.rows += len(values)
-        entry.paired = True
+    with torch.autocast(values.device.type, enabled=False):
+        for tracked in live:
+            entry = collector.sums.setdefault(tracked.name, tracked.new_sums())
+            stack = gradients[names[id(tracked.weight)]].flatten(2).to(entry.a.dtype)
+            if tracked.bias is not None:
+                stack = torch.cat([stack, gradients[names[id(tracked.bias)]].to(entry.a.dtype).unsqueeze(2)], dim=2)
+            entry.a += torch.einsum("nij,nik->jk", stack, stack)
+            entry.g += torch.einsum("nij,nkj->ik", stack, stack)
+            entry.samples += len(values)
+            entry.rows += len(values)
+            entry.paired = True
 
 
 class _Caller(nn.Module):
