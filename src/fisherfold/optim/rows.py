@@ -55,7 +55,8 @@ def sphere_step(
     Returns:
         The new points and the momentum carried to them.
     """
-    b = tangent(w, torch.add(v, b, alpha=momentum))
+    b = torch.add(v, b, alpha=momentum)
+    b.addcmul_((w * b).sum(dim=1, keepdim=True), w, value=-1)
     speed = torch.linalg.vector_norm(b, dim=1, keepdim=True)
     angle = speed * lr
     if not exponential:
@@ -64,11 +65,10 @@ def sphere_step(
         angle = angle.clamp(max=max_angle)
     cosine, sine = torch.cos(angle), torch.sin(angle)
     # sin θ/‖b‖ has the limit η at 0, which the guarded quotient misses, where b = 0 makes it irrelevant
-    moved = torch.addcmul(cosine * w, sine / speed.clamp_min(torch.finfo(b.dtype).tiny), b, value=-1)
-    carried = torch.addcmul(cosine * b, sine * speed, w)
-    if not exponential:
-        carried = cosine * carried
-    return moved / torch.linalg.vector_norm(moved, dim=1, keepdim=True), carried
+    moved = (cosine * w).addcmul_(sine / speed.clamp_min(torch.finfo(b.dtype).tiny), b, value=-1)
+    moved.div_(torch.linalg.vector_norm(moved, dim=1, keepdim=True))
+    shrink = 1.0 if exponential else cosine
+    return moved, b.mul_(shrink * cosine).addcmul_(shrink * sine * speed, w)
 
 
 def unit_rows(w: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -1,0 +1,88 @@
+"""The fused sphere step against the operations of the Oblique manifold."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fisherfold.manifolds import Oblique
+from fisherfold.optim.rows import sphere_step, tangent, unit_rows, update_on_spheres
+
+
+def setting(rows: int = 5, columns: int = 7) -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(0)
+    oblique = Oblique(rows, columns)
+    w = oblique.random_point(generator=generator)
+    v = torch.randn(rows, columns, generator=generator, dtype=torch.float64)
+    b = oblique.random_tangent(w, generator=generator)
+    return w, v, b
+
+
+def test_tangent_is_the_projection_of_the_manifold() -> None:
+    w, v, _ = setting()
+    torch.testing.assert_close(tangent(w, v), Oblique(5, 7).project(w, v))
+
+
+@pytest.mark.parametrize(
+    ("exponential", "retraction", "transport"), [(True, "exp", "parallel"), (False, "normalize", "projection")]
+)
+def test_step_is_retraction_and_transport_of_the_manifold(exponential: bool, retraction: str, transport: str) -> None:
+    oblique = Oblique(5, 7)
+    w, v, b = setting()
+    moved, carried = sphere_step(w, v, b, 0.3, 0.9, exponential)
+    momentum = oblique.project(w, v) + 0.9 * b
+    expected = oblique.retract(w, -0.3 * momentum, method=retraction)
+    torch.testing.assert_close(moved, expected)
+    torch.testing.assert_close(carried, oblique.transport(w, expected, momentum, method=transport))
+    oblique.check_point(moved)
+    oblique.check_tangent(moved, carried)
+
+
+def test_parallel_transport_keeps_the_length_and_projection_shortens_it() -> None:
+    w, v, b = setting()
+    length = (tangent(w, v) + 0.9 * b).norm(dim=1)
+    torch.testing.assert_close(sphere_step(w, v, b, 0.3, 0.9, True)[1].norm(dim=1), length)
+    assert bool((sphere_step(w, v, b, 0.3, 0.9, False)[1].norm(dim=1) < length).all())
+
+
+def test_zero_direction_stays() -> None:
+    w, _, _ = setting()
+    moved, carried = sphere_step(w, torch.zeros_like(w), torch.zeros_like(w), 0.3, 0.9, True)
+    torch.testing.assert_close(moved, w)
+    assert bool((carried == 0).all())
+
+
+def test_angle_is_capped() -> None:
+    w, v, b = setting()
+    moved, carried = sphere_step(w, 100 * v, b, 0.3, 0.9, True, 0.2)
+    cosine = (w * moved).sum(dim=1)
+    torch.testing.assert_close(torch.arccos(cosine), torch.full((5,), 0.2, dtype=torch.float64))
+    Oblique(5, 7).check_tangent(moved, carried)
+
+
+def test_float32_rows_do_not_drift_off_the_sphere() -> None:
+    w, v, b = (t.float() for t in setting())
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(2000):
+        v = torch.randn(w.shape, generator=generator)
+        w, b = sphere_step(w, v, b, 0.01, 0.9, True)
+    assert float((w.norm(dim=1) - 1).abs().max()) < 3e-7
+    assert float(((w * b).sum(dim=1) / b.norm(dim=1)).abs().max()) < 1e-6
+
+
+def test_unit_rows_leave_rows_without_a_direction() -> None:
+    w = torch.tensor([[3.0, 4.0], [0.0, 0.0], [1e-20, 0.0]])
+    scaled, alive = unit_rows(w)
+    torch.testing.assert_close(scaled, torch.tensor([[0.6, 0.8], [0.0, 0.0], [1e-20, 0.0]]))
+    assert alive is not None
+    assert alive.flatten().tolist() == [True, False, False]
+    assert unit_rows(w[:1])[1] is None
+
+
+def test_dead_rows_move_as_in_euclidean_space() -> None:
+    w = torch.tensor([[0.6, 0.8], [0.0, 0.0]])
+    v = torch.ones(2, 2)
+    state = {"momentum_buffer": torch.zeros(2, 2), "alive": torch.tensor([[True], [False]])}
+    update_on_spheres(w, v, state, sphere_step, (0.5, 0.9, True, None))
+    torch.testing.assert_close(w[1], torch.tensor([-0.5, -0.5]))
+    assert float(w[0].norm()) == pytest.approx(1.0)
