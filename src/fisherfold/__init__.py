@@ -15,14 +15,18 @@ from fisherfold._version import __version__
 if TYPE_CHECKING:
     from fisherfold import fisher, manifolds, optim, problems, solvers
     from fisherfold.fisher import Bernoulli, Categorical, Gaussian, Likelihood, Poisson
+    from fisherfold.manifolds import check_retraction
     from fisherfold.optim import KFAC, MKFAC, SGDG, SGDP, AdamP, find_scale_invariant
-    from fisherfold.problems import NLLProblem, Problem
+    from fisherfold.problems import NLLProblem, Problem, check_fisher, check_gradient
     from fisherfold.solvers import Result, minimize
 
 _HOMES = {
     # problems and their likelihoods
     "NLLProblem": "problems",
     "Problem": "problems",
+    "check_fisher": "problems",
+    "check_gradient": "problems",
+    "check_retraction": "manifolds",
     "Bernoulli": "fisher",
     "Categorical": "fisher",
     "Gaussian": "fisher",
@@ -42,10 +46,31 @@ _HOMES = {
 _ROOMS = ("fisher", "manifolds", "optim", "problems", "solvers", "testing")
 
 __all__ = [
-    "KFAC", "MKFAC", "SGDG", "SGDP", "AdamP", "Bernoulli", "Categorical", "Gaussian", "Likelihood", "NLLProblem",
-    "Poisson", "Problem", "Result", "__version__", "find_scale_invariant", "fisher", "manifolds", "minimize", "optim",
-    "problems", "solvers",
-]  # fmt: skip
+    "KFAC",
+    "MKFAC",
+    "SGDG",
+    "SGDP",
+    "AdamP",
+    "Bernoulli",
+    "Categorical",
+    "Gaussian",
+    "Likelihood",
+    "NLLProblem",
+    "Poisson",
+    "Problem",
+    "Result",
+    "__version__",
+    "check_fisher",
+    "check_gradient",
+    "check_retraction",
+    "find_scale_invariant",
+    "fisher",
+    "manifolds",
+    "minimize",
+    "optim",
+    "problems",
+    "solvers",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -84,7 +84,7 @@ class RNGD(Method):
         if self.manifold.retraction_order < 2:
             warnings.warn(
                 f"the retraction {self.manifold.retraction!r} of {self.manifold!r} is of first order; the theory of "
-                "rngd asks for second order (the RFIM is then the metric of KL to third order)",
+                "rngd asks for second order, since the model m_k else misses the curve's own acceleration",
                 stacklevel=4,
             )
 
