@@ -1,4 +1,4 @@
-"""Forward- and reverse-mode products, typed, and quiet on first use.
+"""Forward-mode products, typed, and quiet on first use.
 
 The first forward-mode product of a process makes PyTorch compile tables of its own, which warns in some versions; that
 is not the user's business, so it happens once with the warnings off.
@@ -28,19 +28,6 @@ def jvp(function: Callable[[Any], Tensor], at: Any, v: Any) -> Tensor:
     """
     _load_forward_mode()
     return cast("Tensor", torch.func.jvp(function, (at,), (v,))[1])
-
-
-def vjp(function: Callable[[Any], Any], at: Any) -> tuple[Any, Callable[[Any], tuple[Any]]]:
-    """The value f(at) and the reverse-mode product w ↦ (Df(at)ᵀ w,).
-
-    Args:
-        function: f.
-        at: a tensor or a dictionary of tensors.
-
-    Returns:
-        The value and the product as a function.
-    """
-    return cast("tuple[Any, Callable[[Any], tuple[Any]]]", torch.func.vjp(function, at))
 
 
 @functools.cache

@@ -1,26 +1,44 @@
 """The RFIM through Jacobian products, never materialised.
 
-    F^R v = (1/N) P Σ_i J_iᵀ B_i J_i v,    J_i v a forward-mode product, J_iᵀ w a reverse-mode one
+    F^R v = (1/N) P Σ_i J_iᵀ B_i J_i v
 
 with the matrix B_i in the space of the outputs: the Fisher matrix of the output distribution (exact), or the outer
-product of scores s = ∂ψ/∂z at sampled targets (Monte Carlo) or at the observed ones (empirical, the REFIM). One product
-costs about as much as two gradients and needs the memory of one.
+product of scores s = ∂ψ/∂z at sampled targets (Monte Carlo) or at the observed ones (empirical, the REFIM). The model's
+graph is kept: Jᵀ w is one backward pass through it, and J v is a backward pass through that backward pass, which is
+linear in w. No product evaluates the model again (a forward-mode product would, and is several times slower here).
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import cast
+from typing import TypeAlias, cast
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from fisherfold.fisher.autodiff import jvp, vjp
+from fisherfold.fisher.autodiff import jvp
 from fisherfold.fisher.likelihoods import Likelihood
 from fisherfold.fisher.operators import FisherOperator
 from fisherfold.manifolds.base import Manifold, Point, Tangent, leaves, tree_map
+
+Graph: TypeAlias = "tuple[Point, Tensor]"
+
+
+def record(outputs: Callable[[Point], Tensor], point: Point) -> Graph:
+    """Evaluate a model and keep its graph.
+
+    Args:
+        outputs: the map θ -> z.
+        point: θ.
+
+    Returns:
+        θ as variables, and z computed from them.
+    """
+    variables = tree_map(lambda leaf: leaf.detach().requires_grad_(), point)
+    with torch.enable_grad():
+        return variables, outputs(variables)
 
 
 class JacobianFisher(FisherOperator):
@@ -32,6 +50,7 @@ class JacobianFisher(FisherOperator):
         outputs: the map θ -> z from the parameter to the natural outputs of all N samples, shape (N, ...).
         jacobian: a function that returns the Euclidean Jacobian as a point-like tree of (N, q, ...) tensors; needed
             only by ``rows``.
+        graph: θ as variables and z computed from them, if the caller has them already.
     """
 
     def __init__(
@@ -40,13 +59,15 @@ class JacobianFisher(FisherOperator):
         point: Point,
         outputs: Callable[[Point], Tensor],
         jacobian: Callable[[], Point],
+        graph: Graph | None = None,
     ) -> None:
         super().__init__(manifold, point)
         self._outputs = outputs
         self._jacobian = jacobian
-        self.z, self._pull_back = vjp(outputs, point)
+        self._variables, self._graph = graph or record(outputs, point)
+        self.z = self._graph.detach()
         self.n_samples = len(self.z)
-        self._forward_mode = True
+        self._transposed: tuple[Tensor, list[Tensor]] | None = None
 
     @abstractmethod
     def _output_product(self, u: Tensor) -> Tensor:
@@ -65,14 +86,31 @@ class JacobianFisher(FisherOperator):
         Returns:
             A tensor like the outputs.
         """
-        if self._forward_mode:
+        if self._transposed is None:
             try:
+                self._transposed = self._backward_graph()
+            except RuntimeError:
+                # an operation of the model can be differentiated only once: forward mode, which evaluates it again
                 return jvp(self._outputs, self.point, v)
-            except NotImplementedError:
-                # an operation of the model has no forward-mode formula: differentiate the pull-back instead
-                self._forward_mode = False
-        _, transpose = vjp(lambda w: self._pull_back(w)[0], torch.zeros_like(self.z))
-        return cast("Tensor", transpose(v)[0])
+        seed, gradients = self._transposed
+        (product,) = torch.autograd.grad(gradients, seed, leaves(v), retain_graph=True, materialize_grads=True)
+        return product
+
+    def _backward_graph(self) -> tuple[Tensor, list[Tensor]]:
+        """W and Jᵀ w with its graph, at w = 0: linear in w, so that its transpose is J."""
+        seed = torch.zeros_like(self.z, requires_grad=True)
+        with torch.enable_grad():
+            return seed, self._backward(seed, create_graph=True)
+
+    def _backward(self, w: Tensor, *, create_graph: bool = False) -> list[Tensor]:
+        variables = leaves(self._variables)
+        if not self._graph.requires_grad:
+            return [torch.zeros_like(leaf) for leaf in variables]
+        return list(
+            torch.autograd.grad(
+                self._graph, variables, w, retain_graph=True, create_graph=create_graph, materialize_grads=True
+            )
+        )
 
     def pull_back(self, w: Tensor) -> Tangent:
         """The adjoint product P Jᵀ w.
@@ -83,7 +121,8 @@ class JacobianFisher(FisherOperator):
         Returns:
             A tangent vector.
         """
-        return self.manifold.project(self.point, self._pull_back(w)[0])
+        gradients = iter(self._backward(w))
+        return self.manifold.project(self.point, tree_map(lambda _: next(gradients), self.point))
 
     @override
     def _matvec(self, v: Tangent) -> Tangent:
@@ -115,8 +154,10 @@ class ExactFisher(JacobianFisher):
         outputs: Callable[[Point], Tensor],
         jacobian: Callable[[], Point],
         likelihood: Likelihood,
+        *,
+        graph: Graph | None = None,
     ) -> None:
-        super().__init__(manifold, point, outputs, jacobian)
+        super().__init__(manifold, point, outputs, jacobian, graph)
         self.likelihood = likelihood
         self.n_rows = self.z.numel()
 
@@ -164,8 +205,9 @@ class MonteCarloFisher(_ScoreFisher):
         *,
         draws: int = 1,
         generator: torch.Generator | None = None,
+        graph: Graph | None = None,
     ) -> None:
-        super().__init__(manifold, point, outputs, jacobian)
+        super().__init__(manifold, point, outputs, jacobian, graph)
         if draws < 1:
             raise ValueError(f"draws must be at least 1, got {draws}")
         z = self.z.repeat(draws, *(1 for _ in self.z.shape[1:]))
@@ -199,8 +241,10 @@ class EmpiricalFisher(_ScoreFisher):
         jacobian: Callable[[], Point],
         likelihood: Likelihood,
         y: Tensor,
+        *,
+        graph: Graph | None = None,
     ) -> None:
-        super().__init__(manifold, point, outputs, jacobian)
+        super().__init__(manifold, point, outputs, jacobian, graph)
         self.scores = score(likelihood, self.z, y)[None]
         self.n_rows = self.n_samples
 

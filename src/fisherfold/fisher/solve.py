@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from fisherfold.fisher.flat import flatten, unflatten
-from fisherfold.manifolds.base import Manifold, Point, Tangent, combine, dot, scale
+from fisherfold.manifolds.base import Manifold, Point, Tangent, combine, dot, leaves, scale
 
 if TYPE_CHECKING:
     from fisherfold.fisher.operators import FisherOperator
@@ -157,7 +157,7 @@ def conjugate_gradients(
     p, rz = z, float(dot(r, z))
     size = float(dot(g, g)) ** 0.5
     curvature, iterations, steepest = "positive", 0, 0.0
-    eps = torch.finfo(flatten(g).dtype).eps
+    eps = torch.finfo(leaves(g)[0].dtype).eps
     residual = 1.0 if size > 0 else 0.0
     while residual > rtol and iterations < max_iter:
         product = combine(1.0, operator._matvec(p), damping, p)

@@ -86,7 +86,9 @@ def dot(u: Tangent, v: Tangent) -> Tensor:
     Returns:
         A tensor without dimensions.
     """
-    return torch.stack([(s * t).sum() for s, t in zip(leaves(u), leaves(v), strict=True)]).sum()
+    if isinstance(u, Tensor):
+        return torch.dot(u.reshape(-1), v.reshape(-1))
+    return torch.stack([dot(s, t) for s, t in zip(leaves(u), leaves(v), strict=True)]).sum()
 
 
 def is_finite(u: Point) -> bool:

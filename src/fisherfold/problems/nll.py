@@ -9,19 +9,20 @@ treats samples independently: row i of z depends on row i of x only. Derivatives
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from fisherfold.fisher.jacobian import EmpiricalFisher, ExactFisher, MonteCarloFisher
+from fisherfold.fisher.jacobian import EmpiricalFisher, ExactFisher, Graph, MonteCarloFisher, record
 from fisherfold.fisher.kronecker import KroneckerFisher
 from fisherfold.fisher.likelihoods import Likelihood
 from fisherfold.fisher.operators import DenseFisher, FisherOperator
 from fisherfold.fisher.rowblock import RowBlockFisher
 from fisherfold.manifolds import Euclidean, Manifold, Product
-from fisherfold.manifolds.base import Point, Tangent, leaves
+from fisherfold.manifolds.base import Point, Tangent, leaves, tree_map
 from fisherfold.problems.base import Problem
 
 
@@ -84,6 +85,7 @@ class NLLProblem(Problem):
         self.seed = seed
         self.chunk_size = chunk_size
         self._outputs_checked = False
+        self._last: _Evaluation | None = None
 
     @classmethod
     def from_module(
@@ -137,12 +139,15 @@ class NLLProblem(Problem):
     def loss_and_gradient(self, x: Point, batch: Tensor | None = None) -> tuple[Tensor, Tangent]:
         self._check_theta(x)
         inputs, targets = self._samples(batch)
-
-        def loss(theta: Point) -> Tensor:
-            return self.likelihood.nll(self._outputs(theta, inputs, targets), targets).mean()
-
-        euclidean, value = torch.func.grad_and_value(loss)(x)
-        return value, self.manifold.project(x, euclidean)
+        self._last = None
+        variables, z = record(lambda theta: self._outputs(theta, inputs, targets), x)
+        with torch.enable_grad():
+            value = self.likelihood.nll(z, targets).mean()
+        if not value.requires_grad:
+            raise ValueError("model must depend on theta, but its output does not")
+        gradients = iter(torch.autograd.grad(value, leaves(variables), retain_graph=True, materialize_grads=True))
+        self._last = _Evaluation(x, _versions(x), batch, (variables, z))
+        return value.detach(), self.manifold.project(x, tree_map(lambda _: next(gradients), x))
 
     def kl(self, x: Point, other: Point) -> Tensor:
         """The mean divergence E_x KL(p(· | f(x, θ)) ‖ p(· | f(x, θ'))) over all samples.
@@ -226,14 +231,18 @@ class NLLProblem(Problem):
         def jacobian() -> Point:
             return self.jacobian(x, batch)
 
+        # a solver asks for the gradient first: the operator goes on with the graph of that evaluation
+        last = self._last
+        graph = last.graph if last is not None and last.is_of(x, batch) else None
         if kind == "empirical":
-            return EmpiricalFisher(self.manifold, x, outputs, jacobian, self.likelihood, targets)
+            return EmpiricalFisher(self.manifold, x, outputs, jacobian, self.likelihood, targets, graph=graph)
         if kind == "monte-carlo":
             generator = torch.Generator(device=targets.device).manual_seed(self.seed)
             return MonteCarloFisher(
-                self.manifold, x, outputs, jacobian, self.likelihood, draws=self.draws, generator=generator
-            )
-        exact = ExactFisher(self.manifold, x, outputs, jacobian, self.likelihood)
+                self.manifold, x, outputs, jacobian, self.likelihood,
+                draws=self.draws, generator=generator, graph=graph,
+            )  # fmt: skip
+        exact = ExactFisher(self.manifold, x, outputs, jacobian, self.likelihood, graph=graph)
         if kind == "exact":
             return exact
         if kind == "dense":
@@ -262,6 +271,23 @@ class NLLProblem(Problem):
             raise ValueError(f"theta must be on {self.inputs.device} like the data, got {first.device}")
         if self.inputs.is_floating_point() and first.dtype != self.inputs.dtype:
             raise ValueError(f"theta must have the dtype {self.inputs.dtype} of the data x, got {first.dtype}")
+
+
+@dataclass(frozen=True)
+class _Evaluation:
+    """The graph of the model at a point, valid as long as the point's tensors have not been written to."""
+
+    x: Point
+    versions: list[int]
+    batch: Tensor | None
+    graph: Graph
+
+    def is_of(self, x: Point, batch: Tensor | None) -> bool:
+        return x is self.x and batch is self.batch and _versions(x) == self.versions
+
+
+def _versions(x: Point) -> list[int]:
+    return [leaf._version for leaf in leaves(x)]
 
 
 def check_batch(batch: Tensor, n_samples: int) -> None:

@@ -17,6 +17,9 @@ from fisherfold.problems.base import Problem
 from fisherfold.solvers.method import Method, positive
 from fisherfold.solvers.state import State
 
+# below this length a step changes the point by rounding only
+SHORTEST_STEP = 1e-12
+
 
 class RCG(Method):
     """Hestenes-Stiefel conjugate gradients over all samples.
@@ -84,7 +87,7 @@ class RCG(Method):
 
     def _line_search(self, state: State, direction: Tangent, slope: float) -> tuple[Point | None, int]:
         """The accepted point, or None, and the number of loss evaluations; leaves the next first α in the state."""
-        alpha = state.numbers["alpha"]
+        alpha, length = state.numbers["alpha"], self.norm(state.x, direction)
         for trials in range(1, self.max_trials + 1):
             trial = self.manifold.retract(state.x, scale(alpha, direction))
             loss = float(self.problem.loss(trial)) if is_finite(trial) else math.inf
@@ -94,6 +97,8 @@ class RCG(Method):
                 state.numbers["alpha"] = alpha if trials == 2 else 2 * alpha
                 return trial, trials
             alpha *= self.contraction
+            if alpha * length < SHORTEST_STEP:
+                return None, trials
         return None, self.max_trials
 
     def _next_direction(

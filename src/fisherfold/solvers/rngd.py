@@ -11,17 +11,32 @@ from __future__ import annotations
 
 import math
 import warnings
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
+from fisherfold.fisher.operators import FisherOperator
 from fisherfold.fisher.solve import Solution, solve
 from fisherfold.manifolds.base import Point, Tangent, is_finite, leaves, scale
 from fisherfold.problems.base import Problem
 from fisherfold.solvers.method import BatchSize, Method, Schedule, at, check_batch_size, positive
 from fisherfold.solvers.state import State
+
+RELATIVE_DAMPING = 1e-2
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """A trial point with the estimates that led to it."""
+
+    trial: Point
+    batch: Tensor | None
+    loss: float
+    solution: Solution
+    norm: float
 
 
 class RNGD(Method):
@@ -31,13 +46,15 @@ class RNGD(Method):
         problem: the problem.
         fisher: one of the problem's ``fisher_kinds``; the first if not given.
         batch_size: samples per estimate, or a function of the iteration (for growing accuracy); all if not given.
-        sigma: σ₀, the first regularisation over the gradient norm.
+        sigma: σ₀, the first regularisation over the gradient norm; if not given, such that λ₀ is a hundredth of the
+            curvature <g, F g>/<g, g> along the first gradient, whatever the units of the problem.
         sigma_min: the least σ.
         eta1: the least ratio ρ of an accepted step.
         eta2: steps are accepted while ‖g‖ ≥ η₂/σ; the theory wants it large, practice tiny.
         gamma: the factor by which σ moves.
         solve: how the damped system is solved; ``auto`` or a name of ``fisherfold.fisher.solve.METHODS``.
-        forcing: CG stops at the relative residual min(forcing, ‖g_k‖/‖g_0‖).
+        forcing: CG stops at the relative residual min(forcing, 0.9 (‖g_k‖/‖g_{k-1}‖)^1.618), the rule of Eisenstat and
+            Walker: no more accuracy than the outer convergence can use.
         step: a fixed step t, or a schedule t(k): then d is scaled by t and always taken.
         damping: λ of the fixed-step form.
         max_rejections: so many rejections in a row end the run.
@@ -51,13 +68,13 @@ class RNGD(Method):
         *,
         fisher: str | None = None,
         batch_size: BatchSize = None,
-        sigma: float = 1.0,
+        sigma: float | None = None,
         sigma_min: float = 1e-6,
         eta1: float = 0.1,
         eta2: float = 1e-20,
         gamma: float = 4.0,
         solve: str = "auto",
-        forcing: float = 0.1,
+        forcing: float = 0.3,
         step: Schedule | None = None,
         damping: Schedule = 0.0,
         max_rejections: int = 40,
@@ -68,7 +85,8 @@ class RNGD(Method):
             check_batch_size(batch_size, problem.n_samples)
         self.batch_size = batch_size
         self.exact = batch_size is None or batch_size == problem.n_samples
-        self.sigma, self.sigma_min = positive("sigma", sigma), positive("sigma_min", sigma_min)
+        self.sigma = None if sigma is None else positive("sigma", sigma)
+        self.sigma_min = positive("sigma_min", sigma_min)
         self.eta2 = positive("eta2", eta2)
         if not 0 < eta1 < 1:
             raise ValueError(f"eta1 must lie between 0 and 1, got {eta1}")
@@ -90,17 +108,21 @@ class RNGD(Method):
 
     @override
     def start(self, state: State) -> None:
-        state.numbers |= {"sigma": self.sigma, "rejections": 0}
+        state.numbers["rejections"] = 0
+        if self.sigma is not None:
+            state.numbers["sigma"] = self.sigma
         if self.exact:
             state.vectors["gradient"] = self.evaluate(state)
             state.samples += self.problem.n_samples
-            state.numbers["first_norm"] = state.gradient_norm
 
     @override
     def step(self, state: State) -> None:
         batch, loss, gradient = self._estimates(state)
         norm = self.norm(state.x, gradient)
-        state.numbers.setdefault("first_norm", norm)
+        operator = self.problem.fisher(state.x, batch, kind=self.kind)
+        if "sigma" not in state.numbers:
+            curvature = float(self.manifold.inner(state.x, gradient, operator._matvec(gradient)))
+            state.numbers["sigma"] = max(self.sigma_min, RELATIVE_DAMPING * curvature / norm**3) if norm > 0 else 1.0
         if not (math.isfinite(loss) and math.isfinite(norm)):
             self._reject(state, "non_finite", "the loss or gradient estimate at the iterate is not finite")
             return
@@ -109,12 +131,12 @@ class RNGD(Method):
             return
         fixed = self.step_size is not None
         damping = at(self.damping, state.iteration) if fixed else state.numbers["sigma"] * norm
-        solution = self._direction(state, batch, gradient, damping, norm)
+        solution = self._direction(state, operator, batch, gradient, damping, norm)
         length = at(self.step_size, state.iteration) * state.numbers.get("shrink", 1.0) if self.step_size else 1.0
         trial = self.manifold.retract(state.x, scale(-length, solution.x))
         rho = math.nan
         if is_finite(trial):
-            rho = self._try(state, trial, batch, loss, solution, norm, fixed)
+            rho = self._try(state, _Attempt(trial, batch, loss, solution, norm))
         else:
             self._reject(state, "non_finite", "the natural gradient direction is not finite")
         state.record = {
@@ -136,41 +158,39 @@ class RNGD(Method):
         return batch, float(loss), gradient
 
     def _direction(
-        self, state: State, batch: Tensor | None, gradient: Tangent, damping: float, norm: float
-    ) -> Solution:
-        operator = self.problem.fisher(state.x, batch, kind=self.kind)
-        rtol = max(min(self.forcing, norm / state.numbers["first_norm"]), 1e-12)
-        solution = solve(operator, gradient, damping, method=self.solver, rtol=rtol)
-        state.products += solution.iterations * (self.problem.n_samples if batch is None else len(batch))
-        return solution
-
-    def _try(
         self,
         state: State,
-        trial: Point,
+        operator: FisherOperator,
         batch: Tensor | None,
-        loss: float,
-        solution: Solution,
+        gradient: Tangent,
+        damping: float,
         norm: float,
-        fixed: bool,
-    ) -> float:
+    ) -> Solution:
+        ratio = norm / state.numbers.get("last_norm", norm)
+        rtol = max(min(self.forcing, 0.9 * ratio**1.618), 1e-12)
+        state.numbers["last_norm"] = norm
+        solution = solve(operator, gradient, damping, method=self.solver, rtol=rtol)
+        state.products += solution.iterations * (len(batch) if batch is not None else self.problem.n_samples)
+        return solution
+
+    def _try(self, state: State, attempt: _Attempt) -> float:
         """Evaluate the trial point, accept or reject it, and move σ. Returns ρ."""
-        gradient: Tangent | None = None
-        if batch is None:
+        trial, gradient = attempt.trial, None
+        if self.exact:
             value, gradient = self.problem.loss_and_gradient(trial)
             state.samples += self.problem.n_samples
         else:
-            value = self.problem.loss(trial, batch)
+            value = self.problem.loss(trial, attempt.batch)
         trial_loss = float(value)
         # both falls shrink to rounding near a minimum: the same guard on both makes ρ tend to 1 there instead of noise
-        guard = 1e3 * torch.finfo(leaves(trial)[0].dtype).eps * abs(loss)
-        predicted = solution.decrease
-        rho = (loss - trial_loss + guard) / (predicted + guard) if predicted + guard > 0 else -math.inf
+        guard = 1e3 * torch.finfo(leaves(trial)[0].dtype).eps * abs(attempt.loss)
+        predicted = attempt.solution.decrease + guard
+        rho = (attempt.loss - trial_loss + guard) / predicted if predicted > 0 else -math.inf
         sigma = state.numbers["sigma"]
         if not math.isfinite(trial_loss) or (gradient is not None and not is_finite(gradient)):
             self._reject(state, "non_finite", "the loss at the trial point is not finite")
             return math.nan
-        if not fixed and not (rho >= self.eta1 and norm >= self.eta2 / sigma):
+        if self.step_size is None and not (rho >= self.eta1 and attempt.norm >= self.eta2 / sigma):
             self._reject(state, "stalled", f"no step was accepted, the last ratio ρ is {rho:.2g}")
             return rho
         state.x = trial
