@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.autograd.function import once_differentiable
 
 from fisherfold import Gaussian, NLLProblem
 from fisherfold.fisher import DenseFisher, ExactFisher, VarianceReducedFisher
@@ -123,8 +124,8 @@ def test_monte_carlo_takes_its_draws_from_the_seed_and_not_from_the_batch_order(
     assert not torch.equal(first, case.problem.fisher(case.theta, kind="monte-carlo").dense())
 
 
-class _NoForwardMode(torch.autograd.Function):
-    """tanh whose forward-mode formula nobody wrote."""
+class _DifferentiableOnce(torch.autograd.Function):
+    """tanh whose backward pass cannot be differentiated, but which has a forward-mode formula."""
 
     generate_vmap_rule = True
 
@@ -135,14 +136,21 @@ class _NoForwardMode(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx, inputs, output):
         ctx.save_for_backward(output)
+        ctx.save_for_forward(output)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad):
         (output,) = ctx.saved_tensors
         return grad * (1 - output * output)
 
+    @staticmethod
+    def jvp(ctx, v):
+        (output,) = ctx.saved_tensors
+        return v * (1 - output * output)
 
-def test_a_model_without_forward_mode_falls_back_to_two_reverse_passes(manifold_name, build):
+
+def test_a_model_that_can_be_differentiated_once_falls_back_to_forward_mode(manifold_name, build):
     plain = build(manifold_name, "gaussian")
     inner = plain.problem.model
     problems = [
@@ -150,15 +158,15 @@ def test_a_model_without_forward_mode_falls_back_to_two_reverse_passes(manifold_
             plain.problem.manifold, lambda x, t, f=f: f(inner(x, t)), Gaussian(0.3), plain.problem.inputs,
             plain.problem.targets,
         )
-        for f in (torch.tanh, _NoForwardMode.apply)
+        for f in (torch.tanh, _DifferentiableOnce.apply)
     ]  # fmt: skip
-    with_formula, without = (problem.fisher(plain.theta) for problem in problems)
+    twice, once = (problem.fisher(plain.theta) for problem in problems)
     v = plain.tangent()
-    agree(flatten(without.matvec(v)), flatten(with_formula.matvec(v)))
-    agree(flatten(without.matvec(v)), flatten(with_formula.matvec(v)))
-    agree(without.dense(), with_formula.dense())
-    assert with_formula._forward_mode
-    assert not without._forward_mode
+    agree(flatten(once.matvec(v)), flatten(twice.matvec(v)))
+    agree(flatten(once.matvec(v)), flatten(twice.matvec(v)))
+    agree(once.dense(), twice.dense())
+    assert twice._differentiable_twice
+    assert not once._differentiable_twice
 
 
 def test_a_model_that_solves_a_linear_system_on_grassmann():

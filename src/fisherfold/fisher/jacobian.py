@@ -68,6 +68,8 @@ class JacobianFisher(FisherOperator):
         self.z = self._graph.detach()
         self.n_samples = len(self.z)
         self._transposed: tuple[Tensor, list[Tensor]] | None = None
+        # an operation that can be differentiated only once leaves forward mode, which evaluates the model again
+        self._differentiable_twice = True
 
     @abstractmethod
     def _output_product(self, u: Tensor) -> Tensor:
@@ -86,13 +88,19 @@ class JacobianFisher(FisherOperator):
         Returns:
             A tensor like the outputs.
         """
-        if self._transposed is None:
+        if self._differentiable_twice:
             try:
-                self._transposed = self._backward_graph()
+                return self._transpose(v)
             except RuntimeError:
-                # an operation of the model can be differentiated only once: forward mode, which evaluates it again
-                return jvp(self._outputs, self.point, v)
+                self._differentiable_twice = False
+        return jvp(self._outputs, self.point, v)
+
+    def _transpose(self, v: Tangent) -> Tensor:
+        if self._transposed is None:
+            self._transposed = self._backward_graph()
         seed, gradients = self._transposed
+        if not any(gradient.requires_grad for gradient in gradients):
+            return torch.zeros_like(self.z)
         (product,) = torch.autograd.grad(gradients, seed, leaves(v), retain_graph=True, materialize_grads=True)
         return product
 
