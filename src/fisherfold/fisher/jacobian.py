@@ -21,7 +21,7 @@ from typing_extensions import override
 from fisherfold.fisher.autodiff import jvp
 from fisherfold.fisher.likelihoods import Likelihood
 from fisherfold.fisher.operators import FisherOperator
-from fisherfold.manifolds.base import Manifold, Point, Tangent, leaves, tree_map
+from fisherfold.manifolds.base import Manifold, Point, Tangent, dot, leaves, tolerance, tree_map
 
 Graph: TypeAlias = "tuple[Point, Tensor]"
 
@@ -68,8 +68,8 @@ class JacobianFisher(FisherOperator):
         self.z = self._graph.detach()
         self.n_samples = len(self.z)
         self._transposed: tuple[Tensor, list[Tensor]] | None = None
-        # an operation that can be differentiated only once leaves forward mode, which evaluates the model again
-        self._differentiable_twice = True
+        # tested at the first product; if not, forward mode is left, which evaluates the model again
+        self._differentiable_twice: bool | None = None
 
     @abstractmethod
     def _output_product(self, u: Tensor) -> Tensor:
@@ -88,21 +88,34 @@ class JacobianFisher(FisherOperator):
         Returns:
             A tensor like the outputs.
         """
-        if self._differentiable_twice:
-            try:
-                return self._transpose(v)
-            except RuntimeError:
-                self._differentiable_twice = False
-        return jvp(self._outputs, self.point, v)
+        if not self._graph.requires_grad:
+            return torch.zeros_like(self.z)
+        if self._differentiable_twice is None:
+            self._differentiable_twice = self._is_adjoint(v)
+        return self._transpose(v) if self._differentiable_twice else jvp(self._outputs, self.point, v)
+
+    def _is_adjoint(self, v: Tangent) -> bool:
+        """Whether <w, J v> = <Jᵀ w, v>: an operation that can be differentiated only once breaks J, without a word."""
+        generator = torch.Generator(device=self.z.device).manual_seed(0)
+        w = torch.randn(self.z.shape, generator=generator, dtype=self.z.dtype, device=self.z.device)
+        try:
+            product = self._transpose(v)
+        except RuntimeError:
+            return False
+        pulled = self._tree(self._backward(w))
+        scale = float(w.norm() * product.norm()) + float(dot(pulled, pulled) * dot(v, v)) ** 0.5
+        return abs(float((w * product).sum() - dot(pulled, v))) <= tolerance(self.z.dtype) * scale
 
     def _transpose(self, v: Tangent) -> Tensor:
         if self._transposed is None:
             self._transposed = self._backward_graph()
         seed, gradients = self._transposed
-        if not any(gradient.requires_grad for gradient in gradients):
-            return torch.zeros_like(self.z)
-        (product,) = torch.autograd.grad(gradients, seed, leaves(v), retain_graph=True, materialize_grads=True)
+        (product,) = torch.autograd.grad(gradients, seed, leaves(v), retain_graph=True)
         return product
+
+    def _tree(self, gradients: list[Tensor]) -> Tangent:
+        remaining = iter(gradients)
+        return tree_map(lambda _: next(remaining), self.point)
 
     def _backward_graph(self) -> tuple[Tensor, list[Tensor]]:
         """W and Jᵀ w with its graph, at w = 0: linear in w, so that its transpose is J."""
@@ -129,8 +142,7 @@ class JacobianFisher(FisherOperator):
         Returns:
             A tangent vector.
         """
-        gradients = iter(self._backward(w))
-        return self.manifold.project(self.point, tree_map(lambda _: next(gradients), self.point))
+        return self.manifold.project(self.point, self._tree(self._backward(w)))
 
     @override
     def _matvec(self, v: Tangent) -> Tangent:
