@@ -21,7 +21,7 @@ from fisherfold.problems.segments import bag_sum
 _DAMPING = 10.0  # pseudo-ratings of value zero in each offset
 _STEPS = 3
 _OVERSAMPLING = 4
-_FACTOR_SHARE = 0.15  # of the residual variance, given to the factors before anything is known
+FACTOR_SHARE = 0.15  # of the residual variance, given to the factors before anything is known
 
 
 @dataclass
@@ -57,10 +57,10 @@ def start_from_svd(
     b, c = _offsets(ratings, row_offsets, column_offsets)
     by_row = _residuals(ratings.by_row, b, c)
     variance = max(float(by_row.double().square().mean()), 1e-6)
-    v = _right_vectors(ratings, by_row, _residuals(ratings.by_column, c, b), rank, generator)
+    v = right_vectors(ratings, by_row, _residuals(ratings.by_column, c, b), rank, generator)
     v = v * math.sqrt(ratings.n_columns)
     mean = torch.cat([v, c[:, None]], dim=1)
-    size_u, size_v = torch.full((rank,), _FACTOR_SHARE * variance / rank), torch.ones(rank)
+    size_u, size_v = torch.full((rank,), FACTOR_SHARE * variance / rank), torch.ones(rank)
     row_variance, column_variance = (
         torch.cat([s.to(v), o.var(correction=0).clamp(min=0.01)[None]]) for s, o in ((size_u, b), (size_v, c))
     )
@@ -100,10 +100,21 @@ def _residuals(groups: Grouped, own: Tensor, other: Tensor) -> Tensor:
     return groups.values() - off - other.index_select(0, groups.indices())
 
 
-def _right_vectors(
+def right_vectors(
     ratings: Ratings, by_row: Tensor, by_column: Tensor, rank: int, generator: torch.Generator
 ) -> Tensor:
-    """The leading right singular vectors by subspace iteration with a few spare directions."""
+    """The leading right singular vectors of residuals, by subspace iteration with a few spare directions.
+
+    Args:
+        ratings: the pattern.
+        by_row: the residuals in row order.
+        by_column: the residuals in column order.
+        rank: how many vectors.
+        generator: the source of the random test matrix.
+
+    Returns:
+        A (n_columns, rank) table of orthonormal columns, followed by small noise if there are not so many.
+    """
     width = min(rank + _OVERSAMPLING, ratings.n_columns)
     v = torch.randn(ratings.n_columns, width, generator=generator, dtype=torch.float64).to(by_row)
     rows, columns = ratings.by_row, ratings.by_column

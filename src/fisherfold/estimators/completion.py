@@ -1,0 +1,316 @@
+"""Fill a table with holes: ratings, sensor readings, assays.
+
+    x_ij ≈ g + b_i + c_j + ⟨u_i, v_j⟩
+
+``MatrixCompletion`` is the scikit-learn face of two ways to fit this: ``inference="variational"`` (both sides keep a
+Gaussian posterior, everything is learnt) and ``inference="point"`` (the paper's problem on the Grassmann manifold).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Hashable
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.utils import Tags
+from sklearn.utils.validation import check_is_fitted
+
+from fisherfold.estimators.completion_fit import DTYPES, FitOptions, fit_model
+from fisherfold.estimators.completion_model import UNSEEN, CompletionModel, Floats
+from fisherfold.estimators.ids import Ids, id_array
+from fisherfold.estimators.inputs import Observations, numbers, observations, pairs
+from fisherfold.estimators.io import load_completion, save_completion
+
+OFFSETS = ("both", "rows", "columns", "global", "none")
+
+
+class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
+    """Low-rank completion of a partially observed matrix, with error bars and nothing to tune.
+
+    The input of ``fit`` is a table of (row id, column id) pairs with their values; or a sparse matrix (stored zeros are
+    data), an array with NaN or a wide data frame; or a long data frame of three columns. Ids are any hashable objects.
+
+    Rules: a pair given twice is merged by ``duplicates``; a row or column without ratings has its prior; an id never
+    seen is predicted from the prior (an average row, an average column) unless ``unseen`` says otherwise.
+
+    Args:
+        rank: the number of factors.
+        ridge: the prior precision of all coefficients in units of the noise precision (imaginary ratings of value
+            zero); learnt if None, which is best for ``variational``.
+        offsets: ``both`` (rows, columns and the mean), ``rows``, ``columns``, ``global`` (the mean only) or ``none``.
+        inference: ``variational`` or ``point``.
+        rated_sets: whether the mere set of rated columns informs about a row, and of rows about a column
+            (``variational`` only). Turn it off when entries are missing by design.
+        max_iter: the largest number of passes over the data.
+        tol: stop when a pass raises the bound by less than this per rating.
+        clip: whether predictions are clipped to the range of the observed values.
+        unseen: for ids not seen in ``fit``: ``prior``, ``nan`` or ``error``.
+        duplicates: for pairs given twice: ``mean``, ``last``, ``sum`` or ``error``.
+        random_state: seed of the starting point.
+        device: where to compute, for example ``cpu`` or ``cuda``.
+        dtype: ``float32`` or ``float64``.
+        n_jobs: the number of threads of the fit; None leaves it to torch, -1 takes all cores.
+        verbose: whether to show a progress bar.
+        on_interrupt: at Ctrl-C ``raise``, or ``return`` the model of the passes done so far.
+
+    Attributes:
+        model_: the fitted model (ids, posterior, scale).
+        trace_: one record per pass.
+        n_iter_: the number of passes.
+        converged_: whether the tolerance was reached.
+        interrupted_: whether the fit was ended by Ctrl-C.
+        n_duplicates_: how many entries were merged into another one.
+        noise_: the standard deviation of an ordinary value around its prediction.
+
+    Example:
+        >>> X = [("ann", "tea"), ("ann", "rum"), ("bob", "tea"), ("bob", "gin"), ("eve", "gin"), ("eve", "rum")]
+        >>> model = MatrixCompletion(rank=1).fit(X, [5, 1, 4, 2, 5, 4])
+        >>> model.predict([("ann", "gin")]).shape
+        (1,)
+        >>> mean, std = model.predict([("ann", "gin"), ("tom", "tea")], return_std=True)
+        >>> bool((std > 0).all())
+        True
+    """
+
+    def __init__(
+        self, rank: int = 10, *, ridge: float | None = None, offsets: str = "both", inference: str = "variational",
+        rated_sets: bool = True, max_iter: int = 50, tol: float = 3e-4, clip: bool = True, unseen: str = "prior",
+        duplicates: str = "mean", random_state: int | None = 0, device: str | None = None, dtype: str = "float32",
+        n_jobs: int | None = None, verbose: bool = False, on_interrupt: str = "raise",
+    ) -> None:  # fmt: skip
+        self.rank = rank
+        self.ridge = ridge
+        self.offsets = offsets
+        self.inference = inference
+        self.rated_sets = rated_sets
+        self.max_iter = max_iter
+        self.tol = tol
+        self.clip = clip
+        self.unseen = unseen
+        self.duplicates = duplicates
+        self.random_state = random_state
+        self.device = device
+        self.dtype = dtype
+        self.n_jobs = n_jobs
+        self.verbose = verbose
+        self.on_interrupt = on_interrupt
+
+    def fit(self, X: Any, y: Any = None) -> MatrixCompletion:
+        """Fit the model.
+
+        Args:
+            X: (n, 2) ids with ``y``, or a matrix with holes, or a long data frame; see the class.
+            y: the values of the pairs.
+
+        Returns:
+            This estimator.
+        """
+        self._validate()
+        found = self._read(X, y)
+        return self._fit(found, self.rank, self.ridge)
+
+    def _read(self, X: Any, y: Any) -> Observations:
+        found = observations(X, y)
+        if y is not None:
+            self.n_features_in_ = 2
+        return found
+
+    def _fit(self, found: Observations, rank: int, ridge: float | None) -> MatrixCompletion:
+        fitted = fit_model(found, self._options(rank, ridge))
+        self.model_ = fitted.model
+        self.trace_, self.n_iter_ = fitted.model.posterior.trace, len(fitted.model.posterior.trace)
+        self.converged_, self.interrupted_ = fitted.model.posterior.converged, fitted.interrupted
+        self.n_duplicates_ = fitted.n_duplicates
+        return self
+
+    def _options(self, rank: int, ridge: float | None) -> FitOptions:
+        seed = self.random_state
+        if seed is None:
+            seed = int(np.random.default_rng().integers(2**31))
+        elif isinstance(seed, np.random.RandomState):
+            seed = int(seed.randint(2**31 - 1))
+        return FitOptions(
+            rank=rank, ridge=ridge, offsets=self.offsets, inference=self.inference, rated_sets=self.rated_sets,
+            max_iter=self.max_iter, tol=self.tol, duplicates=self.duplicates, seed=int(seed),
+            device=self.device or "cpu", dtype=DTYPES[str(self.dtype).removeprefix("torch.")], n_jobs=self.n_jobs,
+            verbose=bool(self.verbose), return_on_interrupt=self.on_interrupt == "return",
+        )  # fmt: skip
+
+    def _validate(self) -> None:
+        """Look at the parameters before any data is touched."""
+        _whole("max_iter", self.max_iter, 1)
+        for name, value, allowed in (
+            ("offsets", self.offsets, OFFSETS), ("inference", self.inference, ("variational", "point")),
+            ("unseen", self.unseen, UNSEEN), ("duplicates", self.duplicates, ("mean", "last", "sum", "error")),
+            ("dtype", str(self.dtype).removeprefix("torch."), tuple(DTYPES)),
+            ("on_interrupt", self.on_interrupt, ("raise", "return")),
+        ):  # fmt: skip
+            if value not in allowed:
+                raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
+        self._validate_model(getattr(self, "rank", 1), getattr(self, "ridge", None))
+
+    def _validate_model(self, rank: Any, ridge: Any) -> None:
+        _whole("rank", rank, 1)
+        if ridge is None:
+            return
+        if not isinstance(ridge, Real) or not np.isfinite(float(ridge)) or float(ridge) < 0:
+            raise ValueError(f"ridge must be None or a finite number of at least 0, got {ridge!r}")
+        if float(ridge) == 0 and self.inference == "variational":
+            raise ValueError("ridge must be positive for inference='variational', got 0; None lets it be learnt")
+
+    @property
+    def noise_(self) -> float:
+        """The standard deviation of an ordinary value around its prediction."""
+        return float(self.model_.scale * self.model_.posterior.noise_precision**-0.5)
+
+    def predict(self, X: Any, *, return_std: bool = False) -> Floats | tuple[Floats, Floats]:
+        """Predict entries.
+
+        Args:
+            X: (n, 2) row and column ids.
+            return_std: whether the predictive standard deviations are returned as well (``variational`` only).
+
+        Returns:
+            The predictions, or predictions and standard deviations.
+        """
+        check_is_fitted(self, "model_")
+        rows, columns = pairs(X)
+        return self._predict(self.model_, *self.model_.locate(rows, columns, self.unseen), return_std)
+
+    def _predict(
+        self, model: CompletionModel, i: torch.Tensor, j: torch.Tensor, return_std: bool
+    ) -> Floats | tuple[Floats, Floats]:
+        if return_std and model.inference == "point":
+            raise ValueError("return_std needs inference='variational': a point estimate has no error bars")
+        mean, std = model.predict(i, j, with_std=return_std, clip=self.clip, unseen=self.unseen)
+        return mean if std is None else (mean, std)
+
+    def recommend(self, row_id: Hashable, k: int = 10, *, exclude_seen: bool = True) -> tuple[Ids, Floats]:
+        """The columns with the largest predictions for a row.
+
+        Args:
+            row_id: the row; one that was never seen gets what an average row would.
+            k: how many columns.
+            exclude_seen: whether columns in which the row has a value are left out.
+
+        Returns:
+            Column ids and predictions (not clipped), best first; fewer than ``k`` if there are no more.
+        """
+        check_is_fitted(self, "model_")
+        _whole("k", k, 1)
+        rows = id_array(_single(row_id), "row")
+        i, _ = self.model_.locate(rows, self.model_.column_ids.labels[:0], self.unseen)
+        return self._top(self.model_, int(i[0]), k, exclude_seen)
+
+    def _top(self, model: CompletionModel, row: int, k: int, exclude_seen: bool) -> tuple[Ids, Floats]:
+        columns = torch.arange(len(model.column_ids), device=model.device)
+        scores, _ = model.predict(torch.full_like(columns, row), columns, clip=False)
+        if exclude_seen and row >= 0:
+            scores[model.seen_by(row).numpy()] = -np.inf
+        best = np.argsort(-scores, kind="stable")[:k]
+        best = best[np.isfinite(scores[best])]
+        return model.column_ids.labels[best], scores[best]
+
+    def predict_new(
+        self, rated: Any, values: Any, wanted: Any, *, return_std: bool = False
+    ) -> Floats | tuple[Floats, Floats]:
+        """Predict for a new row from a few of its values, without changing the model (fold-in).
+
+        Args:
+            rated: the ids of the columns in which the row has values; unknown ones are left out.
+            values: these values.
+            wanted: the ids of the columns to predict.
+            return_std: whether standard deviations are returned as well.
+
+        Returns:
+            The predictions, or predictions and standard deviations.
+
+        Raises:
+            ValueError: if the ids and values do not fit together or a value is not finite.
+        """
+        check_is_fitted(self, "model_")
+        columns, given = id_array(rated, "column"), numbers(values, "values")
+        if len(columns) != len(given) or not np.isfinite(given).all():
+            raise ValueError(
+                f"rated and values must have one length and finite values, got {len(columns)} ids and {given!r}"
+            )
+        model = self.model_.of_new_row(columns, given, self.unseen)
+        _, j = model.locate(model.row_ids.labels[:0], id_array(wanted, "column"), self.unseen)
+        return self._predict(model, torch.zeros_like(j), j, return_std)
+
+    def partial_fit(self, X: Any, y: Any = None) -> MatrixCompletion:
+        """Add new ratings, rows and columns without a new fit; the first call fits.
+
+        One natural-gradient step adds the evidence of the new ratings to the posteriors of the rows and columns they
+        touch. A pair that was rated before counts as one more observation. Priors are learnt anew whenever a tenth more
+        ratings have come in; the rank stays. The first batch should be large enough to find the factors in: some ten
+        ratings per row and column.
+
+        Args:
+            X: as for ``fit``.
+            y: as for ``fit``.
+
+        Returns:
+            This estimator.
+        """
+        if not hasattr(self, "model_"):
+            return self.fit(X, y)
+        self._validate()
+        self.model_.absorb(observations(X, y))
+        return self
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the model into a folder: ``model.safetensors`` and a readable ``model.json``; no pickle.
+
+        Args:
+            path: the folder; it is made if it does not exist.
+        """
+        check_is_fitted(self, "model_")
+        save_completion(path, self.model_, type(self).__name__, self.get_params(deep=False))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> MatrixCompletion:
+        """Read a model that ``save`` wrote.
+
+        Args:
+            path: the folder.
+
+        Returns:
+            The fitted estimator.
+        """
+        model, params = load_completion(path)
+        known = cls._get_param_names()
+        estimator = cls(**{name: value for name, value in params.items() if name in known})
+        estimator.model_ = model
+        estimator.trace_, estimator.n_iter_ = model.posterior.trace, len(model.posterior.trace)
+        estimator.converged_, estimator.interrupted_ = model.posterior.converged, False
+        estimator.n_features_in_ = 2
+        return estimator
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        tags.input_tags.string = True
+        tags.input_tags.categorical = True
+        tags.input_tags.allow_nan = True
+        tags.target_tags.required = False
+        tags.regressor_tags.poor_score = True
+        return tags
+
+
+def _whole(name: str, value: Any, least: int) -> None:
+    if not isinstance(value, Integral) or isinstance(value, bool) or int(value) < least:
+        raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
+
+
+def _single(row_id: Hashable) -> Any:
+    """An array of one id that is not taken apart if it is a tuple."""
+    if isinstance(row_id, (int, float, np.generic)):
+        return np.array([row_id])
+    array = np.empty(1, dtype=object)
+    array[0] = row_id
+    return array

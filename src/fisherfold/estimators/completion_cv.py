@@ -1,0 +1,176 @@
+"""Rank and ridge chosen by cross-validation along a warm-started path."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fisherfold.estimators.completion import MatrixCompletion, _whole
+from fisherfold.estimators.completion_fit import FitOptions, Prepared, prepare, run, threads
+from fisherfold.estimators.inputs import Observations
+from fisherfold.inference.completion import CompletionPosterior
+from fisherfold.inference.completion_path import raise_rank
+from fisherfold.inference.predictive import predict_pairs
+from fisherfold.problems.ratings import Ratings
+
+
+class MatrixCompletionCV(MatrixCompletion):
+    """``MatrixCompletion`` that picks its rank and ridge by the held-out error of ``cv`` random folds.
+
+    For each fold and ridge the ranks are fitted in ascending order, each from the one before with singular vectors of
+    its residuals added (``point`` fits start anew). The best pair is then fitted to all values.
+
+    Args:
+        ranks: the ranks to try; those that the table does not allow are left out.
+        ridges: the ridges to try; None is the learnt one.
+        cv: the number of folds.
+        offsets: as in ``MatrixCompletion``, like everything that follows.
+        inference: see there.
+        rated_sets: see there.
+        max_iter: see there.
+        tol: see there.
+        clip: see there.
+        unseen: see there.
+        duplicates: see there.
+        random_state: seed of the folds and of the starting points.
+        device: see there.
+        dtype: see there.
+        n_jobs: see there.
+        verbose: see there.
+        on_interrupt: see there.
+
+    Attributes:
+        best_rank_: the chosen rank.
+        best_ridge_: the chosen ridge.
+        best_rmse_: its mean held-out root mean square error.
+        cv_results_: ``rank``, ``ridge``, ``mean_rmse``, ``std_rmse`` and the error of each fold, one entry per pair.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> table = np.outer(rng.normal(size=30), rng.normal(size=20)) + 0.1 * rng.normal(size=(30, 20))
+        >>> table[rng.random(table.shape) < 0.5] = np.nan
+        >>> MatrixCompletionCV(ranks=(1, 4)).fit(table).best_rank_ in (1, 4)
+        True
+    """
+
+    def __init__(
+        self, ranks: tuple[int, ...] = (5, 10, 20), *, ridges: tuple[float | None, ...] = (None,), cv: int = 3,
+        offsets: str = "both", inference: str = "variational", rated_sets: bool = True, max_iter: int = 50,
+        tol: float = 3e-4, clip: bool = True, unseen: str = "prior", duplicates: str = "mean",
+        random_state: int | None = 0, device: str | None = None, dtype: str = "float32", n_jobs: int | None = None,
+        verbose: bool = False, on_interrupt: str = "raise",
+    ) -> None:  # fmt: skip
+        self.ranks = ranks
+        self.ridges = ridges
+        self.cv = cv
+        self.offsets = offsets
+        self.inference = inference
+        self.rated_sets = rated_sets
+        self.max_iter = max_iter
+        self.tol = tol
+        self.clip = clip
+        self.unseen = unseen
+        self.duplicates = duplicates
+        self.random_state = random_state
+        self.device = device
+        self.dtype = dtype
+        self.n_jobs = n_jobs
+        self.verbose = verbose
+        self.on_interrupt = on_interrupt
+
+    def fit(self, X: Any, y: Any = None) -> MatrixCompletionCV:
+        """Choose rank and ridge, then fit to all values.
+
+        Args:
+            X: as for ``MatrixCompletion.fit``.
+            y: as for ``MatrixCompletion.fit``.
+
+        Returns:
+            This estimator.
+        """
+        self._validate()
+        found = self._read(X, y)
+        ranks = self._allowed_ranks(found)
+        options = self._options(ranks[0], None)
+        with threads(self.n_jobs):
+            errors = self._search(prepare(found, options), ranks, options)
+        self._keep(ranks, errors)
+        self._fit(found, self.best_rank_, self.best_ridge_)
+        return self
+
+    def _validate(self) -> None:
+        _whole("cv", self.cv, 2)
+        if len(self.ranks) == 0 or len(self.ridges) == 0:
+            raise ValueError(f"ranks and ridges must not be empty, got {self.ranks!r} and {self.ridges!r}")
+        super()._validate()
+        for rank in self.ranks:
+            for ridge in self.ridges:
+                self._validate_model(rank, ridge)
+
+    def _allowed_ranks(self, found: Observations) -> list[int]:
+        sizes = len(np.unique(_codes(found.all_rows))), len(np.unique(_codes(found.all_columns)))
+        allowed = sorted({int(rank) for rank in self.ranks if rank <= min(sizes)})
+        if not allowed:
+            raise ValueError(
+                f"ranks must contain one between 1 and min(n_rows, n_columns)={min(sizes)}, got {self.ranks!r}"
+            )
+        if len(found.values) < self.cv:
+            raise ValueError(f"cv={self.cv} folds need as many ratings, got {len(found.values)}")
+        return allowed
+
+    def _search(self, ready: Prepared, ranks: list[int], options: FitOptions) -> npt.NDArray[np.float64]:
+        """The held-out error of every (ridge, rank, fold)."""
+        rows, columns, values = ready.ratings.entries()
+        fold = np.random.default_rng(options.seed).permutation(len(values)) % self.cv
+        errors = np.empty((len(self.ridges), len(ranks), self.cv))
+        for k in range(self.cv):
+            held = torch.from_numpy(fold == k).to(rows.device)
+            train = Ratings(
+                rows[~held], columns[~held], values[~held], ready.ratings.shape, dtype=options.dtype,
+                device=options.device,
+            )  # fmt: skip
+            test = rows[held].long(), columns[held].long(), values[held]
+            for r, ridge in enumerate(self.ridges):
+                errors[r, :, k] = self._path(train, test, ranks, replace(options, ridge=ridge), ready)
+        return errors
+
+    def _path(
+        self, train: Ratings, test: tuple[torch.Tensor, torch.Tensor, torch.Tensor], ranks: list[int],
+        options: FitOptions, ready: Prepared,
+    ) -> list[float]:  # fmt: skip
+        errors: list[float] = []
+        posterior: CompletionPosterior | None = None
+        for rank in ranks:
+            if posterior is not None and self.inference == "variational":
+                posterior = raise_rank(posterior, train, rank, seed=options.seed)
+            else:
+                posterior = None
+            posterior, _ = run(train, replace(options, rank=rank), posterior)
+            mean, _ = predict_pairs(posterior, test[0], test[1])
+            if self.clip:
+                mean = mean.clamp(*((v - ready.center) / ready.scale for v in (ready.low, ready.high)))
+            errors.append(ready.scale * float((mean - test[2]).double().square().mean().sqrt()))
+        return errors
+
+    def _keep(self, ranks: list[int], errors: npt.NDArray[np.float64]) -> None:
+        flat = errors.reshape(-1, self.cv)
+        pairs = [(rank, ridge) for ridge in self.ridges for rank in ranks]
+        mean = flat.mean(axis=1)
+        self.cv_results_: dict[str, Any] = {
+            "rank": [rank for rank, _ in pairs], "ridge": [ridge for _, ridge in pairs], "mean_rmse": mean,
+            "std_rmse": flat.std(axis=1, ddof=1), **{f"split{k}_rmse": flat[:, k] for k in range(self.cv)},
+        }  # fmt: skip
+        best = int(np.argmin(mean))
+        (self.best_rank_, self.best_ridge_), self.best_rmse_ = pairs[best], float(mean[best])
+
+
+def _codes(ids: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Ids of any type as numbers that can be compared."""
+    if ids.dtype != object:
+        return ids
+    known: dict[Any, int] = {}
+    return np.array([known.setdefault(v, len(known)) for v in ids.tolist()])

@@ -1,0 +1,228 @@
+"""From observed entries to a fitted model: numbering, centring, the solver, the progress bar, Ctrl-C."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from fisherfold.estimators.completion_model import CompletionModel
+from fisherfold.estimators.ids import IdIndex
+from fisherfold.estimators.inputs import Observations
+from fisherfold.inference.completion import CompletionPosterior, fit_variational
+from fisherfold.problems.ratings import Ratings
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """How to fit; the names are those of ``MatrixCompletion``."""
+
+    rank: int
+    ridge: float | None
+    offsets: str
+    inference: str
+    rated_sets: bool
+    max_iter: int
+    tol: float
+    duplicates: str
+    seed: int
+    device: str
+    dtype: torch.dtype
+    n_jobs: int | None
+    verbose: bool
+    return_on_interrupt: bool
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Entries as the solvers want them.
+
+    Attributes:
+        ratings: numbered, centred and scaled.
+        row_ids: the names of the rows.
+        column_ids: the names of the columns.
+        center: what was subtracted.
+        scale: what was divided by.
+        low: the smallest value.
+        high: the largest value.
+    """
+
+    ratings: Ratings
+    row_ids: IdIndex
+    column_ids: IdIndex
+    center: float
+    scale: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """The model, and how the fit ended."""
+
+    model: CompletionModel
+    n_duplicates: int
+    interrupted: bool
+
+
+def prepare(found: Observations, options: FitOptions) -> Prepared:
+    """Number the ids, centre and scale the values, and sort them both ways.
+
+    Args:
+        found: the observed entries.
+        options: how to fit.
+
+    Returns:
+        What the solvers want.
+
+    Raises:
+        ValueError: if the rank is larger than the table allows.
+    """
+    row_ids, column_ids = IdIndex(found.all_rows), IdIndex(found.all_columns)
+    limit = min(len(row_ids), len(column_ids))
+    if options.rank > limit:
+        raise ValueError(
+            f"rank must be between 1 and min(n_rows, n_columns)=min({len(row_ids)}, {len(column_ids)})={limit}, "
+            f"got {options.rank}"
+        )
+    center = 0.0 if options.offsets == "none" else float(found.values.mean())
+    spread = float(np.sqrt(np.mean((found.values - center) ** 2)))
+    # constant values (up to rounding) have no scale of their own
+    scale = spread if spread > 1e-12 * max(1.0, abs(center)) else 1.0
+    ratings = Ratings(
+        row_ids.numbers(found.rows), column_ids.numbers(found.columns), (found.values - center) / scale,
+        (len(row_ids), len(column_ids)), dtype=options.dtype, duplicates=options.duplicates,  # type: ignore[arg-type]
+        device=options.device,
+    )  # fmt: skip
+    low, high = float(found.values.min()), float(found.values.max())
+    return Prepared(ratings, row_ids, column_ids, center, scale, low, high)
+
+
+def fit_model(found: Observations, options: FitOptions) -> Fitted:
+    """Fit a model.
+
+    Args:
+        found: the observed entries.
+        options: how to fit.
+
+    Returns:
+        The model and how the fit ended.
+    """
+    with threads(options.n_jobs):
+        ready = prepare(found, options)
+        posterior, interrupted = run(ready.ratings, options)
+    by_row = ready.ratings.by_row
+    model = CompletionModel(
+        ready.row_ids, ready.column_ids, posterior, ready.center, ready.scale, ready.low, ready.high,
+        by_row.offsets.cpu().long(), by_row.indices().cpu(), options.inference, posterior.n_ratings,
+    )  # fmt: skip
+    return Fitted(model, ready.ratings.n_duplicates, interrupted)
+
+
+def run(
+    ratings: Ratings, options: FitOptions, init: CompletionPosterior | None = None
+) -> tuple[CompletionPosterior, bool]:
+    """Run the solver behind a progress bar; end it in good order at Ctrl-C if so wanted.
+
+    Args:
+        ratings: the centred and scaled ratings.
+        options: how to fit.
+        init: where to start from.
+
+    Returns:
+        The posterior, and whether it was interrupted.
+
+    Raises:
+        KeyboardInterrupt: at Ctrl-C, if it is not to be caught or no pass was finished.
+    """
+    last: list[CompletionPosterior] = []
+    with progress(options) as show:
+
+        def after_pass(posterior: CompletionPosterior) -> None:
+            last[:] = [posterior]
+            show(posterior)
+
+        try:
+            posterior = fit_variational(
+                ratings, options.rank, max_iter=options.max_iter, tol=options.tol, ridge=options.ridge,
+                row_offsets=options.offsets in ("both", "rows"), column_offsets=options.offsets in ("both", "columns"),
+                set_effects=options.rated_sets, seed=options.seed, callback=after_pass, init=init,
+            )  # fmt: skip
+        except KeyboardInterrupt:
+            if not (options.return_on_interrupt and last):
+                raise
+            return last[0], True
+    return posterior, False
+
+
+class _Show:
+    """Draws one line per pass on a rich progress bar, or nothing."""
+
+    def __init__(self, options: FitOptions) -> None:
+        self.total = options.max_iter
+        self.bar = None
+        if options.verbose:
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+            self.bar = Progress(
+                TextColumn("completing"), BarColumn(bar_width=20), MofNCompleteColumn(),
+                TextColumn("{task.fields[figures]}"), TimeElapsedColumn(), console=Console(stderr=True),
+            )  # fmt: skip
+            self.task = self.bar.add_task("fit", total=self.total, figures="")
+
+    def __call__(self, posterior: CompletionPosterior) -> None:
+        if self.bar is not None:
+            record = posterior.trace[-1]
+            figures = f"bound {record['bound']:.5f}  noise {record['noise']:.4f}"
+            self.bar.update(self.task, completed=record["iteration"], figures=figures)
+
+
+@contextlib.contextmanager
+def progress(options: FitOptions) -> Iterator[_Show]:
+    """A progress bar that is shown while the block runs, if the fit is verbose.
+
+    Args:
+        options: how to fit.
+
+    Yields:
+        What to call after every pass.
+    """
+    show = _Show(options)
+    if show.bar is None:
+        yield show
+    else:
+        with show.bar:
+            yield show
+
+
+@contextlib.contextmanager
+def threads(n_jobs: int | None) -> Iterator[None]:
+    """Use a given number of threads while the block runs.
+
+    Args:
+        n_jobs: the number; None changes nothing, -1 takes all cores.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        ValueError: if the number makes no sense.
+    """
+    if n_jobs is None:
+        yield
+        return
+    if n_jobs == 0 or n_jobs < -1:
+        raise ValueError(f"n_jobs must be None, -1 or at least 1, got {n_jobs}")
+    before = torch.get_num_threads()
+    torch.set_num_threads(os.cpu_count() or 1 if n_jobs == -1 else n_jobs)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,155 @@
+"""Fill the holes of feature tables: a scikit-learn transformer.
+
+    x_ij ≈ μ_j + s_j (b_i + c_j + ⟨u_i, v_j⟩)
+
+Columns (features) are standardised, their factors learnt in ``fit`` with a Gaussian posterior; each row given to
+``transform`` gets its own coefficients from what it has (one small solve per row), so new rows need no new fit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
+from sklearn.utils import Tags, check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from fisherfold.estimators.completion import _whole
+from fisherfold.estimators.completion_fit import threads
+from fisherfold.inference.completion import CompletionPosterior, fit_variational
+from fisherfold.inference.predictive import predict_pairs
+from fisherfold.inference.sides import Side
+from fisherfold.inference.stream import absorb, grow, prior_member
+from fisherfold.problems.ratings import Ratings
+
+Table = npt.NDArray[np.floating]
+_ROWS_AT_ONCE = 4096
+
+
+class LowRankImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
+    """Impute missing values (NaN) by a low-rank Gaussian model of the table.
+
+    Observed values are returned as they are. A column without any observed value is filled with 0; a row without any is
+    filled with what an average row would have.
+
+    Args:
+        rank: the largest number of factors; smaller tables use min(n_samples, n_features). Factors that the data does
+            not support are switched off by their learnt prior.
+        max_iter: the largest number of passes of the fit.
+        tol: stop when a pass raises the bound by less than this per value.
+        random_state: seed of the starting point.
+        n_jobs: the number of threads of the fit; None leaves it to torch.
+
+    Attributes:
+        rank_: the number of factors used.
+        mean_: the mean of the observed values of each column.
+        scale_: their standard deviation, 1 for constant columns.
+        n_iter_: the number of passes.
+
+    Example:
+        >>> X = np.array([[1.0, 2.0, 3.0], [2.0, 4.0, np.nan], [3.0, np.nan, 9.0], [4.0, 8.0, 12.0]])
+        >>> filled = LowRankImputer(rank=1).fit_transform(X)
+        >>> bool(np.isfinite(filled).all()), bool((filled[~np.isnan(X)] == X[~np.isnan(X)]).all())
+        (True, True)
+    """
+
+    def __init__(
+        self, rank: int = 5, *, max_iter: int = 100, tol: float = 1e-5, random_state: int | None = 0,
+        n_jobs: int | None = None,
+    ) -> None:  # fmt: skip
+        self.rank = rank
+        self.max_iter = max_iter
+        self.tol = tol
+        self.random_state = random_state
+        self.n_jobs = n_jobs
+
+    def fit(self, X: Any, y: Any = None) -> LowRankImputer:
+        """Learn the factors of the columns.
+
+        Args:
+            X: a table with NaN where a value is missing.
+            y: not used.
+
+        Returns:
+            This transformer.
+
+        Raises:
+            ValueError: if no value is observed.
+        """
+        _whole("rank", self.rank, 1)
+        _whole("max_iter", self.max_iter, 1)
+        X = validate_data(self, X, dtype=[np.float64, np.float32], ensure_all_finite="allow-nan")
+        seen = ~np.isnan(X)
+        if not seen.any():
+            raise ValueError("X must contain at least one observed value, got only NaN")
+        counts = np.maximum(seen.sum(axis=0), 1)
+        self.mean_ = np.where(seen, X, 0).sum(axis=0, dtype=np.float64) / counts
+        off = np.where(seen, X - self.mean_, 0)
+        spread = np.sqrt((off * off).sum(axis=0) / counts)
+        self.scale_ = np.where(spread > 1e-12 * np.maximum(1, np.abs(self.mean_)), spread, 1.0)
+        self.rank_ = min(int(self.rank), *X.shape)
+        rows, columns = np.nonzero(seen)
+        ratings = Ratings(rows, columns, (off / self.scale_)[rows, columns], X.shape, dtype=torch.float64)
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        with threads(self.n_jobs):
+            posterior = fit_variational(
+                ratings, self.rank_, max_iter=self.max_iter, tol=self.tol, set_effects=False, seed=seed
+            )
+        self.n_iter_ = len(posterior.trace)
+        self._posterior = replace(posterior, rows=prior_member(posterior.rows))
+        return self
+
+    def transform(self, X: Any) -> Table:
+        """Fill the holes of a table with the same columns.
+
+        Args:
+            X: a table with NaN where a value is missing.
+
+        Returns:
+            The table without NaN, in its own dtype.
+        """
+        check_is_fitted(self, "mean_")
+        X = validate_data(
+            self, X, dtype=[np.float64, np.float32], ensure_all_finite="allow-nan", reset=False, copy=True
+        )
+        for start in range(0, len(X), _ROWS_AT_ONCE):
+            self._fill(X[start : start + _ROWS_AT_ONCE])
+        return X
+
+    def _fill(self, X: Table) -> None:
+        """Fill a run of rows in place."""
+        holes = np.isnan(X)
+        needy = np.flatnonzero(holes.any(axis=1))
+        if len(needy) == 0:
+            return
+        part = X[needy]
+        rows, columns = np.nonzero(holes[needy])
+        mean, _ = predict_pairs(self._fold_in(part), torch.from_numpy(rows), torch.from_numpy(columns))
+        part[rows, columns] = self.mean_[columns] + self.scale_[columns] * mean.numpy()
+        X[needy] = part
+
+    def _fold_in(self, X: Table) -> CompletionPosterior:
+        """The posterior of these rows given the columns of the fit."""
+        columns = self._posterior.columns
+        one: Side = replace(self._posterior.rows)
+        grow(one, columns, len(X))
+        everyone = torch.arange(1, len(X) + 1)
+        posterior = replace(self._posterior, rows=one, columns=replace(columns))
+        rows, there = np.nonzero(~np.isnan(X))
+        if len(rows):
+            values = (X[rows, there] - self.mean_[there]) / self.scale_[there]
+            batch = Ratings(rows, there, values, X.shape, dtype=torch.float64)
+            absorb(posterior, batch, everyone, torch.arange(X.shape[1]), move=(True, False))
+        for name in ("mean", "covariance", "weight", "shortfall", "counts", "log_det"):
+            setattr(one, name, getattr(one, name)[1:])
+        return posterior
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
+        return tags

@@ -1,0 +1,208 @@
+"""What users hand over, turned into three arrays: row ids, column ids and values.
+
+Accepted are pairs of ids with values, sparse matrices (explicit zeros are data), arrays and data frames with NaN where
+nothing was observed, and long data frames (row, column, value). Everything wrong with them is said here, at the door.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse
+
+from fisherfold.estimators.ids import Ids, id_array
+
+
+@dataclass
+class Observations:
+    """Observed entries.
+
+    Attributes:
+        rows: the row id of each entry.
+        columns: the column id of each entry.
+        values: the values in float64.
+        all_rows: every row id of the table, those without an entry included.
+        all_columns: the same for columns.
+    """
+
+    rows: Ids
+    columns: Ids
+    values: npt.NDArray[np.float64]
+    all_rows: Ids
+    all_columns: Ids
+
+
+def observations(X: Any, y: Any = None) -> Observations:
+    """Read a table in any of the accepted forms.
+
+    Args:
+        X: pairs of ids with ``y``; or a sparse matrix, an array or a data frame with NaN; or a data frame of the three
+            columns row, column, value without missing entries.
+        y: the values of the pairs.
+
+    Returns:
+        The observed entries.
+
+    Raises:
+        ValueError: if pairs and values differ in number; other faults are named by the readers of each form.
+    """
+    if y is not None:
+        rows, columns = pairs(X)
+        values = numbers(y, "y")
+        if len(values) != len(rows):
+            raise ValueError(f"X and y must have one length, got {len(rows)} pairs and {len(values)} values")
+        return _checked(Observations(rows, columns, values, rows, columns))
+    if scipy.sparse.issparse(X):
+        return _from_sparse(X)
+    if _is_frame(X):
+        return _from_frame(X)
+    return _from_array(X)
+
+
+def _checked(found: Observations) -> Observations:
+    if len(found.values) == 0:
+        raise ValueError("there are no ratings: found 0 observed entries (0 sample(s)), at least 1 is needed")
+    bad = np.flatnonzero(~np.isfinite(found.values))
+    if len(bad):
+        k = bad[0]
+        raise ValueError(
+            f"the values must be finite: {len(bad)} of {len(found.values)} contain NaN or infinity, "
+            f"the first is {found.values[k]} at row {found.rows[k]!r}, column {found.columns[k]!r}"
+        )
+    return found
+
+
+def pairs(X: Any) -> tuple[Ids, Ids]:
+    """Row ids and column ids of an (n, 2) table.
+
+    Args:
+        X: an array, list, or data frame with two columns.
+
+    Returns:
+        Two arrays of ids.
+
+    Raises:
+        TypeError: if the table is a sparse matrix.
+        ValueError: if it does not have two columns.
+    """
+    if scipy.sparse.issparse(X):
+        raise TypeError("pairs of ids cannot be a sparse matrix; hand over fit(M) without y, or an (n, 2) array of ids")
+    if _is_frame(X):
+        names = list(X.columns)
+        if len(names) != 2:
+            raise ValueError(f"X must have 2 columns (row id, column id), got {len(names)}: {names}")
+        return id_array(X[names[0]], "row"), id_array(X[names[1]], "column")
+    array = X if isinstance(X, np.ndarray) else _object_table(X)
+    if array.ndim != 2 or array.shape[1] != 2:
+        raise ValueError(
+            f"X must have shape (n, 2) with a row id and a column id in each line, got shape {array.shape}. "
+            "Reshape your data, or hand over a matrix with holes as fit(M) without y"
+        )
+    if array.dtype.kind == "c":
+        raise ValueError("Complex data not supported: ids must be whole numbers, text or other hashable objects")
+    return id_array(array[:, 0], "row"), id_array(array[:, 1], "column")
+
+
+def _object_table(X: Any) -> npt.NDArray[Any]:
+    """A list of pairs as an array that keeps text and numbers apart."""
+    array = np.asarray(X)
+    if array.dtype.kind in "US" or array.dtype == object:
+        return np.array([list(pair) for pair in X], dtype=object) if array.ndim == 2 else array
+    return array
+
+
+def numbers(y: Any, name: str) -> npt.NDArray[np.float64]:
+    """A one-dimensional float64 array of values.
+
+    Args:
+        y: the values.
+        name: the argument, for messages.
+
+    Returns:
+        The array.
+
+    Raises:
+        ValueError: if the values are not one column of real numbers.
+    """
+    array = y.to_numpy() if hasattr(y, "to_numpy") else np.asarray(y)
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
+    if array.ndim != 1:
+        raise ValueError(f"{name} must have one dimension, got shape {array.shape}")
+    if array.dtype.kind == "c":
+        raise ValueError(f"Complex data not supported: {name} must be real numbers")
+    if array.dtype.kind in "fiub":
+        return array.astype(np.float64, copy=False)
+    try:
+        return array.astype(np.float64)
+    except (ValueError, TypeError):
+        position, value = next((k, v) for k, v in enumerate(array.tolist()) if not _is_number(v))
+        raise ValueError(f"{name} must hold numbers, got {value!r} at position {position}") from None
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (ValueError, TypeError):
+        return False
+    return True
+
+
+def _is_frame(X: Any) -> bool:
+    return hasattr(X, "columns") and hasattr(X, "dtypes")
+
+
+def _from_sparse(X: Any) -> Observations:
+    """The stored entries, zeros included."""
+    coo = scipy.sparse.coo_array(X)
+    if coo.ndim != 2:
+        raise ValueError(f"a sparse matrix must have two dimensions, got shape {coo.shape}")
+    everyone = [np.arange(n, dtype=np.int64) for n in coo.shape]
+    rows, columns = (np.asarray(c, dtype=np.int64) for c in coo.coords)
+    return _checked(Observations(rows, columns, numbers(coo.data, "the matrix"), *everyone))
+
+
+def _from_array(X: Any) -> Observations:
+    array = np.asarray(X)
+    if array.ndim != 2:
+        raise ValueError(
+            f"a matrix with holes must have two dimensions, got shape {array.shape}. Reshape your data, "
+            "or hand over pairs of ids with their values as fit(X, y)"
+        )
+    if array.dtype.kind not in "fiub":
+        raise ValueError(f"a matrix with holes must hold numbers and NaN, got dtype {array.dtype}")
+    rows, columns = np.nonzero(~np.isnan(array.astype(np.float64, copy=False)))
+    everyone = [np.arange(n, dtype=np.int64) for n in array.shape]
+    return _checked(Observations(rows, columns, array[rows, columns].astype(np.float64), *everyone))
+
+
+def _from_frame(X: Any) -> Observations:
+    """A wide data frame, or a long one: three columns and nothing missing."""
+    names = list(X.columns)
+    if len(names) == 3 and not _has_missing(X):
+        rows, columns = (id_array(X[n], k) for n, k in zip(names, ("row", "column"), strict=False))
+        return _checked(Observations(rows, columns, numbers(X[names[2]], f"column {names[2]!r}"), rows, columns))
+    values = np.column_stack([_frame_column(X[name], name) for name in names])
+    index = getattr(X, "index", None)
+    all_rows = np.arange(len(values), dtype=np.int64) if index is None else id_array(index, "row")
+    all_columns = id_array(np.array(names, dtype=object), "column")
+    rows, columns = np.nonzero(~np.isnan(values))
+    return _checked(
+        Observations(all_rows[rows], all_columns[columns], values[rows, columns], all_rows, all_columns)
+    )
+
+
+def _has_missing(X: Any) -> bool:
+    if hasattr(X, "isna"):
+        return bool(X.isna().to_numpy().any())
+    return any(X[name].null_count() > 0 or (X[name].dtype.is_float() and X[name].is_nan().any()) for name in X.columns)
+
+
+def _frame_column(column: Any, name: Any) -> npt.NDArray[np.float64]:
+    array = column.to_numpy()
+    if array.dtype == object:
+        array = np.array([np.nan if v is None else v for v in array.tolist()], dtype=object)
+    return numbers(array, f"column {name!r}")

@@ -1,0 +1,90 @@
+"""From a fit of low rank to the start of one of higher rank.
+
+The new factors are the leading singular vectors of what the old ones leave, P_Ω(X - g - b1ᵀ - 1cᵀ - U Vᵀ); everything
+learnt so far stays. A path over ranks then costs little more than its last fit.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fisherfold.inference.completion import CompletionPosterior
+from fisherfold.inference.completion_start import FACTOR_SHARE, right_vectors
+from fisherfold.inference.inverse import pack
+from fisherfold.inference.sides import Side
+from fisherfold.problems.grouped import Grouped
+from fisherfold.problems.packed import unpack
+from fisherfold.problems.ratings import Ratings
+
+_CHUNK = 2**18
+
+
+def raise_rank(posterior: CompletionPosterior, ratings: Ratings, rank: int, *, seed: int = 0) -> CompletionPosterior:
+    """Add factors to a posterior.
+
+    Args:
+        posterior: a fitted posterior; it is left as it is.
+        ratings: the ratings it was fitted to.
+        rank: the new rank, larger than the old one.
+        seed: of the random test matrix.
+
+    Returns:
+        The start of a fit with the new rank.
+
+    Raises:
+        ValueError: if the rank does not grow.
+    """
+    extra = rank - posterior.rank
+    if extra < 1:
+        raise ValueError(f"rank must be larger than {posterior.rank}, got {rank}")
+    rows, columns = posterior.rows, posterior.columns
+    by_row = _residuals(ratings.by_row, rows.mean, columns.mean)
+    by_column = _residuals(ratings.by_column, columns.mean, rows.mean)
+    variance = max(float(by_row.double().square().mean()), 1e-6)
+    v = right_vectors(ratings, by_row, by_column, extra, torch.Generator().manual_seed(seed))
+    v = v * math.sqrt(ratings.n_columns)
+    return replace(
+        posterior, trace=[], converged=False,
+        rows=_widen(rows, torch.zeros_like(rows.mean[:, :1]).expand(-1, extra), FACTOR_SHARE * variance / rank),
+        columns=_widen(columns, v, 1.0),
+    )  # fmt: skip
+
+
+def _residuals(groups: Grouped, own: Tensor, other: Tensor) -> Tensor:
+    """Values less predictions, in the order of the groups, a bounded number at a time."""
+    parts = []
+    for start in range(0, groups.n_ratings, _CHUNK):
+        stop = min(start + _CHUNK, groups.n_ratings)
+        u, v = own[groups.groups(start, stop).long()], other[groups.indices(start, stop).long()]
+        fitted = (u[:, :-1] * v[:, :-1]).sum(1) + u[:, -1] + v[:, -1]
+        parts.append(groups.values(start, stop) - fitted)
+    return torch.cat(parts)
+
+
+def _widen(side: Side, factors: Tensor, variance: float) -> Side:
+    """Put new factors, known exactly, between the old ones and the offset."""
+    extra, old = factors.shape[1], side.mean.shape[1]
+    keep = [*range(old - 1), old - 1 + extra]
+    size = old + extra
+    square = side.mean.new_zeros(len(side.mean), size, size)
+    square[:, torch.tensor(keep)[:, None], torch.tensor(keep)] = unpack(side.covariance)
+    precision = torch.eye(size, dtype=torch.float64, device=side.mean.device) / variance
+    precision[torch.tensor(keep)[:, None], torch.tensor(keep)] = side.precision
+    fresh = torch.full((extra,), variance, dtype=torch.float64, device=side.mean.device)
+    effects = side.set_effects
+    if effects is not None:
+        effects = replace(effects, effects=_insert(effects.effects, extra), sums=_insert(effects.sums, extra))
+    return replace(
+        side, mean=torch.cat([side.mean[:, :-1], factors, side.mean[:, -1:]], dim=1), covariance=pack(square),
+        precision=precision, center=_insert(side.center[None], extra)[0], set_effects=effects,
+        start_variance=torch.cat([side.start_variance[:-1], fresh, side.start_variance[-1:]]),
+        log_det=side.log_det.clone(),
+    )  # fmt: skip
+
+
+def _insert(table: Tensor, extra: int) -> Tensor:
+    return torch.cat([table[:, :-1], table.new_zeros(len(table), extra), table[:, -1:]], dim=1)
