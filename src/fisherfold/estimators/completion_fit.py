@@ -92,11 +92,12 @@ def prepare(found: Observations, options: FitOptions) -> Prepared:
             f"got {options.rank}"
         )
     center = 0.0 if options.offsets == "none" else float(found.values.mean())
-    spread = float(np.sqrt(np.mean((found.values - center) ** 2)))
-    # constant values (up to rounding) have no scale of their own
-    scale = spread if spread > 1e-12 * max(1.0, abs(center)) else 1.0
+    off = found.values - center
+    largest = float(np.abs(off).max())
+    # constant values (up to rounding) have no scale of their own; dividing first keeps the squares in range
+    scale = largest * float(np.sqrt(np.mean((off / largest) ** 2))) if largest > 1e-12 * abs(center) else 1.0
     ratings = Ratings(
-        row_ids.numbers(found.rows), column_ids.numbers(found.columns), (found.values - center) / scale,
+        row_ids.numbers(found.rows), column_ids.numbers(found.columns), off / scale,
         (len(row_ids), len(column_ids)), dtype=options.dtype, duplicates=options.duplicates,  # type: ignore[arg-type]
         device=options.device,
     )  # fmt: skip

@@ -91,6 +91,7 @@ class LowRankImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
         off = np.where(seen, X - self.mean_, 0)
         spread = np.sqrt((off * off).sum(axis=0) / counts)
         self.scale_ = np.where(spread > 1e-12 * np.maximum(1, np.abs(self.mean_)), spread, 1.0)
+        self._observed = seen.any(axis=0)
         self.rank_ = min(int(self.rank), *X.shape)
         rows, columns = np.nonzero(seen)
         ratings = Ratings(rows, columns, (off / self.scale_)[rows, columns], X.shape, dtype=torch.float64)
@@ -129,7 +130,8 @@ class LowRankImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
         part = X[needy]
         rows, columns = np.nonzero(holes[needy])
         mean, _ = predict_pairs(self._fold_in(part), torch.from_numpy(rows), torch.from_numpy(columns))
-        part[rows, columns] = self.mean_[columns] + self.scale_[columns] * mean.numpy()
+        off = self.scale_[columns] * mean.numpy() * self._observed[columns]
+        part[rows, columns] = self.mean_[columns] + off
         X[needy] = part
 
     def _fold_in(self, X: Table) -> CompletionPosterior:

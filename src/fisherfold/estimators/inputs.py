@@ -96,13 +96,16 @@ def pairs(X: Any) -> tuple[Ids, Ids]:
             raise ValueError(f"X must have 2 columns (row id, column id), got {len(names)}: {names}")
         return id_array(X[names[0]], "row"), id_array(X[names[1]], "column")
     array = X if isinstance(X, np.ndarray) else _object_table(X)
-    if array.ndim != 2 or array.shape[1] != 2:
-        raise ValueError(
-            f"X must have shape (n, 2) with a row id and a column id in each line, got shape {array.shape}. "
-            "Reshape your data, or hand over a matrix with holes as fit(M) without y"
-        )
     if array.dtype.kind == "c":
         raise ValueError("Complex data not supported: ids must be whole numbers, text or other hashable objects")
+    if array.ndim == 2 and array.shape[1] == 0:
+        raise ValueError(f"0 feature(s) (shape={array.shape}) while a minimum of 2 is required: row id and column id")
+    if array.ndim != 2 or array.shape[1] != 2:
+        size = f" (n_samples={array.shape[0]}, n_features={array.shape[1]})" if array.ndim == 2 else ""
+        raise ValueError(
+            f"X must have shape (n, 2) with a row id and a column id in each line, got shape {array.shape}{size}. "
+            "Reshape your data, or hand over a matrix with holes as fit(M) without y"
+        )
     return id_array(array[:, 0], "row"), id_array(array[:, 1], "column")
 
 

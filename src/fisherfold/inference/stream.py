@@ -66,7 +66,7 @@ def prior_member(side: Side) -> Side:
         covariance[-1], covariance[:, -1] = 0, 0
     zero = side.weight.new_zeros(1)
     return replace(
-        side, mean=side.center[None], covariance=pack(covariance[None]).to(side.mean), weight=zero + 1,
+        side, mean=side.center[None].clone(), covariance=pack(covariance[None]).to(side.mean), weight=zero + 1,
         shortfall=zero, counts=zero, log_det=-torch.logdet(side.precision).to(zero)[None], set_effects=None,
     )  # fmt: skip
 

@@ -1,0 +1,156 @@
+"""What is wrong with the data is said at the door, or follows a documented rule."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse as sp
+
+from fisherfold.estimators import MatrixCompletion, MatrixCompletionCV
+
+PAIRS = np.array([[0, 0], [0, 1], [1, 0], [1, 2], [2, 1], [2, 2]])
+VALUES = np.array([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"rank": 0}, "rank must be a whole number of at least 1, got 0"),
+        ({"rank": 2.5}, "rank must be a whole number of at least 1, got 2.5"),
+        ({"rank": 250}, r"rank must be between 1 and min\(n_rows, n_columns\)=min\(3, 3\)=3, got 250"),
+        ({"rank": 1, "ridge": -1.0}, "ridge must be None or a finite number of at least 0, got -1.0"),
+        ({"rank": 1, "ridge": float("nan")}, "ridge must be None or a finite number of at least 0, got nan"),
+        ({"rank": 1, "ridge": 0}, "ridge must be positive for inference='variational', got 0"),
+        ({"rank": 1, "offsets": "some"}, "offsets must be one of both, rows, columns, global, none, got 'some'"),
+        ({"rank": 1, "inference": "guess"}, "inference must be one of variational, point, got 'guess'"),
+        ({"rank": 1, "unseen": "?"}, r"unseen must be one of prior, nan, error, got '\?'"),
+        ({"rank": 1, "dtype": "int8"}, "dtype must be one of float32, float64, got 'int8'"),
+        ({"rank": 1, "on_interrupt": "x"}, "on_interrupt must be one of raise, return, got 'x'"),
+        ({"rank": 1, "duplicates": "x"}, "duplicates must be one of mean, last, sum, error, got 'x'"),
+        ({"rank": 1, "max_iter": 0}, "max_iter must be a whole number of at least 1, got 0"),
+        ({"rank": 1, "n_jobs": 0}, "n_jobs must be None, -1 or at least 1, got 0"),
+    ],
+)
+def test_parameters(params, message):
+    with pytest.raises(ValueError, match=message):
+        MatrixCompletion(**params).fit(PAIRS, VALUES)
+
+
+@pytest.mark.parametrize(
+    ("X", "y", "message"),
+    [
+        (PAIRS, VALUES[:3], "X and y must have one length, got 6 pairs and 3 values"),
+        (PAIRS[:, :1], VALUES, r"X must have shape \(n, 2\) .* got shape \(6, 1\)"),
+        (PAIRS[:0], VALUES[:0], "there are no ratings: found 0 observed entries"),
+        (PAIRS, np.where(VALUES == 3, np.nan, VALUES), "1 of 6 contain NaN or infinity, the first is nan at row .*1.*, col"),
+        (PAIRS, np.where(VALUES > 4, np.inf, VALUES), "2 of 6 contain NaN or infinity, the first is inf"),
+        (PAIRS, ["1", "2", "three", "4", "5", "6"], "y must hold numbers, got 'three' at position 2"),
+        (PAIRS, VALUES + 1j, "Complex data not supported: y must be real"),
+        (PAIRS, np.ones((6, 2)), r"y must have one dimension, got shape \(6, 2\)"),
+        ([("a", None), ("b", "c")], [1, 2], "column id at position 0 is missing"),
+        ([(1.0, 2.0), (np.nan, 3.0)], [1, 2], "row id at position 1 is missing or infinite"),
+        (np.full((3, 3), np.nan), None, "there are no ratings"),
+        (np.array([["a", "b"]]), None, "a matrix with holes must hold numbers and NaN"),
+        (np.zeros(3), None, r"a matrix with holes must have two dimensions, got shape \(3,\)"),
+        (np.array([[1.0, np.inf], [np.nan, 1.0]]), None, "contain NaN or infinity"),
+        (pd.DataFrame({"a": [1.0, None], "b": ["x", "y"]}), None, "column 'b' must hold numbers, got 'x' at position 0"),
+        (pd.DataFrame({"u": [1], "i": [2], "r": ["bad"]}), None, "column 'r' must hold numbers, got 'bad'"),
+        (pd.DataFrame({"u": [1], "i": [2], "r": [3], "s": [4]}), [1.0], "X must have 2 columns .* got 4"),
+    ],
+)
+def test_data(X, y, message):
+    with pytest.raises(ValueError, match=message):
+        MatrixCompletion(rank=1).fit(X, y)
+
+
+def test_sparse_pairs_and_unhashable_ids():
+    with pytest.raises(TypeError, match="pairs of ids cannot be a sparse matrix"):
+        MatrixCompletion(rank=1).fit(sp.csr_array(PAIRS), VALUES)
+    ids = np.empty((2, 2), dtype=object)
+    ids[:] = "a"
+    ids[1, 0] = [1]
+    with pytest.raises(TypeError, match="row ids must be hashable, got list"):
+        MatrixCompletion(rank=1).fit(ids, [1.0, 2.0])
+
+
+def test_duplicates_follow_the_rule():
+    pairs = np.array([[0, 0], [0, 0], [1, 1]])
+    for rule, merged in (("mean", 3.0), ("last", 4.0), ("sum", 6.0)):
+        model = MatrixCompletion(rank=1, duplicates=rule, dtype="float64").fit(pairs, [2.0, 4.0, 1.0])
+        assert model.n_duplicates_ == 1
+        same = MatrixCompletion(rank=1, dtype="float64").fit(pairs[1:], [merged, 1.0])
+        ours, theirs = model.model_, same.model_
+        assert ours.posterior.n_ratings == theirs.posterior.n_ratings == 2
+    with pytest.raises(ValueError, match="1 entries repeat a pair that was given before"):
+        MatrixCompletion(rank=1, duplicates="error").fit(pairs, [2.0, 4.0, 1.0])
+
+
+def test_explicit_zeros_are_data():
+    stored = sp.csr_array((np.array([0.0, 5.0, 5.0, 0.0]), ([0, 0, 1, 1], [0, 1, 0, 1])), shape=(2, 2))
+    assert stored.nnz == 4
+    model = MatrixCompletion(rank=1).fit(stored)
+    assert model.model_.posterior.n_ratings == 4
+    assert model.model_.low == 0.0
+
+
+def test_one_rating_in_all():
+    model = MatrixCompletion(rank=1).fit([("a", "b")], [7.0])
+    np.testing.assert_allclose(model.predict([("a", "b"), ("c", "d")]), 7.0)
+    assert np.isfinite(model.predict([("a", "d")], return_std=True)[1]).all()
+
+
+@pytest.mark.parametrize("value", [0.0, 4.0, -1e30, 1e-300])
+def test_constant_values_are_predicted(value):
+    model = MatrixCompletion(rank=2).fit(PAIRS, np.full(6, value))
+    np.testing.assert_allclose(model.predict([(0, 2), (9, 9)]), value)
+
+
+@pytest.mark.parametrize("factor", [1e-20, 1e20, 1e200])
+def test_the_unit_does_not_matter(factor):
+    base = MatrixCompletion(rank=1).fit(PAIRS, VALUES).predict(PAIRS)
+    scaled = MatrixCompletion(rank=1).fit(PAIRS, VALUES * factor).predict(PAIRS)
+    np.testing.assert_allclose(scaled, base * factor, rtol=1e-4)
+
+
+def test_empty_rows_and_columns_have_the_prior():
+    holes = np.full((4, 5), np.nan)
+    holes[:3, :4] = np.arange(12).reshape(3, 4)
+    model = MatrixCompletion(rank=1).fit(holes)
+    assert np.isfinite(model.predict([(3, 0), (0, 4), (3, 4)])).all()
+    np.testing.assert_allclose(model.predict([(3, 4)]), model.predict([(99, 99)]), atol=1e-5)
+
+
+def test_large_ids_are_names_not_sizes():
+    big = np.array([[2**62, -(2**62)], [2**62 + 1, 5], [7, 5]])
+    model = MatrixCompletion(rank=1).fit(big, [1.0, 2.0, 3.0])
+    assert len(model.model_.row_ids) == 3
+    unsigned = np.array([[2**64 - 1, 0], [2**63, 1]], dtype=np.uint64)
+    assert np.isfinite(MatrixCompletion(rank=1).fit(unsigned, [1.0, 2.0]).predict(unsigned)).all()
+    huge = np.array([[10**30, 1], [10**30 + 1, 2]], dtype=object)
+    model = MatrixCompletion(rank=1, clip=False).fit(huge, [1.0, 2.0])
+    assert model.predict([(10**30, 1)])[0] < model.predict([(10**30 + 1, 2)])[0]
+
+
+def test_mixed_ids_after_growth():
+    model = MatrixCompletion(rank=1).fit(PAIRS, VALUES)
+    model.partial_fit(np.array([["new", 0], [1, 1]], dtype=object), [3.0, 4.0])
+    assert model.model_.row_ids.numbers(np.array([1, "new", "other"], dtype=object)).tolist() == [1, 3, -1]
+
+
+def test_cv_parameters():
+    with pytest.raises(ValueError, match="ranks and ridges must not be empty"):
+        MatrixCompletionCV(ranks=()).fit(PAIRS, VALUES)
+    with pytest.raises(ValueError, match=r"ranks must contain one between 1 and min\(n_rows, n_columns\)=3"):
+        MatrixCompletionCV(ranks=(10, 20)).fit(PAIRS, VALUES)
+    with pytest.raises(ValueError, match="cv must be a whole number of at least 2, got 1"):
+        MatrixCompletionCV(cv=1).fit(PAIRS, VALUES)
+    with pytest.raises(ValueError, match="cv=9 folds need as many ratings, got 6"):
+        MatrixCompletionCV(ranks=(1,), cv=9).fit(PAIRS, VALUES)
+
+
+def test_point_has_no_error_bars():
+    model = MatrixCompletion(rank=1).fit(PAIRS, VALUES)
+    model.model_.inference = "point"
+    with pytest.raises(ValueError, match="return_std needs inference='variational'"):
+        model.predict(PAIRS, return_std=True)

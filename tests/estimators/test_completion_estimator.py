@@ -1,0 +1,283 @@
+"""MatrixCompletion: forms of input, scikit-learn habits, prediction, fold-in, files, Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import threading
+
+import joblib
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+import scipy.sparse as sp
+from sklearn.base import clone
+from sklearn.model_selection import GridSearchCV, KFold, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer
+
+import fisherfold.estimators.completion_fit as engine
+from fisherfold.estimators import MatrixCompletion, MatrixCompletionCV
+
+
+@pytest.fixture(scope="module")
+def table():
+    """A noisy rank-two table with holes: the table, and the pairs and values that were seen and held out."""
+    rng = np.random.default_rng(0)
+    truth = 3 + rng.normal(size=(60, 2)) @ rng.normal(size=(2, 40)) + 0.3 * rng.normal(size=(60, 1))
+    noisy = truth + 0.1 * rng.normal(size=truth.shape)
+    seen = rng.random(truth.shape) < 0.5
+    holes = np.where(seen, noisy, np.nan)
+    pairs, held = np.argwhere(seen), np.argwhere(~seen)
+    return holes, pairs, noisy[seen], held, noisy[~seen]
+
+
+def rmse(a, b):
+    return float(np.sqrt(np.mean((np.asarray(a) - np.asarray(b)) ** 2)))
+
+
+def test_every_form_of_input_gives_the_same_model(table):
+    holes, pairs, values, held, _ = table
+    expected = MatrixCompletion(rank=2).fit(pairs, values).predict(held)
+    names = pairs.astype(str).astype(object)
+    long = pl.DataFrame({"row": pairs[:, 0], "column": pairs[:, 1], "value": values})
+    stored = sp.coo_array((values, (pairs[:, 0], pairs[:, 1])), shape=holes.shape)
+    wide = pd.DataFrame(holes, index=[f"r{i}" for i in range(60)], columns=[f"c{j}" for j in range(40)])
+    for fitted, wanted in (
+        (MatrixCompletion(rank=2).fit(holes), held),
+        (MatrixCompletion(rank=2).fit(stored), held),
+        (MatrixCompletion(rank=2).fit(stored.tocsr()), held),
+        (MatrixCompletion(rank=2).fit(long), held),
+        (MatrixCompletion(rank=2).fit(long.select("row", "column"), long["value"]), held),
+        (MatrixCompletion(rank=2).fit(long.to_pandas()), held),
+        (MatrixCompletion(rank=2).fit(pairs.tolist(), values.tolist()), held),
+        (MatrixCompletion(rank=2).fit(pairs.astype(float), values), held),
+        (MatrixCompletion(rank=2).fit(wide), [(f"r{i}", f"c{j}") for i, j in held]),
+        (MatrixCompletion(rank=2).fit(pl.from_pandas(wide)), [(i, f"c{j}") for i, j in held.tolist()]),
+    ):
+        np.testing.assert_allclose(fitted.predict(wanted), expected, atol=2e-3)
+    by_name = MatrixCompletion(rank=2).fit(names, values)
+    np.testing.assert_allclose(by_name.predict(held.astype(str)), expected, atol=0.05)
+
+
+def test_it_predicts_what_was_held_out(table):
+    _, pairs, values, held, truth = table
+    model = MatrixCompletion(rank=2).fit(pairs, values)
+    assert rmse(model.predict(held), truth) < 0.15
+    assert model.score(held, truth) > 0.98
+    assert model.converged_
+    assert abs(model.noise_ - 0.1) < 0.05
+    bounds = [record["bound"] for record in model.trace_]
+    assert (np.diff(bounds) > -1e-5).all()
+
+
+def test_error_bars(table):
+    _, pairs, values, held, truth = table
+    mean, std = MatrixCompletion(rank=2, clip=False, rated_sets=False).fit(pairs, values).predict(held, return_std=True)
+    assert 0.85 < np.mean(np.abs(truth - mean) <= 1.645 * std) < 0.95
+
+
+def test_clip_keeps_to_the_observed_range(table):
+    _, pairs, values, held, _ = table
+    clipped = MatrixCompletion(rank=2).fit(pairs, values).predict(held)
+    free = MatrixCompletion(rank=2, clip=False).fit(pairs, values).predict(held)
+    np.testing.assert_allclose(clipped, np.clip(free, values.min(), values.max()))
+
+
+def test_scikit_learn_tools_work(table):
+    _, pairs, values, _, _ = table
+    folds = KFold(3, shuffle=True, random_state=0)
+    scores = cross_val_score(MatrixCompletion(rank=2), pairs, values, cv=folds, scoring="neg_root_mean_squared_error")
+    assert (scores > -0.35).all()
+    search = GridSearchCV(MatrixCompletion(max_iter=10), {"rank": [1, 2], "ridge": [None, 1.0]}, cv=folds)
+    search.fit(pairs, values)
+    assert search.best_params_["rank"] == 2
+    as_text = FunctionTransformer(lambda ids: ids.astype(str).astype(object))
+    model = make_pipeline(as_text, MatrixCompletion(rank=2)).fit(pairs, values)
+    assert model.score(pairs, values) > 0.9
+    original = MatrixCompletion(rank=7, ridge=0.5, offsets="rows")
+    assert clone(original).get_params() == original.get_params()
+
+
+def test_recommend_leaves_out_what_was_seen(table):
+    holes, pairs, values, _, _ = table
+    model = MatrixCompletion(rank=2, clip=False).fit(pairs, values)
+    ids, scores = model.recommend(3, k=5)
+    unseen = np.flatnonzero(np.isnan(holes[3]))
+    expected = model.predict([(3, j) for j in unseen])
+    assert ids.tolist() == unseen[np.argsort(-expected, kind="stable")][:5].tolist()
+    np.testing.assert_allclose(scores, np.sort(expected)[::-1][:5])
+    assert len(model.recommend(3, k=1000)[0]) == len(unseen)
+    assert len(model.recommend(3, k=1000, exclude_seen=False)[0]) == 40
+    assert len(model.recommend(12345, k=4)[0]) == 4
+
+
+def test_cold_start_is_the_prior(table):
+    _, pairs, values, _, _ = table
+    model = MatrixCompletion(rank=2, clip=False).fit(pairs, values)
+    a, b, c = model.predict([(999, 0), (0, 999), (999, 999)])
+    prior = model.model_
+    level = prior.posterior.columns.mean[0, -1] + prior.posterior.rows.center[-1]
+    level += (prior.posterior.rows.center[:-1] * prior.posterior.columns.mean[0, :-1]).sum()
+    assert a == pytest.approx(float(level) * prior.scale + prior.center, abs=1e-5)
+    assert np.isfinite([a, b, c]).all()
+    assert np.isnan(model.set_params(unseen="nan").predict([(999, 0), (0, 0)])).tolist() == [True, False]
+    with pytest.raises(ValueError, match=r"1 row ids were not seen in fit, the first is 999 \(int\)"):
+        model.set_params(unseen="error").predict([(999, 0), (0, 0)])
+    with pytest.raises(ValueError, match=r"none of the row ids was seen .* got 'a' \(str\), fitted with 0 \(int\)"):
+        model.set_params(unseen="prior").predict([("a", 0), ("b", 1)])
+
+
+def test_fold_in_of_a_new_row(table):
+    holes, pairs, values, _, _ = table
+    without = pairs[:, 0] != 59
+    model = MatrixCompletion(rank=2, rated_sets=False).fit(pairs[without], values[without])
+    before = model.predict(pairs)
+    rated = np.flatnonzero(~np.isnan(holes[59]))
+    half = len(rated) // 2
+    folded = model.predict_new(rated[:half], holes[59, rated[:half]], rated[half:])
+    assert rmse(folded, holes[59, rated[half:]]) < 0.4
+    _, std = model.predict_new(rated[:half], holes[59, rated[:half]], rated[half:], return_std=True)
+    _, vague = model.predict_new(rated[:1], holes[59, rated[:1]], rated[half:], return_std=True)
+    assert (std < vague).all()
+    np.testing.assert_array_equal(model.predict(pairs), before)
+    assert np.isfinite(model.predict_new([12345], [1.0], [0, 1])).all()
+    with pytest.raises(ValueError, match="rated and values must have one length and finite values"):
+        model.predict_new([0, 1], [1.0, np.nan], [2])
+
+
+def test_partial_fit_adds_rows_columns_and_ratings(table):
+    holes, pairs, values, held, truth = table
+    old = (pairs[:, 0] < 50) & (pairs[:, 1] < 35)
+    model = MatrixCompletion(rank=2).partial_fit(pairs[old], values[old])
+    for part in np.array_split(np.flatnonzero(~old), 3):
+        model.partial_fit(pairs[part], values[part])
+    assert (len(model.model_.row_ids), len(model.model_.column_ids)) == holes.shape
+    assert model.model_.posterior.n_ratings == len(values)
+    whole = MatrixCompletion(rank=2).fit(pairs, values)
+    assert rmse(model.predict(held), truth) < 1.6 * rmse(whole.predict(held), truth)
+    row = pairs[~old][0, 0]
+    seen = np.flatnonzero(~np.isnan(holes[row]))
+    assert not set(model.recommend(row, k=40)[0].tolist()) & set(seen.tolist())
+
+
+def test_files_keep_everything(table, tmp_path):
+    _, pairs, values, held, _ = table
+    names = np.array([[f"u{i}", f"é{j}"] for i, j in pairs], dtype=object)
+    wanted = np.array([[f"u{i}", f"é{j}"] for i, j in held], dtype=object)
+    model = MatrixCompletion(rank=2, offsets="rows", random_state=3).fit(names, values)
+    model.save(tmp_path / "model")
+    again = MatrixCompletion.load(tmp_path / "model")
+    for a, b in zip(model.predict(wanted, return_std=True), again.predict(wanted, return_std=True), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert again.get_params() == model.get_params()
+    assert again.recommend("u3", 3)[0].tolist() == model.recommend("u3", 3)[0].tolist()
+    assert json.loads((tmp_path / "model" / "model.json").read_text())["rows"]["count"] == 60
+    again.partial_fit([("new", "é1")], [2.0])
+    assert sorted(p.name for p in (tmp_path / "model").iterdir()) == ["model.json", "model.safetensors"]
+
+
+def test_files_that_are_not_models_are_refused(table, tmp_path):
+    _, pairs, values, _, _ = table
+    with pytest.raises(FileNotFoundError, match="there is no model folder"):
+        MatrixCompletion.load(tmp_path / "nothing")
+    model = MatrixCompletion(rank=2).fit(pairs, values)
+    model.save(tmp_path / "model")
+    path = tmp_path / "model" / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-20] ^= 0xFF
+    path.write_bytes(bytes(content))
+    with pytest.raises(ValueError, match="damaged: its checksum does not match"):
+        MatrixCompletion.load(tmp_path / "model")
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ValueError, match="it is a file, a folder is expected"):
+        model.save(tmp_path / "file")
+    odd = MatrixCompletion(rank=1).fit(_objects([((1, 2), "a"), ((3, 4), "b")]), [1.0, 2.0])
+    with pytest.raises(TypeError, match=r"ids of rows can be saved if they are text or numbers, got \(1, 2\) \(tuple\)"):
+        odd.save(tmp_path / "odd")
+    assert not (tmp_path / "odd").exists()
+
+
+def _objects(pairs):
+    out = np.empty((len(pairs), 2), dtype=object)
+    for k, (a, b) in enumerate(pairs):
+        out[k, 0], out[k, 1] = a, b
+    return out
+
+
+def test_a_save_that_fails_leaves_the_old_model(table, tmp_path, monkeypatch):
+    _, pairs, values, _, _ = table
+    model = MatrixCompletion(rank=2).fit(pairs, values)
+    model.save(tmp_path / "model")
+    before = {p.name: p.read_bytes() for p in (tmp_path / "model").iterdir()}
+
+    def broken(fd):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("os.fsync", broken)
+    with pytest.raises(KeyboardInterrupt):
+        MatrixCompletion(rank=1).fit(pairs, values).save(tmp_path / "model")
+    assert {p.name: p.read_bytes() for p in (tmp_path / "model").iterdir()} == before
+
+
+def test_pickle_and_threads(table, tmp_path):
+    _, pairs, values, held, _ = table
+    model = MatrixCompletion(rank=2).fit(pairs, values)
+    expected = model.predict(held)
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(model)).predict(held), expected)
+    joblib.dump(model, tmp_path / "model.joblib")
+    np.testing.assert_array_equal(joblib.load(tmp_path / "model.joblib").predict(held), expected)
+    results = [None] * 8
+
+    def work(k):
+        results[k] = model.predict(held, return_std=True)[0]
+
+    workers = [threading.Thread(target=work, args=(k,)) for k in range(8)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    for result in results:
+        np.testing.assert_array_equal(result, expected)
+
+
+def test_interrupt_returns_a_usable_model_when_asked(table, monkeypatch):
+    _, pairs, values, held, truth = table
+    show = engine._Show.__call__
+
+    def stop_after_two(self, posterior):
+        show(self, posterior)
+        if len(posterior.trace) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine._Show, "__call__", stop_after_two)
+    model = MatrixCompletion(rank=2, on_interrupt="return").fit(pairs, values)
+    assert model.interrupted_
+    assert model.n_iter_ == 2
+    assert rmse(model.predict(held), truth) < 0.5
+    with pytest.raises(KeyboardInterrupt):
+        MatrixCompletion(rank=2).fit(pairs, values)
+
+
+def test_same_seed_same_model(table):
+    _, pairs, values, held, _ = table
+    a, b = (MatrixCompletion(rank=3, random_state=5).fit(pairs, values).predict(held) for _ in range(2))
+    np.testing.assert_array_equal(a, b)
+
+
+def test_cv_finds_the_rank(table):
+    _, pairs, values, held, truth = table
+    model = MatrixCompletionCV(ranks=(1, 2, 100), ridges=(None, 5.0)).fit(pairs, values)
+    assert (model.best_rank_, model.best_ridge_) == (2, None)
+    assert len(model.cv_results_["mean_rmse"]) == 4
+    assert model.best_rmse_ == min(model.cv_results_["mean_rmse"])
+    np.testing.assert_array_equal(model.predict(held), MatrixCompletion(rank=2).fit(pairs, values).predict(held))
+    assert clone(model).get_params() == model.get_params()
+    assert rmse(model.predict(held), truth) < 0.15
+
+
+def test_verbose_shows_a_bar(table, capsys):
+    _, pairs, values, _, _ = table
+    MatrixCompletion(rank=1, max_iter=2, verbose=True).fit(pairs, values)
+    assert "completing" in capsys.readouterr().err
