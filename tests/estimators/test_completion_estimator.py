@@ -194,7 +194,7 @@ def test_files_that_are_not_models_are_refused(table, tmp_path):
     with pytest.raises(ValueError, match="it is a file, a folder is expected"):
         model.save(tmp_path / "file")
     odd = MatrixCompletion(rank=1).fit(_objects([((1, 2), "a"), ((3, 4), "b")]), [1.0, 2.0])
-    with pytest.raises(TypeError, match=r"ids of rows can be saved if they are text or numbers, got \(1, 2\) \(tuple\)"):
+    with pytest.raises(TypeError, match=r"ids of rows can be saved if .* numbers, got \(1, 2\) \(tuple\)"):
         odd.save(tmp_path / "odd")
     assert not (tmp_path / "odd").exists()
 

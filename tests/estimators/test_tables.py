@@ -1,0 +1,102 @@
+"""Tables from files: formats, headers, columns by name and position, and the account of what was refused."""
+
+from __future__ import annotations
+
+import polars as pl
+import pytest
+
+from fisherfold.estimators.tables import read_frame, read_pairs, read_ratings
+
+LINES = [("1", "10", "5"), ("2", "10", "3.5"), ("2", "11", "1")]
+
+
+def write(path, separator, header=None, lines=LINES):
+    rows = ([header] if header else []) + list(lines)
+    path.write_text("\n".join(separator.join(row) for row in rows) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "separator"), [("a.csv", ","), ("a.tsv", "\t"), ("a.dat", "::"), ("a.txt", ";"), ("a.data", "\t")]
+)
+@pytest.mark.parametrize("header", [None, ("user", "item", "rating")])
+def test_formats_and_headers(tmp_path, name, separator, header):
+    table = read_ratings(write(tmp_path / name, separator, header))
+    assert table.rows.tolist() == [1, 2, 2]
+    assert table.columns.tolist() == [10, 10, 11]
+    assert table.values.tolist() == [5.0, 3.5, 1.0]
+    assert (table.n_read, table.n_refused) == (3, 0)
+
+
+def test_parquet(tmp_path):
+    frame = pl.DataFrame({"u": ["a", "b"], "i": [7, 8], "r": [1.5, 2.5]})
+    frame.write_parquet(tmp_path / "a.parquet")
+    table = read_ratings(tmp_path / "a.parquet")
+    assert table.rows.tolist() == ["a", "b"]
+    assert table.columns.tolist() == [7, 8]
+    assert table.values.tolist() == [1.5, 2.5]
+
+
+def test_columns_by_name_and_position(tmp_path):
+    path = write(tmp_path / "a.csv", ",", ("time", "rating", "item", "user"), [("9", "4", "x", "u")])
+    by_name = read_ratings(path, columns=("user", "item", "rating"))
+    by_position = read_ratings(path, columns=("4", "3", "2"))
+    assert by_name.rows.tolist() == by_position.rows.tolist() == ["u"]
+    assert by_name.values.tolist() == by_position.values.tolist() == [4.0]
+    with pytest.raises(ValueError, match=r"has no column 'score'; it has \['time', 'rating', 'item', 'user'\]"):
+        read_ratings(path, columns=("user", "item", "score"))
+
+
+def test_every_refusal_is_counted(tmp_path):
+    lines = [*LINES, ("", "1", "2"), ("1", "1", ""), ("1", "1", "good"), ("1", "1", "nan"), ("1", "1", "inf")]
+    table = read_ratings(write(tmp_path / "a.csv", ",", ("u", "i", "r"), lines))
+    assert (table.n_read, table.n_refused, len(table.values)) == (8, 5, 3)
+    assert table.refused == {
+        "missing id": 1, "missing value": 1, "value is not a number": 1, "value is not finite": 2
+    }  # fmt: skip
+    assert table.kept.tolist() == [0, 1, 2]
+
+
+def test_text_in_the_value_column_is_an_error(tmp_path):
+    path = write(tmp_path / "a.csv", ",", ("u", "i", "r"), [("1", "2", "good"), ("1", "3", "bad")])
+    with pytest.raises(ValueError, match=r"none of 2 lines can be used .*value column 'r' starts with 'good'"):
+        read_ratings(path)
+
+
+def test_ids_keep_their_digits(tmp_path):
+    path = write(tmp_path / "a.csv", ",", ("u", "i", "r"), [("007", "9223372036854775807", "1"), ("7", "5", "2")])
+    table = read_ratings(path)
+    assert table.rows.tolist() == ["007", "7"]
+    assert table.columns.tolist() == [9223372036854775807, 5]
+    beyond = write(tmp_path / "b.csv", ",", ("u", "i", "r"), [("99999999999999999999", "1", "1")])
+    assert read_ratings(beyond).rows.tolist() == ["99999999999999999999"]
+
+
+def test_files_that_are_no_tables(tmp_path):
+    with pytest.raises(FileNotFoundError, match="there is no file"):
+        read_frame(tmp_path / "nothing.csv")
+    (tmp_path / "empty.csv").write_text("")
+    with pytest.raises(ValueError, match="is empty"):
+        read_frame(tmp_path / "empty.csv")
+    (tmp_path / "bad.parquet").write_text("not parquet")
+    with pytest.raises(ValueError, match="cannot be read as a table"):
+        read_frame(tmp_path / "bad.parquet")
+    narrow = write(tmp_path / "narrow.csv", ",", ("u", "i"), [("1", "2")])
+    with pytest.raises(ValueError, match=r"must have 3 columns \(row, column, value\)"):
+        read_ratings(narrow)
+    with pytest.raises(ValueError, match="format must be one of csv, tsv, ::, parquet, got 'xls'"):
+        read_frame(narrow, "xls")
+
+
+def test_pairs_follow_the_model(tmp_path):
+    path = write(tmp_path / "p.csv", ",", None, [("1", "10"), ("2", "11")])
+    frame, rows, columns = read_pairs(path, text=(False, True))
+    assert frame.height == 2
+    assert rows.tolist() == [1, 2]
+    assert columns.tolist() == ["10", "11"]
+    no_digits = write(tmp_path / "n.csv", ",", None, [("ann", "tea"), ("bob", "rum")])
+    assert read_pairs(no_digits, text=(True, True), header=False)[1].tolist() == ["ann", "bob"]
+    assert read_pairs(no_digits, text=(True, True))[1].tolist() == ["bob"]
+    gap = write(tmp_path / "g.csv", ",", ("u", "i"), [("1", "10"), ("", "11")])
+    with pytest.raises(ValueError, match="the id in column 'u' is missing in data line 2"):
+        read_pairs(gap, text=(False, False))
