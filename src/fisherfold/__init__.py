@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from fisherfold._version import __version__
 
 if TYPE_CHECKING:
-    from fisherfold import fisher, manifolds, optim, problems, solvers
+    from fisherfold import estimators, fisher, manifolds, optim, problems, solvers
+    from fisherfold.estimators import LowRankImputer, MatrixCompletion, MatrixCompletionCV
     from fisherfold.fisher import Bernoulli, Categorical, Gaussian, Likelihood, Poisson
     from fisherfold.manifolds import check_retraction
     from fisherfold.optim import KFAC, MKFAC, SGDG, SGDP, AdamP, find_scale_invariant
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
     from fisherfold.solvers import Result, minimize
 
 _HOMES = {
+    # estimators
+    "LowRankImputer": "estimators",
+    "MatrixCompletion": "estimators",
+    "MatrixCompletionCV": "estimators",
     # problems and their likelihoods
     "NLLProblem": "problems",
     "Problem": "problems",
@@ -43,7 +48,7 @@ _HOMES = {
     "SGDP": "optim",
     "find_scale_invariant": "optim",
 }
-_ROOMS = ("fisher", "manifolds", "optim", "problems", "solvers", "testing")
+_ROOMS = ("estimators", "fisher", "manifolds", "optim", "problems", "solvers", "testing")
 
 __all__ = [
     "KFAC",
@@ -55,6 +60,9 @@ __all__ = [
     "Categorical",
     "Gaussian",
     "Likelihood",
+    "LowRankImputer",
+    "MatrixCompletion",
+    "MatrixCompletionCV",
     "NLLProblem",
     "Poisson",
     "Problem",
@@ -63,6 +71,7 @@ __all__ = [
     "check_fisher",
     "check_gradient",
     "check_retraction",
+    "estimators",
     "find_scale_invariant",
     "fisher",
     "manifolds",

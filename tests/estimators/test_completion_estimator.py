@@ -246,9 +246,9 @@ def test_interrupt_returns_a_usable_model_when_asked(table, monkeypatch):
     _, pairs, values, held, truth = table
     show = engine._Show.__call__
 
-    def stop_after_two(self, posterior):
-        show(self, posterior)
-        if len(posterior.trace) == 2:
+    def stop_after_two(self, record):
+        show(self, record)
+        if record["iteration"] == 2:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(engine._Show, "__call__", stop_after_two)
@@ -258,6 +258,24 @@ def test_interrupt_returns_a_usable_model_when_asked(table, monkeypatch):
     assert rmse(model.predict(held), truth) < 0.5
     with pytest.raises(KeyboardInterrupt):
         MatrixCompletion(rank=2).fit(pairs, values)
+
+
+def test_point_estimate(table):
+    _, pairs, values, held, truth = table
+    model = MatrixCompletion(rank=2, inference="point").fit(pairs, values)
+    assert rmse(model.predict(held), truth) < 0.3
+    assert model.n_iter_ == len(model.trace_) > 1
+    new = pairs[:, 0] >= 50
+    fresh = MatrixCompletion(rank=2, inference="point", ridge=0.5).fit(pairs[~new], values[~new])
+    fresh.partial_fit(pairs[new], values[new])
+    late = held[:, 0] >= 50
+    assert rmse(fresh.predict(held[late]), truth[late]) < 0.5
+    assert len(fresh.recommend(55, 3)[0]) == 3
+    for offsets in ("rows", "columns", "global", "none"):
+        with_some = MatrixCompletion(rank=4, inference="point", offsets=offsets, ridge=0.5).fit(pairs, values)
+        assert rmse(with_some.predict(held), truth) < 0.6
+    chosen = MatrixCompletionCV(ranks=(1, 2), inference="point", ridges=(0.5,)).fit(pairs, values)
+    assert chosen.best_rank_ == 2
 
 
 def test_same_seed_same_model(table):

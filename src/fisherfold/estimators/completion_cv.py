@@ -149,8 +149,9 @@ class MatrixCompletionCV(MatrixCompletion):
                 posterior = raise_rank(posterior, train, rank, seed=options.seed)
             else:
                 posterior = None
-            posterior, _ = run(train, replace(options, rank=rank), posterior)
-            mean, _ = predict_pairs(posterior, test[0], test[1])
+            outcome = run(train, replace(options, rank=rank), posterior)
+            posterior = outcome.posterior
+            mean = predict_pairs(posterior, test[0], test[1])[0] + outcome.level
             if self.clip:
                 mean = mean.clamp(*((v - ready.center) / ready.scale for v in (ready.low, ready.high)))
             errors.append(ready.scale * float((mean - test[2]).double().square().mean().sqrt()))

@@ -13,6 +13,7 @@ import torch
 from fisherfold.estimators.completion_model import CompletionModel
 from fisherfold.estimators.ids import IdIndex
 from fisherfold.estimators.inputs import Observations
+from fisherfold.estimators.point_posterior import point_posterior
 from fisherfold.inference.completion import CompletionPosterior, fit_variational
 from fisherfold.problems.ratings import Ratings
 
@@ -117,37 +118,57 @@ def fit_model(found: Observations, options: FitOptions) -> Fitted:
     """
     with threads(options.n_jobs):
         ready = prepare(found, options)
-        posterior, interrupted = run(ready.ratings, options)
-    by_row = ready.ratings.by_row
+        outcome = run(ready.ratings, options)
+    by_row, posterior = ready.ratings.by_row, outcome.posterior
     model = CompletionModel(
-        ready.row_ids, ready.column_ids, posterior, ready.center, ready.scale, ready.low, ready.high,
-        by_row.offsets.cpu().long(), by_row.indices().cpu(), options.inference, posterior.n_ratings,
+        ready.row_ids, ready.column_ids, posterior, ready.center + outcome.level * ready.scale, ready.scale,
+        ready.low, ready.high, by_row.offsets.cpu().long(), by_row.indices().cpu(), options.inference,
+        posterior.n_ratings,
     )  # fmt: skip
-    return Fitted(model, ready.ratings.n_duplicates, interrupted)
+    return Fitted(model, ready.ratings.n_duplicates, outcome.interrupted)
 
 
-def run(
-    ratings: Ratings, options: FitOptions, init: CompletionPosterior | None = None
-) -> tuple[CompletionPosterior, bool]:
+@dataclass(frozen=True)
+class Outcome:
+    """What a solver returns.
+
+    Attributes:
+        posterior: the posterior.
+        interrupted: whether Ctrl-C ended the fit.
+        level: a constant to add to all predictions, in scaled units.
+    """
+
+    posterior: CompletionPosterior
+    interrupted: bool
+    level: float = 0.0
+
+
+def run(ratings: Ratings, options: FitOptions, init: CompletionPosterior | None = None) -> Outcome:
     """Run the solver behind a progress bar; end it in good order at Ctrl-C if so wanted.
 
     Args:
         ratings: the centred and scaled ratings.
         options: how to fit.
-        init: where to start from.
+        init: where to start from (``variational`` only).
 
     Returns:
-        The posterior, and whether it was interrupted.
+        The posterior and how it came about.
 
     Raises:
         KeyboardInterrupt: at Ctrl-C, if it is not to be caught or no pass was finished.
     """
     last: list[CompletionPosterior] = []
     with progress(options) as show:
+        if options.inference == "point":
+            posterior, level, interrupted = point_posterior(
+                ratings, options.rank, ridge=options.ridge, offsets=options.offsets, max_iter=options.max_iter,
+                tol=options.tol, seed=options.seed, return_on_interrupt=options.return_on_interrupt, callback=show,
+            )  # fmt: skip
+            return Outcome(posterior, interrupted, level)
 
         def after_pass(posterior: CompletionPosterior) -> None:
             last[:] = [posterior]
-            show(posterior)
+            show(posterior.trace[-1])
 
         try:
             posterior = fit_variational(
@@ -158,8 +179,8 @@ def run(
         except KeyboardInterrupt:
             if not (options.return_on_interrupt and last):
                 raise
-            return last[0], True
-    return posterior, False
+            return Outcome(last[0], True)
+    return Outcome(posterior, False)
 
 
 class _Show:
@@ -178,10 +199,9 @@ class _Show:
             )  # fmt: skip
             self.task = self.bar.add_task("fit", total=self.total, figures="")
 
-    def __call__(self, posterior: CompletionPosterior) -> None:
+    def __call__(self, record: dict[str, float]) -> None:
         if self.bar is not None:
-            record = posterior.trace[-1]
-            figures = f"bound {record['bound']:.5f}  noise {record['noise']:.4f}"
+            figures = "  ".join(f"{k} {v:.5g}" for k, v in record.items() if k not in ("iteration", "seconds"))
             self.bar.update(self.task, completed=record["iteration"], figures=figures)
 
 

@@ -1,0 +1,91 @@
+"""A point estimate in the form of a posterior, so that prediction, fold-in, streams and files are the same for both.
+
+The factors and offsets of ``fit_point`` are the means. The prior precisions are its penalties over the residual
+variance,
+
+    K_rows = τ diag(λ S, λ₀),     K_columns = τ diag(λ S⁻¹, λ₀),     1/τ = (1/N) Σ r_ij²,
+
+and the covariances the inverses of the blocks of the Hessian (Laplace): a new rating is then one ridge step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from fisherfold.estimators.point_completion import Offsets, fit_point
+from fisherfold.estimators.point_model import PointFit
+from fisherfold.inference.completion import CompletionPosterior, half_step, moments, noise_floor
+from fisherfold.inference.sides import Side
+from fisherfold.problems.ratings import Ratings
+
+_OFFSETS: dict[str, Offsets] = {
+    "both": "all", "rows": "rows", "columns": "columns", "global": "global", "none": "none"
+}  # fmt: skip
+
+
+def point_posterior(
+    ratings: Ratings, rank: int, *, ridge: float | None, offsets: str, max_iter: int, tol: float, seed: int,
+    return_on_interrupt: bool, callback: Callable[[dict[str, float]], None],
+) -> tuple[CompletionPosterior, float, bool]:  # fmt: skip
+    """Fit a point estimate and write it as a posterior.
+
+    Args:
+        ratings: the centred and scaled ratings.
+        rank: the number of factors.
+        ridge: λ; chosen on a validation part if None.
+        offsets: as in ``MatrixCompletion``.
+        max_iter: the largest number of iterations.
+        tol: the relative decrease of the objective at which to stop.
+        seed: of the start and of the validation part.
+        return_on_interrupt: whether Ctrl-C returns what there is.
+        callback: called with each record of the trace.
+
+    Returns:
+        The posterior, the global offset that it leaves out, and whether the fit was interrupted.
+    """
+    fit = fit_point(
+        ratings, rank, ridge="auto" if ridge is None else float(ridge), offsets=_OFFSETS[offsets], max_iter=max_iter,
+        tol=tol, seed=seed, callback=callback, on_interrupt="return" if return_on_interrupt else "raise",
+    )  # fmt: skip
+    rows, columns, values = ratings.entries()
+    residual = float((fit.predict(rows.long(), columns.long()) - values).double().square().mean())
+    precision = 1 / max(residual, noise_floor(ratings.dtype))
+    sides = [
+        _side(fit.U, fit.row_offset, fit.row_penalty, fit, ratings.row_counts, precision, offsets in ("both", "rows")),
+        _side(
+            fit.A, fit.column_offset, fit.column_penalty, fit, ratings.column_counts, precision,
+            offsets in ("both", "columns"),
+        ),
+    ]  # fmt: skip
+    records = [{"iteration": float(k), **row} for k, row in enumerate(fit.trace.rows, start=1)]
+    posterior = CompletionPosterior(
+        sides[0], sides[1], precision, 0.0, ratings.n_ratings, fit.ridge, residual * ratings.n_ratings, records,
+        fit.status == "converged",
+    )  # fmt: skip
+    _laplace(posterior, ratings)
+    return posterior, float(fit.global_offset), fit.status == "interrupted"
+
+
+def _side(
+    factors: Tensor, offset: Tensor, penalty: Tensor, fit: PointFit, counts: Tensor, precision: float, has_offset: bool
+) -> Side:
+    mean = torch.cat([factors, offset[:, None]], dim=1)
+    side = Side.start(mean, counts, torch.ones(mean.shape[1], device=mean.device), has_offset=has_offset)
+    side.precision[:-1, :-1] = precision * penalty.double()
+    if has_offset:
+        side.precision[-1, -1] = precision * fit.offset_ridge
+    return side
+
+
+def _laplace(posterior: CompletionPosterior, ratings: Ratings) -> None:
+    """Set the covariances to the inverse Hessian blocks and leave the means alone."""
+    means = posterior.rows.mean.clone(), posterior.columns.mean.clone()
+    tables = [moments(side.mean, side.covariance) for side in (posterior.columns, posterior.rows)]
+    for side, table, groups, mean in zip(
+        (posterior.rows, posterior.columns), tables, (ratings.by_row, ratings.by_column), means, strict=True
+    ):
+        half_step(side, table, groups, posterior.noise_precision)
+        side.mean = mean
