@@ -6,6 +6,7 @@ With the usual bias-corrected moments m̂, v̂:  d = Π(m̂/(√v̂ + ε)),  w �
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -87,7 +88,7 @@ class AdamP(torch.optim.Optimizer):
         mean.mul_(beta1).add_(gradient, alpha=1 - beta1)
         square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
         # the powers stay on the device: no host synchronisation
-        correction1, correction2 = 1 - beta1 ** state["step"], 1 - beta2 ** state["step"]
+        correction1, correction2 = _correction(beta1, state["step"]), _correction(beta2, state["step"])
         denominator = (square.sqrt() / correction2.sqrt()).add_(group["eps"])
         update = (beta1 * mean + (1 - beta1) * gradient if group["nesterov"] else mean) / denominator
         decay = group["lr"] * group["weight_decay"]
@@ -97,3 +98,8 @@ class AdamP(torch.optim.Optimizer):
         if group["weight_decay"] > 0:
             w.mul_(1 - decay)
         w.sub_(group["lr"] / correction1 * update)
+
+
+def _correction(beta: float, step: torch.Tensor) -> torch.Tensor:
+    """1 - β^t, accurate in float32 for β near 1."""
+    return -torch.expm1(step * math.log(beta)) if beta > 0 else torch.ones_like(step)

@@ -107,7 +107,7 @@ class Curvature:
         """The tracked weights."""
         return [layer.tracked for layer in self.layers.values()]
 
-    def fold(self, sums: dict[str, FactorSums], decay: float, *, forgive: bool = False) -> None:
+    def fold(self, sums: dict[str, FactorSums], decay: float, *, forgive: bool = False) -> set[str]:
         """Reduce new statistics over processes and fold them into the factors.
 
         Factors that are not finite are left out and counted; too many in a row are a ``FactorError``.
@@ -116,16 +116,22 @@ class Curvature:
             sums: the statistics by weight name.
             decay: β of the running mean.
             forgive: do not count factors that are not finite (an overflow under loss scaling is no failure).
+
+        Returns:
+            The names of the weights whose factors are new.
         """
         joint = distributed.reduce_sums(sums, self.weights, self.process_group)
+        renewed = set()
         for name, layer in self.layers.items():
             if name not in joint:
                 continue
             a, g = joint.pop(name).finish()
             if bool(torch.isfinite(a).all()) and bool(torch.isfinite(g).all()):
                 layer.update(a, g, decay)
+                renewed.add(name)
             elif not forgive:
                 self._count_failure(layer, "its factors are not finite")
+        return renewed
 
     def _count_failure(self, layer: LayerCurvature, why: str) -> None:
         layer.failures += 1
@@ -208,9 +214,9 @@ class Curvature:
                 matrix = torch.cat([matrix, column.to(matrix.dtype).unsqueeze(1)], dim=1)
             direction = layer.inverse.apply(matrix)
             if bias is not None:
-                found[id(bias)] = direction[:, -1].to(bias.dtype)
+                found[id(bias)] = in_layout_of(bias, direction[:, -1])
                 direction = direction[:, :-1]
-            found[id(weight)] = direction.reshape(weight.shape).to(weight.dtype)
+            found[id(weight)] = in_layout_of(weight, direction.reshape(weight.shape))
         return found
 
     def direction(self, weight: nn.Parameter) -> Tensor:
@@ -279,6 +285,21 @@ def gradient_matrix(weight: nn.Parameter) -> Tensor:
     """
     assert weight.grad is not None
     return weight.grad.reshape(len(weight), -1).to(accumulation_dtype(weight))
+
+
+def in_layout_of(parameter: Tensor, value: Tensor) -> Tensor:
+    """A value in the dtype and memory layout of a parameter; fused kernels read both as flat memory.
+
+    Args:
+        parameter: sets dtype and strides.
+        value: of the same shape.
+
+    Returns:
+        The value itself where it already fits.
+    """
+    if value.dtype == parameter.dtype and value.stride() == parameter.stride():
+        return value
+    return torch.empty_like(parameter, requires_grad=False).copy_(value)
 
 
 def _shapes(inverse: Preconditioner) -> str:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.optim.sgd import sgd
 
 from fisherfold.optim import groups, report, statistics
-from fisherfold.optim.curvature import Curvature, CurvatureOptions, track
+from fisherfold.optim.curvature import Curvature, CurvatureOptions, in_layout_of, track
 from fisherfold.optim.distributed import rank
 from fisherfold.optim.factors import Collector, FactorSums, Pass, accumulation_dtype
 from fisherfold.optim.invariance import Finding, call, unwrap
@@ -283,10 +283,10 @@ class MKFAC(torch.optim.Optimizer):
                 "no curvature was collected: no backward pass ran through a tracked layer of this model "
                 "(was another copy of the model used, or was backward called outside?)"
             )
-        self.curvature.fold(sums, decay, forgive=forgive)
+        renewed = self.curvature.fold(sums, decay, forgive=forgive)
         if invert:
-            dampings = {name: float(group["damping"]) for name, group in self._groups_by_name().items()}
-            self.curvature.invert(dampings)
+            named = self._groups_by_name()
+            self.curvature.invert({name: float(named[name]["damping"]) for name in renewed})
             self._age.zero_()
 
     def _groups_by_name(self) -> dict[str, dict[str, Any]]:
@@ -326,12 +326,14 @@ class MKFAC(torch.optim.Optimizer):
         if not moving:
             return
         for parameter in moving:
-            if "momentum_buffer" not in self.state[parameter]:
-                self.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+            state = self.state[parameter]
+            state["momentum_buffer"] = in_layout_of(
+                parameter, state.get("momentum_buffer", torch.zeros_like(parameter))
+            )
         fused = all(p.device.type in ("cuda", "cpu") and p.is_floating_point() for p in moving)
         sgd(
             moving,
-            [directions.get(id(p), p.grad) for p in moving],
+            [directions.get(id(p), in_layout_of(p, p.grad)) for p in moving],
             [self.state[p]["momentum_buffer"] for p in moving],
             foreach=False,
             fused=fused,

@@ -189,7 +189,7 @@ def exact(
     Returns:
         The preconditioner.
     """
-    if rank is None and tolerance is None:
+    if (rank is None and tolerance is None) or max(len(a), len(g)) <= SMALL:
         return _full(a, g, damping, name)
     norm_a, norm_g = spectral_norm(a), spectral_norm(g)
     budget = 0.5 * (tolerance or 0.0) * damping

@@ -1,0 +1,141 @@
+"""Saving and resuming: equal to the bit in mid-interval, float32 curvature under bf16 weights, safe loading."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fisherfold.optim import KFAC, MKFAC, SGDG
+
+
+def net(width: int = 6) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(2, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(), nn.Dropout(0.2), nn.Flatten(),
+        nn.Linear(16 * width, 80, bias=False), nn.BatchNorm1d(80), nn.ReLU(), nn.Linear(80, 4),
+    )  # fmt: skip
+
+
+def run(model: nn.Module, optimizer: Any, steps: range) -> None:
+    for step in steps:
+        generator = torch.Generator().manual_seed(100 + step)
+        x, y = torch.randn(24, 2, 4, 4, generator=generator), torch.randint(4, (24,), generator=generator)
+        torch.manual_seed(step)
+        with optimizer.statistics(enabled=step % 4 == 0 and optimizer.uses_curvature, invert=step % 8 == 0):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+
+def through_a_file(state: dict[str, Any]) -> dict[str, Any]:
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=True)
+
+
+OPTIONS: dict[str, tuple[type, dict[str, Any]]] = {
+    "mkfac": (MKFAC, {"damping": 0.05, "max_rows": 64}),
+    "kfac on all": (MKFAC, {"damping": 0.05, "euclidean": "kfac"}),
+    "factored": (MKFAC, {"damping": 0.05, "damping_mode": "factored"}),
+    "kfac": (KFAC, {"damping": 0.05}),
+    "sgdg": (SGDG, {}),
+    "capturable": (MKFAC, {"damping": 0.05, "capturable": True, "basis": 0.25}),
+    "no factors kept": (MKFAC, {"damping": 0.05, "factor_decay": 0.0}),
+}
+
+
+@pytest.mark.parametrize("name", list(OPTIONS))
+def test_resume_in_mid_interval_is_equal_to_the_bit(name: str) -> None:
+    kind, options = OPTIONS[name]
+    model = net()
+    if kind is not KFAC:
+        options = {**options, "example_input": torch.randn(8, 2, 4, 4)}
+    optimizer = kind(model, lr=0.05, **options)
+    run(model, optimizer, range(6))
+    saved = through_a_file({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+    run(model, optimizer, range(6, 19))
+    twin = net()
+    resumed = kind(twin, lr=0.7, **options)
+    twin.load_state_dict(saved["model"])
+    resumed.load_state_dict(saved["optimizer"])
+    run(twin, resumed, range(6, 19))
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(p, q)
+    assert int(resumed._age) == int(optimizer._age)
+
+
+def test_loading_shares_no_memory_with_the_saved_optimizer() -> None:
+    model, twin = net(), net()
+    x = torch.randn(8, 2, 4, 4)
+    optimizer, other = (MKFAC(m, damping=0.05, example_input=x) for m in (model, twin))
+    run(model, optimizer, range(2))
+    other.load_state_dict(optimizer.state_dict())
+    before = other.curvature.layers["0.weight"].a.clone()
+    run(model, optimizer, range(4, 6))
+    assert torch.equal(other.curvature.layers["0.weight"].a, before)
+
+
+def test_factors_stay_float32_under_bf16_weights() -> None:
+    """torch casts optimizer state to the dtype of the parameter on loading (pytorch#43706); curvature is exempt."""
+    model = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3)).to(torch.bfloat16)
+    x, y = torch.randn(16, 5, dtype=torch.bfloat16), torch.randint(3, (16,))
+    optimizer = MKFAC(model, damping=0.1, example_input=x)
+    optimizer.refresh([(x, y)], nn.CrossEntropyLoss())
+    twin = MKFAC(model, damping=0.1, invariant={"0.weight": "row"})
+    twin.load_state_dict(through_a_file(optimizer.state_dict()))
+    ours, theirs = (o.curvature.layers["0.weight"] for o in (optimizer, twin))
+    assert theirs.a.dtype == theirs.inverse.left.dtype == torch.float32
+    assert torch.equal(ours.a, theirs.a)
+    assert torch.equal(ours.inverse.right, theirs.inverse.right)
+
+
+def test_rows_without_a_direction_survive_a_checkpoint() -> None:
+    weight = nn.Parameter(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
+    with pytest.warns(UserWarning, match="stay Euclidean"):
+        optimizer = MKFAC([{"params": [weight], "manifold": "row"}])
+    state = through_a_file(optimizer.state_dict())
+    with pytest.warns(UserWarning, match="stay Euclidean"):
+        twin = MKFAC([{"params": [weight], "manifold": "row"}])
+    twin.load_state_dict(state)
+    weight.grad = torch.ones_like(weight)
+    twin.step()
+    assert float(weight.detach()[0].norm()) == pytest.approx(1.0)
+    assert float(weight.detach()[1, 0]) == pytest.approx(-0.25)
+
+
+def test_parameter_without_a_gradient_yet_survives_resume() -> None:
+    model = net()
+    model[8].weight.requires_grad_(False)
+    optimizer = MKFAC(model, damping=0.1, example_input=torch.randn(8, 2, 4, 4))
+    run(model, optimizer, range(2))
+    twin_model = net()
+    twin = MKFAC(twin_model, damping=0.1, example_input=torch.randn(8, 2, 4, 4))
+    twin.load_state_dict(through_a_file(optimizer.state_dict()))
+    run(twin_model, twin, range(2, 3))
+
+
+def test_state_of_another_architecture_is_refused_and_nothing_changes() -> None:
+    x = torch.randn(8, 2, 4, 4)
+    optimizer = MKFAC(net(), damping=0.1, example_input=x)
+    run(optimizer.model, optimizer, range(1))
+    before = optimizer.state_dict()["curvature"]["0.weight"]["a"].clone()
+    wide = MKFAC(net(7), damping=0.1, example_input=x).state_dict()
+    with pytest.raises(
+        ValueError, match=r"architecture: 0.weight has shape \(7, 2, 3, 3\) there, expected \(6, 2, 3, 3\)"
+    ):
+        optimizer.load_state_dict(wide)
+    small = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+    other = MKFAC(small, example_input=torch.randn(4, 3)).state_dict()
+    with pytest.raises(ValueError, match=r"another architecture: groups of \[5, 1\] parameters, expected \[7, 2\]"):
+        optimizer.load_state_dict(other)
+    with pytest.raises(ValueError, match="the state has no curvature: it was not saved by MKFAC"):
+        optimizer.load_state_dict(torch.optim.SGD(net().parameters()).state_dict())
+    with pytest.raises(ValueError, match=r"only one of the two has curvature for 8.weight"):
+        optimizer.load_state_dict(MKFAC(net(), damping=0.1, example_input=x, euclidean="kfac").state_dict())
+    assert torch.equal(optimizer.curvature.layers["0.weight"].a, before)

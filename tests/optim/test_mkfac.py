@@ -1,0 +1,448 @@
+"""MKFAC as an optimizer: its direction, its geometry, the habits of torch.optim, and what it works with."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from architectures import SUITE, build
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import fisherfold
+from fisherfold.manifolds import Oblique
+from fisherfold.optim import KFAC, MKFAC, SGDG
+from fisherfold.optim.invariance import call
+
+
+def bn_net(*, inplace: bool = False, seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Conv2d(2, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(inplace), nn.Conv2d(6, 8, 3, stride=2, bias=False),
+        nn.BatchNorm2d(8), nn.ReLU(inplace), nn.Flatten(), nn.Linear(32, 4),
+    )  # fmt: skip
+
+
+def data(n: int = 24, seed: int = 1) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(n, 2, 6, 6, generator=generator), torch.randint(4, (n,), generator=generator)
+
+
+def train(model: nn.Module, optimizer: Any, steps: int, *, refresh: int = 4) -> list[float]:
+    x, y = data()
+    losses = []
+    for step in range(steps):
+        with optimizer.statistics(enabled=step % refresh == 0):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_public_names() -> None:
+    assert fisherfold.MKFAC is MKFAC
+    assert {"MKFAC", "KFAC", "SGDG", "SGDP", "AdamP", "find_scale_invariant"} <= set(fisherfold.__all__)
+
+
+def test_one_step_is_precondition_project_retract() -> None:
+    """Against the formula in float64 with the dense Kronecker matrix and the manifold's own operations."""
+    model = bn_net().double()
+    x, y = data()
+    x = x.double()
+    optimizer = MKFAC(model, lr=0.1, manifold_lr=0.3, momentum=0.9, damping=0.2, example_input=x, basis="full")
+    optimizer.refresh([(x, y)], nn.CrossEntropyLoss())
+    weight = model[3].weight
+    layer = optimizer.curvature.layers["3.weight"]
+    w = weight.detach().reshape(8, -1).clone()
+    momentum = torch.zeros_like(w)
+    oblique = Oblique(8, 54)
+    for _ in range(2):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        system = torch.kron(layer.g, layer.a) + 0.2 * torch.eye(8 * 54, dtype=torch.float64)
+        v = torch.linalg.solve(system, weight.grad.flatten()).reshape(8, 54)
+        momentum = 0.9 * momentum + oblique.project(w, v)
+        target = oblique.exp(w, -0.3 * momentum)
+        momentum = oblique.transport(w, target, momentum, method="parallel")
+        w = target
+        optimizer.step()
+        torch.testing.assert_close(weight.detach().reshape(8, -1), w)
+        torch.testing.assert_close(optimizer.state[weight]["momentum_buffer"].reshape(8, -1), momentum)
+
+
+def test_function_is_unchanged_by_the_constructor() -> None:
+    for name in ("conv-bn", "conv-gn-groups", "linear-ln", "weight-norm", "dense-concatenation"):
+        net, example, _ = build(name)
+        net = net.double()
+        before = net(example.double()).detach()
+        optimizer = MKFAC(net, example_input=example)
+        assert any(group["manifold"] == "spheres" for group in optimizer.param_groups)
+        torch.testing.assert_close(net(example.double()).detach(), before, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", [n for n in SUITE if n not in ("vgg16-bn", "wrn-16-4")])
+def test_every_architecture_trains_and_stays_on_its_spheres(name: str) -> None:
+    """All parameters with a gradient move, and preconditioned directions are tangent to 1e-6."""
+    net, example, _ = build(name)
+    optimizer = MKFAC(net, lr=0.01, manifold_lr=0.02, damping=0.5, example_input=example, euclidean="kfac")
+    start = {key: p.detach().clone() for key, p in net.named_parameters()}
+    moved = set()
+    for _ in range(3):
+        with optimizer.statistics():
+            optimizer.zero_grad()
+            outputs = call(net, example)
+            parts = (
+                outputs.values() if isinstance(outputs, dict) else outputs if isinstance(outputs, tuple) else [outputs]
+            )
+            sum(p.square().mean() for p in parts).backward()
+        clone = copy.deepcopy({key: p.grad for key, p in net.named_parameters()})
+        optimizer.precondition_()
+        for parameter, _, spheres in optimizer._entries():
+            if spheres and parameter.grad is not None:
+                w, v = parameter.detach().reshape(spheres, -1), parameter.grad.reshape(spheres, -1)
+                radial = (w * v).sum(dim=1).norm() / v.norm().clamp_min(1e-20)
+                assert float(radial) < 1e-6
+        for key, parameter in net.named_parameters():
+            parameter.grad = clone[key]
+        optimizer.step()
+        moved |= {key for key, p in net.named_parameters() if not torch.equal(p.detach(), start[key])}
+    with_gradient = {key for key, p in net.named_parameters() if p.grad is not None and bool(p.grad.abs().max() > 1e-7)}
+    assert with_gradient <= moved
+    for parameter, _, spheres in optimizer._entries():
+        if spheres and parameter.grad is not None:
+            assert float((parameter.detach().reshape(spheres, -1).norm(dim=1) - 1).abs().max()) < 1e-6
+
+
+def test_huge_damping_is_riemannian_sgd() -> None:
+    """λ → ∞ with η_g/λ fixed: MKFAC and SGDG walk the same path, and the diagnostics say so."""
+    curved, plain = bn_net().double(), bn_net().double()
+    x, y = data()
+    x = x.double()
+    mkfac = MKFAC(curved, lr=0.1, manifold_lr=0.2e9, damping=1e9, example_input=x)
+    sgdg = SGDG(plain, lr=0.1, manifold_lr=0.2, example_input=x)
+    mkfac.refresh([(x, y)], nn.CrossEntropyLoss())
+    for _ in range(4):
+        for model, optimizer in ((curved, mkfac), (plain, sgdg)):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    for p, q in zip(curved.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(p, q)
+    assert all(d.cosine > 1 - 1e-9 and d.top < 1e-6 for d in mkfac.diagnostics().values())
+
+
+def test_small_damping_bends_the_direction_and_diagnostics_show_it() -> None:
+    model = bn_net()
+    x, y = data()
+    optimizer = MKFAC(model, damping=1e-3, example_input=x)
+    optimizer.refresh([(x, y)], nn.CrossEntropyLoss())
+    F.cross_entropy(model(x), y).backward()
+    found = optimizer.diagnostics()
+    assert set(found) == {"0.weight", "3.weight"}
+    assert all(d.cosine < 0.97 and d.top > 10 and d.gradient_radial < 1e-3 and d.age == 0 for d in found.values())
+    assert max(d.radial for d in found.values()) > 1e-3  # which is why the direction is projected
+    optimizer.step()
+    assert all(d.age == 1 for d in optimizer.diagnostics().values())
+
+
+def test_report_says_what_is_treated_how_and_why() -> None:
+    net, example, _ = build("weight-norm")
+    text = MKFAC(net, example_input=example).report()
+    assert "6 spheres in R^5" in text
+    assert "Euler's identity holds" in text
+    assert "first order: a parameter of ParametrizationList" in text
+    assert text.splitlines()[-1].endswith("MiB")
+    guessed = MKFAC(bn_net()).report()
+    assert "guess: all its uses are batch or instance norms" in guessed
+
+
+def test_bias_before_batch_norm_is_kept_out_of_the_factor() -> None:
+    model = bn_net()
+    x, _ = data()
+    optimizer = MKFAC(model, example_input=x)
+    assert optimizer.curvature.layers["0.weight"].tracked.bias is None
+    assert optimizer.curvature.layers["0.weight"].tracked.sizes == (6, 18)
+    kfac = KFAC(bn_net())
+    assert kfac.curvature.layers["0.weight"].tracked.sizes == (6, 19)
+
+
+def test_kfac_step_includes_the_bias() -> None:
+    model = nn.Linear(4, 3).double()
+    x, y = torch.randn(16, 4, dtype=torch.float64), torch.randint(3, (16,))
+    optimizer = KFAC(model, lr=0.5, momentum=0.0, damping=0.1)
+    optimizer.refresh([(x, y)], nn.CrossEntropyLoss())
+    F.cross_entropy(model(x), y).backward()
+    joined = torch.cat([model.weight, model.bias[:, None]], dim=1).detach()
+    gradient = torch.cat([model.weight.grad, model.bias.grad[:, None]], dim=1)
+    layer = optimizer.curvature.layers["weight"]
+    system = torch.kron(layer.g, layer.a) + 0.1 * torch.eye(15, dtype=torch.float64)
+    expected = joined - 0.5 * torch.linalg.solve(system, gradient.flatten()).reshape(3, 5)
+    optimizer.step()
+    torch.testing.assert_close(torch.cat([model.weight, model.bias[:, None]], dim=1).detach(), expected)
+
+
+def test_groups_schedulers_and_closures_work_as_in_torch() -> None:
+    model = bn_net()
+    x, y = data()
+    optimizer = MKFAC(model, lr=0.1, manifold_lr=0.2, weight_decay=1e-2, example_input=x)
+    flat, curved = optimizer.param_groups
+    assert (flat["lr"], flat["weight_decay"], curved["lr"], curved["weight_decay"]) == (0.1, 1e-2, 0.2, 0.0)
+    assert curved["param_names"] == ["0.weight", "3.weight"]
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, [lambda e: 0.1**e, lambda e: 0.2**e])
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        return loss
+
+    assert float(optimizer.step(closure).detach()) > 0
+    scheduler.step()
+    assert flat["lr"] == pytest.approx(0.01)
+    assert curved["lr"] == pytest.approx(0.04)
+
+
+def test_euclidean_parameters_follow_torch_sgd() -> None:
+    ours, theirs = bn_net(), bn_net()
+    x, y = data()
+    optimizer = MKFAC(ours, lr=0.1, weight_decay=1e-2, invariant="none")
+    reference = torch.optim.SGD(theirs.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-2)
+    for _ in range(3):
+        for model, one in ((ours, optimizer), (theirs, reference)):
+            one.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            one.step()
+    for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(p, q)
+
+
+def test_explicit_groups_with_and_without_modules() -> None:
+    model, twin = bn_net(), bn_net()
+    x, y = data()
+    automatic = MKFAC(twin, lr=0.1, manifold_lr=0.2, damping=0.1, example_input=x)
+    names = dict(model.named_parameters())
+    curved = [names.pop("0.weight"), names.pop("3.weight")]
+    groups = [{"params": list(names.values())}, {"params": curved, "manifold": "row"}]
+    explicit = MKFAC(groups, lr=0.1, manifold_lr=0.2, damping=0.1, model_of_groups=model)
+    for net, optimizer in ((model, explicit), (twin, automatic)):
+        optimizer.refresh([(x, y)], nn.CrossEntropyLoss())
+        F.cross_entropy(net(x), y).backward()
+        optimizer.step()
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(p, q)
+    alone = MKFAC([{"params": [nn.Parameter(torch.randn(4, 6))], "manifold": 2, "lr": 0.3}])
+    assert alone.param_groups[0]["spheres"] == [2]
+    with pytest.raises(RuntimeError, match="curvature needs the modules: pass model_of_groups"):
+        alone.refresh([(x, y)], nn.CrossEntropyLoss())
+
+
+def test_gradients_in_another_memory_layout_are_understood() -> None:
+    """Fused kernels read flat memory: a transposed gradient must not be taken for a straight one."""
+    ours, theirs = (nn.Parameter(torch.arange(6.0).reshape(2, 3)) for _ in range(2))
+    gradient = torch.arange(6.0).reshape(3, 2).T
+    for parameter, optimizer in (
+        (ours, MKFAC([ours], lr=0.1)),
+        (theirs, torch.optim.SGD([theirs], lr=0.1, momentum=0.9)),
+    ):
+        for _ in range(2):
+            parameter.grad = gradient.clone() if parameter is theirs else gradient
+            optimizer.step()
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_refresh_leaves_the_model_alone() -> None:
+    model = bn_net()
+    x, y = data()
+    optimizer = MKFAC(model, example_input=x)
+    model[0].weight.grad = torch.ones_like(model[0].weight)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    rng = torch.get_rng_state()
+    optimizer.refresh([(x, y)] * 2, nn.CrossEntropyLoss())
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), rng)
+    assert bool((model[0].weight.grad == 1).all())
+    assert model[3].weight.grad is None
+
+
+def test_frozen_unused_and_late_unfrozen_layers() -> None:
+    net, example, _ = build("unused-layer")
+    net.p.weight.requires_grad_(False)
+    frozen = net.p.weight.detach().clone()
+    optimizer = MKFAC(net, lr=0.1, manifold_lr=0.1, damping=0.1, example_input=example, euclidean="kfac")
+    assert torch.equal(net.p.weight, frozen)
+
+    def go() -> None:
+        with optimizer.statistics():
+            optimizer.zero_grad()
+            F.cross_entropy(net(example), torch.zeros(8, dtype=torch.long)).backward()
+        optimizer.step()
+
+    go()
+    assert torch.equal(net.p.weight, frozen)
+    net.p.weight.requires_grad_(True)
+    go()
+    assert not torch.equal(net.p.weight, frozen)
+    assert float((net.p.weight.detach().norm(dim=1) - 1).abs().max()) < 1e-6
+    assert optimizer.curvature.layers["p.weight"].inverse is not None
+    assert optimizer.curvature.layers["unused.weight"].inverse is None
+
+
+@pytest.mark.parametrize(("euclidean", "invariant"), [("sgd", "probe"), ("kfac", "none")])
+def test_channels_last_and_in_place_activations_change_nothing(euclidean: str, invariant: str) -> None:
+    reference, other = bn_net(), bn_net(inplace=True).to(memory_format=torch.channels_last)
+    x, _ = data()
+    histories = []
+    for model in (reference, other):
+        optimizer = MKFAC(
+            model, lr=0.1, manifold_lr=0.1, damping=0.1, example_input=x, euclidean=euclidean, invariant=invariant
+        )
+        histories.append(train(model, optimizer, 6))
+    assert other[3].weight.is_contiguous(memory_format=torch.channels_last)
+    assert histories[0] == pytest.approx(histories[1], rel=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_with_a_gradient_scaler_trains(dtype: torch.dtype) -> None:
+    model = bn_net()
+    x, y = data()
+    optimizer = MKFAC(model, lr=0.1, manifold_lr=0.1, damping=0.1, example_input=x)
+    scaler = torch.amp.GradScaler("cpu", enabled=dtype == torch.float16, init_scale=256.0)
+    losses = []
+    for step in range(12):
+        with optimizer.statistics(enabled=step % 4 == 0, grad_scaler=scaler):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=dtype):
+                loss = F.cross_entropy(model(x), y)
+            scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        losses.append(loss.item())
+    assert losses[-1] < 0.6 * losses[0]
+    layer = optimizer.curvature.layers["0.weight"]
+    assert layer.a.dtype == layer.inverse.right.dtype == torch.float32
+
+
+def test_overflow_under_loss_scaling_is_dropped_without_a_count() -> None:
+    model = bn_net()
+    x, y = data()
+    optimizer = MKFAC(model, damping=0.1, example_input=x)
+
+    class Scaler:
+        def get_scale(self) -> float:
+            return 1.0
+
+    for _ in range(5):
+        with optimizer.statistics(grad_scaler=Scaler()):
+            (F.cross_entropy(model(x), y) * float("inf")).backward()
+    assert optimizer.curvature.layers["0.weight"].failures == 0
+    assert optimizer.curvature.layers["0.weight"].inverse is None
+
+
+def test_compiled_model_gives_statistics_and_is_not_recompiled() -> None:
+    """Hooks run through the uncompiled module; before and after, the same compiled code is used."""
+    model = bn_net()
+    x, y = data()
+    compiles: list[int] = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        compiles.append(1)
+        return graph.forward
+
+    compiled = torch.compile(model, backend=backend)
+    optimizer = MKFAC(compiled, lr=0.1, manifold_lr=0.1, damping=0.1, example_input=x)
+    reference_model = bn_net()
+    reference = MKFAC(reference_model, lr=0.1, manifold_lr=0.1, damping=0.1, example_input=x)
+    F.cross_entropy(compiled(x), y).backward()
+    first = len(compiles)
+    assert first >= 1
+    optimizer.refresh([(x, y)], nn.CrossEntropyLoss())
+    reference.refresh([(x, y)], nn.CrossEntropyLoss())
+    torch.testing.assert_close(
+        optimizer.curvature.layers["3.weight"].g, reference.curvature.layers["3.weight"].g, rtol=1e-3, atol=1e-7
+    )
+    with optimizer.statistics():
+        F.cross_entropy(compiled(x), y).backward()
+    compiled(x)
+    assert len(compiles) == first
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # on importing the compiler
+def test_fused_update_equals_the_plain_one() -> None:
+    x, _ = data()
+    results = []
+    for fuse in (False, True):
+        model = bn_net()
+        optimizer = MKFAC(model, lr=0.1, manifold_lr=0.1, damping=0.1, example_input=x, fuse=fuse)
+        if fuse:
+            optimizer._sphere_step = torch.compile(optimizer._sphere_step._torchdynamo_orig_callable, backend="eager")
+        results.append(train(model, optimizer, 5))
+    assert results[0] == pytest.approx(results[1], rel=1e-4)
+
+
+def test_capturable_keeps_memory_in_place_and_takes_the_rate_from_a_tensor() -> None:
+    plain_model, model = bn_net(), bn_net()
+    x, y = data()
+    plain = MKFAC(plain_model, lr=0.1, manifold_lr=0.1, damping=0.1, example_input=x)
+    optimizer = MKFAC(model, lr=0.1, manifold_lr=0.1, damping=0.1, example_input=x, capturable=True)
+    assert train(plain_model, plain, 6, refresh=3) == pytest.approx(train(model, optimizer, 6, refresh=3), rel=1e-4)
+    layer = optimizer.curvature.layers["3.weight"]
+    place = layer.inverse.left.data_ptr()
+    optimizer.refresh([(x, y)], nn.CrossEntropyLoss())
+    assert layer.inverse.left.data_ptr() == place
+    rate = optimizer.param_groups[1]["lr"]
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [1], gamma=0.1)
+    optimizer.step()
+    scheduler.step()
+    assert optimizer.param_groups[1]["lr"] is rate
+    assert float(rate) == pytest.approx(0.01)
+
+
+def test_bf16_weights_stay_unit_to_their_precision() -> None:
+    model = bn_net().to(torch.bfloat16)
+    x, y = data()
+    optimizer = MKFAC(model, lr=0.05, manifold_lr=0.05, damping=0.1, example_input=x.bfloat16())
+    for _ in range(3):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x.bfloat16()).float(), y).backward()
+        optimizer.step()
+    norms = model[3].weight.detach().float().reshape(8, -1).norm(dim=1)
+    assert float((norms - 1).abs().max()) < 4e-3
+
+
+def test_zero_rows_stay_euclidean_with_one_warning() -> None:
+    model = bn_net()
+    with torch.no_grad():
+        model[3].weight[2].zero_()
+    x, y = data()
+    with pytest.warns(UserWarning, match="3.weight: 1 of 8 rows are zero or tiny and stay Euclidean") as caught:
+        optimizer = MKFAC(model, lr=0.1, manifold_lr=0.1, invariant={"3.weight": "row"})
+    assert len(caught) == 1
+    F.cross_entropy(model(x), y).backward()
+    optimizer.step()
+    norms = model[3].weight.detach().reshape(8, -1).norm(dim=1)
+    assert bool(torch.isfinite(norms).all())
+    assert [i for i in range(8) if abs(float(norms[i]) - 1) > 1e-5] == [2]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"damping_mode": "factored"},
+        {"basis": "full"},
+        {"basis": 0.25},
+        {"retraction": "normalize"},
+        {"max_angle": 0.1},
+        {"euclidean": "kfac"},
+        {"fisher": "mc"},
+    ],
+)
+def test_every_option_descends(options: dict[str, Any]) -> None:
+    model = bn_net()
+    x, _ = data()
+    optimizer = MKFAC(model, lr=0.05, manifold_lr=0.05, damping=0.1, example_input=x, **options)
+    losses = train(model, optimizer, 15)
+    assert losses[-1] < 0.5 * losses[0]

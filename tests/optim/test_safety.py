@@ -1,0 +1,215 @@
+"""What goes wrong, and what is said about it: bad input at the door, non-finite numbers, failing solvers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fisherfold.optim import KFAC, MKFAC, SGDP, AdamP
+from fisherfold.optim import curvature as curvature_module
+from fisherfold.optim.spectral import FactorError
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+
+
+def batch() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(16, 5, generator=generator), torch.randint(3, (16,), generator=generator)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lr": -0.1}, r"lr must be in \[0, inf\), got -0.1"),
+        ({"manifold_lr": -1.0}, r"manifold_lr must be in \[0, inf\), got -1"),
+        ({"momentum": 1.0}, r"momentum must be in \[0, 1\), got 1"),
+        ({"weight_decay": -1e-4}, r"weight_decay must be in \[0, inf\), got -0.0001"),
+        ({"damping": 0.0}, r"damping must be in \(0, inf\), got 0"),
+        ({"damping": float("nan")}, r"damping must be in \(0, inf\), got nan"),
+        ({"factor_decay": 1.0}, r"factor_decay must be in \[0, 1\), got 1"),
+        ({"max_angle": 0.0}, r"max_angle must be in \(0, 3.14159\], got 0"),
+        ({"max_rows": 0}, "max_rows must be positive or None, got 0"),
+        ({"basis": "half"}, "basis must be one of 'auto', 'full', got 'half'"),
+        ({"basis": 1.5}, r"basis must be in \(0, 1\], got 1.5"),
+        ({"fisher": "true"}, "fisher must be one of 'empirical', 'mc', 'persample', got 'true'"),
+        ({"retraction": "qr"}, "retraction must be one of 'exp', 'normalize', got 'qr'"),
+        ({"reduction": "none"}, "reduction must be one of 'mean', 'sum', got 'none'"),
+        ({"invariant": "guess"}, "invariant must be one of 'probe', 'modules', 'none', got 'guess'"),
+        ({"invariant": "probe"}, "invariant='probe' needs example_input"),
+        ({"invariant": {"9.weight": "row"}}, "invariant names '9.weight', which is no parameter of Sequential"),
+        ({"invariant": {"0.bias": "row"}}, r"0.bias has shape \(6,\): only weights with rows"),
+        ({"invariant": {"0.weight": 4}}, "0.weight has 6 rows, which cannot be cut into 4 spheres"),
+        ({"example_input": torch.zeros(4, 9)}, r"example_input \(shapes \[\(4, 9\)\]\) was rejected by Sequential"),
+    ],
+)
+def test_bad_options_are_named_and_the_model_is_left_as_it_was(options: dict[str, Any], message: str) -> None:
+    model = net()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    with pytest.raises(ValueError, match=message):
+        MKFAC(model, **options)
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+def test_nothing_to_optimise() -> None:
+    with pytest.raises(ValueError, match="model must have parameters, ReLU has none"):
+        MKFAC(nn.ReLU())
+    with pytest.raises(ValueError, match="at least one parameter, got nothing"):
+        MKFAC([])
+    with pytest.raises(ValueError, match="a parameter group must have at least one parameter"):
+        MKFAC([{"params": []}])
+
+
+def test_weight_decay_on_the_sphere_is_refused() -> None:
+    weight = nn.Parameter(torch.randn(3, 4))
+    with pytest.raises(ValueError, match=r"weight_decay must be 0 for a group on spheres.*got 0.1"):
+        MKFAC([{"params": [weight], "manifold": "row", "weight_decay": 0.1}])
+    optimizer = MKFAC([{"params": [weight]}], weight_decay=0.1)
+    with pytest.raises(ValueError, match="weight_decay must be 0 for a group on spheres"):
+        optimizer.add_param_group(
+            {"params": [nn.Parameter(torch.randn(2, 2))], "manifold": "tensor", "weight_decay": 1e-3}
+        )
+
+
+def test_eval_mode_at_refresh() -> None:
+    model = net()
+    x, y = batch()
+    optimizer = MKFAC(model, example_input=x)
+    model.eval()
+    with pytest.raises(ValueError, match="batch norm '1' is in eval mode"):
+        optimizer.refresh([(x, y)], nn.CrossEntropyLoss())
+    with pytest.raises(ValueError, match="batch norm '1' is in eval mode"), optimizer.statistics():
+        pass
+    KFAC(model).refresh([(x, y)], nn.CrossEntropyLoss())  # without spheres there is nothing to break
+
+
+@pytest.mark.parametrize(("declared", "actual"), [("mean", "sum"), ("sum", "mean")])
+def test_loss_that_is_not_reduced_as_declared(declared: str, actual: str) -> None:
+    x, y = batch()
+    optimizer = MKFAC(net(), example_input=x, reduction=declared)
+    with pytest.raises(ValueError, match=f"not reduced as declared: with reduction='{declared}'"):
+        optimizer.refresh([(x, y)], nn.CrossEntropyLoss(reduction=actual))
+    with pytest.raises(ValueError, match=r"loss_fn must return one number, reduced over the batch, got \(16,\)"):
+        optimizer.refresh([(x, y)], nn.CrossEntropyLoss(reduction="none"))
+
+
+def test_refresh_that_collects_nothing() -> None:
+    model = net()
+    x, y = batch()
+    optimizer = MKFAC(model, example_input=x)
+    with pytest.raises(RuntimeError, match="no curvature was collected"), optimizer.statistics():
+        model(x)
+    with pytest.raises(RuntimeError, match="no curvature was collected"), optimizer.statistics():
+        F.cross_entropy(net()(x), y).backward()
+    with pytest.raises(RuntimeError, match="no curvature was collected"):
+        optimizer.refresh([], nn.CrossEntropyLoss())
+    assert all(not module._forward_hooks for module in model.modules())
+
+
+def test_hooks_are_removed_when_the_loss_fails() -> None:
+    model = net()
+    x, y = batch()
+    optimizer = MKFAC(model, example_input=x)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+
+    def broken(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        raise ZeroDivisionError("in the user's loss")
+
+    with pytest.raises(ZeroDivisionError, match="in the user's loss"):
+        optimizer.refresh([(x, y)], broken)
+    assert all(not module._forward_hooks and not module._forward_pre_hooks for module in model.modules())
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+def test_monte_carlo_needs_a_known_likelihood() -> None:
+    x, y = batch()
+    optimizer = MKFAC(net(), example_input=x, fisher="mc")
+
+    def hinge(z: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        return F.multi_margin_loss(z, t)
+
+    with pytest.raises(ValueError, match=r"fisher='mc' has to draw targets.*hinge.*pass sampler="):
+        optimizer.refresh([(x, y)], hinge)
+    optimizer.refresh([(x, y)], hinge, sampler=lambda z, t, g: t)
+
+
+def test_non_finite_gradient_changes_nothing() -> None:
+    model = net()
+    x, y = batch()
+    optimizer = MKFAC(model, example_input=x)
+    F.cross_entropy(model(x), y).backward()
+    model[3].weight.grad[0, 0] = float("nan")
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    with pytest.raises(FloatingPointError, match=r"the gradient of 3.weight is not finite; no parameter was changed"):
+        optimizer.step()
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+def test_non_finite_factors_keep_the_last_inverse_and_raise_the_third_time() -> None:
+    model = net()
+    x, y = batch()
+    optimizer = MKFAC(model, example_input=x, damping=0.1)
+    optimizer.refresh([(x, y)], nn.CrossEntropyLoss())
+    layer = optimizer.curvature.layers["0.weight"]
+    kept = layer.inverse.left.clone()
+    poisoned = x.clone()
+    poisoned[0, 0] = float("inf")
+    for count in (1, 2):
+        with optimizer.statistics():
+            F.cross_entropy(model(poisoned), y).backward()
+        assert layer.failures == count
+        torch.testing.assert_close(layer.inverse.left, kept)
+        assert bool(torch.isfinite(layer.a).all())
+    with (
+        pytest.raises(FactorError, match=r"0.weight: its factors are not finite, 3 times in a row"),
+        optimizer.statistics(),
+    ):
+        F.cross_entropy(model(poisoned), y).backward()
+
+
+def test_failing_factorisations_are_counted_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = net()
+    x, y = batch()
+    optimizer = MKFAC(model, example_input=x, damping=0.1)
+    optimizer.refresh([(x, y)], nn.CrossEntropyLoss())
+    layer = optimizer.curvature.layers["0.weight"]
+    kept = layer.inverse
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise FactorError("no eigendecomposition of A of 0.weight (order 5) succeeded")
+
+    monkeypatch.setattr(curvature_module, "exact", fail)
+    for count in (1, 2):
+        optimizer.refresh([(x, y)], nn.CrossEntropyLoss())
+        assert layer.failures == count
+        assert layer.inverse is kept
+    with pytest.raises(FactorError, match=r"0.weight: no eigendecomposition of A .* 3 times in a row"):
+        optimizer.refresh([(x, y)], nn.CrossEntropyLoss())
+    monkeypatch.undo()
+    optimizer.refresh([(x, y)], nn.CrossEntropyLoss())
+    assert layer.failures == 0
+
+
+def test_sharded_parameters_are_refused() -> None:
+    class FlatParameter(nn.Parameter):
+        pass
+
+    with pytest.raises(ValueError, match=r"parameters sharded by FSDP are not supported.*use DistributedDataParallel"):
+        MKFAC([{"params": [FlatParameter(torch.randn(6))]}])
+
+
+@pytest.mark.parametrize("kind", [SGDP, AdamP])
+def test_rivals_check_their_numbers(kind: type) -> None:
+    weight = nn.Parameter(torch.randn(3, 3))
+    with pytest.raises(ValueError, match="lr must be in"):
+        kind([weight], lr=-1.0)
+    with pytest.raises(ValueError, match="weight_decay must be in"):
+        kind([weight], weight_decay=-1.0)
+    with pytest.raises(ValueError, match="delta must be in"):
+        kind([weight], delta=-1.0)
