@@ -5,7 +5,8 @@ three maps brings it back. All of them read the shape of ``y`` off its p×p Gram
 
 - polar: ``y G^{-1/2}``, the nearest frame;
 - CholeskyQR: ``y L^{-T}`` with ``G = L Lᵀ``;
-- Householder QR with positive diagonal, which needs no Gram matrix and is therefore the fall-back for the others.
+- Householder QR with positive diagonal, which needs no Gram matrix and is therefore the fall-back for the others
+  (and, in float32, less orthonormal than they are for very tall matrices).
 
 The frame error of the first two is about ``eps · cond(G)``, so they hand over to QR beyond ``MAX_CONDITION``.
 """
@@ -43,6 +44,23 @@ def cross(a: Tensor, b: Tensor) -> Tensor:
     return (head_a.mT @ head_b).sum(dim=-3, dtype=torch.float64) + tail
 
 
+def minus_product(v: Tensor, x: Tensor, weights: Tensor) -> Tensor:
+    """The matrix ``v - x w``, in one pass over the memory where possible.
+
+    Args:
+        v: a tensor of shape (..., n, q).
+        x: a tensor of shape (..., n, p).
+        weights: a small tensor of shape (..., p, q), of any floating dtype.
+
+    Returns:
+        A tensor of the dtype of ``v``.
+    """
+    weights = weights.to(v.dtype)
+    if v.ndim == x.ndim == 2:
+        return torch.addmm(v, x, weights, alpha=-1)
+    return v - x @ weights
+
+
 def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """The eigenvalues and eigenvectors of Hermitian matrices; NaN eigenvalues where an entry is not finite.
 
@@ -52,10 +70,14 @@ def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         The eigenvalues, ascending, and the eigenvectors as columns.
     """
-    # torch.linalg.eigh would raise, but a step that went astray must come back as a point that can be rejected.
-    finite = torch.isfinite(matrix).all(dim=-1).all(dim=-1)[..., None]
-    values, vectors = torch.linalg.eigh(torch.where(finite[..., None], matrix, 0.0))
-    return torch.where(finite, values, torch.nan), vectors
+    try:
+        values, vectors = torch.linalg.eigh(matrix)
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # public, but not listed by torch
+        # A step that went astray must come back as a point that can be rejected, not as an exception.
+        finite = torch.isfinite(matrix).all(dim=-1).all(dim=-1)[..., None]
+        values, vectors = torch.linalg.eigh(torch.where(finite[..., None], matrix, 0.0))
+        values = torch.where(finite, values, torch.nan)
+    return values, vectors
 
 
 def polar(y: Tensor) -> Tensor:
@@ -68,9 +90,9 @@ def polar(y: Tensor) -> Tensor:
         A frame of the same shape; NaN where ``y`` is not finite.
     """
     values, vectors = eigh(cross(y, y))
-    smallest, largest = values[..., 0], values[..., -1]
+    # Squares below the floor have underflown. Written so that NaN fails as well.
     floor = torch.finfo(y.dtype).tiny / torch.finfo(y.dtype).eps
-    if not bool(((largest <= MAX_CONDITION * smallest) & (smallest > floor)).all()):
+    if not bool((values[..., -1] <= MAX_CONDITION * (values[..., 0] - floor)).all()):
         return _polar_by_qr(y)
     root = (vectors * values.rsqrt().unsqueeze(-2)) @ vectors.mT
     return y @ root.to(y.dtype)
@@ -92,11 +114,7 @@ def qr(y: Tensor) -> Tensor:
     Returns:
         A frame of the same shape.
     """
-    q, r = torch.linalg.qr(y)
-    signs = torch.where(r.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).to(y.dtype).unsqueeze(-2)
-    if y.shape[-2] < TALL_ROWS:
-        return q * signs
-    return q @ (_inverse_triangle(torch.linalg.cholesky_ex(cross(q, q)).L).mT.to(y.dtype) * signs)
+    return _householder_qr(y) if y.shape[-2] < TALL_ROWS else cholesky_qr(y)
 
 
 def cholesky_qr(y: Tensor) -> Tensor:
@@ -110,11 +128,19 @@ def cholesky_qr(y: Tensor) -> Tensor:
     """
     lower, failed = torch.linalg.cholesky_ex(cross(y, y))
     pivots = lower.diagonal(dim1=-2, dim2=-1)
-    # The pivots bound cond(G) from below and, for p small, are close to it: cheap enough for every step.
+    # The squared pivots lie between the extreme eigenvalues: a cheap measure of the condition.
     sound = (failed == 0) & (pivots.amax(dim=-1) ** 2 <= MAX_CONDITION * pivots.amin(dim=-1) ** 2)
     if not bool(sound.all()):
-        return qr(y)
+        return _householder_qr(y)
     return y @ _inverse_triangle(lower).mT.to(y.dtype)
+
+
+def _householder_qr(y: Tensor) -> Tensor:
+    q, r = torch.linalg.qr(y)
+    signs = torch.where(r.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).to(y.dtype).unsqueeze(-2)
+    if y.shape[-2] < TALL_ROWS:
+        return (q * signs).contiguous()
+    return q @ (_inverse_triangle(torch.linalg.cholesky_ex(cross(q, q)).L).mT.to(y.dtype) * signs)
 
 
 def _inverse_triangle(lower: Tensor) -> Tensor:

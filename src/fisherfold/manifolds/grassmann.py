@@ -104,7 +104,8 @@ class Grassmann(Manifold):
         angles = squares.clamp(min=0).sqrt().unsqueeze(-2)
         cosine = (vectors * angles.cos()) @ vectors.mT
         sine = (vectors * torch.sinc(angles / torch.pi)) @ vectors.mT
-        return self._back(frames.polar(x @ cosine.to(x.dtype) + v @ sine.to(x.dtype)))
+        # The polar factor keeps rounding from adding up over many steps.
+        return self._back(frames.polar(frames.minus_product(x @ cosine.to(x.dtype), v, -sine)))
 
     def _log(self, x: Tensor, y: Tensor) -> Tensor:
         """``B f(cos θ)`` with B the horizontal part of the aligned y (singular values sin θ) and f = θ / sin θ."""
@@ -133,7 +134,7 @@ class Grassmann(Manifold):
 
 
 def _horizontal(x: Tensor, v: Tensor) -> Tensor:
-    return v - x @ frames.cross(x, v).to(x.dtype)
+    return frames.minus_product(v, x, frames.cross(x, v))
 
 
 def _alignment(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

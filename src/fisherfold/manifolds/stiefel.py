@@ -64,7 +64,7 @@ class Stiefel(Manifold):
 
     def _project(self, x: Tensor, v: Tensor) -> Tensor:
         overlap = frames.cross(x, v)
-        return v - x @ (0.5 * (overlap + overlap.mT)).to(x.dtype)
+        return frames.minus_product(v, x, 0.5 * (overlap + overlap.mT))
 
     def _retract(self, x: Tensor, v: Tensor, method: str) -> Tensor:
         if method == "polar":
