@@ -93,6 +93,7 @@ class CompletionProblem(Problem):
         self.n_samples = self.ratings.n_columns
         self._squares = kernels.square_sum(self.ratings.by_column, torch.float64)
         self._last: tuple[Tensor, int, kernels.ColumnFit] | None = None
+        self._dense: tuple[Tensor, Tensor] | None = None
 
     def fit(self, x: Tensor, batch: Tensor | None = None) -> kernels.ColumnFit:
         """The coefficients of the columns at a frame.
@@ -106,16 +107,39 @@ class CompletionProblem(Problem):
         """
         if batch is not None:
             side = self.ratings.by_column.take(batch)
-            return kernels.fit_columns(side, x, self._ridges(side.counts, x))
+            return kernels.fit_columns(side, x, self.ridges(side.counts, x))
         # Loss, gradient and Fisher at one point share the pass: solvers ask for them one after the other.
         if self._last is None or self._last[0] is not x or self._last[1] != x._version:
-            ridge = self._ridges(self.ratings.column_counts, x)
+            ridge = self.ridges(self.ratings.column_counts, x)
             self._last = (x, x._version, kernels.fit_columns(self.ratings.by_column, x, ridge))
         return self._last[2]
 
-    def _ridges(self, counts: Tensor, like: Tensor) -> Tensor:
+    def ridges(self, counts: Tensor, like: Tensor) -> Tensor:
+        """λ_i of columns with so many ratings.
+
+        Args:
+            counts: the number of ratings of each column.
+            like: a tensor of the wanted dtype.
+
+        Returns:
+            One number per column.
+        """
         weights = counts if self.ridge_weighting == "count" else torch.ones_like(counts)
         return self.ridge * weights.to(like.dtype)
+
+    def dense_columns(self) -> tuple[Tensor, Tensor]:
+        """The transposed matrix with zeros at holes, and its mask; built when first asked for, for crowded tables.
+
+        Returns:
+            Two tables with one row per column.
+        """
+        if self._dense is None:
+            rows, columns, values = self.ratings.entries()
+            shape = (self.ratings.n_columns, self.ratings.n_rows)
+            matrix, mask = torch.zeros(shape, dtype=values.dtype), torch.zeros(shape, dtype=values.dtype)
+            matrix[columns, rows], mask[columns, rows] = values, 1.0
+            self._dense = matrix, mask
+        return self._dense
 
     def loss(self, x: Tensor, batch: Tensor | None = None) -> Tensor:  # noqa: D102
         squares = self._squares if batch is None else self._squares[batch]
@@ -213,7 +237,7 @@ class CompletionProblem(Problem):
         rows, columns, values = self.held_out.entries()
         error = self._predict(x, fit.coefficients, rows, columns) - values.to(x.dtype)
         side = self.held_out.by_column
-        again = kernels.fit_columns(side, x, self._ridges(side.counts, x))
+        again = kernels.fit_columns(side, x, self.ridges(side.counts, x))
         squares = kernels.square_sum(side, x.dtype)
         refit = float(again.residual_squares(squares).sum()) / self.held_out.n_ratings
         return {"held_out": float(error.square().mean()), "refit": refit, "train": train}

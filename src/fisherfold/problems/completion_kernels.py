@@ -149,7 +149,7 @@ def fit_columns(side: Grouped, frame: Tensor, ridge: Tensor) -> ColumnFit:
     gram = plain_sum(side, outer_table(frame))
     rhs = value_sum(side, frame)
     coefficients, share = solve_positive(gram, rhs, ridge[:, None])
-    weak = ~(share > torch.finfo(frame.dtype).eps ** 0.5)
+    weak = ~(share > torch.finfo(frame.dtype).eps ** 0.5) & torch.isfinite(gram).all(dim=1)
     fallback = weak.nonzero().squeeze(1)
     inverse = frame.new_zeros(len(fallback), frame.shape[1], frame.shape[1])
     if len(fallback):

@@ -10,13 +10,16 @@ should be the polar one, which does not turn them.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Literal
 
+import torch
 from torch import Tensor
 
 from fisherfold.fisher.kronecker import KroneckerFisher
 from fisherfold.fisher.operators import FisherOperator
 from fisherfold.problems.base import Snapshot
+from fisherfold.problems.completion_epoch import lazy_epoch
 
 if TYPE_CHECKING:
     from fisherfold.problems.completion import CompletionProblem
@@ -66,7 +69,10 @@ class CompletionSnapshot(Snapshot):
     def fisher(self, x: Tensor, batch: Tensor, *, kind: str) -> FisherOperator:  # noqa: D102
         if kind != "kronecker":
             return super().fisher(x, batch, kind=kind)
-        fresh = self._fit(x, batch).coefficients
+        factor = self._renewed(batch, self._fit(x, batch).coefficients)
+        return KroneckerFisher(self.problem.manifold, x, left=None, right=factor)
+
+    def _renewed(self, batch: Tensor, fresh: Tensor) -> Tensor:
         known = self.coefficients[batch]
         factor = self.factor + (fresh.mT @ fresh - known.mT @ known) / self.problem.n_samples
         if self.table == "persistent":
@@ -75,4 +81,28 @@ class CompletionSnapshot(Snapshot):
             if len(set(batch.tolist())) < len(batch):
                 factor = self.coefficients.mT @ self.coefficients / self.problem.n_samples
             self.factor = factor
-        return KroneckerFisher(self.problem.manifold, x, left=None, right=factor)
+        return factor
+
+    def inverse_factor(self, batch: Tensor, fresh: Tensor, damping: float) -> Tensor:
+        """(C + λI)⁻¹ after the batch has been put into C; the pseudo-inverse if nothing damps.
+
+        Args:
+            batch: column numbers.
+            fresh: their coefficients at the iterate.
+            damping: λ.
+
+        Returns:
+            A p×p matrix.
+        """
+        values, vectors = torch.linalg.eigh(self._renewed(batch, fresh))
+        values = values.clamp(min=0) + damping
+        floor = float(values.max()) * len(self.x) * torch.finfo(values.dtype).eps if damping == 0 else 0.0
+        inverse = torch.where(values > floor, 1 / values, 0.0)
+        return (vectors * inverse) @ vectors.mT
+
+    def epoch(  # noqa: D102
+        self, x: Tensor, batches: Iterable[Tensor], *, step: float, kind: str | None = None, damping: float = 0.0
+    ) -> Tensor:
+        if kind not in {None, "kronecker"} or self.problem.manifold.retraction != "polar":
+            return super().epoch(x, batches, step=step, kind=kind, damping=damping)
+        return lazy_epoch(self, x, batches, step=step, natural=kind is not None, damping=damping)
