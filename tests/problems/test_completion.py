@@ -301,3 +301,68 @@ def test_unknown_names_are_refused():
         problem.fisher(frame_of(problem), kind="dense")
     with pytest.raises(ValueError, match="table must be 'persistent' or 'batch', got 'old'"):
         CompletionProblem(ratings, RANK, table="old").snapshot(frame_of(problem))
+
+
+@pytest.mark.parametrize("batches", [[[1], [3], [1], [8]], [[1, 2], [2, 2, 5]]])
+@pytest.mark.parametrize("kind", [None, "kronecker"])
+@pytest.mark.parametrize("rule", ["persistent", "batch"])
+@pytest.mark.parametrize(("ridge", "density"), [(0.0, 0.8), (0.0, 0.0), (0.3, 0.8)])
+def test_fused_epochs_make_the_steps_one_by_one(batches, kind, rule, ridge, density):
+    """Crowded tables, sparse ones, single columns and batches take different roads to the same point."""
+    rng = np.random.default_rng(5)
+    mask = rng.random((30, N_COLUMNS)) < density
+    for i in range(N_COLUMNS):
+        mask[rng.choice(30, RANK + 3, replace=False), i] = True
+    seen = np.nonzero(mask)
+    ratings = Ratings(*seen, rng.standard_normal(len(seen[0])), shape=(30, N_COLUMNS))
+    problem = CompletionProblem(ratings, RANK, ridge=ridge, orientation="rows", table=rule)
+    x = frame_of(problem)
+    steps = [torch.tensor(batch) for batch in batches]
+    slow = super(type(problem.snapshot(x)), problem.snapshot(x)).epoch(x, steps, step=0.2, kind=kind, damping=1e-3)
+    fused = problem.snapshot(x).epoch(x, steps, step=0.2, kind=kind, damping=1e-3)
+    torch.testing.assert_close(fused, slow, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("bound", [0.0, 1.05])
+def test_a_fused_epoch_may_form_its_frame_at_any_step(monkeypatch, bound):
+    """Once the small block is too small to be divided by, the product starts again from the frame itself."""
+    monkeypatch.setattr("fisherfold.problems.completion_epoch._LARGEST_INVERSE", bound)
+    ratings, _ = table(density=0.0, rows=40)
+    problem = CompletionProblem(ratings, RANK, orientation="rows")
+    x = frame_of(problem)
+    steps = [torch.tensor([i % N_COLUMNS]) for i in range(12)]
+    snapshot = problem.snapshot(x)
+    slow = super(type(snapshot), snapshot).epoch(x, steps, step=0.5)
+    fused = problem.snapshot(x).epoch(x, steps, step=0.5)
+    torch.testing.assert_close(fused, slow, rtol=0, atol=1e-11)
+
+
+def test_a_fused_epoch_solves_columns_with_too_few_ratings_from_their_rows():
+    rng = np.random.default_rng(0)
+    mask = rng.random((10, 6)) < 0.9
+    mask[:, 2] = False
+    mask[[1, 4], 2] = True
+    seen = np.nonzero(mask)
+    ratings = Ratings(*seen, rng.standard_normal(len(seen[0])), shape=(10, 6))
+    problem = CompletionProblem(ratings, RANK, orientation="rows")
+    x = frame_of(problem)
+    steps = [torch.tensor([2]), torch.tensor([0]), torch.tensor([2])]
+    slow = super(type(problem.snapshot(x)), problem.snapshot(x)).epoch(x, steps, step=0.1, kind="kronecker")
+    fused = problem.snapshot(x).epoch(x, steps, step=0.1, kind="kronecker")
+    torch.testing.assert_close(fused, slow, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("density", [0.8, 0.0])
+@pytest.mark.parametrize("ridge", [0.0, 0.2])
+def test_fused_descent_makes_the_steps_one_by_one(density, ridge):
+    ratings, _ = table(density=density, rows=30)
+    problem = CompletionProblem(ratings, RANK, ridge=ridge, orientation="rows")
+    x = frame_of(problem)
+    steps = [torch.tensor([k]) for k in (3, 1, 3)] + [torch.tensor([0, 5])]
+    slow = super(CompletionProblem, problem).descend(x, steps, step=lambda k: 0.3 / (1 + k))
+    fused = problem.descend(x, steps, step=lambda k: 0.3 / (1 + k))
+    torch.testing.assert_close(fused, slow, rtol=0, atol=1e-12)
+    alone = problem.descend(x, steps[:3], step=lambda k: 0.3)
+    torch.testing.assert_close(
+        alone, super(CompletionProblem, problem).descend(x, steps[:3], step=lambda k: 0.3), rtol=0, atol=1e-12
+    )

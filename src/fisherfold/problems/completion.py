@@ -9,6 +9,7 @@ paper's p×p factor to the exact product, are offered under the names of ``Compl
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import ClassVar, Literal
 
 import torch
@@ -20,6 +21,7 @@ from fisherfold.fisher.rowblock import RowBlockFisher
 from fisherfold.manifolds import Grassmann
 from fisherfold.problems import completion_kernels as kernels
 from fisherfold.problems.base import Problem
+from fisherfold.problems.completion_epoch import NoAnchor, lazy_epoch
 from fisherfold.problems.completion_fisher import CompletionFisher
 from fisherfold.problems.completion_snapshot import CompletionSnapshot, TableRule
 from fisherfold.problems.packed import unpack
@@ -194,6 +196,12 @@ class CompletionProblem(Problem):
         if kind == "row-block":
             return RowBlockFisher(self.manifold, x, unpack(gram) / count)
         return CompletionFisher(self.manifold, x, ratings, fit, gram, residual_term=kind == "exact")
+
+    def descend(self, x: Tensor, batches: Iterable[Tensor], *, step: Callable[[int], float]) -> Tensor:  # noqa: D102
+        if self.manifold.retraction != "polar":
+            return super().descend(x, batches, step=step)
+        nothing = NoAnchor(self, x, torch.zeros_like(x), x.new_zeros(self.n_samples, self.rank))
+        return lazy_epoch(nothing, x, batches, step=step)
 
     def snapshot(self, x: Tensor) -> CompletionSnapshot:  # noqa: D102
         return CompletionSnapshot(self, x, table=self.table)

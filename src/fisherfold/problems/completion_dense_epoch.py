@@ -22,6 +22,7 @@ from torch import Tensor
 from fisherfold.problems.completion_kernels import fit_columns
 
 if TYPE_CHECKING:
+    from fisherfold.problems.completion_epoch import NoAnchor
     from fisherfold.problems.completion_snapshot import CompletionSnapshot
 
 Small = npt.NDArray[np.float64]
@@ -33,13 +34,12 @@ class DenseEpoch:
     Args:
         snapshot: the anchor.
         x: the first iterate.
-        step: t.
         natural: whether steps are multiplied by (C + λI)⁻¹.
         damping: λ.
     """
 
-    def __init__(self, snapshot: CompletionSnapshot, x: Tensor, *, step: float, natural: bool, damping: float) -> None:
-        self.snapshot, self.step_size, self.natural, self.damping = snapshot, step, natural, damping
+    def __init__(self, snapshot: CompletionSnapshot | NoAnchor, x: Tensor, *, natural: bool, damping: float) -> None:
+        self.snapshot, self.natural, self.damping = snapshot, natural, damping
         n, p = x.shape
         self.size = p
         self.anchor = snapshot.x.mT.contiguous()
@@ -58,11 +58,12 @@ class DenseEpoch:
         self._set_cross(_small(self.stacks[0][:p] @ still.mT))
         self.weak = torch.finfo(x.dtype).eps ** 0.5
 
-    def step(self, column: int) -> None:
+    def step(self, column: int, size: float) -> None:
         """Move along one column.
 
         Args:
             column: its number.
+            size: t.
         """
         p, stack = self.size, self.stacks[0]
         values, mask = (table[column] for table in self.snapshot.problem.dense_columns())
@@ -79,8 +80,8 @@ class DenseEpoch:
         inverse = self._inverse(column, a) if self.natural else np.eye(p)
         self.gram[2 * p :], self.gram[:, 2 * p :] = against, against.T
         along = self.gram[:p, p : 2 * p] + against[:, :p].T @ pull
-        pieces = [np.eye(p) + self.step_size * along @ inverse, -self.step_size * inverse]
-        weights = np.concatenate([*pieces, -self.step_size * (pull @ inverse)]).T
+        pieces = [np.eye(p) + size * along @ inverse, -size * inverse]
+        weights = np.concatenate([*pieces, -size * (pull @ inverse)]).T
         image = weights @ self.gram
         lengths, vectors = np.linalg.eigh(image @ weights.T)
         turn = (vectors / np.sqrt(lengths)) @ vectors.T

@@ -5,15 +5,16 @@ so the iterate is kept as a product of a tall table and a small matrix,
 
     U = Z B₁ + G B₂ + U₀ B₃,    Z changes only in the rows that the batch has rated,
 
-and its Gram matrix follows from Γ = [Z G U₀]ᵀ[Z G U₀]. With s the rows of Σ_B (r aᵀ - r₀ a₀ᵀ)/|B|, q the gathered rows of
-[Z G U₀], K = U₀ᵀ(Σ_B P_iᵀ r₀ a₀ᵀ)/|B| (zero without a ridge), D = (0; I; K), E = Bᵀ(Γ D + Σ q sᵀ) and X = (C + λI)⁻¹:
+and its Gram matrix follows from Γ = [Z G U₀]ᵀ[Z G U₀]. With s the rows of Σ_B (r aᵀ - r₀ a₀ᵀ)/|B|, q the gathered rows
+of [Z G U₀], K = U₀ᵀ(Σ_B P_iᵀ r₀ a₀ᵀ)/|B| (zero without ridge), D = (0; I; K), E = Bᵀ(Γ D + Σ q sᵀ) and X = (C + λI)⁻¹:
 
     B' = B - t (D - B E) X,    Z' = Z - t scatter(s X B₁'⁻¹),    B ← B' (B'ᵀ Γ' B')^{-1/2}     (polar retraction).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,6 +25,7 @@ from fisherfold.problems.completion_kernels import fit_columns
 from fisherfold.problems.grouped import Grouped
 
 if TYPE_CHECKING:
+    from fisherfold.problems.completion import CompletionProblem
     from fisherfold.problems.completion_snapshot import CompletionSnapshot
 
 
@@ -120,8 +122,33 @@ class LazyFrame:
         return torch.addmm(self.moving @ self.weights[:size], self.still, self.weights[size:])
 
 
+@dataclass(frozen=True)
+class NoAnchor:
+    """What takes the place of a snapshot when steps are plain: no gradient, no coefficients.
+
+    Attributes:
+        problem: the problem.
+        x: the first iterate.
+        full_gradient: zero.
+        anchor_coefficients: zero.
+        table: unused.
+    """
+
+    problem: CompletionProblem
+    x: Tensor
+    full_gradient: Tensor
+    anchor_coefficients: Tensor
+    table: str = "batch"
+
+
 def lazy_epoch(
-    snapshot: CompletionSnapshot, x: Tensor, batches: Iterable[Tensor], *, step: float, natural: bool, damping: float
+    snapshot: CompletionSnapshot | NoAnchor,
+    x: Tensor,
+    batches: Iterable[Tensor],
+    *,
+    step: Callable[[int], float],
+    natural: bool = False,
+    damping: float = 0.0,
 ) -> Tensor:
     """All inner steps of one epoch.
 
@@ -129,7 +156,7 @@ def lazy_epoch(
         snapshot: the anchor.
         x: the first iterate.
         batches: column numbers of every step.
-        step: t.
+        step: t as a function of the number of the step, from 0.
         natural: whether steps are multiplied by (C + λI)⁻¹.
         damping: λ.
 
@@ -140,14 +167,14 @@ def lazy_epoch(
     problem = snapshot.problem
     single = all(len(batch) == 1 for batch in batches) and problem.ridge == 0
     if single and problem.ratings.density >= _CROWDED and x.device.type == "cpu":
-        epoch = DenseEpoch(snapshot, x, step=step, natural=natural, damping=damping)
-        for batch in batches:
-            epoch.step(int(batch))
+        epoch = DenseEpoch(snapshot, x, natural=natural, damping=damping)
+        for k, batch in enumerate(batches):
+            epoch.step(int(batch), step(k))
         last = epoch.point()
     else:
         frame = LazyFrame(x, snapshot.full_gradient, snapshot.x)
-        for batch in batches:
-            _step(snapshot, frame, batch, step, natural, damping)
+        for k, batch in enumerate(batches):
+            _step(snapshot, frame, batch, step(k), natural, damping)
         last = frame.dense()
     if not bool(torch.isfinite(last).all()):
         return last
@@ -155,7 +182,12 @@ def lazy_epoch(
 
 
 def _step(
-    snapshot: CompletionSnapshot, frame: LazyFrame, batch: Tensor, step: float, natural: bool, damping: float
+    snapshot: CompletionSnapshot | NoAnchor,
+    frame: LazyFrame,
+    batch: Tensor,
+    step: float,
+    natural: bool,
+    damping: float,
 ) -> None:
     problem, size, count = snapshot.problem, frame.weights.shape[1], len(batch)
     side = problem.ratings.by_column.take(batch)
@@ -171,7 +203,9 @@ def _step(
     anchor_residual = (anchor_rows * known_spread).sum(1) - values
     there = anchor_residual[:, None] * known_spread
     change = (residual[:, None] * spread - there) / count
-    inverse = snapshot.inverse_factor(batch, fresh, damping) if natural else _identity(frame.weights)
+    inverse = _identity(frame.weights)
+    if natural and not isinstance(snapshot, NoAnchor):
+        inverse = snapshot.inverse_factor(batch, fresh, damping)
     drift = frame.weights.new_zeros(3 * size, size)
     drift[size : 2 * size] = _identity(frame.weights)
     drift[2 * size :] = anchor_rows.mT @ there / count

@@ -105,4 +105,4 @@ class CompletionSnapshot(Snapshot):
     ) -> Tensor:
         if kind not in {None, "kronecker"} or self.problem.manifold.retraction != "polar":
             return super().epoch(x, batches, step=step, kind=kind, damping=damping)
-        return lazy_epoch(self, x, batches, step=step, natural=kind is not None, damping=damping)
+        return lazy_epoch(self, x, batches, step=lambda _: step, natural=kind is not None, damping=damping)
