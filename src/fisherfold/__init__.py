@@ -14,7 +14,13 @@ from fisherfold._version import __version__
 
 if TYPE_CHECKING:
     from fisherfold import estimators, fisher, manifolds, optim, problems, solvers
-    from fisherfold.estimators import LowRankImputer, MatrixCompletion, MatrixCompletionCV
+    from fisherfold.estimators import (
+        LowRankImputer,
+        MatrixCompletion,
+        MatrixCompletionCV,
+        SubspaceClassifier,
+        SubspaceRegressor,
+    )
     from fisherfold.fisher import Bernoulli, Categorical, Gaussian, Likelihood, Poisson
     from fisherfold.manifolds import check_retraction
     from fisherfold.optim import KFAC, MKFAC, SGDG, SGDP, AdamP, find_scale_invariant
@@ -26,6 +32,8 @@ _HOMES = {
     "LowRankImputer": "estimators",
     "MatrixCompletion": "estimators",
     "MatrixCompletionCV": "estimators",
+    "SubspaceClassifier": "estimators",
+    "SubspaceRegressor": "estimators",
     # problems and their likelihoods
     "NLLProblem": "problems",
     "Problem": "problems",
@@ -67,6 +75,8 @@ __all__ = [
     "Poisson",
     "Problem",
     "Result",
+    "SubspaceClassifier",
+    "SubspaceRegressor",
     "__version__",
     "check_fisher",
     "check_gradient",

@@ -259,18 +259,48 @@ def start(statistics: TaskStatistics, *, rank: int) -> SubspacePrior:
     """
     n, counts = statistics.n_features, statistics.counts
     eye = torch.eye(n, dtype=torch.float64, device=counts.device)
-    scale = statistics.gram.diagonal(dim1=-2, dim2=-1).sum() / (n * counts.sum()).clamp(min=1)
+    scale = (statistics.gram.diagonal(dim1=-2, dim2=-1).sum() / (n * counts.sum()).clamp(min=1)).clamp(min=1e-300)
     pooled = statistics.pooled()
     mean = torch.linalg.solve(pooled.gram[0] + scale * eye, pooled.cross[0])
     noise = statistics.residual_power(mean.expand(statistics.n_tasks, n)).sum() / counts.sum()
+    noise = noise.clamp(min=noise_floor(statistics))
     residual = statistics.cross - statistics.gram @ mean
     own = torch.linalg.solve(statistics.gram + 10 * scale * eye, residual)
-    moment = own.mT @ own / statistics.n_tasks
-    values, vectors = torch.linalg.eigh(moment)
-    frame = vectors[:, -rank:].flip(1).contiguous()
+    frame, values = start_frame(own, pooled.gram[0], rank)
     # a floor keeps every direction alive: Σ can only shrink what the prior lets through
-    covariance = torch.diag(values[-rank:].flip(0).clamp(min=0) + values.mean() / 10 + 1e-8 * noise / scale)
+    covariance = torch.diag(values[:rank] + values.mean() / 10 + 1e-8 * noise / scale)
     return SubspacePrior(mean, frame, covariance, noise.expand(statistics.n_tasks).clone())
+
+
+def noise_floor(statistics: TaskStatistics) -> float:
+    """The least noise variance: targets that are fitted exactly must not lead to a division by zero.
+
+    Args:
+        statistics: the rows.
+
+    Returns:
+        A positive number, 1e-12 of the mean squared target.
+    """
+    return float(1e-12 * statistics.power.sum() / statistics.counts.sum().clamp(min=1)) + 1e-100
+
+
+def start_frame(weights: Tensor, gram: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """The leading directions of the tasks' own coefficients.
+
+    Args:
+        weights: one vector per task.
+        gram: XᵀX over all rows; where there are fewer tasks than directions, its leading directions complete the frame.
+        rank: how many directions.
+
+    Returns:
+        An orthonormal frame with fixed signs, and all eigenvalues, largest first.
+    """
+    moment = weights.mT @ weights / len(weights)
+    tie_breaker = 1e-6 * moment.trace() / gram.trace().clamp(min=1e-300) * gram
+    values, vectors = torch.linalg.eigh(moment + tie_breaker)
+    frame = vectors[:, -rank:].flip(1)
+    frame = frame * frame.gather(0, frame.abs().argmax(0, keepdim=True)).sign()
+    return frame.contiguous(), values.flip(0).clamp(min=0)
 
 
 def symmetric_root(matrix: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from fisherfold.inference.subspace import (
     SubspacePrior,
     TaskPosterior,
     information,
+    noise_floor,
     posterior,
     start,
 )
@@ -103,12 +104,13 @@ def fit_marginal(
     if not 1 <= rank <= statistics.n_features:
         raise ValueError(f"rank must be between 1 and the number of features ({statistics.n_features}), got {rank}")
     prior = start(statistics, rank=rank) if prior is None else prior
+    floor = noise_floor(statistics)
     rows = max(float(statistics.counts.sum()), 1.0)
     trace: list[dict[str, float]] = []
     converged, before = False, float("inf")
     for number in range(max_rounds):
         prior = _update_mean(statistics, prior)
-        prior = _update_moments(statistics, prior, noise)
+        prior = _update_moments(statistics, prior, noise, floor)
         prior, gradient_norm = _update_frame(statistics, prior)
         loss = float(posterior(statistics, prior).losses.sum() + _noise_penalty(prior.noise, noise))
         row = {"round": float(number + 1), "loss": loss / statistics.n_tasks, "gradient_norm": gradient_norm}
@@ -118,6 +120,32 @@ def fit_marginal(
             break
         before = loss
     return MarginalFit(prior, posterior(statistics, prior), trace, converged)
+
+
+def new_noise(statistics: TaskStatistics, prior: SubspacePrior, noise: str) -> Tensor:
+    """Noise variances for statistics that have grown: known tasks keep theirs, new ones are estimated.
+
+    Args:
+        statistics: the rows; its first tasks are those of the prior.
+        prior: what is known.
+        noise: ``task`` or ``shared``.
+
+    Returns:
+        One variance per task of ``statistics``.
+    """
+    known = len(prior.noise)
+    common = prior.noise.mean() if noise == "shared" else _common(prior.noise)
+    grown = torch.cat([prior.noise, common.expand(statistics.n_tasks - known)])
+    if noise == "shared" or statistics.n_tasks == known:
+        return grown
+    for _ in range(5):
+        found = posterior(statistics, replace(prior, noise=grown))
+        weights = prior.mean + found.mean @ prior.frame.mT
+        inner = prior.frame.mT @ found.scaled_gram_frame
+        errors = statistics.residual_power(weights) + grown * (inner * found.covariance).sum((-2, -1))
+        updated = (errors + NOISE_ROWS * common) / (statistics.counts + NOISE_ROWS)
+        grown = torch.cat([grown[:known], updated[known:]])
+    return grown
 
 
 def _update_mean(statistics: TaskStatistics, prior: SubspacePrior) -> SubspacePrior:
@@ -130,7 +158,9 @@ def _update_mean(statistics: TaskStatistics, prior: SubspacePrior) -> SubspacePr
     return replace(prior, mean=prior.mean + vectors @ (inverse * (vectors.mT @ found.score().sum(0))))
 
 
-def _update_moments(statistics: TaskStatistics, prior: SubspacePrior, noise: str) -> SubspacePrior:
+def _update_moments(
+    statistics: TaskStatistics, prior: SubspacePrior, noise: str, floor: float = 0.0
+) -> SubspacePrior:
     """Σ and s² from the posterior moments, after the scale of the coefficients was freed (parameter-expanded EM)."""
     found = posterior(statistics, prior)
     frame, scale = prior.frame, prior.noise
@@ -141,7 +171,7 @@ def _update_moments(statistics: TaskStatistics, prior: SubspacePrior, noise: str
     mean, moments = found.mean @ expansion.mT, expansion @ moments @ expansion.mT
     offset = statistics.residual_power(prior.mean.expand(statistics.n_tasks, -1)) / scale
     errors = scale * (offset - 2 * (target * mean).sum(-1) + (inner * moments).sum((-2, -1)))
-    updated = _noise(errors.clamp(min=0), statistics.counts, scale, noise)
+    updated = _noise(errors.clamp(min=0), statistics.counts, scale, noise).clamp(min=floor)
     return replace(prior, covariance=moments.mean(0), noise=updated)
 
 
@@ -151,18 +181,20 @@ def _expansion(inner: Tensor, moments: Tensor, target: Tensor) -> Tensor:
     if tasks * p**4 > _EXPANSION_COST:
         return torch.eye(p, dtype=inner.dtype, device=inner.device)
     system = torch.einsum("tij,tkl->ikjl", inner, moments).reshape(p * p, p * p)
-    system = system + 1e-10 * system.diagonal().mean() * torch.eye(p * p, dtype=inner.dtype, device=inner.device)
-    return torch.linalg.solve(system, target.reshape(-1)).reshape(p, p)
+    eye = torch.eye(p, dtype=inner.dtype, device=inner.device)
+    # where nothing is known, as when all coefficients have shrunk to zero, α stays the identity
+    lift = (1e-10 * system.diagonal().mean()).clamp(min=1e-300)
+    missing = target.reshape(-1) - system @ eye.reshape(-1)
+    system.diagonal().add_(lift)
+    return eye + torch.linalg.solve(system, missing).reshape(p, p)
 
 
 def _noise(errors: Tensor, counts: Tensor, before: Tensor, noise: str) -> Tensor:
-    """Noise variances from expected squared errors; never zero, so that an exact fit does not divide by it."""
+    """Noise variances from expected squared errors."""
     pooled = errors.sum() / counts.sum().clamp(min=1)
     if noise == "shared":
-        updated = pooled.expand_as(errors)
-    else:
-        updated = (errors + NOISE_ROWS * _common(before)) / (counts + NOISE_ROWS)
-    return updated.clamp(min=1e-12 * float(before.max()))
+        return pooled.expand_as(errors)
+    return (errors + NOISE_ROWS * _common(before)) / (counts + NOISE_ROWS)
 
 
 def _common(noise_variance: Tensor) -> Tensor:

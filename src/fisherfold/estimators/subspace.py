@@ -1,0 +1,386 @@
+"""Many small related regressions as a scikit-learn estimator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.base import RegressorMixin
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor
+
+from fisherfold.estimators.ids import IdIndex
+from fisherfold.estimators.subspace_point import SOLVERS, choose_ridge, fit_point
+from fisherfold.estimators.task_estimator import TaskEstimator
+from fisherfold.estimators.task_rows import Scaling
+from fisherfold.inference.subspace import SubspacePrior, posterior
+from fisherfold.inference.subspace_fit import NOISES, fit_marginal, new_noise
+from fisherfold.problems.subspace import SubspaceProblem
+from fisherfold.problems.tasks import TaskStatistics
+
+Array = NDArray[Any]
+INFERENCES = ("marginal", "point")
+
+
+class SubspaceRegressor(RegressorMixin, TaskEstimator):  # type: ignore[misc]
+    """Regressions for many tasks whose coefficients share a low-dimensional subspace.
+
+    ``inference="marginal"``: y = xᵀ(m + U a_t) + noise with a learnt mean m, subspace U and Gaussian prior on a_t, the
+    a_t integrated out; nothing to tune, and predictions come with standard deviations. ``inference="point"``: the
+    paper's model y = xᵀ U w_t with a ridge on w_t, by default chosen on held-out rows.
+
+    Args:
+        rank: the dimension of the subspace, at most the number of features (plus one with an intercept), where the
+            prior covariance is full; None for 6, or as many as there are.
+        inference: ``marginal`` or ``point``.
+        ridge: of the point model: a number, one per task (in the order of ``task_ids_``), or ``auto``.
+        noise: of the marginal model: ``task`` (a variance per task, drawn together) or ``shared``.
+        fit_intercept: centre the features and give every task an intercept.
+        scale: divide features by their standard deviation.
+        solver: of the point model: rngd, rngd-vr, rsgd, rsvrg or rcg.
+        solver_options: further options for that solver, such as ``step``.
+        max_iter: the most rounds (marginal) or iterations (point).
+        tol: stop when a round improves the log likelihood per row by less (marginal), or five iterations the loss by a
+            smaller fraction (point).
+        random_state: fixes the split for the ridge and the draws of stochastic solvers.
+        verbose: print the progress.
+
+    Attributes:
+        coef_: coefficients per task in the units of X, shape (tasks, features).
+        intercept_: intercepts per task.
+        noise_variance_: per task (marginal).
+        prior_covariance_: of the coefficients in ``components_`` (marginal).
+        ridge_: the ridge that was used (point).
+        ridge_errors_: held-out squared error per ridge tried (point, ``auto``).
+        trace_: one row per round or iteration.
+        n_iter_: how many.
+
+    Examples:
+        >>> rng = np.random.default_rng(0)
+        >>> X, task = rng.normal(size=(200, 3)), np.repeat(["a", "b", "c", "d"], 50)
+        >>> slope = {"a": 0.5, "b": 1.0, "c": 1.5, "d": 2.0}
+        >>> y = np.array([slope[t] for t in task]) * X[:, 0] + 0.01 * rng.normal(size=200)
+        >>> model = SubspaceRegressor(rank=1).fit(X, y, task=task)
+        >>> model.predict([[1.0, 0.0, 0.0]], task=["c"]).round(2)
+        array([1.5])
+    """
+
+    def __init__(
+        self,
+        rank: int | None = None,
+        *,
+        inference: str = "marginal",
+        ridge: float | str | Any = "auto",
+        noise: str = "task",
+        fit_intercept: bool = True,
+        scale: bool = True,
+        solver: str = "rngd",
+        solver_options: Mapping[str, Any] | None = None,
+        max_iter: int = 300,
+        tol: float = 1e-7,
+        random_state: int | None = None,
+        verbose: bool = False,
+    ) -> None:
+        self.rank = rank
+        self.inference = inference
+        self.ridge = ridge
+        self.noise = noise
+        self.fit_intercept = fit_intercept
+        self.scale = scale
+        self.solver = solver
+        self.solver_options = solver_options
+        self.max_iter = max_iter
+        self.tol = tol
+        self.random_state = random_state
+        self.verbose = verbose
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+    def fit(self, X: Any, y: Any, task: Any = None, sample_weight: Any = None) -> SubspaceRegressor:
+        """Learn from rows of all tasks.
+
+        Args:
+            X: features, one row per sample; or a list with one table per task.
+            y: targets, one per row; or a list like X; or several columns over shared rows, each of them a task.
+            task: the task of each row, any ids; None for a single task or several columns in y. For lists: their names.
+            sample_weight: a weight per row.
+
+        Returns:
+            The estimator.
+        """
+        self._check_parameters()
+        X, y, labels, weight = self._read(X, y, task, sample_weight, reset=True, numeric=True)
+        self.scaling_ = Scaling.learn(X, y, weight, intercept=self.fit_intercept, scale=self.scale)
+        self._outputs = labels is None and y.ndim == 2
+        self._index = IdIndex(np.arange(y.shape[1] if self._outputs else 1) if labels is None else labels)
+        self._checked_rank(X.shape[1] + int(self.fit_intercept))
+        rows = self._rows(X, y, labels, weight)
+        self.statistics_ = TaskStatistics.from_rows(
+            rows.Z, rows.y, rows.task, n_tasks=len(self._index), sample_weight=rows.weight
+        )
+        self._learn(rows)
+        return self
+
+    def partial_fit(self, X: Any, y: Any, task: Any = None, sample_weight: Any = None) -> SubspaceRegressor:
+        """Take in more rows, of known or of new tasks, and go on learning from where the model stands.
+
+        The first call is ``fit``; later ones keep the scaling and, for the point model, the ridge.
+
+        Args:
+            X: as in ``fit``.
+            y: as in ``fit``.
+            task: as in ``fit``.
+            sample_weight: as in ``fit``.
+
+        Returns:
+            The estimator.
+        """
+        if not hasattr(self, "statistics_"):
+            return self.fit(X, y, task=task, sample_weight=sample_weight)
+        self._take_in(X, y, task, sample_weight)
+        self._learn(None)
+        return self
+
+    def fold_in(self, X: Any, y: Any, task: Any, sample_weight: Any = None) -> SubspaceRegressor:
+        """Fit the coefficients of new tasks, or refresh known ones with more rows, with all that is shared held fixed.
+
+        Args:
+            X: as in ``fit``.
+            y: as in ``fit``.
+            task: the task of each row.
+            sample_weight: as in ``fit``.
+
+        Returns:
+            The estimator.
+        """
+        check_is_fitted(self)
+        self._take_in(X, y, task, sample_weight)
+        if self.inference == "marginal":
+            noise = new_noise(self.statistics_, self._prior, self.noise)
+            self._set_marginal(replace(self._prior, noise=noise))
+        else:
+            self._set_point(self._frame, self._point_weights(self._frame))
+        return self
+
+    def predict(self, X: Any, task: Any = None, *, return_std: bool = False, unseen: str = "error") -> Any:
+        """Predict targets.
+
+        Args:
+            X: features, one row per sample.
+            task: the task of each row; None if the model has a single task, or for all outputs at once.
+            return_std: also return predictive standard deviations (marginal).
+            unseen: what to do with a task that was not seen: ``error``, or ``mean`` for what all tasks share (marginal:
+                the mean m, with the spread of the tasks in the standard deviation).
+
+        Returns:
+            One prediction per row, or a column per output; with ``return_std`` a pair.
+
+        Raises:
+            ValueError: if a task was not seen, or standard deviations are asked of a point model.
+        """
+        X = self._features(X)
+        if return_std and self.inference != "marginal":
+            raise ValueError(f"return_std needs inference='marginal', this model has {self.inference!r}")
+        if task is None and self._outputs:
+            columns = [self._predict(X, np.full(len(X), t), return_std) for t in range(len(self._index))]
+            stacked = [np.stack(parts, axis=1) for parts in zip(*columns, strict=True)]
+            return (stacked[0], stacked[1]) if return_std else stacked[0]
+        numbers = self._numbers(task, len(X), unseen)
+        values, deviations = self._predict(X, numbers, return_std)
+        return (values, deviations) if return_std else values
+
+    def score(self, X: Any, y: Any, task: Any = None, sample_weight: Any = None) -> float:
+        """The coefficient of determination R² of the predictions over all rows.
+
+        Args:
+            X: features.
+            y: targets.
+            task: the task of each row.
+            sample_weight: a weight per row.
+
+        Returns:
+            R², at most 1.
+        """
+        from sklearn.metrics import r2_score
+
+        return float(r2_score(y, self.predict(X, task=task), sample_weight=sample_weight))
+
+    def nmse(self, X: Any, y: Any, task: Any = None) -> float:
+        """The mean over tasks of the squared error over the variance of the task's targets, as in the paper.
+
+        Tasks with fewer than two rows or a constant target have no variance to compare with and are left out.
+
+        Args:
+            X: features.
+            y: targets.
+            task: the task of each row.
+
+        Returns:
+            The mean ratio.
+
+        Raises:
+            ValueError: if it is undefined for every task.
+        """
+        check_is_fitted(self)
+        predicted = np.asarray(self.predict(X, task=task), dtype=np.float64)
+        residual = torch.as_tensor(np.asarray(y, dtype=np.float64) - predicted)
+        target = torch.as_tensor(np.asarray(y, dtype=np.float64))
+        if target.ndim == 2:
+            numbers = torch.arange(target.shape[1]).expand(target.shape)
+        else:
+            numbers = torch.as_tensor(self._numbers(task, len(target), "mean"))
+            numbers = torch.unique(numbers, return_inverse=True)[1]
+        flat = TaskStatistics.from_rows(residual.reshape(-1, 1), target.reshape(-1), numbers.reshape(-1))
+        ratios = flat.gram[:, 0, 0] / (flat.counts * flat.target_variance())
+        defined = torch.isfinite(ratios)
+        if not bool(defined.any()):
+            raise ValueError("NMSE is undefined: every task has a constant target or a single row")
+        return float(ratios[defined].mean())
+
+    def _check_parameters(self) -> None:
+        self._check_common()
+        for name, allowed in (("inference", INFERENCES), ("noise", NOISES), ("solver", SOLVERS)):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} must be one of {allowed}, got {getattr(self, name)!r}")
+        if isinstance(self.ridge, str) and self.ridge != "auto":
+            raise ValueError(f"ridge must be a number, one number per task, or 'auto', got {self.ridge!r}")
+
+    def _rows(self, X: Array, y: Array, labels: Array | None, weight: Array | None) -> _Rows:
+        """Rows in the model's features with task numbers; several outputs are one block of rows per output."""
+        Z, target = self.scaling_(X), torch.from_numpy(np.ascontiguousarray(y - self.scaling_.offset))
+        weights = None if weight is None else torch.from_numpy(weight)
+        if not self._outputs:
+            numbers = np.zeros(len(X), np.int64) if labels is None else self._index.numbers(labels, "task")
+            return _Rows(Z, target.reshape(-1), torch.from_numpy(numbers), weights)
+        outputs = y.shape[1]
+        repeated = None if weights is None else weights.repeat(outputs)
+        numbered = torch.arange(outputs).repeat_interleave(len(X))
+        return _Rows(Z.repeat(outputs, 1), target.mT.reshape(-1), numbered, repeated)
+
+    def _take_in(self, X: Any, y: Any, task: Any, sample_weight: Any) -> None:
+        """Add rows to the statistics, new tasks included."""
+        if self.statistics_ is None:
+            raise ValueError("this model was saved without its statistics and cannot learn from further rows")
+        if task is None and len(self._index) > 1 and not self._outputs and not isinstance(X, (list, tuple)):
+            raise ValueError(f"task must be given: the model has {len(self._index)} tasks")
+        X, y, labels, weight = self._read(X, y, task, sample_weight, reset=False, numeric=True)
+        if labels is not None:
+            self._index.add(labels)
+        if len(self._index) > self.statistics_.n_tasks:
+            self.statistics_ = self.statistics_.extended(len(self._index))
+        rows = self._rows(X, y, labels, weight)
+        self.statistics_.add(rows.Z, rows.y, rows.task, sample_weight=rows.weight)
+
+    def _learn(self, rows: _Rows | None) -> None:
+        """Fit what is shared; with fresh rows the ridge is chosen, without them learning goes on."""
+        rank = self._checked_rank(self.statistics_.n_features)
+        if self.inference == "marginal":
+            prior = None
+            if rows is None:
+                prior = replace(self._prior, noise=new_noise(self.statistics_, self._prior, self.noise))
+            fit = fit_marginal(
+                self.statistics_, rank=rank, noise=self.noise, max_rounds=self.max_iter, tol=self.tol, prior=prior,
+                callback=self._show,
+            )  # fmt: skip
+            self.trace_, self.n_iter_ = fit.trace, len(fit.trace)
+            self._set_marginal(fit.prior)
+            return
+        if rows is not None:
+            self._choose_ridge(rows, rank)
+        frame, weights, result = fit_point(
+            self.statistics_, rank=rank, ridge=self._ridges(), solver=self.solver, options=self.solver_options or {},
+            max_iter=self.max_iter, tol=self.tol, seed=self.random_state or 0,
+            frame=None if rows is not None else self._frame,
+            callback=lambda state: self._show({"round": state.iteration, "loss": state.loss}),
+        )  # fmt: skip
+        self.trace_ = [] if result is None else result.trace.rows
+        self.n_iter_ = 1 if result is None else max(1, result.iterations)
+        self._set_point(frame, weights)
+
+    def _choose_ridge(self, rows: _Rows, rank: int) -> None:
+        if isinstance(self.ridge, str):
+            self.ridge_: Any
+            self.ridge_, self.ridge_errors_ = choose_ridge(
+                rows.Z, rows.y, rows.task, rows.weight, n_tasks=len(self._index), rank=rank, seed=self.random_state or 0
+            )
+            return
+        given = np.asarray(self.ridge, dtype=np.float64)
+        if given.ndim > 1 or (given.ndim == 1 and len(given) != len(self._index)):
+            raise ValueError(f"ridge must be one number or one per task ({len(self._index)}), got shape {given.shape}")
+        if not (np.isfinite(given) & (given >= 0)).all():
+            raise ValueError(f"ridge must be finite and not negative, got {given.min()}")
+        self.ridge_ = given.item() if given.ndim == 0 else given
+
+    def _ridges(self) -> Tensor:
+        """One ridge per task; tasks that came later get the mean of the given ones."""
+        given = torch.as_tensor(self.ridge_, dtype=torch.float64)
+        if given.ndim == 0:
+            return given.expand(self.statistics_.n_tasks)
+        more = self.statistics_.n_tasks - len(given)
+        return torch.cat([given, given.mean().expand(more)]) if more > 0 else given
+
+    def _point_weights(self, frame: Tensor) -> Tensor:
+        if frame.shape[0] == frame.shape[1]:
+            return fit_point(
+                self.statistics_, rank=len(frame), ridge=self._ridges(), solver="rngd", options={}, max_iter=1, tol=0.0,
+                seed=0,
+            )[1]  # fmt: skip
+        return SubspaceProblem(self.statistics_, rank=frame.shape[1], ridge=self._ridges()).coefficients(frame)
+
+    def _set_point(self, frame: Tensor, weights: Tensor) -> None:
+        self._frame = frame
+        self._set_coefficients(weights @ frame.mT)
+
+    def _set_marginal(self, prior: SubspacePrior) -> None:
+        found = posterior(self.statistics_, prior)
+        self._prior, self._frame = prior, prior.frame
+        self._spread = found.covariance
+        self.prior_covariance_ = np.asarray(prior.covariance.numpy())
+        self.noise_variance_ = np.asarray(prior.noise.numpy())
+        self._set_coefficients(prior.mean + found.mean @ prior.frame.mT)
+
+    def _set_coefficients(self, weights: Tensor) -> None:
+        self._weights = weights
+        self.coef_, self.intercept_ = self.scaling_.to_user(weights)
+
+    def _predict(self, X: Array, numbers: Array, with_std: bool) -> tuple[Array, Array]:
+        Z, index = self.scaling_(X), torch.from_numpy(numbers)
+        shared = self._prior.mean if self.inference == "marginal" else self._weights.mean(0)
+        weights = torch.cat([self._weights, shared[None]])[index]
+        values = (Z * weights).sum(-1).numpy() + self.scaling_.offset
+        if not with_std:
+            return values, values
+        spread = torch.cat([self._spread, self._prior.covariance[None]])[index]
+        noise = torch.cat([self._prior.noise, self._prior.noise.mean()[None]])[index]
+        features = Z @ self._frame
+        variance = noise + ((spread @ features[..., None]).squeeze(-1) * features).sum(-1)
+        return values, np.asarray(variance.sqrt().numpy())
+
+    def _show(self, row: Mapping[str, float]) -> bool:
+        if self.verbose:
+            print(f"round {int(row['round'])}: loss {row['loss']:.6f}")
+        return False
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Rows in the model's features.
+
+    Attributes:
+        Z: features.
+        y: targets less their mean.
+        task: task numbers.
+        weight: row weights, or None.
+    """
+
+    Z: Tensor
+    y: Tensor
+    task: Tensor
+    weight: Tensor | None

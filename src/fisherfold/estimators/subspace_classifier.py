@@ -1,0 +1,279 @@
+"""Many small related binary classifications as a scikit-learn estimator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.special import expit
+from sklearn.base import ClassifierMixin
+from sklearn.utils.multiclass import check_classification_targets, type_of_target
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor
+
+from fisherfold.estimators.ids import IdIndex
+from fisherfold.estimators.subspace_point import RIDGES, held_out_rows
+from fisherfold.estimators.task_estimator import TaskEstimator
+from fisherfold.estimators.task_rows import Scaling
+from fisherfold.inference.subspace import start_frame
+from fisherfold.problems.subspace_logistic import LabelledRows, LogisticSubspaceProblem, newton_coefficients
+from fisherfold.solvers import Result, minimize
+from fisherfold.solvers.stopping import GradientNorm, Stagnation
+
+Array = NDArray[Any]
+
+
+class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
+    """Binary logistic regressions for many tasks whose coefficients share a low-dimensional subspace.
+
+    The log odds of the second class are xᵀ U w_t, with U on the Grassmann manifold moved by RNGD, w_t by damped Newton
+    for all tasks at once, and a ridge on w_t.
+
+    Args:
+        rank: the dimension of the subspace, at most the number of features (plus one with an intercept), where every
+            task has its own ridge solution; None for 6, or as many as there are.
+        ridge: λ > 0, or ``auto`` for the one with the lowest log loss on a fifth of every task's rows.
+        fit_intercept: centre the features and give every task an intercept.
+        scale: divide features by their standard deviation.
+        fisher: the Fisher information of the steps: ``kronecker`` or ``exact``.
+        max_iter: the most iterations.
+        tol: stop when five iterations lower the loss by less than this fraction.
+        random_state: fixes the split for the ridge.
+        verbose: print the progress.
+
+    Attributes:
+        classes_: the two classes.
+        coef_: coefficients per task in the units of X, shape (tasks, features).
+        intercept_: intercepts per task.
+        ridge_: the ridge that was used.
+        ridge_errors_: held-out log loss per ridge tried (``auto``).
+        trace_: one row per iteration.
+        n_iter_: how many.
+
+    Examples:
+        >>> rng = np.random.default_rng(0)
+        >>> X, task = rng.normal(size=(200, 3)), np.repeat(["a", "b"], 100)
+        >>> y = np.where(task == "a", X[:, 0] > 0, X[:, 0] < 0)
+        >>> model = SubspaceClassifier(rank=1).fit(X, y, task=task)
+        >>> model.predict([[1.0, 0.0, 0.0]] * 2, task=["a", "b"])
+        array([ True, False])
+    """
+
+    def __init__(
+        self,
+        rank: int | None = None,
+        *,
+        ridge: float | str = "auto",
+        fit_intercept: bool = True,
+        scale: bool = True,
+        fisher: str = "kronecker",
+        max_iter: int = 100,
+        tol: float = 1e-6,
+        random_state: int | None = None,
+        verbose: bool = False,
+    ) -> None:
+        self.rank = rank
+        self.ridge = ridge
+        self.fit_intercept = fit_intercept
+        self.scale = scale
+        self.fisher = fisher
+        self.max_iter = max_iter
+        self.tol = tol
+        self.random_state = random_state
+        self.verbose = verbose
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_class = False
+        return tags
+
+    def fit(self, X: Any, y: Any, task: Any = None, sample_weight: Any = None) -> SubspaceClassifier:
+        """Learn from rows of all tasks.
+
+        Args:
+            X: features, one row per sample; or a list with one table per task.
+            y: labels of two classes, one per row; or a list like X.
+            task: the task of each row, any ids; None for a single task. For lists: their names.
+            sample_weight: a weight per row.
+
+        Returns:
+            The estimator.
+
+        Raises:
+            ValueError: if an argument is out of range or there are not two classes.
+        """
+        self._check_common()
+        if self.fisher not in LogisticSubspaceProblem.fisher_kinds:
+            raise ValueError(f"fisher must be one of {LogisticSubspaceProblem.fisher_kinds}, got {self.fisher!r}")
+        if self.ridge != "auto" and (isinstance(self.ridge, str) or not self.ridge > 0):
+            raise ValueError(f"ridge must be a positive number or 'auto', got {self.ridge!r}")
+        X, y, labels, weight = self._read(X, y, task, sample_weight, reset=True, numeric=False)
+        self.classes_ = _two_classes(y)
+        self.scaling_ = Scaling.learn(X, np.zeros(len(X)), weight, intercept=self.fit_intercept, scale=self.scale)
+        self._index = IdIndex(np.zeros(1, dtype=np.int64) if labels is None else labels)
+        rank = self._checked_rank(X.shape[1] + int(self.fit_intercept))
+        rows = self._rows(X, y, labels, weight)
+        self.ridge_ = self._choose_ridge(rows, rank) if isinstance(self.ridge, str) else float(self.ridge)
+        frame, weights, result = self._solve(rows, rank, self.ridge_, self.max_iter, self.tol)
+        self.trace_ = [] if result is None else result.trace.rows
+        self.n_iter_ = 1 if result is None else max(1, result.iterations)
+        self._frame = frame
+        self._set_coefficients(weights @ frame.mT)
+        return self
+
+    def fold_in(self, X: Any, y: Any, task: Any, sample_weight: Any = None) -> SubspaceClassifier:
+        """Fit the coefficients of new tasks, or fit known ones anew, with the subspace held fixed.
+
+        Args:
+            X: as in ``fit``.
+            y: as in ``fit``.
+            task: the task of each row; a known task gets the coefficients of these rows alone.
+            sample_weight: as in ``fit``.
+
+        Returns:
+            The estimator.
+
+        Raises:
+            ValueError: if a class is new or no task is given.
+        """
+        check_is_fitted(self)
+        X, y, labels, weight = self._read(X, y, task, sample_weight, reset=False, numeric=False)
+        unknown = set(np.unique(y).tolist()) - set(self.classes_.tolist())
+        if unknown:
+            raise ValueError(f"y must hold the classes {self.classes_.tolist()}, got also {sorted(unknown)}")
+        if labels is None:
+            raise ValueError("task must be given: it names what is folded in")
+        self._index.add(labels)
+        rows = self._rows(X, y, labels, weight)
+        present = torch.unique(rows.task)
+        chosen = rows.of(present)
+        ridge = torch.full((len(present),), self.ridge_, dtype=torch.float64)
+        found, _ = newton_coefficients(chosen, chosen.X @ self._frame, ridge)
+        grown = torch.zeros(len(self._index), self._weights.shape[1], dtype=torch.float64)
+        grown[: len(self._weights)] = self._weights
+        grown[present] = found @ self._frame.mT
+        self._set_coefficients(grown)
+        return self
+
+    def decision_function(self, X: Any, task: Any = None, *, unseen: str = "error") -> Array:
+        """The log odds of the second class.
+
+        Args:
+            X: features, one row per sample.
+            task: the task of each row; None if the model has a single task.
+            unseen: what to do with a task that was not seen: ``error``, or ``mean`` for the mean coefficients.
+
+        Returns:
+            One number per row.
+        """
+        X = self._features(X)
+        numbers = torch.from_numpy(self._numbers(task, len(X), unseen))
+        weights = torch.cat([self._weights, self._weights.mean(0, keepdim=True)])[numbers]
+        return np.asarray((self.scaling_(X) * weights).sum(-1).numpy())
+
+    def predict_proba(self, X: Any, task: Any = None, *, unseen: str = "error") -> Array:
+        """The probabilities of the two classes.
+
+        Args:
+            X: features, one row per sample.
+            task: the task of each row; None if the model has a single task.
+            unseen: as in ``decision_function``.
+
+        Returns:
+            An array of shape (rows, 2).
+        """
+        second = expit(self.decision_function(X, task=task, unseen=unseen))
+        return np.stack([1 - second, second], axis=1)
+
+    def predict(self, X: Any, task: Any = None, *, unseen: str = "error") -> Array:
+        """The more likely class.
+
+        Args:
+            X: features, one row per sample.
+            task: the task of each row; None if the model has a single task.
+            unseen: as in ``decision_function``.
+
+        Returns:
+            One class per row.
+        """
+        odds = self.decision_function(X, task=task, unseen=unseen)
+        return np.asarray(self.classes_[(odds > 0).astype(np.int64)])
+
+    def score(self, X: Any, y: Any, task: Any = None, sample_weight: Any = None) -> float:
+        """The share of rows that are classified rightly.
+
+        Args:
+            X: features.
+            y: labels.
+            task: the task of each row.
+            sample_weight: a weight per row.
+
+        Returns:
+            The accuracy.
+        """
+        return float(np.average(self.predict(X, task=task) == np.asarray(y), weights=sample_weight))
+
+    def _rows(self, X: Array, y: Array, labels: Array | None, weight: Array | None) -> LabelledRows:
+        numbers = np.zeros(len(X), np.int64) if labels is None else self._index.numbers(labels, "task")
+        target = torch.from_numpy((y == self.classes_[1]).astype(np.float64))
+        weights = None if weight is None else torch.from_numpy(weight)
+        return LabelledRows.make(
+            self.scaling_(X), target, torch.from_numpy(numbers), n_tasks=len(self._index), weight=weights
+        )
+
+    def _solve(
+        self, rows: LabelledRows, rank: int, ridge: float, max_iter: int, tol: float
+    ) -> tuple[Tensor, Tensor, Result | None]:
+        """The frame, the coefficients and the solver's result (None where there is no subspace to learn)."""
+        n = rows.X.shape[1]
+        ridges = torch.full((rows.n_tasks,), ridge, dtype=torch.float64)
+        if rank == n:
+            return torch.eye(n, dtype=torch.float64), newton_coefficients(rows, rows.X, ridges)[0], None
+        # one Newton step from zero is enough for a start
+        own, _ = newton_coefficients(rows, rows.X, ridges, max_iter=1)
+        problem = LogisticSubspaceProblem(rows, rank=rank, ridge=ridge)
+        frame = start_frame(own, rows.X.mT @ rows.X, rank)[0]
+        stop = GradientNorm(1e-10) | Stagnation(rtol=tol)
+        result = minimize(
+            problem, frame, "rngd", max_iter=max_iter, stop=stop, fisher=self.fisher, sigma=1e-3, callback=self._show
+        )
+        return result.x, problem.state(result.x).weights, result
+
+    def _choose_ridge(self, rows: LabelledRows, rank: int) -> float:
+        held = torch.from_numpy(held_out_rows(rows.task.numpy(), self.random_state or 0))
+        train, test = (_subset(rows, part) for part in (~held, held))
+        self.ridge_errors_ = {}
+        for ridge in RIDGES:
+            frame, weights, _ = self._solve(train, rank, ridge, 15, 1e-4)
+            logits = (test.X @ frame * weights[test.task]).sum(-1)
+            losses = torch.nn.functional.softplus(logits) - test.y * logits
+            self.ridge_errors_[ridge] = float((test.weight * losses).sum() / test.weight.sum().clamp(min=1e-300))
+        return min(self.ridge_errors_, key=lambda ridge: self.ridge_errors_[ridge])
+
+    def _set_coefficients(self, weights: Tensor) -> None:
+        self._weights = weights
+        self.coef_, self.intercept_ = self.scaling_.to_user(weights)
+
+    def _show(self, state: Any) -> bool:
+        if self.verbose:
+            print(f"iteration {state.iteration}: loss {state.loss:.6f}")
+        return False
+
+
+def _two_classes(y: Array) -> Array:
+    check_classification_targets(y)
+    kind = type_of_target(y, input_name="y", raise_unknown=True)
+    classes = np.unique(y)
+    if kind != "binary":
+        raise ValueError(f"Only binary classification is supported. The type of the target is {kind}.")
+    if len(classes) < 2:
+        raise ValueError(f"y must hold two classes, got one class: {classes.tolist()}")
+    return classes
+
+
+def _subset(rows: LabelledRows, part: Tensor) -> LabelledRows:
+    return LabelledRows(
+        rows.X[part], rows.y[part], rows.task[part], rows.n_tasks, rows.weight[part], rows.offset[part]
+    )

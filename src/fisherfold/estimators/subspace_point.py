@@ -1,0 +1,138 @@
+"""The plain subspace model as a fit without choices: start, step sizes and ridge come from the data.
+
+The problem:
+
+    min over U of (1/N) Σ_t min_w ½‖Z_t U w - y_t‖² + ½ λ‖w‖²
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fisherfold.inference.subspace import start
+from fisherfold.problems.subspace import SubspaceProblem
+from fisherfold.problems.tasks import TaskStatistics
+from fisherfold.solvers import Result, minimize
+from fisherfold.solvers.stopping import GradientNorm, Stagnation
+
+SOLVERS = ("rngd", "rngd-vr", "rsgd", "rsvrg", "rcg")
+RIDGES = (0.01, 0.1, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
+
+
+def fit_point(
+    statistics: TaskStatistics,
+    *,
+    rank: int,
+    ridge: float | Tensor,
+    solver: str,
+    options: Mapping[str, Any],
+    max_iter: int,
+    tol: float,
+    seed: int,
+    frame: Tensor | None = None,
+    callback: Any = None,
+) -> tuple[Tensor, Tensor, Result | None]:
+    """Learn the subspace with a given ridge.
+
+    Args:
+        statistics: the training rows.
+        rank: the dimension of the subspace; the number of features for none, that is, ridge per task.
+        ridge: λ, one number or one per task.
+        solver: one of ``SOLVERS``.
+        options: for the solver, over its defaults.
+        max_iter: the most iterations (epochs).
+        tol: stop when the loss falls by less than this fraction over five iterations.
+        seed: for the stochastic solvers.
+        frame: where to start; the leading directions of per-task ridge solutions if not given.
+        callback: called with the solver's state.
+
+    Returns:
+        The frame U, the coefficients w and the solver's result (None without a subspace).
+    """
+    n = statistics.n_features
+    if rank == n:
+        eye = torch.eye(n, dtype=torch.float64)
+        ridges = torch.as_tensor(ridge, dtype=torch.float64).expand(statistics.n_tasks)
+        lifted = statistics.gram + ridges[:, None, None] * eye
+        return eye, (torch.linalg.pinv(lifted, hermitian=True) @ statistics.cross[..., None]).squeeze(-1), None
+    problem = SubspaceProblem(statistics, rank=rank, ridge=ridge, objective="penalised")
+    x0 = start(statistics, rank=rank).frame if frame is None else frame
+    chosen = _defaults(problem, x0, solver) | dict(options)
+    stop = GradientNorm(1e-10) | Stagnation(rtol=tol)
+    result = minimize(problem, x0, solver, max_iter=max_iter, seed=seed, stop=stop, callback=callback, **chosen)
+    return result.x, problem.coefficients(result.x), result
+
+
+def _defaults(problem: SubspaceProblem, x0: Tensor, solver: str) -> dict[str, Any]:
+    """Settings that need no tuning: steps follow from the curvature at the start."""
+    if solver in {"rngd", "rcg"}:
+        return {"sigma": 1e-3} if solver == "rngd" else {}
+    batch = {"batch_size": 1, "sampling": "replacement"}
+    if solver == "rngd-vr":
+        return batch | {"step": 0.05, "damping": 1e-6 * _curvature(problem, x0)}
+    return batch | {"step": (0.2 if solver == "rsgd" else 0.05) / _curvature(problem, x0)}
+
+
+def _curvature(problem: SubspaceProblem, x0: Tensor) -> float:
+    w = problem.coefficients(x0)
+    second_moment = torch.linalg.matrix_norm(w.mT @ w / len(w), ord=2)
+    return max(float(second_moment * torch.linalg.matrix_norm(problem.mean_gram, ord=2)), 1e-300)
+
+
+def choose_ridge(
+    Z: Tensor, y: Tensor, task: Tensor, weight: Tensor | None, *, n_tasks: int, rank: int, seed: int
+) -> tuple[float, dict[float, float]]:
+    """The ridge with the lowest squared error on a fifth of every task's rows.
+
+    Args:
+        Z: the model's features.
+        y: targets.
+        task: the task of each row, from 0.
+        weight: row weights.
+        n_tasks: how many tasks.
+        rank: the dimension of the subspace.
+        seed: fixes the split.
+
+    Returns:
+        The ridge and the error of every ridge tried.
+    """
+    held = held_out_rows(task.numpy(), seed)
+    parts = []
+    for rows in (torch.from_numpy(np.flatnonzero(~held)), torch.from_numpy(np.flatnonzero(held))):
+        chosen = None if weight is None else weight[rows]
+        parts.append(TaskStatistics.from_rows(Z[rows], y[rows], task[rows], n_tasks=n_tasks, sample_weight=chosen))
+    errors: dict[float, float] = {}
+    frame: Tensor | None = None
+    for ridge in RIDGES:
+        frame, w, _ = fit_point(
+            parts[0], rank=rank, ridge=ridge, solver="rngd", options={}, max_iter=30, tol=1e-5, seed=seed, frame=frame
+        )
+        errors[ridge] = float(parts[1].residual_power(w @ frame.mT).sum() / parts[1].counts.sum())
+    return min(errors, key=lambda key: errors[key]), errors
+
+
+def held_out_rows(task: NDArray[Any], seed: int) -> NDArray[np.bool_]:
+    """A fifth of the rows of every task with at least five rows, at random.
+
+    Args:
+        task: the task of each row, from 0.
+        seed: fixes the draw.
+
+    Returns:
+        Whether each row is held out.
+    """
+    order = np.lexsort((np.random.default_rng(seed).random(len(task)), task))
+    sizes = np.bincount(task)
+    starts = np.cumsum(sizes) - sizes
+    position = np.empty(len(task), dtype=np.int64)
+    position[order] = np.arange(len(task)) - starts[task[order]]
+    held = position < np.floor(0.2 * sizes)[task]
+    if not held.any():
+        held = position == 0
+    return np.asarray(held)

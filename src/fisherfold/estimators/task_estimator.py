@@ -1,0 +1,148 @@
+"""What the regressor and the classifier of many tasks share: reading rows, numbering tasks, shared features, files."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from torch import Tensor
+from typing_extensions import Self
+
+from fisherfold.estimators.ids import IdIndex, plain
+from fisherfold.estimators.task_rows import Scaling, read_rows, reject_text, task_labels
+
+Array = NDArray[Any]
+DEFAULT_RANK = 6
+
+
+class TaskEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
+    """An estimator with rows of many tasks and a frame that they share.
+
+    A subclass has the parameters ``rank``, ``fit_intercept``, ``scale``, ``max_iter`` and ``tol``, and sets ``_frame``,
+    ``_index`` and ``scaling_`` when it is fitted.
+    """
+
+    _frame: Tensor
+    _index: IdIndex
+    scaling_: Scaling
+
+    @property
+    def task_ids_(self) -> Array:
+        """The tasks, in the order of all per-task attributes."""
+        return self._index.labels
+
+    @property
+    def components_(self) -> Array:
+        """The frame U in the standardised features, the intercept's row last, shape (features, rank)."""
+        return np.asarray(self._frame.numpy())
+
+    @property
+    def _n_features_out(self) -> int:
+        return self._frame.shape[1]
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "_frame")
+
+    def transform(self, X: Any) -> Array:
+        """The shared features: rows in the learnt subspace.
+
+        Args:
+            X: features, one row per sample.
+
+        Returns:
+            An array of shape (rows, rank).
+        """
+        return np.asarray((self.scaling_(self._features(X)) @ self._frame).numpy())
+
+    def save(self, path: str | os.PathLike[str], *, with_statistics: bool = True) -> None:
+        """Write the model into a folder, without pickle.
+
+        Args:
+            path: the folder.
+            with_statistics: keep what learning from further rows needs (features squared numbers per task).
+        """
+        from fisherfold.estimators.subspace_files import save_model
+
+        check_is_fitted(self)
+        save_model(path, self, with_statistics=with_statistics)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read a model that ``save`` wrote.
+
+        Args:
+            path: the folder.
+
+        Returns:
+            A fitted estimator.
+        """
+        from fisherfold.estimators.subspace_files import load_model
+
+        return load_model(path, cls)
+
+    def _features(self, X: Any) -> Array:
+        check_is_fitted(self)
+        reject_text(X)
+        return np.asarray(validate_data(self, X, reset=False, dtype=np.float64))
+
+    def _read(
+        self, X: Any, y: Any, task: Any, sample_weight: Any, *, reset: bool, numeric: bool
+    ) -> tuple[Array, Array, Array | None, Array | None]:
+        """Checked features, targets, task ids (None for a single task or several outputs) and weights."""
+        given = read_rows(X, y, task)
+        reject_text(given.X)
+        least = 2 if reset else 1
+        X, y = validate_data(
+            self, given.X, given.y, reset=reset, dtype=np.float64, y_numeric=numeric, multi_output=numeric,
+            ensure_min_samples=least,
+        )  # fmt: skip
+        labels = None if given.task is None else task_labels(given.task, len(X))
+        if labels is not None and y.ndim == 2:
+            if y.shape[1] != 1:
+                raise ValueError(f"y must have one column when task is given, got {y.shape[1]}")
+            y = y[:, 0]
+        weight = None if sample_weight is None else _check_sample_weight(sample_weight, X, ensure_non_negative=True)
+        return X, y, labels, weight
+
+    def _check_common(self) -> None:
+        for name in ("fit_intercept", "scale"):
+            value = getattr(self, name)
+            if not isinstance(value, (bool, np.bool_)):
+                raise ValueError(f"{name} must be True or False, got {value!r}")
+        if not (isinstance(self.max_iter, (int, np.integer)) and self.max_iter >= 1):
+            raise ValueError(f"max_iter must be a whole number of at least 1, got {self.max_iter!r}")
+        if not self.tol >= 0:
+            raise ValueError(f"tol must not be negative, got {self.tol!r}")
+
+    def _checked_rank(self, n_features: int) -> int:
+        """The rank; ``n_features`` counts the intercept's column."""
+        if self.rank is None:
+            return min(DEFAULT_RANK, n_features)
+        whole = isinstance(self.rank, (int, np.integer)) and not isinstance(self.rank, bool)
+        if not whole or not 1 <= self.rank <= n_features:
+            meaning = "the number of features plus one for the intercept" if self.fit_intercept else "of features"
+            raise ValueError(f"rank must be a whole number between 1 and {n_features} ({meaning}), got {self.rank!r}")
+        return int(self.rank)
+
+    def _numbers(self, task: Any, n_rows: int, unseen: str) -> Array:
+        """The number of each row's task; -1 for an unseen one where that is allowed."""
+        if unseen not in {"error", "mean"}:
+            raise ValueError(f"unseen must be 'error' or 'mean', got {unseen!r}")
+        if task is None:
+            if len(self._index) > 1:
+                raise ValueError(f"task must be given: the model has {len(self._index)} tasks")
+            return np.zeros(n_rows, dtype=np.int64)
+        labels = task_labels(task, n_rows)
+        numbers = self._index.numbers(labels, "task")
+        if unseen == "error" and (numbers < 0).any():
+            missing = list(dict.fromkeys(plain(label) for label in labels[numbers < 0]))
+            shown = ", ".join(map(repr, missing[:5])) + (", ..." if len(missing) > 5 else "")
+            raise ValueError(
+                f"{len(missing)} task{'s were' if len(missing) > 1 else ' was'} not seen in fit: {shown}; "
+                "use fold_in to add new tasks, or unseen='mean' for what all tasks share"
+            )
+        return numbers

@@ -1,0 +1,203 @@
+"""Rows of many tasks in the forms that people have them: one table with a task per row, lists, or several outputs.
+
+Inside, features are standardised and the intercept is one more column, z = ((x - μ)/σ, 1), so that all parts of a model
+live in one space and are turned back into the user's units at the end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fisherfold.estimators.ids import id_array
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class TaskRows:
+    """A table of rows, one task each.
+
+    Attributes:
+        X: features as given, not yet checked.
+        y: targets; two-dimensional for several outputs over shared rows.
+        task: the task of each row as given, or None for a single task or several outputs.
+    """
+
+    X: Any
+    y: Any
+    task: Any
+
+
+def read_rows(X: Any, y: Any, task: Any) -> TaskRows:
+    """Bring lists of per-task arrays into one table; leave a table as it is.
+
+    Args:
+        X: a table, or a list with one table per task.
+        y: targets, in the same form.
+        task: one id per row, or one per list entry; None for a single task, several outputs, or list positions.
+
+    Returns:
+        The table.
+
+    Raises:
+        ValueError: if lists have different lengths.
+    """
+    if not _is_list_of_tables(X):
+        return TaskRows(X, y, task)
+    tables = [np.asarray(part) for part in X]
+    targets = [np.asarray(part).reshape(-1) for part in y]
+    ids = list(range(len(tables))) if task is None else list(task)
+    if not len(tables) == len(targets) == len(ids):
+        raise ValueError(
+            f"lists of tasks must have the same length, got {len(tables)} tables in X, {len(targets)} in y and "
+            f"{len(ids)} ids in task"
+        )
+    for number, (table, target) in enumerate(zip(tables, targets, strict=True)):
+        if len(table) != len(target):
+            raise ValueError(f"task {ids[number]!r}: X has {len(table)} rows and y has {len(target)}")
+        if table.shape[1] != tables[0].shape[1]:
+            raise ValueError(f"task {ids[number]!r} has {table.shape[1]} features, the first task {tables[0].shape[1]}")
+    sizes = [len(target) for target in targets]
+    labels = np.empty(len(ids), dtype=object)
+    labels[:] = ids
+    return TaskRows(np.concatenate(tables), np.concatenate(targets), id_array(np.repeat(labels, sizes), "task"))
+
+
+def _is_list_of_tables(X: Any) -> bool:
+    return isinstance(X, (list, tuple)) and len(X) > 0 and all(getattr(part, "ndim", 0) == 2 for part in X)
+
+
+def reject_text(X: Any) -> None:
+    """Name the column of a data frame that holds text, before a conversion fails without a name.
+
+    Args:
+        X: a data frame or anything else.
+
+    Raises:
+        ValueError: if a column holds text that is no number.
+    """
+    if not hasattr(X, "columns") or isinstance(X, np.ndarray):
+        return
+    for name in X.columns:
+        column = np.asarray(X[name])
+        if column.dtype.kind not in "OUS":
+            continue
+        for row, value in enumerate(column):
+            if isinstance(value, str) and not _is_number(value):
+                raise ValueError(f"column {name!r} must hold numbers, got the text {value!r} in row {row}")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def task_labels(task: Any, n_rows: int) -> Array:
+    """One id per row, none of them missing.
+
+    Args:
+        task: a sequence or column of ids.
+        n_rows: how many rows there are.
+
+    Returns:
+        An array of ids.
+
+    Raises:
+        ValueError: if the length is wrong or an id is missing.
+    """
+    labels = id_array(task, "task")
+    if labels.ndim != 1 or len(labels) != n_rows:
+        raise ValueError(f"task must have one id per row of X ({n_rows}), got shape {labels.shape}")
+    return labels
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """The map from the user's features to the model's, and back for coefficients.
+
+    Attributes:
+        center: μ per feature.
+        scale: σ per feature; 1 for a constant feature, which becomes 0 and carries no weight.
+        offset: the mean target, taken off before fitting.
+        intercept: whether a column of ones is added.
+    """
+
+    center: Array
+    scale: Array
+    offset: float
+    intercept: bool
+
+    @classmethod
+    def learn(cls, X: Array, y: Array, weight: Array | None, *, intercept: bool, scale: bool) -> Scaling:
+        """Weighted means and standard deviations.
+
+        Args:
+            X: features.
+            y: targets, one or several columns.
+            weight: row weights.
+            intercept: whether to centre and add a column of ones.
+            scale: whether to divide by the standard deviation.
+
+        Returns:
+            The scaling.
+        """
+        n = X.shape[1]
+        center = np.average(X, axis=0, weights=weight) if intercept else np.zeros(n)
+        spread = np.sqrt(np.average((X - center) ** 2, axis=0, weights=weight))
+        # a spread of rounding size is none
+        flat = spread <= 1e-12 * np.maximum(np.abs(X).max(axis=0), 1e-300)
+        width = np.where(flat | (not scale), 1.0, spread)
+        offset = float(np.average(y.reshape(len(y), -1).mean(axis=1), weights=weight)) if intercept else 0.0
+        return cls(center, width, offset, intercept)
+
+    def __call__(self, X: Array) -> Tensor:
+        """The model's features of some rows.
+
+        Args:
+            X: the user's features.
+
+        Returns:
+            A float64 tensor, with the column of ones last.
+        """
+        Z = (X - self.center) / self.scale
+        # what is left of a constant feature after centring is rounding
+        Z[:, self.scale_is_idle(X)] = 0.0
+        if self.intercept:
+            Z = np.concatenate([Z, np.ones((len(Z), 1))], axis=1)
+        return torch.from_numpy(np.ascontiguousarray(Z))
+
+    def scale_is_idle(self, X: Array) -> Array:
+        """Which columns of these rows equal their centre up to rounding.
+
+        Args:
+            X: the user's features.
+
+        Returns:
+            A boolean per feature.
+        """
+        if not self.intercept or len(X) == 0:
+            return np.zeros(X.shape[1], dtype=bool)
+        return np.asarray(np.abs(X - self.center).max(axis=0) <= 1e-12 * np.abs(self.center))
+
+    def to_user(self, weights: Tensor) -> tuple[Array, Array]:
+        """Coefficients and intercepts in the user's units.
+
+        Args:
+            weights: per task in the model's space, shape (tasks, features).
+
+        Returns:
+            Coefficients (tasks, features) and intercepts (tasks,).
+        """
+        values = weights.numpy()
+        slopes = (values[:, :-1] if self.intercept else values) / self.scale
+        constant = values[:, -1] + self.offset if self.intercept else np.zeros(len(values))
+        return slopes, constant - slopes @ self.center

@@ -1,0 +1,320 @@
+"""Many small binary classifications whose coefficients share a subspace.
+
+    Ψ(U) = (1/N) Σ_t min_w [ Σ_j s_j (log(1 + exp η_j) - y_j η_j) + ½ λ ‖w‖² ],   η_j = o_j + x_jᵀ U w_t
+
+The coefficients w_t have no closed form: damped Newton, all tasks at once, each with its own backtracking. By the
+envelope theorem the gradient is P (1/N) Σ_t X_tᵀ(s(μ - y)) w_tᵀ with μ the predicted probabilities. With D = s μ(1-μ),
+G_t = UᵀX_tᵀDX_tU + λ I and e_t = X_tᵀ s(μ - y) the logits move along H by
+
+    J_t H = X_t k_t,   k_t = H w_t - U G_t⁻¹ (UᵀX_tᵀDX_t H w_t + Hᵀ e_t),   F = (1/N) Σ_t J_tᵀ D J_t.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+from typing_extensions import override
+
+from fisherfold.fisher.kronecker import KroneckerFisher
+from fisherfold.fisher.operators import FisherOperator
+from fisherfold.manifolds import Grassmann
+from fisherfold.problems.base import Problem
+from fisherfold.problems.nll import check_batch
+
+
+@dataclass(frozen=True)
+class LabelledRows:
+    """Rows of several binary tasks.
+
+    Attributes:
+        X: features, float64.
+        y: targets, 0 or 1, float64.
+        task: the task of each row, integers from 0.
+        n_tasks: how many tasks.
+        weight: s, a weight per row.
+        offset: o, a part of the logit that is given.
+    """
+
+    X: Tensor
+    y: Tensor
+    task: Tensor
+    n_tasks: int
+    weight: Tensor
+    offset: Tensor
+
+    @classmethod
+    def make(
+        cls,
+        X: Tensor,
+        y: Tensor,
+        task: Tensor,
+        *,
+        n_tasks: int | None = None,
+        weight: Tensor | None = None,
+        offset: Tensor | None = None,
+    ) -> LabelledRows:
+        """Rows with weights 1 and offsets 0 unless given, checked.
+
+        Args:
+            X: features.
+            y: targets, 0 or 1.
+            task: the task of each row.
+            n_tasks: how many tasks; one more than the largest id if not given.
+            weight: a weight per row.
+            offset: a part of the logit per row.
+
+        Returns:
+            The rows.
+
+        Raises:
+            ValueError: if a target is neither 0 nor 1.
+        """
+        X, y = X.double(), y.double()
+        if not bool(((y == 0) | (y == 1)).all()):
+            raise ValueError(f"y must be 0 or 1, got values from {float(y.min())} to {float(y.max())}")
+        tasks = int(task.max()) + 1 if n_tasks is None else n_tasks
+        ones = torch.ones_like(y) if weight is None else weight.double()
+        return cls(X, y, task, tasks, ones, torch.zeros_like(y) if offset is None else offset.double())
+
+    def of(self, tasks: Tensor) -> LabelledRows:
+        """The rows of some tasks, renumbered in that order.
+
+        Args:
+            tasks: task indices, each at most once.
+
+        Returns:
+            A copy.
+        """
+        place = torch.full((self.n_tasks,), -1, dtype=torch.int64, device=self.task.device)
+        place[tasks] = torch.arange(len(tasks), device=self.task.device)
+        rows = (place[self.task] >= 0).nonzero().squeeze(1)
+        parts = (self.X[rows], self.y[rows], place[self.task[rows]], len(tasks), self.weight[rows], self.offset[rows])
+        return LabelledRows(*parts)
+
+    def total(self, values: Tensor) -> Tensor:
+        """Sums over the rows of each task.
+
+        Args:
+            values: one entry, vector or matrix per row.
+
+        Returns:
+            The same per task.
+        """
+        out = torch.zeros(self.n_tasks, *values.shape[1:], dtype=values.dtype, device=values.device)
+        return out.index_add_(0, self.task, values)
+
+
+def newton_coefficients(
+    rows: LabelledRows, features: Tensor, ridge: Tensor, start: Tensor | None = None, *, max_iter: int = 100
+) -> tuple[Tensor, Tensor]:
+    """Minimise the penalised logistic loss of every task over its coefficients.
+
+    A task whose Newton step does not lower its loss halves it; tasks whose gradient is small stay where they are.
+
+    Args:
+        rows: the rows.
+        features: XU, shape (rows, rank).
+        ridge: λ per task, positive.
+        start: coefficients to start from; zero if not given.
+        max_iter: the most Newton steps.
+
+    Returns:
+        The coefficients, shape (tasks, rank), and the penalised losses, shape (tasks,).
+    """
+    p = features.shape[1]
+    w = torch.zeros(rows.n_tasks, p, dtype=features.dtype, device=features.device) if start is None else start
+    losses = _losses(rows, features, w, ridge)
+    scale = rows.total(rows.weight[:, None] * features.abs()).sum(-1) + ridge
+    for _ in range(max_iter):
+        logits = rows.offset + (features * w[rows.task]).sum(-1)
+        mu = torch.sigmoid(logits)
+        slope = rows.total((rows.weight * (mu - rows.y))[:, None] * features) + ridge[:, None] * w
+        if bool((slope.abs().amax(-1) <= 1e-13 * scale).all()):
+            break
+        factor = torch.linalg.cholesky(curvature(rows, features, mu, ridge))
+        step = torch.cholesky_solve(slope[..., None], factor).squeeze(-1)
+        fall = (step * slope).sum(-1)
+        length, moved = torch.ones_like(ridge), w - step
+        trial = _losses(rows, features, moved, ridge)
+        for _ in range(30):
+            short = trial > losses - 0.25 * length * fall + 1e-14 * losses.abs()
+            if not bool(short.any()):
+                break
+            length = torch.where(short, length / 2, length)
+            moved = w - length[:, None] * step
+            trial = _losses(rows, features, moved, ridge)
+        better = trial <= losses
+        if not bool((better & (fall > 1e-15 * losses.abs())).any()):
+            break
+        w, losses = torch.where(better[:, None], moved, w), torch.where(better, trial, losses)
+    return w, losses
+
+
+def curvature(rows: LabelledRows, features: Tensor, mu: Tensor, ridge: Tensor) -> Tensor:
+    """G_t = UᵀX_tᵀDX_tU + λ_t I.
+
+    Args:
+        rows: the rows.
+        features: XU.
+        mu: predicted probabilities.
+        ridge: λ per task.
+
+    Returns:
+        A tensor of shape (tasks, rank, rank).
+    """
+    spread = (rows.weight * mu * (1 - mu))[:, None] * features
+    eye = torch.eye(features.shape[1], dtype=features.dtype, device=features.device)
+    return rows.total(spread[:, :, None] * features[:, None, :]) + ridge[:, None, None] * eye
+
+
+def _losses(rows: LabelledRows, features: Tensor, w: Tensor, ridge: Tensor) -> Tensor:
+    logits = rows.offset + (features * w[rows.task]).sum(-1)
+    return rows.total(rows.weight * (softplus(logits) - rows.y * logits)) + ridge * (w * w).sum(-1) / 2
+
+
+@dataclass(frozen=True)
+class LogisticState:
+    """Everything that follows from a frame for a set of tasks.
+
+    Attributes:
+        rows: the rows of those tasks.
+        features: XU.
+        weights: w_t.
+        losses: penalised losses.
+        mu: predicted probabilities.
+        error: e_t = X_tᵀ s(μ - y), shape (tasks, features).
+    """
+
+    rows: LabelledRows
+    features: Tensor
+    weights: Tensor
+    losses: Tensor
+    mu: Tensor
+    error: Tensor
+
+
+class LogisticSubspaceProblem(Problem):
+    """Multi-task logistic regression with shared features, from rows.
+
+    Fisher kinds: ``kronecker``, [(1/N) Σ w wᵀ] ⊗ [(1/N) Σ X_tᵀDX_t] on the complement of U, and ``exact``.
+
+    Args:
+        rows: the training rows.
+        rank: the dimension p of the subspace.
+        ridge: λ > 0, one number or one per task; without it a task that can be separated has no solution.
+
+    Examples:
+        >>> g = torch.Generator().manual_seed(0)
+        >>> X = torch.randn(200, 4, generator=g, dtype=torch.float64)
+        >>> rows = LabelledRows.make(X, (X[:, 0] > 0).double(), torch.arange(200) % 5)
+        >>> problem = LogisticSubspaceProblem(rows, rank=1, ridge=1.0)
+        >>> good, bad = torch.eye(4, dtype=torch.float64)[:, :1], torch.eye(4, dtype=torch.float64)[:, 1:2]
+        >>> bool(problem.loss(good) < problem.loss(bad))
+        True
+    """
+
+    fisher_kinds: ClassVar[tuple[str, ...]] = ("kronecker", "exact")
+    manifold: Grassmann
+
+    def __init__(self, rows: LabelledRows, *, rank: int, ridge: float | Tensor = 1.0) -> None:
+        n = rows.X.shape[1]
+        if not 1 <= rank < n:
+            raise ValueError(f"rank must be between 1 and the number of features minus one ({n - 1}), got {rank}")
+        self.ridge = torch.as_tensor(ridge, dtype=torch.float64, device=rows.X.device).expand(rows.n_tasks)
+        if not bool((self.ridge > 0).all()):
+            raise ValueError(f"ridge must be positive, got {float(self.ridge.min())}")
+        self.rows, self.n_samples, self.manifold = rows, rows.n_tasks, Grassmann(n, rank)
+        self._kept: tuple[Tensor, int, LogisticState] | None = None
+        self._warm: Tensor | None = None
+
+    def state(self, x: Tensor, batch: Tensor | None = None) -> LogisticState:
+        """Coefficients, probabilities and losses of all tasks or of a batch; the last full one is kept.
+
+        Args:
+            x: the frame U.
+            batch: task indices, each at most once; all tasks if not given.
+
+        Returns:
+            The state.
+        """
+        if batch is None and self._kept is not None and self._kept[0] is x and self._kept[1] == x._version:
+            return self._kept[2]
+        rows, ridge, warm = self.rows, self.ridge, self._warm
+        if batch is not None:
+            check_batch(batch, self.n_samples)
+            rows, ridge, warm = rows.of(batch), ridge[batch], None
+        features = rows.X @ x
+        weights, losses = newton_coefficients(rows, features, ridge, warm)
+        mu = torch.sigmoid(rows.offset + (features * weights[rows.task]).sum(-1))
+        error = rows.total((rows.weight * (mu - rows.y))[:, None] * rows.X)
+        state = LogisticState(rows, features, weights, losses, mu, error)
+        if batch is None:
+            self._kept, self._warm = (x, x._version, state), weights
+        return state
+
+    @override
+    def loss(self, x: Tensor, batch: Tensor | None = None) -> Tensor:
+        return self.state(x, batch).losses.mean()
+
+    @override
+    def gradient(self, x: Tensor, batch: Tensor | None = None) -> Tensor:
+        return self.loss_and_gradient(x, batch)[1]
+
+    @override
+    def loss_and_gradient(self, x: Tensor, batch: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        state = self.state(x, batch)
+        ambient = state.error.mT @ state.weights / len(state.weights)
+        return state.losses.mean(), self.manifold.project(x, ambient)
+
+    @override
+    def fisher(self, x: Tensor, batch: Tensor | None = None, *, kind: str = "kronecker") -> FisherOperator:
+        if kind not in self.fisher_kinds:
+            raise ValueError(f"kind must be one of {self.fisher_kinds}, got {kind!r}")
+        state = self.state(x, batch)
+        rows, tasks = state.rows, len(state.weights)
+        spread = rows.weight * state.mu * (1 - state.mu)
+        left = rows.X.mT @ (spread[:, None] * rows.X) / tasks
+        kronecker = KroneckerFisher(self.manifold, x, left=left, right=state.weights.mT @ state.weights / tasks)
+        if kind == "kronecker":
+            return kronecker
+        ridge = self.ridge if batch is None else self.ridge[batch]
+        inverse = torch.cholesky_inverse(torch.linalg.cholesky(curvature(rows, state.features, state.mu, ridge)))
+        return LogisticFisher(self.manifold, x, state, spread, inverse, kronecker)
+
+
+class LogisticFisher(FisherOperator):
+    """The exact Fisher information (1/N) Σ_t J_tᵀ D J_t of the logits, the coefficients moving along with U."""
+
+    approximates = "nothing: the Fisher information of Bernoulli targets with w_t(U) the penalised solution"
+
+    def __init__(
+        self,
+        manifold: Grassmann,
+        point: Tensor,
+        state: LogisticState,
+        spread: Tensor,
+        inverse: Tensor,
+        preconditioner: KroneckerFisher,
+    ) -> None:
+        super().__init__(manifold, point)
+        self.state, self.spread, self.inverse, self.preconditioner = state, spread, inverse, preconditioner
+
+    @override
+    def _matvec(self, v: Tensor) -> Tensor:
+        state, rows = self.state, self.state.rows
+        moved = ((rows.X @ v) * state.weights[rows.task]).sum(-1)
+        inner = rows.total((self.spread * moved)[:, None] * state.features) + state.error @ v
+        follow = (self.inverse @ inner[..., None]).squeeze(-1)
+        weighted = self.spread * (moved - (state.features * follow[rows.task]).sum(-1))
+        back = (self.inverse @ rows.total(weighted[:, None] * state.features)[..., None]).squeeze(-1)
+        through = weighted - self.spread * (state.features * back[rows.task]).sum(-1)
+        product = rows.X.mT @ (through[:, None] * state.weights[rows.task]) - state.error.mT @ back
+        return self.manifold.project(self.point, product / len(state.weights))
+
+    @override
+    def precondition(self, v: Tensor, damping: float) -> Tensor:
+        return self.preconditioner.precondition(v, damping)

@@ -1,0 +1,147 @@
+"""The multi-task classifier: the model it claims, folding in, files, bad input."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+from sklearn.linear_model import LogisticRegression
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from fisherfold import datasets
+from fisherfold.estimators.subspace import SubspaceRegressor
+from fisherfold.estimators.subspace_classifier import SubspaceClassifier
+
+needs_data = pytest.mark.skipif(not os.environ.get("FISHERFOLD_DATA"), reason="FISHERFOLD_DATA is not set")
+
+
+def rows(seed=0, tasks=15, per_task=40, n=8):
+    g = np.random.default_rng(seed)
+    task = np.repeat([f"t{i}" for i in range(tasks)], per_task)
+    X = g.normal(size=(len(task), n))
+    weights = 3 * g.normal(size=(tasks, 2)) @ g.normal(size=(2, n))
+    odds = (X * weights[np.repeat(np.arange(tasks), per_task)]).sum(1)
+    y = np.where(g.random(len(task)) < 1 / (1 + np.exp(-odds)), "yes", "no")
+    return X, y, task
+
+
+SPLIT = "the ridge is chosen on held-out rows, and which rows those are depends on how often a row is listed"
+NOT_DETERMINED = "one task determines one direction of the subspace; rounding moves the others and the seventh digit"
+
+
+@parametrize_with_checks(
+    [SubspaceClassifier(), SubspaceClassifier(ridge=1.0)],
+    expected_failed_checks=lambda e: {
+        "check_sample_weight_equivalence_on_dense_data": SPLIT if e.ridge == "auto" else NOT_DETERMINED
+    },
+)
+@pytest.mark.filterwarnings("ignore")
+def test_scikit_learn_accepts_it(estimator, check):
+    check(estimator)
+
+
+def test_related_tasks_help_each_other():
+    X, y, task = rows(per_task=120)
+    few = np.zeros(len(task), dtype=bool)
+    for name in set(task):
+        few[np.flatnonzero(task == name)[:20]] = True
+    model = SubspaceClassifier(rank=2, fit_intercept=False, random_state=0).fit(X[few], y[few], task=task[few])
+    ours = model.score(X[~few], y[~few], task=task[~few])
+    alone = []
+    for name in sorted(set(task)):
+        own, new = few & (task == name), ~few & (task == name)
+        alone.append(LogisticRegression(C=1.0).fit(X[own], y[own]).score(X[new], y[new]))
+    assert ours > np.mean(alone) + 0.02
+
+
+def test_full_rank_is_ridge_logistic_regression_per_task():
+    X, y, task = rows()
+    model = SubspaceClassifier(rank=8, ridge=2.0, fit_intercept=False, scale=False).fit(X, y, task=task)
+    for name in ("t0", "t7"):
+        peer = LogisticRegression(C=0.5, fit_intercept=False, tol=1e-12, solver="newton-cholesky")
+        peer.fit(X[task == name], y[task == name])
+        number = list(model.task_ids_).index(name)
+        np.testing.assert_allclose(model.coef_[number], peer.coef_[0], rtol=1e-6, atol=1e-7)
+        expected = peer.predict_proba(X[:5])
+        np.testing.assert_allclose(model.predict_proba(X[:5], task=[name] * 5), expected, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("fisher", ["kronecker", "exact"])
+def test_both_fisher_kinds_lower_the_loss_to_the_same_place(fisher):
+    X, y, task = rows()
+    model = SubspaceClassifier(rank=2, ridge=1.0, fisher=fisher, max_iter=300, tol=1e-12).fit(X, y, task=task)
+    losses = [row["loss"] for row in model.trace_]
+    reference = SubspaceClassifier(rank=2, ridge=1.0, fisher="exact", max_iter=300, tol=1e-12).fit(X, y, task=task)
+    assert losses[-1] < losses[0]
+    assert losses[-1] == pytest.approx(reference.trace_[-1]["loss"], rel=1e-3)
+
+
+def test_folding_in_and_unseen_tasks():
+    X, y, task = rows()
+    held = task == "t3"
+    model = SubspaceClassifier(rank=2, ridge=1.0).fit(X[~held], y[~held], task=task[~held])
+    with pytest.raises(ValueError, match="1 task was not seen in fit: 't3'; use fold_in"):
+        model.predict(X[held], task=task[held])
+    assert set(model.predict(X[held], task=task[held], unseen="mean")) <= {"yes", "no"}
+    before = model.decision_function(X[~held], task=task[~held])
+    model.fold_in(X[held][:30], y[held][:30], task=task[held][:30])
+    np.testing.assert_array_equal(model.decision_function(X[~held], task=task[~held]), before)
+    assert model.score(X[held][30:], y[held][30:], task=task[held][30:]) > 0.6
+    with pytest.raises(ValueError, match=r"y must hold the classes \['no', 'yes'\], got also \['maybe'\]"):
+        model.fold_in(X[:1], ["maybe"], task=["t9"])
+
+
+def test_a_saved_model_predicts_the_same(tmp_path):
+    X, y, task = rows()
+    model = SubspaceClassifier(rank=2).fit(X, y, task=task)
+    model.save(tmp_path / "model")
+    loaded = SubspaceClassifier.load(tmp_path / "model")
+    np.testing.assert_array_equal(loaded.predict_proba(X, task=task), model.predict_proba(X, task=task))
+    np.testing.assert_array_equal(loaded.predict(X, task=task), model.predict(X, task=task))
+    assert loaded.ridge_errors_ == model.ridge_errors_
+    with pytest.raises(ValueError, match="holds a SubspaceClassifier, not a SubspaceRegressor"):
+        SubspaceRegressor.load(tmp_path / "model")
+
+
+def test_a_task_of_one_class_and_one_of_one_row():
+    X, y, task = rows()
+    y = np.where(task == "t0", "yes", y)
+    keep = (task != "t1") | (np.cumsum(task == "t1") == 1)
+    model = SubspaceClassifier(rank=4, ridge=0.1).fit(X[keep], y[keep], task=task[keep])
+    assert np.isfinite(model.coef_).all()
+    assert (model.predict(X[task == "t0"], task=task[task == "t0"]) == "yes").mean() > 0.8
+
+
+def test_bad_input_is_named():
+    X, y, task = rows()
+    with pytest.raises(ValueError, match="ridge must be a positive number or 'auto', got 0"):
+        SubspaceClassifier(ridge=0).fit(X, y, task=task)
+    with pytest.raises(ValueError, match="ridge must be a positive number or 'auto', got 'cv'"):
+        SubspaceClassifier(ridge="cv").fit(X, y, task=task)
+    with pytest.raises(ValueError, match="fisher must be one of"):
+        SubspaceClassifier(fisher="dense").fit(X, y, task=task)
+    with pytest.raises(ValueError, match="rank must be a whole number between 1 and 9"):
+        SubspaceClassifier(rank=10).fit(X, y, task=task)
+    with pytest.raises(ValueError, match=r"y must hold two classes, got one class: \['yes'\]"):
+        SubspaceClassifier().fit(X, np.full(len(y), "yes"), task=task)
+    with pytest.raises(ValueError, match=r"Only binary classification is supported"):
+        SubspaceClassifier().fit(X, np.arange(len(y)) % 3, task=task)
+
+
+@needs_data
+@pytest.mark.parametrize("name", ["mhc", "letter"])
+def test_real_sets_are_no_worse_than_a_classifier_per_task(name):
+    data = datasets.load_tasks(name)
+    ours, alone = [], []
+    for split in data.train_idx[:1]:
+        test = np.setdiff1d(np.arange(len(data.y)), split)
+        model = SubspaceClassifier(rank=4 if name == "mhc" else 6, random_state=0, scale=False)
+        model.fit(data.X[split], data.y[split], task=data.task[split])
+        ours.append(1 - model.score(data.X[test], data.y[test], task=data.task[test]))
+        for t in np.unique(data.task):
+            own, new = split[data.task[split] == t], test[data.task[test] == t]
+            peer = LogisticRegression(C=1.0, max_iter=500).fit(data.X[own], data.y[own])
+            alone.append((len(new), 1 - peer.score(data.X[new], data.y[new])))
+    sizes, errors = np.array(alone).T
+    assert np.mean(ours) < np.average(errors, weights=sizes) + 0.01

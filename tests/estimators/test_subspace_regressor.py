@@ -1,0 +1,393 @@
+"""The multi-task regressor: the model it claims, the forms of input, learning on, files, bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.linear_model import Ridge
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from fisherfold import datasets
+from fisherfold.estimators.subspace import SubspaceRegressor
+from fisherfold.experiments.subspace import split_rows
+
+needs_data = pytest.mark.skipif(not os.environ.get("FISHERFOLD_DATA"), reason="FISHERFOLD_DATA is not set")
+
+
+def rows(seed=0, tasks=12, per_task=20, n=5, noise=0.1):
+    g = np.random.default_rng(seed)
+    task = np.repeat([f"t{i}" for i in range(tasks)], per_task)
+    X = 3 + 2 * g.normal(size=(len(task), n))
+    frame, mean = g.normal(size=(n, 2)), g.normal(size=n)
+    weights = mean + g.normal(size=(tasks, 2)) @ frame.T
+    y = (X * weights[np.repeat(np.arange(tasks), per_task)]).sum(1) + 5 + noise * g.normal(size=len(task))
+    order = g.permutation(len(task))
+    return X[order], y[order], task[order]
+
+
+NOT_DETERMINED = (
+    "one task determines a single direction of the subspace; rounding decides the others, and predictions move in the "
+    "seventh digit with them"
+)
+SPLIT = "the ridge is chosen on held-out rows, and which rows those are depends on how often a row is listed"
+
+
+def expected_failures(estimator):
+    if estimator.inference == "marginal":
+        return {}
+    reason = SPLIT if estimator.ridge == "auto" else NOT_DETERMINED
+    return {"check_sample_weight_equivalence_on_dense_data": reason}
+
+
+@parametrize_with_checks(
+    [SubspaceRegressor(), SubspaceRegressor(inference="point"), SubspaceRegressor(inference="point", ridge=1.0)],
+    expected_failed_checks=expected_failures,
+)
+@pytest.mark.filterwarnings("ignore")
+def test_scikit_learn_accepts_it(estimator, check):
+    check(estimator)
+
+
+def test_it_recovers_related_tasks_better_than_each_alone():
+    X, y, task = rows(per_task=48, noise=1.0)
+    few = np.zeros(len(task), dtype=bool)
+    for name in set(task):
+        few[np.flatnonzero(task == name)[:8]] = True
+    model = SubspaceRegressor(rank=2).fit(X[few], y[few], task=task[few])
+    ours = np.mean((model.predict(X[~few], task=task[~few]) - y[~few]) ** 2)
+    alone = []
+    for name in sorted(set(task)):
+        own, new = few & (task == name), ~few & (task == name)
+        alone.append(np.mean((Ridge(alpha=1.0).fit(X[own], y[own]).predict(X[new]) - y[new]) ** 2))
+    # the noise alone has variance 1
+    assert ours - 1 < 0.5 * (np.mean(alone) - 1)
+
+
+def test_coefficients_are_in_the_units_of_the_features():
+    X, y, task = rows()
+    model = SubspaceRegressor(rank=2).fit(X, y, task=task)
+    numbers = np.array([list(model.task_ids_).index(t) for t in task])
+    by_hand = (X * model.coef_[numbers]).sum(1) + model.intercept_[numbers]
+    np.testing.assert_allclose(model.predict(X, task=task), by_hand, rtol=1e-9)
+    assert model.score(X, y, task=task) > 0.99
+
+
+@pytest.mark.parametrize("inference", ["marginal", "point"])
+def test_units_and_shifts_of_the_features_do_not_matter(inference):
+    X, y, task = rows(noise=0.5)
+    first = SubspaceRegressor(rank=2, inference=inference, ridge=1.0).fit(X, y, task=task)
+    other_units = X * [1, 10, 1e3, 1, 0.1] - 7
+    moved = SubspaceRegressor(rank=2, inference=inference, ridge=1.0).fit(other_units, y + 100, task=task)
+    expected = first.predict(X, task=task) + 100
+    np.testing.assert_allclose(moved.predict(other_units, task=task), expected, rtol=1e-4)
+
+
+def test_lists_of_tables_are_the_same_as_one_table():
+    X, y, task = rows()
+    names = sorted(set(task))
+    lists = [X[task == name] for name in names], [y[task == name] for name in names]
+    table = SubspaceRegressor(rank=2).fit(X, y, task=task)
+    named = SubspaceRegressor(rank=2).fit(*lists, task=names)
+    numbered = SubspaceRegressor(rank=2).fit(*lists)
+    expected = table.predict(X, task=task)
+    np.testing.assert_allclose(named.predict(X, task=task), expected, rtol=1e-6)
+    numbers = np.array([names.index(name) for name in task])
+    np.testing.assert_allclose(numbered.predict(X, task=numbers), expected, rtol=1e-6)
+
+
+def test_several_outputs_are_tasks_over_shared_rows():
+    g = np.random.default_rng(1)
+    X = g.normal(size=(60, 4))
+    Y = X @ g.normal(size=(4, 1)) @ g.normal(size=(1, 5)) + 0.1 * g.normal(size=(60, 5))
+    model = SubspaceRegressor(rank=2).fit(X, Y)
+    stacked = SubspaceRegressor(rank=2).fit(np.tile(X, (5, 1)), Y.T.reshape(-1), task=np.repeat(np.arange(5), 60))
+    assert model.predict(X).shape == (60, 5)
+    np.testing.assert_allclose(model.predict(X)[:, 3], stacked.predict(X, task=np.full(60, 3)), rtol=1e-6)
+    values, deviations = model.predict(X, return_std=True)
+    assert values.shape == deviations.shape == (60, 5)
+    assert model.nmse(X, Y) < 0.2
+
+
+def test_full_rank_and_a_subspace_of_all_but_one_direction():
+    X, y, task = rows(noise=0.5)
+    for rank in (5, 6):
+        assert SubspaceRegressor(rank=rank).fit(X, y, task=task).score(X, y, task=task) > 0.99
+    point = SubspaceRegressor(rank=6, inference="point", ridge=0.5).fit(X, y, task=task)
+    own = task == task[0]
+    Z = np.c_[(X - X.mean(0)) / X.std(0), np.ones(len(X))][own]
+    by_hand = Z @ np.linalg.solve(Z.T @ Z + 0.5 * np.eye(6), Z.T @ (y[own] - y.mean())) + y.mean()
+    np.testing.assert_allclose(point.predict(X[own], task=task[own]), by_hand, rtol=1e-8)
+
+
+def test_standard_deviations_are_calibrated():
+    g = np.random.default_rng(2)
+    tasks, n = 300, 4
+    frame = g.normal(size=(n, 2))
+    weights = g.normal(size=(tasks, 2)) @ frame.T
+    task = np.repeat(np.arange(tasks), 12)
+    X = g.normal(size=(len(task), n))
+    y = (X * weights[task]).sum(1) + g.normal(size=len(task))
+    train = np.arange(len(task)) % 12 < 6
+    model = SubspaceRegressor(rank=2, noise="shared").fit(X[train], y[train], task=task[train])
+    values, deviations = model.predict(X[~train], task=task[~train], return_std=True)
+    z = (y[~train] - values) / deviations
+    assert np.std(z) == pytest.approx(1.0, abs=0.06)
+    assert np.mean(np.abs(z) < 1.645) == pytest.approx(0.9, abs=0.03)
+
+
+def test_an_unseen_task_is_an_error_or_the_mean_as_asked():
+    X, y, task = rows()
+    model = SubspaceRegressor(rank=2).fit(X, y, task=task)
+    with pytest.raises(ValueError, match=r"2 tasks were not seen in fit: 'new', 'other'; use fold_in .* unseen='mean'"):
+        model.predict(X[:3], task=["new", "t0", "other"])
+    values, deviations = model.predict(X[:1], task=["new"], return_std=True, unseen="mean")
+    known, known_deviations = model.predict(X[:1], task=["t0"], return_std=True)
+    assert deviations[0] > 2 * known_deviations[0]
+    assert np.isfinite(values[0])
+    assert values[0] != known[0]
+    with pytest.raises(ValueError, match="unseen must be 'error' or 'mean', got 'zero'"):
+        model.predict(X[:1], task=["t0"], unseen="zero")
+
+
+def test_folding_in_a_task_keeps_what_is_shared_and_helps_that_task():
+    X, y, task = rows(noise=0.5)
+    held = task == "t3"
+    model = SubspaceRegressor(rank=2).fit(X[~held], y[~held], task=task[~held])
+    frame, before = model.components_.copy(), model.predict(X[~held], task=task[~held])
+    blind = np.mean((model.predict(X[held], task=task[held], unseen="mean") - y[held]) ** 2)
+    model.fold_in(X[held][:8], y[held][:8], task=task[held][:8])
+    np.testing.assert_array_equal(model.components_, frame)
+    np.testing.assert_allclose(model.predict(X[~held], task=task[~held]), before, rtol=1e-9)
+    after = np.mean((model.predict(X[held][8:], task=task[held][8:]) - y[held][8:]) ** 2)
+    assert after < 0.2 * blind
+    # mean, intercept and two directions
+    point = SubspaceRegressor(rank=4, inference="point", ridge=0.1).fit(X[~held], y[~held], task=task[~held])
+    frame = point.components_.copy()
+    point.fold_in(X[held], y[held], task=task[held])
+    np.testing.assert_array_equal(point.components_, frame)
+    assert point.score(X[held], y[held], task=task[held]) > 0.9
+
+
+@pytest.mark.parametrize("options", [{}, {"inference": "point", "ridge": 1.0}])
+def test_learning_in_pieces_ends_where_learning_at_once_does(options):
+    X, y, task = rows(noise=0.5, tasks=10, per_task=30)
+    scaled = (X - X.mean(0)) / X.std(0)
+    options = options | {"rank": 2, "tol": 1e-10, "max_iter": 1000, "scale": False, "fit_intercept": False}
+    pieces = SubspaceRegressor(**options)
+    # new tasks in the second call, more rows of known ones in the third
+    early = np.isin(task, ["t0", "t1", "t2", "t3", "t4"])
+    half = np.arange(len(task)) % 2 == 0
+    for part in (early & half, ~early, early & ~half):
+        pieces.partial_fit(scaled[part], y[part] - y.mean(), task=task[part])
+    whole = SubspaceRegressor(**options).fit(scaled, y - y.mean(), task=task)
+    np.testing.assert_allclose(
+        pieces.predict(scaled, task=task), whole.predict(scaled, task=task), atol=2e-3 * y.std()
+    )
+
+
+@pytest.mark.parametrize("solver", ["rngd", "rngd-vr", "rsgd", "rsvrg", "rcg"])
+def test_every_solver_works_without_tuning(solver):
+    X, y, task = rows(noise=0.5)
+    base = SubspaceRegressor(rank=2, inference="point", ridge=1.0).fit(X, y, task=task)
+    other = SubspaceRegressor(rank=2, inference="point", ridge=1.0, solver=solver, max_iter=100, random_state=0)
+    other.fit(X, y, task=task)
+    assert other.score(X, y, task=task) > base.score(X, y, task=task) - 0.02
+    assert len(other.trace_) > 1
+
+
+def test_the_ridge_is_chosen_on_held_out_rows_or_given_per_task():
+    X, y, task = rows(noise=3.0, per_task=10)
+    model = SubspaceRegressor(rank=3, inference="point", random_state=0).fit(X, y, task=task)
+    assert model.ridge_ == min(model.ridge_errors_, key=model.ridge_errors_.get)
+    ridge = np.linspace(0.1, 10, 12)
+    each = SubspaceRegressor(rank=3, inference="point", ridge=ridge).fit(X, y, task=task)
+    np.testing.assert_array_equal(each.ridge_, ridge)
+    with pytest.raises(ValueError, match=r"ridge must be one number or one per task \(12\), got shape \(3,\)"):
+        SubspaceRegressor(rank=3, inference="point", ridge=[1.0, 2.0, 3.0]).fit(X, y, task=task)
+
+
+def test_weights_count_rows():
+    X, y, task = rows(noise=1.0)
+    weight = np.random.default_rng(0).integers(1, 4, len(y))
+    weighted = SubspaceRegressor(rank=2).fit(X, y, task=task, sample_weight=weight)
+    listed = (np.repeat(part, weight, 0) for part in (X, y, task))
+    repeated = SubspaceRegressor(rank=2).fit(*listed)
+    np.testing.assert_allclose(weighted.predict(X, task=task), repeated.predict(X, task=task), rtol=1e-6)
+
+
+def test_transform_gives_the_shared_features():
+    X, y, task = rows()
+    frame = pd.DataFrame(X, columns=list("abcde"))
+    model = SubspaceRegressor(rank=2).fit(frame, y, task=pd.Series(task))
+    Z = np.c_[(X - X.mean(0)) / X.std(0), np.ones(len(X))]
+    np.testing.assert_allclose(model.transform(frame), Z @ model.components_, rtol=1e-9)
+    assert list(model.get_feature_names_out()) == ["subspaceregressor0", "subspaceregressor1"]
+
+
+@pytest.mark.parametrize("options", [{}, {"inference": "point"}, {"inference": "point", "rank": 6, "ridge": 1.0}])
+@pytest.mark.parametrize("ids", ["text", "numbers"])
+def test_a_saved_model_predicts_the_same_and_learns_on(tmp_path, options, ids):
+    X, y, task = rows(noise=0.5)
+    task = task if ids == "text" else np.array([int(t[1:]) * 7 for t in task])
+    model = SubspaceRegressor(**({"rank": 2} | options)).fit(X, y, task=task)
+    model.save(tmp_path / "model")
+    loaded = SubspaceRegressor.load(tmp_path / "model")
+    assert loaded.get_params() == model.get_params()
+    np.testing.assert_array_equal(loaded.predict(X, task=task), model.predict(X, task=task))
+    np.testing.assert_array_equal(loaded.task_ids_, model.task_ids_)
+    if not options:
+        for a, b in zip(*(m.predict(X, task=task, return_std=True) for m in (model, loaded)), strict=True):
+            np.testing.assert_array_equal(a, b)
+    for m in (model, loaded):
+        m.partial_fit(X[:20] + 1, y[:20], task=task[:20])
+    np.testing.assert_allclose(loaded.predict(X, task=task), model.predict(X, task=task), rtol=1e-8)
+    assert json.loads((tmp_path / "model" / "model.json").read_text())["estimator"] == "SubspaceRegressor"
+
+
+def test_a_model_without_statistics_predicts_but_does_not_learn(tmp_path):
+    X, y, task = rows()
+    model = SubspaceRegressor(rank=2).fit(X, y, task=task)
+    model.save(tmp_path / "small", with_statistics=False)
+    loaded = SubspaceRegressor.load(tmp_path / "small")
+    np.testing.assert_array_equal(loaded.predict(X, task=task), model.predict(X, task=task))
+    with pytest.raises(ValueError, match="saved without its statistics"):
+        loaded.partial_fit(X, y, task=task)
+
+
+def test_files_that_are_no_models_are_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match="there is no model folder"):
+        SubspaceRegressor.load(tmp_path / "none")
+    (tmp_path / "file").write_text("x")
+    X, y, task = rows()
+    model = SubspaceRegressor(rank=2).fit(X, y, task=task)
+    with pytest.raises(ValueError, match="it is a file, a folder is expected"):
+        model.save(tmp_path / "file")
+    model.save(tmp_path / "model")
+    content = bytearray((tmp_path / "model" / "model.safetensors").read_bytes())
+    content[-3] ^= 1
+    (tmp_path / "model" / "model.safetensors").write_bytes(bytes(content))
+    with pytest.raises(ValueError, match="checksum"):
+        SubspaceRegressor.load(tmp_path / "model")
+
+
+def test_a_task_with_one_row_leans_on_the_others():
+    X, y, task = rows(noise=0.3)
+    keep = (task != "t1") | (np.cumsum(task == "t1") == 1)
+    model = SubspaceRegressor(rank=2).fit(X[keep], y[keep], task=task[keep])
+    one, many = model.predict(X[:2], task=["t1", "t2"], return_std=True)[1]
+    assert one > many
+    assert np.isfinite(model.coef_).all()
+
+
+def test_a_constant_target_is_learnt_and_has_no_nmse():
+    X, y, task = rows()
+    y = np.where(task == "t0", 4.0, y)
+    model = SubspaceRegressor(rank=2).fit(X, y, task=task)
+    assert np.isfinite(model.nmse(X, y, task=task))
+    with pytest.raises(ValueError, match="NMSE is undefined: every task has a constant target or a single row"):
+        model.nmse(X[task == "t0"], y[task == "t0"], task=task[task == "t0"])
+    everywhere = SubspaceRegressor(rank=2).fit(X, np.full(len(y), 2.5), task=task)
+    np.testing.assert_allclose(everywhere.predict(X, task=task), 2.5, atol=1e-6)
+
+
+def test_features_that_are_zero_or_constant_carry_no_weight():
+    X, y, task = rows(noise=0.3)
+    wide = np.c_[X, np.zeros(len(X)), np.full(len(X), 0.1)]
+    model = SubspaceRegressor(rank=2).fit(wide, y, task=task)
+    np.testing.assert_allclose(model.coef_[:, 5:], 0.0, atol=1e-9)
+    np.testing.assert_allclose(
+        model.predict(wide, task=task), SubspaceRegressor(rank=2).fit(X, y, task=task).predict(X, task=task), rtol=1e-4
+    )
+    for inference in ("marginal", "point"):
+        nothing = SubspaceRegressor(inference=inference, ridge=1.0).fit(np.zeros((len(X), 3)), y, task=task)
+        assert np.isfinite(nothing.predict(np.zeros((1, 3)), task=["t0"])).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"task": None}, "task must be given: the model has 12 tasks"),
+        ({"task": ["t0"]}, r"task must have one id per row of X \(3\), got shape \(1,\)"),
+        ({"task": ["t0", None, "t1"]}, r"task id at position 1 is missing \(got None\)"),
+        ({"task": np.array([1.0, np.nan, 2.0])}, "task id at position 1 is missing or infinite"),
+    ],
+)
+def test_bad_tasks_at_prediction_are_named(change, message):
+    X, y, task = rows()
+    model = SubspaceRegressor(rank=2).fit(X, y, task=task)
+    with pytest.raises(ValueError, match=message):
+        model.predict(X[:3], **change)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rank": 7}, r"rank must be a whole number between 1 and 6 \(the number of features plus one .*\), got 7"),
+        ({"rank": 6, "fit_intercept": False}, r"rank must be a whole number between 1 and 5 \(of features\), got 6"),
+        ({"rank": 0}, "rank must be a whole number"),
+        ({"rank": 1.5}, "rank must be a whole number"),
+        ({"inference": "bayes"}, r"inference must be one of \('marginal', 'point'\), got 'bayes'"),
+        ({"noise": "none"}, "noise must be one of"),
+        ({"solver": "adam"}, "solver must be one of"),
+        ({"ridge": "cv"}, "ridge must be a number, one number per task, or 'auto', got 'cv'"),
+        ({"inference": "point", "ridge": -1.0}, "ridge must be finite and not negative"),
+        ({"max_iter": 0}, "max_iter must be a whole number of at least 1, got 0"),
+        ({"tol": -1.0}, "tol must not be negative"),
+        ({"scale": "yes"}, "scale must be True or False, got 'yes'"),
+    ],
+)
+def test_bad_options_are_named(options, message):
+    X, y, task = rows()
+    with pytest.raises(ValueError, match=message):
+        SubspaceRegressor(**options).fit(X, y, task=task)
+
+
+def test_bad_rows_are_named():
+    X, y, task = rows()
+    model = SubspaceRegressor(rank=2)
+    with pytest.raises(ValueError, match="contains NaN"):
+        model.fit(np.where(np.arange(X.size).reshape(X.shape) == 3, np.nan, X), y, task=task)
+    with pytest.raises(ValueError, match="infinity"):
+        model.fit(X, np.where(np.arange(len(y)) == 3, np.inf, y), task=task)
+    frame = pd.DataFrame(X, columns=list("abcde")).astype(object)
+    frame.loc[4, "c"] = "blue"
+    with pytest.raises(ValueError, match="column 'c' must hold numbers, got the text 'blue' in row 4"):
+        model.fit(frame, y, task=task)
+    with pytest.raises(ValueError, match="y must have one column when task is given, got 2"):
+        model.fit(X, np.c_[y, y], task=task)
+    with pytest.raises(ValueError, match="same length, got 2 tables in X, 1 in y and 2 ids in task"):
+        model.fit([X, X], [y])
+    with pytest.raises(ValueError, match=r"task 1: X has 240 rows and y has 239"):
+        model.fit([X, X], [y, y[1:]])
+    with pytest.raises(ValueError, match=r"task 1 has 4 features, the first task 5"):
+        model.fit([X, X[:, :4]], [y, y])
+    with pytest.raises(ValueError, match="return_std needs inference='marginal'"):
+        SubspaceRegressor(rank=2, inference="point", ridge=1.0).fit(X, y, task=task).predict(
+            X, task=task, return_std=True
+        )
+    with pytest.raises(ValueError, match="Sample weights must contain at least one non-zero number"):
+        model.fit(X, y, task=task, sample_weight=np.zeros(len(y)))
+
+
+def test_a_clone_is_not_fitted_and_parameters_stay_as_given():
+    model = SubspaceRegressor(rank=2, solver_options={"step": 0.1})
+    assert clone(model).get_params() == model.get_params()
+    assert not hasattr(clone(model), "coef_")
+
+
+@needs_data
+def test_school_is_at_or_below_the_anchor():
+    data = datasets.load_tasks("school")
+    errors = []
+    for seed in range(5):
+        train, test = split_rows(data.task, seed)
+        model = SubspaceRegressor(rank=6).fit(data.X[train], data.y[train], task=data.task[train])
+        errors.append(model.nmse(data.X[test], data.y[test], task=data.task[test]))
+    assert np.mean(errors) <= 0.762
+    assert torch.tensor(errors).std() < 0.05
