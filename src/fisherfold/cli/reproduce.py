@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
     from fisherfold.experiments.figures import FigurePlan, FigureResult
+    from fisherfold.experiments.theory import Part
 
 app = typer.Typer(help="Remake the figures and tables of the paper.", no_args_is_help=True)
 
@@ -92,6 +94,37 @@ def _completion(name: str, *, seeds: int, quick: bool, as_json: bool, output: Pa
     show_figure(plan, seeds=seeds, quick=quick, as_json=as_json, output=output, fresh=fresh, more=more)
 
 
+@app.command()
+def theory(
+    seeds: Seeds = 5,
+    quick: Annotated[bool, typer.Option("--quick", help="A sketch: fewer widths, draws and iterations.")] = False,
+    as_json: AsJson = False,
+    output: Output = Path("reproduce"),
+    device: Annotated[str, typer.Option("--device", help="Where the tensors live, such as cpu or cuda.")] = "cpu",
+    part: Annotated[
+        list[str] | None,
+        typer.Option("--part", help="Only this part: metric, global, rates, stability or invariance. May be repeated."),
+    ] = None,
+) -> None:
+    """The theory made visible: five parts, each with a figure, a table and verdicts."""
+    from fisherfold.experiments.theory import Settings, run_theory, summary, write_report
+
+    with Console(stderr=True).status("theory: starting") as status:
+        settings = Settings(
+            quick=quick, seeds=seeds, device=device, say=lambda what: status.update(f"theory: {what}")
+        )
+        parts = run_theory(settings, only=tuple(part or ()))
+        files = write_report(parts, output / "theory")
+    if as_json:
+        print(json.dumps(summary(parts) | {"files": files}, ensure_ascii=False))
+        return
+    console = Console()
+    for each in parts:
+        console.print(_findings(each))
+        console.print(each.sentence, end="\n\n")
+    console.print(f"pictures, tables and theory.json are in {output / 'theory'}", soft_wrap=True)
+
+
 def show_figure(
     plan: FigurePlan,
     *,
@@ -138,6 +171,18 @@ def show_figure(
     if plan.note:
         console.print(plan.note)
     console.print(f"picture {files['png']}, curves {files['csv']}, summary {files['json']}", soft_wrap=True)
+
+
+def _findings(part: Part) -> Table:
+    table = Table(title=part.title, show_lines=True)
+    for name in ("statement", "predicted", "measured", "verdict", "note"):
+        table.add_column(name)
+    colours = {"holds": "green", "partly": "yellow", "fails": "red"}
+    for finding in part.findings:
+        seen = (f"{v:.3g}" if isinstance(v, float) else v for v in (finding.predicted, finding.measured))
+        verdict = f"[{colours[finding.verdict]}]{finding.verdict}[/]"
+        table.add_row(escape(finding.name), *map(escape, seen), verdict, escape(finding.note))
+    return table
 
 
 def _table(result: FigureResult) -> Table:

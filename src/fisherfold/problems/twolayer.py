@@ -12,6 +12,7 @@ and through the Gram matrix J Jᵀ of N×N, summed over blocks of units; no matr
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator
 from typing import ClassVar
@@ -108,6 +109,25 @@ class TwoLayer(Problem):
         signs = 2 * torch.randint(2, (width,), generator=generator, device=device).to(x.dtype) - 1
         problem = cls(x, y, signs.to(x.device), activation=activation, likelihood=likelihood)
         return problem, problem.manifold.random_point(generator=generator, dtype=x.dtype).to(x.device)
+
+    def with_targets(self, y: Tensor) -> TwoLayer:
+        """The same network with other targets.
+
+        Args:
+            y: targets, shape (N,).
+
+        Returns:
+            A new problem.
+
+        Raises:
+            ValueError: if the targets do not fit.
+        """
+        if y.shape != self.targets.shape:
+            raise ValueError(f"y must have shape {tuple(self.targets.shape)}, got {tuple(y.shape)}")
+        self.likelihood.check_targets(y, self.inputs[:, 0])
+        other = copy.copy(self)
+        other.targets = y
+        return other
 
     def outputs(self, theta: Tensor, batch: Tensor | None = None) -> Tensor:
         """The outputs u of the network.
