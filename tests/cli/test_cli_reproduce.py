@@ -48,3 +48,22 @@ def test_missing_data_is_one_sentence(tmp_path, monkeypatch):
     run = CliRunner().invoke(app, ["reproduce", "sarcos"])
     assert isinstance(run.exception, FileNotFoundError)
     assert "no file sarcos_7x2000.npz" in str(run.exception)
+
+
+def test_theory_prints_findings_with_verdicts(tmp_path):
+    options = ["reproduce", "theory", "--quick", "--seeds", "1", "--part", "invariance", "--output", str(tmp_path)]
+    run = CliRunner().invoke(app, [*options, "--json"])
+    assert run.exit_code == 0, run.output
+    results = json.loads(run.stdout)["results"]
+    assert {r["verdict"] for r in results} == {"holds", "fails"}
+    assert (tmp_path / "theory" / "invariance.png").is_file()
+    run = CliRunner().invoke(app, options)
+    assert run.exit_code == 0, run.output
+    assert "RFIM = FIM" in run.stdout
+    assert "only their sum is right" in " ".join(run.stdout.split())
+
+
+def test_theory_refuses_an_unknown_part(tmp_path):
+    run = CliRunner().invoke(app, ["reproduce", "theory", "--part", "proof", "--output", str(tmp_path)])
+    assert isinstance(run.exception, ValueError)
+    assert "part must be one of" in str(run.exception)

@@ -109,20 +109,14 @@ def hook_gradients(network: Network, x: Tensor, y: Tensor) -> Tensor:
     """
     seen: dict[str, Tensor] = {}
 
-    def forward_hook(module: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
-        seen["input"] = arguments[0].detach()
+    def hook(module: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
+        seen["input"], seen["output"] = arguments[0], output
 
-    def backward_hook(module: nn.Module, inner: object, outer: tuple[Tensor, ...]) -> None:
-        seen["gradient"] = outer[0].detach()
-
-    handles = (
-        network.first.register_forward_hook(forward_hook), network.first.register_full_backward_hook(backward_hook),
-    )  # fmt: skip
+    handle = network.first.register_forward_hook(hook)
     loss = functional.cross_entropy(network(x), y, reduction="sum")
-    torch.autograd.grad(loss, network.first.weight)
-    for handle in handles:
-        handle.remove()
-    return torch.einsum("ni,nj->nij", seen["gradient"], seen["input"])
+    handle.remove()
+    (gradient,) = torch.autograd.grad(loss, seen["output"])
+    return torch.einsum("ni,nj->nij", gradient, seen["input"])
 
 
 def radial_share(gradients: Tensor, weight: Tensor) -> float:
