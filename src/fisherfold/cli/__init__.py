@@ -11,9 +11,11 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from fisherfold._version import __version__
 from fisherfold.cli import reproduce
+from fisherfold.cli.demo import demo
 
 app = typer.Typer(
     name="fisherfold",
@@ -22,6 +24,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
 )
+app.command()(demo)
 app.add_typer(reproduce.app, name="reproduce")
 
 
@@ -48,5 +51,5 @@ def main() -> None:
     except (ValueError, TypeError, FileNotFoundError, PermissionError, IsADirectoryError) as error:
         if "--debug" in sys.argv:
             raise
-        Console(stderr=True).print(f"[bold red]error:[/] {error}", highlight=False, markup=True)
+        Console(stderr=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)
         raise SystemExit(2) from None

@@ -1,0 +1,52 @@
+"""``fisherfold demo``: three small problems in under two minutes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from fisherfold.experiments.demo import Run
+
+
+def demo(
+    output: Annotated[Path, typer.Option("--output", "-o", help="The folder for the picture.")] = Path("demo-output"),
+    seed: Annotated[int, typer.Option("--seed", help="Of the data and the starts.")] = 0,
+) -> None:
+    """Fit three small problems, print a table and write a picture. Needs no data and no network.
+
+    Example: `fisherfold demo --output demo-output`
+    """
+    from fisherfold.experiments.demo import draw, run_demo
+
+    output.mkdir(parents=True, exist_ok=True)
+    with Console(stderr=True).status("starting") as status:
+        runs = run_demo(seed=seed, report=lambda name: status.update(f"fitting {name}"))
+    Console().print(_table(runs))
+    picture = output / "demo.png"
+    draw(runs, picture)
+    print(f"picture: {picture}")
+
+
+def _table(runs: list[Run]) -> Table:
+    from fisherfold.experiments.demo import gaps
+
+    table = Table(title="Natural gradient (rngd, mkfac) beside first-order methods; best steps of a small grid")
+    for name in ("problem", "method", "passes", "loss at the end", "above the lowest", "seconds", "note"):
+        table.add_column(name, justify="left" if name in {"problem", "method", "note"} else "right")
+    heights, before = gaps(runs), ""
+    for run in runs:
+        if run.problem != before and before:
+            table.add_section()
+        before = run.problem
+        note = run.note if run.accuracy != run.accuracy else f"{run.note}, test accuracy {100 * run.accuracy:.1f} %"
+        style = "bold" if run.method in {"rngd", "mkfac"} else ""
+        table.add_row(
+            run.problem, run.method, f"{run.passes[-1]:.0f}", f"{run.values[-1]:.6f}",
+            f"{heights[run.problem, run.method][-1]:.1e}", f"{run.seconds:.1f}", note, style=style,
+        )  # fmt: skip
+    return table
