@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from fisherfold._version import __version__
-from fisherfold.cli import reproduce
+from fisherfold.cli import complete, reproduce
 from fisherfold.cli.demo import demo
 
 app = typer.Typer(
@@ -25,6 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(demo)
+app.add_typer(complete.app, name="complete")
 app.add_typer(reproduce.app, name="reproduce")
 
 

@@ -110,14 +110,22 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             This estimator.
         """
         self._validate()
-        found = self._read(X, y)
-        return self._fit(found, self.rank, self.ridge)
-
-    def _read(self, X: Any, y: Any) -> Observations:
         found = observations(X, y)
         if y is not None:
             self.n_features_in_ = 2
-        return found
+        return self.fit_observations(found)
+
+    def fit_observations(self, found: Observations) -> MatrixCompletion:
+        """Fit the model to entries that were read already, for example from a file.
+
+        Args:
+            found: the observed entries.
+
+        Returns:
+            This estimator.
+        """
+        self._validate()
+        return self._fit(found, self.rank, self.ridge)
 
     def _fit(self, found: Observations, rank: int, ridge: float | None) -> MatrixCompletion:
         fitted = fit_model(found, self._options(rank, ridge))

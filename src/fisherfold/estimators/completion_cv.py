@@ -82,18 +82,16 @@ class MatrixCompletionCV(MatrixCompletion):
         self.verbose = verbose
         self.on_interrupt = on_interrupt
 
-    def fit(self, X: Any, y: Any = None) -> MatrixCompletionCV:
+    def fit_observations(self, found: Observations) -> MatrixCompletionCV:
         """Choose rank and ridge, then fit to all values.
 
         Args:
-            X: as for ``MatrixCompletion.fit``.
-            y: as for ``MatrixCompletion.fit``.
+            found: the observed entries.
 
         Returns:
             This estimator.
         """
         self._validate()
-        found = self._read(X, y)
         ranks = self._allowed_ranks(found)
         options = self._options(ranks[0], None)
         with threads(self.n_jobs):

@@ -1,0 +1,140 @@
+"""fisherfold complete: fit, predict, recommend, evaluate, through files."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+from typer.testing import CliRunner
+
+import fisherfold
+from fisherfold.cli import app, main
+from fisherfold.estimators import MatrixCompletion
+
+
+@pytest.fixture(scope="module")
+def ratings(tmp_path_factory):
+    """A CSV file of a rank-one table with a refused line."""
+    folder = tmp_path_factory.mktemp("ratings")
+    rng = np.random.default_rng(0)
+    truth = 3 + np.outer(rng.normal(size=30), rng.normal(size=20))
+    rows, columns = np.nonzero(rng.random(truth.shape) < 0.7)
+    lines = [f"u{i},{j},{truth[i, j] + 0.1 * rng.normal():.4f}" for i, j in zip(rows, columns, strict=True)]
+    path = folder / "ratings.csv"
+    path.write_text("\n".join(["user,item,rating", *lines, "u0,1,bad"]) + "\n")
+    return path
+
+
+def call(*args, code=0):
+    result = CliRunner().invoke(app, ["complete", *map(str, args)])
+    assert result.exit_code == code, (result.output, result.exception)
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def model(ratings, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fitted") / "model"
+    call("fit", ratings, "--rank", 1, "--seed", 3, "-o", folder)
+    return folder
+
+
+def test_fit_reports_what_was_read_and_refused(ratings, tmp_path):
+    found = json.loads(call("fit", ratings, "--rank", 2, "-o", tmp_path / "m", "--json"))
+    assert found["lines"] == found["ratings"] + 1
+    assert found["refused"] == {"value is not a number": 1}
+    assert (found["rows"], found["columns"], found["rank"]) == (30, 20, 2)
+    table = call("fit", ratings, "--rank", 1, "-o", tmp_path / "m", "--columns", "1,2,3", "--quiet")
+    assert "value is not a number: 1" in table
+
+
+def test_fit_is_the_estimator(ratings, model):
+    frame = pl.read_csv(ratings, infer_schema=False)[:-1]
+    ids = frame.select("user", pl.col("item").cast(pl.Int64))
+    direct = MatrixCompletion(rank=1, random_state=3).fit(ids, frame["rating"].cast(pl.Float64))
+    again = MatrixCompletion.load(model)
+    np.testing.assert_allclose(again.predict(ids), direct.predict(ids), atol=1e-6)
+
+
+def test_rank_auto(ratings, tmp_path):
+    found = json.loads(call("fit", ratings, "--rank", "auto", "-o", tmp_path / "m", "--json"))
+    assert set(found["cv_rmse"]) == {"2", "5", "10", "20"}
+    assert str(found["rank"]) == min(found["cv_rmse"], key=found["cv_rmse"].get)
+
+
+def test_predict_appends_a_last_column(model, tmp_path):
+    pairs, out = tmp_path / "pairs.csv", tmp_path / "out.csv"
+    pairs.write_text("user,item,note\nu1,3,a\nu2,4,b\nnobody,4,c\n")
+    found = json.loads(call("predict", model, pairs, "-o", out, "--json"))
+    assert (found["pairs"], found["with ids not seen in the fit"]) == (3, 1)
+    frame = pl.read_csv(out)
+    assert frame.columns == ["user", "item", "note", "prediction"]
+    expected = MatrixCompletion.load(model).predict([("u1", 3), ("u2", 4), ("nobody", 4)])
+    np.testing.assert_allclose(frame["prediction"].to_numpy(), expected)
+    call("predict", model, out, "-o", out, "--std")
+    assert pl.read_csv(out).columns == ["user", "item", "note", "std", "prediction"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out.csv", "pairs.csv"]
+
+
+def test_recommend(model):
+    lists = json.loads(call("recommend", model, "u1", "u2", "-k", 3, "--json"))
+    estimator = MatrixCompletion.load(model)
+    for row in ("u1", "u2"):
+        ids, scores = estimator.recommend(row, 3)
+        assert [item["column"] for item in lists[row]] == ids.tolist()
+        np.testing.assert_allclose([item["prediction"] for item in lists[row]], scores)
+    assert "Recommendations" in call("recommend", model, "u1")
+
+
+def test_evaluate_has_error_bars(ratings):
+    found = json.loads(call("evaluate", ratings, "--rank", 1, "--folds", 4, "--json"))
+    assert found["folds"] == 4
+    assert 0.05 < found["rmse"]["mean"] < 0.4
+    assert found["rmse"]["standard error"] > 0
+    assert 0.6 < found["covered by 90 % intervals"]["mean"] <= 1
+    assert "±" in call("evaluate", ratings, "--rank", 1, "--folds", 2)
+    point = json.loads(call("evaluate", ratings, "--rank", 1, "--folds", 2, "--inference", "point", "--json"))
+    assert set(point) >= {"rmse", "mae"}
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["fit", "nothing.csv", "-o", "m"], "there is no file nothing.csv"),
+        (["fit", "{ratings}", "--rank", "ten", "-o", "m"], "--rank must be a whole number of at least 1 or auto"),
+        (["fit", "{ratings}", "--rank", "99", "-o", "m"], "rank must be between 1 and min"),
+        (["fit", "{ratings}", "--rank", "1", "--ridge", "-2", "-o", "m"], "ridge must be None or a finite number"),
+        (["fit", "{ratings}", "-o", "{ratings}"], "--output must be a folder"),
+        (["predict", "nothing", "{ratings}", "-o", "x.csv"], "there is no model folder nothing"),
+        (["evaluate", "{ratings}", "--folds", "99999"], "--folds must be at most the number of ratings"),
+        (["recommend", "nothing", "1"], "there is no model folder"),
+    ],
+)
+def test_errors_are_one_sentence(ratings, tmp_path, monkeypatch, capsys, args, message):
+    words = [word.format(ratings=ratings) for word in args]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["fisherfold", "complete", *words])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_python_dash_m():
+    home = str(Path(fisherfold.__file__).parents[1])
+    command = [sys.executable, "-m", "fisherfold", "complete", "recommend", "no[thing]", "1"]
+    environment = {**os.environ, "PYTHONPATH": home, "COLUMNS": "200"}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert result.stderr.strip() == "error: there is no model folder no[thing]"
+
+
+def test_help_has_examples():
+    for command in ("fit", "predict", "recommend", "evaluate"):
+        assert f"fisherfold complete {command}" in call(command, "--help")
