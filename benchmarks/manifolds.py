@@ -3,8 +3,8 @@
     python benchmarks/manifolds.py
 
 Every row is the least time over interleaved rounds (each round runs all rows, small ones several times, so that a slow
-moment of the machine hits all alike); the ratio is to ``torch.linalg.qr`` of the same matrix in the same process. The frame error is the
-largest entry of |xᵀx - I| of the result, in float64.
+moment of the machine hits all alike); the ratio is to ``torch.linalg.qr`` of the same matrix in the same process. The
+frame error is the largest entry of |xᵀx - I| of the result, in float64.
 """
 
 import argparse

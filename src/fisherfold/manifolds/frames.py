@@ -126,13 +126,14 @@ def cholesky_qr(y: Tensor) -> Tensor:
     Returns:
         A frame of the same shape.
     """
-    lower, failed = torch.linalg.cholesky_ex(cross(y, y))
-    pivots = lower.diagonal(dim1=-2, dim2=-1)
-    # The squared pivots lie between the extreme eigenvalues: a cheap measure of the condition.
-    sound = (failed == 0) & (pivots.amax(dim=-1) ** 2 <= MAX_CONDITION * pivots.amin(dim=-1) ** 2)
-    if not bool(sound.all()):
+    gram = cross(y, y)
+    lower, failed = torch.linalg.cholesky_ex(gram)
+    inverse = _inverse_triangle(lower)
+    # The condition in the row-sum norm: an upper bound of the spectral one without eigenvalues.
+    condition = _row_sum_norm(gram) * _row_sum_norm(inverse.mT @ inverse)
+    if not bool(((failed == 0) & (condition <= MAX_CONDITION)).all()):
         return _householder_qr(y)
-    return y @ _inverse_triangle(lower).mT.to(y.dtype)
+    return y @ inverse.mT.to(y.dtype)
 
 
 def _householder_qr(y: Tensor) -> Tensor:
@@ -146,6 +147,10 @@ def _householder_qr(y: Tensor) -> Tensor:
 def _inverse_triangle(lower: Tensor) -> Tensor:
     eye = torch.eye(lower.shape[-1], dtype=lower.dtype, device=lower.device)
     return torch.linalg.solve_triangular(lower, eye.expand_as(lower), upper=False)
+
+
+def _row_sum_norm(matrix: Tensor) -> Tensor:
+    return matrix.abs().sum(dim=-1).amax(dim=-1)
 
 
 def orthonormality_error(x: Tensor) -> Tensor:
