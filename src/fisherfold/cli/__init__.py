@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from fisherfold._version import __version__
-from fisherfold.cli import complete, reproduce
+from fisherfold.cli import complete, reproduce, subspace
 from fisherfold.cli.demo import demo
 
 app = typer.Typer(
@@ -27,6 +27,7 @@ app = typer.Typer(
 app.command()(demo)
 app.add_typer(complete.app, name="complete")
 app.add_typer(reproduce.app, name="reproduce")
+app.add_typer(subspace.app, name="subspace")
 
 
 def _show_version(value: bool) -> None:

@@ -231,7 +231,7 @@ class SubspaceRegressor(RegressorMixin, TaskEstimator):  # type: ignore[misc]
         check_is_fitted(self)
         predicted = np.asarray(self.predict(X, task=task), dtype=np.float64)
         residual = torch.as_tensor(np.asarray(y, dtype=np.float64) - predicted)
-        target = torch.as_tensor(np.asarray(y, dtype=np.float64))
+        target = torch.as_tensor(np.array(y, dtype=np.float64))
         if target.ndim == 2:
             numbers = torch.arange(target.shape[1]).expand(target.shape)
         else:

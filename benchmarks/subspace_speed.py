@@ -1,0 +1,152 @@
+"""Speed of the subspace problem on School and Sarcos against plain NumPy and pymanopt, in one process.
+
+    OMP_NUM_THREADS=1 python benchmarks/subspace_speed.py        (needs FISHERFOLD_DATA)
+
+1. One full pass (loss, gradient, both Kronecker factors) against a straightforward loop over tasks.
+2. The paper's whole RNGD run (batch 1, thousands of tiny steps) against a plain NumPy version of the released loop.
+3. pymanopt's conjugate gradients on the same cost, vectorised in NumPy: time to the loss that it reaches.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+
+import numpy as np
+import torch
+
+from fisherfold.experiments import subspace
+from fisherfold.problems.subspace import SubspaceProblem
+from fisherfold.solvers import minimize
+from fisherfold.solvers.stopping import LossBelow
+
+warnings.filterwarnings("ignore")
+torch.set_num_threads(1)
+RIDGE = subspace.RIDGE
+
+
+def best_of(function, repeats):
+    times = []
+    for _ in range(repeats):
+        began = time.process_time()
+        function()
+        times.append(time.process_time() - began)
+    return min(times)
+
+
+def loop_pass(A, b, c, U):
+    """What one writes first: a loop over tasks."""
+    n, p = U.shape
+    loss, gradient, left, right = 0.0, np.zeros((n, p)), np.zeros((n, n)), np.zeros((p, p))
+    for t in range(len(A)):
+        w = np.linalg.solve(U.T @ A[t] @ U + RIDGE * np.eye(p), U.T @ b[t])
+        fitted = A[t] @ (U @ w)
+        loss += (c[t] - 2 * (U @ w) @ b[t] + (U @ w) @ fitted) / 2
+        gradient += np.outer(fitted - b[t], w)
+        left += A[t]
+        right += np.outer(w, w)
+    gradient -= U @ (U.T @ gradient)
+    return loss / len(A), gradient / len(A), left / len(A), right / len(A)
+
+
+def full_pass(problem, x):
+    fresh = x.clone()
+    loss, gradient = problem.loss_and_gradient(fresh)
+    operator = problem.fisher(fresh, kind="kronecker")
+    return loss, gradient, operator.left, operator.right
+
+
+def numpy_run(A, b, U, epochs, samples, step, damping):
+    """The released loop: full pass at the snapshot, then one solve with P ΣA P + δ I per task drawn."""
+    n, p = U.shape
+    total, eye_n, eye_p = A.sum(0), np.eye(n), np.eye(p)
+    for k in range(epochs):
+        AU = A @ U
+        w0 = np.linalg.solve(U.T @ AU + RIDGE * eye_p, (b @ U)[..., None])[..., 0]
+        g0 = np.einsum("ti,tp->ip", np.einsum("tip,tp->ti", AU, w0) - b, w0) / len(A)
+        g0 -= U @ (U.T @ g0)
+        second, anchor = w0.T @ w0, U
+        for t in samples[k]:
+            w = np.linalg.solve(U.T @ A[t] @ U + RIDGE * eye_p, U.T @ b[t])
+            g = np.outer(A[t] @ (U @ w) - b[t], w)
+            old = np.outer(A[t] @ (anchor @ w0[t]) - b[t], w0[t])
+            old -= anchor @ (anchor.T @ old)
+            g += g0 - old
+            g -= U @ (U.T @ g)
+            C = (second + np.outer(w, w) - np.outer(w0[t], w0[t])) / len(A)
+            left = total - U @ (U.T @ total)
+            left = left - (left @ U) @ U.T + damping * eye_n
+            u, _, v = np.linalg.svd(U - step * np.linalg.solve(left, g @ np.linalg.pinv(C)), full_matrices=False)
+            U = u @ v
+    return U
+
+
+def pymanopt_run(problem, x0, iterations):
+    import pymanopt
+
+    A, b, c = (part.numpy() for part in (problem.statistics.gram, problem.statistics.cross, problem.statistics.power))
+    n, p = x0.shape
+    manifold = pymanopt.manifolds.Grassmann(n, p)
+
+    def parts(U):
+        AU = (A.reshape(-1, n) @ U).reshape(len(A), n, p)
+        target = b @ U
+        inner = U.T @ AU
+        w = np.linalg.solve(inner + RIDGE * np.eye(p), target[..., None])[..., 0]
+        return AU, target, inner, w
+
+    @pymanopt.function.numpy(manifold)
+    def cost(U):
+        _, target, inner, w = parts(U)
+        return float((c - 2 * (w * target).sum(1) + np.einsum("tp,tpq,tq->t", w, inner, w)).sum() / 2 / len(A))
+
+    @pymanopt.function.numpy(manifold)
+    def gradient(U):
+        AU, _, _, w = parts(U)
+        return (np.einsum("tip,tp->ti", AU, w) - b).T @ w / len(A)
+
+    peer = pymanopt.Problem(manifold, cost, euclidean_gradient=gradient)
+    optimizer = pymanopt.optimizers.ConjugateGradient(verbosity=0, max_iterations=iterations)
+    began = time.process_time()
+    result = optimizer.run(peer, initial_point=x0.numpy())
+    return result.cost, time.process_time() - began
+
+
+def compare(name, plan, step, damping):
+    problem, x0 = plan.make(0)
+    A, b, c = (v.numpy() for v in (problem.statistics.gram, problem.statistics.cross, problem.statistics.power))
+    reference, found = loop_pass(A, b, c, x0.numpy()), full_pass(problem, x0)
+    assert abs(float(found[0]) / reference[0] - 1) < 1e-9
+    np.testing.assert_allclose(found[1].numpy(), reference[1], rtol=1e-6, atol=1e-7 * abs(reference[1]).max())
+    peer = best_of(lambda: loop_pass(A, b, c, x0.numpy()), 20)
+    row(f"{name}: one pass (loop over tasks)", peer, best_of(lambda: full_pass(problem, x0), 200))
+
+    epochs, n_tasks = plan.budget // 2, len(A)
+    samples = torch.randint(n_tasks, (epochs, n_tasks), generator=torch.Generator().manual_seed(0))
+    options = {"max_iter": epochs, "step": step / n_tasks, "batch_size": 1, "stream": samples}
+    settings = {"rank": 6, "ridge": RIDGE, "gradient": "paper", "factor_damping": damping / n_tasks}
+    bare = SubspaceProblem(problem.statistics, **settings)
+    peer = best_of(lambda: numpy_run(A, b, x0.numpy(), epochs, samples.numpy(), step, damping), 3)
+    ours = best_of(lambda: minimize(bare, x0, "rngd-vr", **options), 3)
+    row(f"{name}: the paper's whole RNGD run, {epochs * n_tasks} steps (plain loop)", peer, ours)
+
+    cost, seconds = pymanopt_run(problem, x0, plan.budget)
+    for method, extra in (("rcg", {}), ("rngd", {"fisher": "exact", "sigma": 1e-3})):
+        began = time.process_time()
+        result = minimize(bare, x0, method, max_iter=500, stop=LossBelow(cost), **extra)
+        reached = "" if result.value <= cost else f" (not reached: {result.value:.6g})"
+        row(f"{name}: to pymanopt RCG's loss {cost:.6g}, {method}{reached}", seconds, time.process_time() - began)
+
+
+def row(what, peer, ours):
+    print(f"| {what} | {peer:.5f} | {ours:.5f} | {peer / ours:.2f} |", flush=True)
+
+
+def main():
+    print("| what | NumPy or pymanopt, CPU s | fisherfold, CPU s | ratio |\n|---|---|---|---|")
+    compare("School", subspace.school(), 5.0, 1e-4)
+    compare("Sarcos 7 x 2000", subspace.sarcos(), 1.0, 1e-6)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,175 @@
+"""``fisherfold subspace``: many small related regressions or classifications from a table."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from fisherfold.estimators.task_tables import Roles, TaskTable
+
+app = typer.Typer(help="Many small related regressions that share a subspace.", no_args_is_help=True)
+
+Data = Annotated[Path, typer.Argument(help="A table with a header: CSV, TSV or Parquet.")]
+Model = Annotated[Path, typer.Argument(help="A folder written by `fisherfold subspace fit`.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+
+
+@app.command()
+def fit(
+    data: Data,
+    target: Annotated[str, typer.Option("--target", help="The column to predict.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The folder for the model.")],
+    task: Annotated[str | None, typer.Option("--task", help="The column that names the task of each row.")] = None,
+    features: Annotated[
+        str | None, typer.Option("--features", help="Feature columns, separated by commas; all others if not given.")
+    ] = None,
+    rank: Annotated[int | None, typer.Option("--rank", help="The dimension of the subspace; 6 or fewer.")] = None,
+    inference: Annotated[str, typer.Option("--inference", help="marginal (default) or point.")] = "marginal",
+    classify: Annotated[bool, typer.Option("--classify", help="The target has two classes.")] = False,
+    seed: Annotated[int, typer.Option("--seed", help="Fixes all randomness.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Fit a model and keep it in a folder."""
+    from fisherfold.estimators.subspace import SubspaceRegressor
+    from fisherfold.estimators.subspace_classifier import SubspaceClassifier
+    from fisherfold.estimators.tables import read_frame
+    from fisherfold.estimators.task_tables import choose_columns, read_tasks
+
+    estimator = "SubspaceClassifier" if classify else "SubspaceRegressor"
+    chosen = None if features is None else [name.strip() for name in features.split(",") if name.strip()]
+    roles = choose_columns(
+        read_frame(data, header=True), target=target, task=task, features=chosen, estimator=estimator
+    )
+    table = read_tasks(data, roles, with_target=True, numeric_target=not classify)
+    model: Any = SubspaceClassifier(rank, random_state=seed)
+    if not classify:
+        model = SubspaceRegressor(rank, inference=inference, random_state=seed)
+    began = time.perf_counter()
+    with Console(stderr=True).status(f"fitting {len(table.X):,} rows") as status:
+        _watch(model, status)
+        model.fit(table.X, table.y, task=table.task)
+        del model.__dict__["_show"]
+    model.save(output)
+    roles.save(output)
+    _print({"model": str(output), **_facts(model, table), "seconds": time.perf_counter() - began}, as_json, "fitted")
+
+
+@app.command()
+def predict(
+    model: Model,
+    data: Data,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The table with predictions, CSV.")],
+    std: Annotated[bool, typer.Option("--std", help="Add predictive standard deviations.")] = False,
+    unseen: Annotated[
+        str, typer.Option("--unseen", help="For tasks that were not seen: error, or mean for what all tasks share.")
+    ] = "error",
+    as_json: AsJson = False,
+) -> None:
+    """Write a table with predictions added to it."""
+    from fisherfold.estimators.task_tables import read_tasks
+    from fisherfold.files import write_atomically
+
+    roles, fitted = _load(model)
+    table = read_tasks(data, roles, with_target=False)
+    options = {"return_std": True} if std else {}
+    if std and roles.estimator != "SubspaceRegressor":
+        raise ValueError("--std needs a regression model")
+    found = fitted.predict(table.X, task=table.task, unseen=unseen, **options)
+    values, deviations = found if std else (found, None)
+    added = {f"{roles.target}_predicted": values} | ({} if deviations is None else {f"{roles.target}_std": deviations})
+    frame = table.frame.with_columns(**added)
+    write_atomically(output, frame.write_csv().encode())
+    _print({"rows": len(frame), "output": str(output)}, as_json, "predicted")
+
+
+@app.command()
+def evaluate(model: Model, data: Data, as_json: AsJson = False) -> None:
+    """Compare predictions with known targets."""
+    from fisherfold.estimators.task_tables import read_tasks
+
+    roles, fitted = _load(model)
+    regression = roles.estimator == "SubspaceRegressor"
+    table = read_tasks(data, roles, with_target=True, numeric_target=regression)
+    facts: dict[str, Any] = {"rows": len(table.X), "tasks": 1 if table.task is None else len(set(table.task.tolist()))}
+    if regression:
+        facts |= _regression_errors(fitted, table)
+    else:
+        from sklearn.metrics import log_loss
+
+        probabilities = fitted.predict_proba(table.X, task=table.task)
+        facts["accuracy"] = fitted.score(table.X, table.y, task=table.task)
+        facts["log_loss"] = float(log_loss(table.y, probabilities, labels=fitted.classes_))
+    _print(facts, as_json, "held-out errors")
+
+
+def _load(folder: Path) -> tuple[Roles, Any]:
+    from fisherfold import estimators
+    from fisherfold.estimators.task_tables import Roles
+
+    if not folder.is_dir():
+        raise FileNotFoundError(f"there is no model folder {folder}")
+    roles = Roles.load(folder)
+    return roles, getattr(estimators, roles.estimator).load(folder)
+
+
+def _regression_errors(model: Any, table: TaskTable) -> dict[str, float]:
+    import numpy as np
+
+    predicted = model.predict(table.X, task=table.task)
+    errors = {
+        "rmse": float(np.sqrt(np.mean((predicted - table.y) ** 2))),
+        "r2": model.score(table.X, table.y, task=table.task),
+    }
+    try:
+        errors["nmse"] = model.nmse(table.X, table.y, task=table.task)
+    except ValueError:
+        # every task has a single row or a constant target
+        errors["nmse"] = math.nan
+    return errors
+
+
+def _facts(model: Any, table: TaskTable) -> dict[str, Any]:
+    facts = {
+        "rows": len(table.X),
+        "tasks": len(model.task_ids_),
+        "features": model.n_features_in_,
+        "rank": model.components_.shape[1],
+        "rounds": model.n_iter_,
+    }
+    if hasattr(model, "noise_variance_"):
+        facts["noise (mean standard deviation)"] = float((model.noise_variance_**0.5).mean())
+    if hasattr(model, "ridge_"):
+        facts["ridge"] = model.ridge_
+    name = "training accuracy" if hasattr(model, "classes_") else "training R²"
+    return facts | {name: model.score(table.X, table.y, task=table.task)}
+
+
+def _watch(model: Any, status: Any) -> None:
+    """Show the rounds of a fit in the status line."""
+
+    def show(row: Any) -> bool:
+        number, loss = (row["round"], row["loss"]) if isinstance(row, dict) else (row.iteration, row.loss)
+        status.update(f"round {int(number)}: loss {loss:.6f}")
+        return False
+
+    model.__dict__["_show"] = show
+
+
+def _print(facts: dict[str, Any], as_json: bool, title: str) -> None:
+    if as_json:
+        finite = {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in facts.items()}
+        print(json.dumps(finite))
+        return
+    table = Table(title=title, show_header=False)
+    for key, value in facts.items():
+        shown = "undefined" if isinstance(value, float) and math.isnan(value) else value
+        table.add_row(key, f"{shown:.4g}" if isinstance(shown, float) else str(shown))
+    Console().print(table)

@@ -1,0 +1,156 @@
+"""Rows of many tasks from a file: which columns are features, which is the target, which names the task."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from fisherfold.estimators.tables import read_frame
+from fisherfold.files import write_atomically
+
+ROLES = "columns.json"
+
+
+@dataclass(frozen=True)
+class Roles:
+    """What the columns of a table stand for.
+
+    Attributes:
+        features: the feature columns, in order.
+        target: the target column.
+        task: the column that names the task, or None for a single task.
+        estimator: the class that was fitted to them.
+    """
+
+    features: list[str]
+    target: str
+    task: str | None
+    estimator: str
+
+    def save(self, folder: str | Path) -> None:
+        """Keep them beside a model.
+
+        Args:
+            folder: the model's folder.
+        """
+        write_atomically(Path(folder) / ROLES, json.dumps(asdict(self), indent=1).encode())
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Roles:
+        """Read what ``save`` wrote.
+
+        Args:
+            folder: the model's folder.
+
+        Returns:
+            The roles.
+
+        Raises:
+            FileNotFoundError: if the folder has none.
+        """
+        file = Path(folder) / ROLES
+        if not file.is_file():
+            raise FileNotFoundError(f"{folder} is no model of `fisherfold subspace fit`: it has no {ROLES}")
+        return cls(**json.loads(file.read_text(encoding="utf-8")))
+
+
+@dataclass(frozen=True)
+class TaskTable:
+    """Rows read from a file.
+
+    Attributes:
+        frame: the whole table as it stands.
+        X: the features as numbers.
+        y: the targets, or None if they were not asked for.
+        task: one id per row, or None.
+    """
+
+    frame: pl.DataFrame
+    X: pl.DataFrame
+    y: NDArray[Any] | None
+    task: NDArray[Any] | None
+
+
+def choose_columns(
+    frame: pl.DataFrame, *, target: str, task: str | None, features: list[str] | None, estimator: str
+) -> Roles:
+    """All columns but target and task are features unless some are named.
+
+    Args:
+        frame: the table.
+        target: the target column.
+        task: the task column.
+        features: feature columns.
+        estimator: the class to fit.
+
+    Returns:
+        The roles.
+
+    Raises:
+        ValueError: if a column does not exist or none is left.
+    """
+    for option, name in (("--target", target), ("--task", task), *(("--features", f) for f in features or [])):
+        if name is not None and name not in frame.columns:
+            raise ValueError(f"{option} {name}: there is no such column; the columns are {', '.join(frame.columns)}")
+    chosen = features or [name for name in frame.columns if name not in {target, task}]
+    if not chosen:
+        raise ValueError("no feature columns are left besides the target and the task")
+    return Roles(chosen, target, task, estimator)
+
+
+def read_tasks(path: str | Path, roles: Roles, *, with_target: bool, numeric_target: bool = True) -> TaskTable:
+    """Read rows by their roles.
+
+    Args:
+        path: a CSV, TSV or Parquet file.
+        roles: what the columns stand for.
+        with_target: whether the target is needed.
+        numeric_target: whether it is a number (else a class).
+
+    Returns:
+        The rows.
+
+    Raises:
+        ValueError: if a column is missing, or a cell is missing or no number.
+    """
+    frame = read_frame(path, header=True)
+    needed = [*roles.features, *([roles.task] if roles.task else []), *([roles.target] if with_target else [])]
+    if absent := [name for name in needed if name not in frame.columns]:
+        raise ValueError(f"{path}: the columns {', '.join(absent)} are missing; it has {', '.join(frame.columns)}")
+    X = pl.DataFrame({name: _numbers(frame[name], path) for name in roles.features})
+    y = None
+    if with_target:
+        y = _numbers(frame[roles.target], path).to_numpy() if numeric_target else _labels(frame[roles.target], path)
+    task = None if roles.task is None else _labels(frame[roles.task], path)
+    return TaskTable(frame, X, y, task)
+
+
+def _numbers(column: pl.Series, path: str | Path) -> pl.Series:
+    if column.dtype == pl.String:
+        parsed = column.str.strip_chars().cast(pl.Float64, strict=False)
+    else:
+        parsed = column.cast(pl.Float64, strict=False)
+    bad = (parsed.is_null() | ~parsed.is_finite().fill_null(False)).arg_true()
+    if len(bad):
+        seen = column[int(bad[0])]
+        what = "is missing" if seen is None or str(seen).strip() == "" else f"is {seen!r}, a number is expected"
+        raise ValueError(f"{path}: column {column.name!r} {what} in data line {int(bad[0]) + 1}")
+    return parsed
+
+
+def _labels(column: pl.Series, path: str | Path) -> NDArray[Any]:
+    """Whole numbers if all are, text otherwise; none missing."""
+    text = column.cast(pl.String).str.strip_chars()
+    missing = (text.is_null() | (text == "").fill_null(True)).arg_true()
+    if len(missing):
+        raise ValueError(f"{path}: column {column.name!r} is missing in data line {int(missing[0]) + 1}")
+    whole = text.cast(pl.Int64, strict=False)
+    if not whole.has_nulls() and (whole.cast(pl.String) == text).all():
+        return np.asarray(whole.to_numpy())
+    return np.array(text.to_list(), dtype=object)

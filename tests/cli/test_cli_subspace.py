@@ -1,0 +1,145 @@
+"""The subspace commands on files: fit, predict, evaluate, and errors that name file, column and line."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import polars as pl
+import pytest
+from typer.testing import CliRunner
+
+from fisherfold.cli import app
+from fisherfold.estimators.subspace import SubspaceRegressor
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["subspace", *map(str, arguments)])
+
+
+def answer(*arguments):
+    result = run(*arguments, "--json")
+    assert result.exit_code == 0, (result.output, result.exception)
+    return json.loads(result.stdout)
+
+
+@pytest.fixture
+def table(tmp_path):
+    g = np.random.default_rng(0)
+    school = np.repeat([f"s{i}" for i in range(10)], 20)
+    X = g.normal(size=(200, 3))
+    slope = np.repeat(g.normal(size=10), 20)
+    y = X[:, 0] * slope + X[:, 1] + 0.1 * g.normal(size=200)
+    frame = pl.DataFrame({"school": school, "age": X[:, 0], "size": X[:, 1], "noise": X[:, 2], "y": y})
+    order = g.permutation(200)
+    train, test = frame[order[:150]], frame[order[150:]]
+    train.write_csv(tmp_path / "train.csv")
+    test.write_csv(tmp_path / "test.csv")
+    return tmp_path, train, test
+
+
+def test_fit_predict_evaluate(table):
+    folder, train, test = table
+    columns = ("--target", "y", "--task", "school")
+    facts = answer("fit", folder / "train.csv", *columns, "--rank", 2, "-o", folder / "model")
+    assert facts["tasks"] == 10
+    assert facts["features"] == 3
+    assert facts["training R²"] > 0.95
+    answer("predict", folder / "model", folder / "test.csv", "-o", folder / "out.csv", "--std")
+    out = pl.read_csv(folder / "out.csv")
+    assert out.columns == [*test.columns, "y_predicted", "y_std"]
+    names = ["age", "size", "noise"]
+    model = SubspaceRegressor(rank=2, random_state=0).fit(train[names], train["y"], task=train["school"].to_numpy())
+    values, deviations = model.predict(test[names], task=test["school"].to_numpy(), return_std=True)
+    np.testing.assert_allclose(out["y_predicted"].to_numpy(), values, rtol=1e-9)
+    np.testing.assert_allclose(out["y_std"].to_numpy(), deviations, rtol=1e-9)
+    errors = answer("evaluate", folder / "model", folder / "test.csv")
+    assert errors["rmse"] == pytest.approx(float(np.sqrt(np.mean((values - test["y"].to_numpy()) ** 2))))
+    nmse = model.nmse(test[names], test["y"].to_numpy(), task=test["school"].to_numpy())
+    assert errors["nmse"] == pytest.approx(nmse)
+
+
+def test_tables_for_people(table):
+    folder, _, _ = table
+    fitted = run("fit", folder / "train.csv", "--target", "y", "--task", "school", "-o", folder / "model")
+    assert fitted.exit_code == 0
+    assert "tasks" in fitted.stdout
+    shown = run("evaluate", folder / "model", folder / "test.csv")
+    assert "nmse" in shown.stdout
+
+
+def test_classes(table):
+    folder, train, test = table
+    for name, frame in (("ctrain.csv", train), ("ctest.csv", test)):
+        label = pl.when(pl.col("age") > 0).then(pl.lit("tall")).otherwise(pl.lit("short")).alias("class")
+        frame.with_columns(label).drop("y").write_csv(folder / name)
+    facts = answer(
+        "fit", folder / "ctrain.csv", "--target", "class", "--task", "school", "--classify", "-o", folder / "model"
+    )
+    assert facts["training accuracy"] > 0.9
+    assert answer("evaluate", folder / "model", folder / "ctest.csv")["accuracy"] > 0.85
+    answer("predict", folder / "model", folder / "ctest.csv", "-o", folder / "out.csv")
+    assert set(pl.read_csv(folder / "out.csv")["class_predicted"]) == {"tall", "short"}
+
+
+def test_features_can_be_named_and_tasks_left_out(table):
+    folder, train, _ = table
+    facts = answer("fit", folder / "train.csv", "--target", "y", "--features", "age, size", "-o", folder / "model")
+    assert facts["features"] == 2
+    assert facts["tasks"] == 1
+    assert answer("evaluate", folder / "model", folder / "train.csv")["rows"] == len(train)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--target", "z", "--task", "school"], "--target z: there is no such column; the columns are school, age"),
+        (["--target", "y", "--task", "town"], "--task town: there is no such column"),
+        (["--target", "y", "--features", "age,weight"], "--features weight: there is no such column"),
+        (["--target", "y"], "column 'school' is 's.', a number is expected in data line 1"),
+        (["--target", "school", "--task", "y"], "column 'school' is 's.', a number is expected"),
+        (["--target", "y", "--task", "school", "--rank", "9"], "rank must be a whole number between 1 and 4"),
+        (["--target", "y", "--task", "school", "--inference", "x"], "inference must be one of"),
+    ],
+)
+def test_bad_options_are_named(table, options, message):
+    folder, _, _ = table
+    result = run("fit", folder / "train.csv", "-o", folder / "model", *options)
+    assert isinstance(result.exception, ValueError)
+    assert re.search(message, str(result.exception)), result.exception
+
+
+def test_bad_cells_are_named(table):
+    folder, train, _ = table
+    lines = train.write_csv().splitlines()
+    cells = lines[3].split(",")
+
+    def refused(new, message):
+        (folder / "bad.csv").write_text("\n".join([*lines[:3], ",".join(new), *lines[4:]]))
+        result = run("fit", folder / "bad.csv", "--target", "y", "--task", "school", "-o", folder / "model")
+        assert isinstance(result.exception, ValueError)
+        assert message in str(result.exception)
+
+    refused([cells[0], "blue", *cells[2:]], "column 'age' is 'blue', a number is expected in data line 3")
+    refused([cells[0], "", *cells[2:]], "column 'age' is missing in data line 3")
+    refused(["", *cells[1:]], "column 'school' is missing in data line 3")
+    refused([*cells[:4], "inf"], "column 'y' is 'inf', a number is expected in data line 3")
+
+
+def test_unseen_tasks_and_folders_that_are_no_models(table):
+    folder, _, test = table
+    answer("fit", folder / "train.csv", "--target", "y", "--task", "school", "-o", folder / "model")
+    test.with_columns(school=pl.lit("elsewhere")).write_csv(folder / "new.csv")
+    result = run("predict", folder / "model", folder / "new.csv", "-o", folder / "out.csv")
+    assert "1 task was not seen in fit: 'elsewhere'" in str(result.exception)
+    answer("predict", folder / "model", folder / "new.csv", "-o", folder / "out.csv", "--unseen", "mean")
+    test.drop("age").write_csv(folder / "narrow.csv")
+    result = run("predict", folder / "model", folder / "narrow.csv", "-o", folder / "out.csv")
+    assert "the columns age are missing" in str(result.exception)
+    result = run("evaluate", folder / "none", folder / "test.csv")
+    assert isinstance(result.exception, FileNotFoundError)
+    (folder / "empty").mkdir()
+    assert "is no model of" in str(run("evaluate", folder / "empty", folder / "test.csv").exception)
+    result = run("fit", folder / "none.csv", "--target", "y", "-o", folder / "model")
+    assert "there is no file" in str(result.exception)
