@@ -40,7 +40,7 @@ GRIDS = {
                "learning_rate": {"movielens1m": [0.005, 0.01], "jester1": [0.0005, 0.001, 0.003]}},
     "surprise": {"reg_all": {"movielens1m": [0.05, 0.08], "jester1": [0.1, 0.3]},
                  "lr_all": {"movielens1m": [0.005, 0.01], "jester1": [0.001, 0.003]}},
-    "lenskit": {"regularization": {"movielens1m": [0.05, 0.1, 0.2], "jester1": [0.1, 0.25, 0.5]}},
+    "lenskit": {"regularization": {"movielens1m": [0.05, 0.1, 0.2], "jester1": [0.1, 0.25, 0.5, 1.0]}},
 }  # fmt: skip
 CHOSEN_FILE = Path(__file__).with_name("completion_chosen.json")
 SWEEPS = {"myfm-gibbs": (100, 500), "myfm-vb": (20, 50)}
@@ -150,7 +150,7 @@ def fit_surprise(train, rank, threads, seed, *, lr_all, reg_all, epochs=40):
     return lambda i, j: np.array([model.predict(u, v).est for u, v in zip(i, j, strict=True)]), began, load
 
 
-def fit_lenskit(train, rank, threads, seed, *, regularization, epochs=10):
+def fit_lenskit(train, rank, threads, seed, *, regularization, epochs=20):
     import pandas as pd
     from lenskit.als import BiasedMFScorer
     from lenskit.data import ItemList, from_interactions_df

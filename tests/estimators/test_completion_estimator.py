@@ -284,7 +284,7 @@ def test_same_seed_same_model(table):
     np.testing.assert_array_equal(a, b)
 
 
-def test_cv_finds_the_rank(table):
+def test_cv_finds_the_rank(table, tmp_path):
     _, pairs, values, held, truth = table
     model = MatrixCompletionCV(ranks=(1, 2, 100), ridges=(None, 5.0)).fit(pairs, values)
     assert (model.best_rank_, model.best_ridge_) == (2, None)
@@ -293,6 +293,10 @@ def test_cv_finds_the_rank(table):
     np.testing.assert_array_equal(model.predict(held), MatrixCompletion(rank=2).fit(pairs, values).predict(held))
     assert clone(model).get_params() == model.get_params()
     assert rmse(model.predict(held), truth) < 0.15
+    model.save(tmp_path / "model")
+    again = MatrixCompletion.load(tmp_path / "model")
+    assert again.rank == 2
+    np.testing.assert_array_equal(again.predict(held), model.predict(held))
 
 
 def test_verbose_shows_a_bar(table, capsys):

@@ -162,3 +162,10 @@ def test_seed_decides():
     ratings, _ = low_rank(50, 40, 2, 0.3, 0.3, 10, torch.float32)
     one, two = (fit_variational(ratings, 3, max_iter=5, seed=1) for _ in range(2))
     assert torch.equal(one.rows.mean, two.rows.mean)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_gpu_is_the_same():
+    ratings, _ = low_rank(60, 50, 2, 0.4, 0.3, 11)
+    here, there = (fit_variational(ratings.to(device), 3, max_iter=5, tol=0) for device in ("cpu", "cuda"))
+    torch.testing.assert_close(there.rows.mean.cpu(), here.rows.mean, atol=1e-8, rtol=1e-8)

@@ -128,11 +128,15 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return self._fit(found, self.rank, self.ridge)
 
     def _fit(self, found: Observations, rank: int, ridge: float | None) -> MatrixCompletion:
-        fitted = fit_model(found, self._options(rank, ridge))
-        self.model_ = fitted.model
-        self.trace_, self.n_iter_ = fitted.model.posterior.trace, len(fitted.model.posterior.trace)
-        self.converged_, self.interrupted_ = fitted.model.posterior.converged, fitted.interrupted
-        self.n_duplicates_ = fitted.n_duplicates
+        model, interrupted = fit_model(found, self._options(rank, ridge))
+        return self._adopt(model, interrupted)
+
+    def _adopt(self, model: CompletionModel, interrupted: bool) -> MatrixCompletion:
+        """Make a fitted model this estimator's own."""
+        self.model_ = model
+        self.trace_, self.n_iter_ = model.posterior.trace, len(model.posterior.trace)
+        self.converged_, self.interrupted_ = model.posterior.converged, interrupted
+        self.n_duplicates_ = model.n_merged
         return self
 
     def _options(self, rank: int, ridge: float | None) -> FitOptions:
@@ -292,12 +296,10 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         """
         model, params = load_completion(path)
         known = cls._get_param_names()
+        params = {"rank": model.posterior.rank, **params}
         estimator = cls(**{name: value for name, value in params.items() if name in known})
-        estimator.model_ = model
-        estimator.trace_, estimator.n_iter_ = model.posterior.trace, len(model.posterior.trace)
-        estimator.converged_, estimator.interrupted_ = model.posterior.converged, False
         estimator.n_features_in_ = 2
-        return estimator
+        return estimator._adopt(model, False)
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()

@@ -63,15 +63,6 @@ class Prepared:
     high: float
 
 
-@dataclass(frozen=True)
-class Fitted:
-    """The model, and how the fit ended."""
-
-    model: CompletionModel
-    n_duplicates: int
-    interrupted: bool
-
-
 def prepare(found: Observations, options: FitOptions) -> Prepared:
     """Number the ids, centre and scale the values, and sort them both ways.
 
@@ -106,7 +97,7 @@ def prepare(found: Observations, options: FitOptions) -> Prepared:
     return Prepared(ratings, row_ids, column_ids, center, scale, low, high)
 
 
-def fit_model(found: Observations, options: FitOptions) -> Fitted:
+def fit_model(found: Observations, options: FitOptions) -> tuple[CompletionModel, bool]:
     """Fit a model.
 
     Args:
@@ -114,7 +105,7 @@ def fit_model(found: Observations, options: FitOptions) -> Fitted:
         options: how to fit.
 
     Returns:
-        The model and how the fit ended.
+        The model, and whether the fit was interrupted.
     """
     with threads(options.n_jobs):
         ready = prepare(found, options)
@@ -123,9 +114,9 @@ def fit_model(found: Observations, options: FitOptions) -> Fitted:
     model = CompletionModel(
         ready.row_ids, ready.column_ids, posterior, ready.center + outcome.level * ready.scale, ready.scale,
         ready.low, ready.high, by_row.offsets.cpu().long(), by_row.indices().cpu(), options.inference,
-        posterior.n_ratings,
+        posterior.n_ratings, ready.ratings.n_duplicates,
     )  # fmt: skip
-    return Fitted(model, ready.ratings.n_duplicates, outcome.interrupted)
+    return model, outcome.interrupted
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,7 @@ class CompletionModel:
         seen_columns: the seen columns, row after row.
         inference: ``variational`` or ``point``.
         n_at_refresh: the number of ratings when the priors were last learnt.
+        n_merged: how many entries of the fit were merged into another one.
     """
 
     row_ids: IdIndex
@@ -58,6 +59,7 @@ class CompletionModel:
     seen_columns: Tensor
     inference: str
     n_at_refresh: int
+    n_merged: int
 
     @property
     def device(self) -> torch.device:

@@ -53,7 +53,8 @@ def save_completion(
     header: dict[str, Any] = {
         "estimator": estimator, "fisherfold": __version__, "params": _plain_params(params),
         "inference": model.inference, "center": model.center, "scale": model.scale,
-        "low": float(model.low), "high": float(model.high), "n_at_refresh": model.n_at_refresh,
+        "low": float(model.low), "high": float(model.high),
+        "n_at_refresh": model.n_at_refresh, "n_merged": model.n_merged,
         "posterior": {
             "noise_precision": posterior.noise_precision, "weight_strength": posterior.weight_strength,
             "n_ratings": posterior.n_ratings, "fixed_ridge": posterior.fixed_ridge, "misfit": posterior.misfit,
@@ -97,7 +98,7 @@ def load_completion(path: str | os.PathLike[str]) -> tuple[CompletionModel, dict
         row_ids=ids[0], column_ids=ids[1], posterior=CompletionPosterior(sides[0], sides[1], **header["posterior"]),
         center=header["center"], scale=header["scale"], low=header["low"], high=header["high"],
         seen_offsets=tensors["seen.offsets"], seen_columns=tensors["seen.columns"], inference=header["inference"],
-        n_at_refresh=header["n_at_refresh"],
+        n_at_refresh=header["n_at_refresh"], n_merged=header["n_merged"],
     )  # fmt: skip
     return model, header["params"]
 
