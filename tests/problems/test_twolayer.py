@@ -167,3 +167,13 @@ def test_other_doors():
         TwoLayer.draw(problem.inputs, problem.targets, 0, generator=torch.Generator())
     with pytest.raises(ValueError, match="dim must be at least 2 and less than n_samples=3, got 3"):
         balanced_inputs(3, 3, generator=torch.Generator())
+
+
+def test_a_quadratic_activation_has_a_singular_jacobian(monkeypatch):
+    # batch normalisation fixes Σ_i τ_ij² = N, so the sum of all outputs cannot move
+    monkeypatch.setitem(ACTIVATIONS, "square", (torch.square, lambda t: 2 * t))
+    problem, theta, _ = network("square", width=200)
+    gram = problem.gram(theta)
+    assert float((gram @ torch.ones(N, dtype=torch.float64)).norm()) < 1e-12 * float(gram.norm())
+    relu, theta, _ = network("relu", width=200)
+    assert float(torch.linalg.eigvalsh(relu.gram(theta))[0]) > 1e-4 * float(torch.linalg.eigvalsh(relu.gram(theta))[-1])

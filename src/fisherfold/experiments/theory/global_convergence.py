@@ -26,6 +26,7 @@ from fisherfold.solvers import GradientNorm, Trace, minimize
 
 TINY = 1e-20
 BATCHES = (20, 40, 80, 160, 320)
+ETAS = (0.01, 0.5, 0.9)
 
 
 @dataclass(frozen=True)
@@ -185,8 +186,9 @@ def measure(settings: Settings) -> list[Run]:
             add(f"growing batch, {name}", eta2=eta2, batch_size=growing(n_samples, iterations))
             for size in BATCHES if eta2 == TINY else (BATCHES[2],):
                 add(f"batch {size}, {name}", eta2=eta2, batch_size=size)
-        for eta1 in (0.01, 0.5, 0.9):
+        for eta1 in ETAS:
             add(f"η₁ = {eta1:g}", 60, eta1=eta1)
+            add(f"η₁ = {eta1:g}, batch 10", 60, eta1=eta1, batch_size=10)
         for gamma in (1.5, 2.0, 10.0):
             add(f"γ = {gamma:g}", 60, gamma=gamma)
             add(f"γ = {gamma:g}, η₂ = κ", gamma=gamma, eta2=kappa)
@@ -253,12 +255,14 @@ def findings(runs: list[Run], sigmas: list[float], constants: dict[str, list[flo
         "σ² max |Ψ∘R - m| over the ball of radius 1/σ at a fixed point: the regularisation ½σ‖g‖‖y‖² alone contributes "
         f"σ‖g‖/2. Without it the power is {powers['without λ']:.2f}: ask full linearity of the model without λ",
     ))  # fmt: skip
-    varied = [label for label in rows if label.startswith(("η₁", "γ")) and "κ" not in label]
+    varied = [label for label in rows if label.startswith(("η₁", "γ")) and "κ" not in label and "batch" not in label]
     spread = [middle(label, "iterations_to_1e-6") for label in varied]
+    taken = [middle(f"η₁ = {eta1:g}, batch 10", "acceptance") for eta1 in ETAS]
     found.append(Finding(
         "global: any η₁ in (0, 1) and γ > 1 will do", "converges", f"{min(spread):.0f} to {max(spread):.0f} iterations",
         holds_if(all(math.isfinite(s) for s in spread)),
-        "to 1e-6 with all samples and η₂ tiny; η₁ in 0.01, 0.5, 0.9 and γ in 1.5, 2, 10",
+        f"to 1e-6 with all samples and η₂ tiny; η₁ in {ETAS} and γ in 1.5, 2, 10. With batches of 10 the share of "
+        f"accepted steps is {', '.join(f'{share:.0%}' for share in taken)} for these η₁",
     ))  # fmt: skip
     return found
 
