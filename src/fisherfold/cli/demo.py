@@ -35,18 +35,22 @@ def demo(
 def _table(runs: list[Run]) -> Table:
     from fisherfold.experiments.demo import gaps
 
-    table = Table(title="Natural gradient (rngd, mkfac) beside first-order methods; best steps of a small grid")
-    for name in ("problem", "method", "passes", "loss at the end", "above the lowest", "seconds", "note"):
-        table.add_column(name, justify="left" if name in {"problem", "method", "note"} else "right")
+    table = Table(
+        title="Natural gradient (rngd, mkfac) beside first-order methods",
+        caption="gap: training loss above the lowest found; step: the best of a small grid; test: accuracy in %",
+    )
+    for name in ("problem", "method", "passes", "loss", "gap", "s", "step", "test"):
+        table.add_column(name, justify="left" if name in {"problem", "method"} else "right", no_wrap=True)
     heights, before = gaps(runs), ""
     for run in runs:
         if run.problem != before and before:
             table.add_section()
         before = run.problem
-        note = run.note if run.accuracy != run.accuracy else f"{run.note}, test accuracy {100 * run.accuracy:.1f} %"
+        accuracy = "" if run.accuracy != run.accuracy else f"{100 * run.accuracy:.1f}"
+        step = "" if run.step is None else f"{run.step:.1e}"
         style = "bold" if run.method in {"rngd", "mkfac"} else ""
         table.add_row(
             run.problem, run.method, f"{run.passes[-1]:.0f}", f"{run.values[-1]:.6f}",
-            f"{heights[run.problem, run.method][-1]:.1e}", f"{run.seconds:.1f}", note, style=style,
+            f"{heights[run.problem, run.method][-1]:.1e}", f"{run.seconds:.1f}", step, accuracy, style=style,
         )  # fmt: skip
     return table

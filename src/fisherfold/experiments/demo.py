@@ -40,7 +40,7 @@ class Run:
         passes: how often the data had been gone through, per point of the curve.
         values: the training loss, per point of the curve.
         seconds: the time of the whole run.
-        note: what was chosen, such as the step size.
+        step: the step size that was chosen, where there is one to choose.
         accuracy: on held-out data, where the problem has a classification error.
     """
 
@@ -49,7 +49,7 @@ class Run:
     passes: list[float]
     values: list[float]
     seconds: float
-    note: str = ""
+    step: float | None = None
     accuracy: float = math.nan
 
 
@@ -70,7 +70,7 @@ def run_demo(*, seed: int = 0, report: Callable[[str], object] = lambda _: None)
         for method in ("rngd", "rcg", "rsvrg", "rsgd"):
             report(f"{name}: {method}")
             runs.append(_fit(name, problem, start, method, seed))
-    for method in ("mkfac", "riemannian sgd", "sgd"):
+    for method in ("mkfac", "riem. sgd", "sgd"):
         report(f"digits: {method}")
         runs.append(_best_network(method, seed))
     torch.set_num_threads(threads)
@@ -136,8 +136,7 @@ def _fit(name: str, problem: Problem, start: Point, method: str, seed: int) -> R
         result = minimize(problem, start, method, max_iter=budget, stop=stop, seed=seed, **options)
         seen = zip(result.trace["samples"], result.trace["products"], strict=True)
         passes = [(samples + products) / problem.n_samples for samples, products in seen]
-        note = "" if step is None else f"step {step:.1e}"
-        curves.append(Run(name, method, passes, result.trace["loss"], time.perf_counter() - began, note))
+        curves.append(Run(name, method, passes, result.trace["loss"], time.perf_counter() - began, step))
     return min(curves, key=lambda run: run.values[-1] if math.isfinite(run.values[-1]) else math.inf)
 
 
@@ -149,7 +148,7 @@ def _steps(problem: Problem, start: Point) -> list[float]:
 
 
 def _best_network(method: str, seed: int) -> Run:
-    grid = {"mkfac": (0.01, 0.03, 0.1), "riemannian sgd": (0.05, 0.2, 0.8), "sgd": (0.03, 0.1, 0.3)}[method]
+    grid = {"mkfac": (0.01, 0.03, 0.1), "riem. sgd": (0.05, 0.2, 0.8), "sgd": (0.03, 0.1, 0.3)}[method]
     return min((_train(method, rate, seed) for rate in grid), key=lambda run: run.values[-1])
 
 
@@ -172,7 +171,7 @@ def _train(method: str, rate: float, seed: int) -> Run:
     optimizer: torch.optim.Optimizer
     if method == "sgd":
         optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
-    elif method == "riemannian sgd":
+    elif method == "riem. sgd":
         optimizer = SGDG(model, lr=0.05, manifold_lr=rate, example_input=x[train[:64]])
     else:
         optimizer = MKFAC(model, lr=0.05, manifold_lr=rate, damping=0.3, example_input=x[train[:64]])
@@ -190,7 +189,7 @@ def _train(method: str, rate: float, seed: int) -> Run:
         passes.append(epoch + 1.0)
         values.append(float(_evaluate(model, x[train], y[train])[0]))
     accuracy = float(_evaluate(model, x[test], y[test])[1])
-    return Run("digits", method, passes, values, time.perf_counter() - began, f"step {rate:g}", accuracy)
+    return Run("digits", method, passes, values, time.perf_counter() - began, rate, accuracy)
 
 
 def _evaluate(model: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -227,7 +226,7 @@ def draw(runs: list[Run], path: Path) -> None:
     from matplotlib.figure import Figure
 
     colours = {"rngd": "#c0392b", "mkfac": "#c0392b", "rcg": "#2471a3", "rsvrg": "#1e8449", "rsgd": "#7d3c98",
-               "riemannian sgd": "#1e8449", "sgd": "#2471a3"}  # fmt: skip
+               "riem. sgd": "#1e8449", "sgd": "#2471a3"}  # fmt: skip
     titles = {"completion": "Matrix with holes, Gr(300, 5)", "multi-task": "100 regressions, Gr(30, 4)",
               "digits": "Convolutional net with batch norm"}  # fmt: skip
     heights = gaps(runs)
