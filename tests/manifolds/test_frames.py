@@ -1,4 +1,5 @@
 import pytest
+import scipy.linalg
 import torch
 
 from fisherfold.manifolds import frames
@@ -89,3 +90,19 @@ def test_random_frames_have_the_uniform_mean():
     second = (frame @ frame.mT).mean(0)
     torch.testing.assert_close(second, 2 / 3 * torch.eye(3, dtype=torch.float64), atol=0.015, rtol=0)
     assert float(frame.mean(0).abs().max()) < 5 * (1 / 3 / 20_000) ** 0.5
+
+
+def test_a_second_derivative_of_the_polar_factor_is_refused_rather_than_wrong():
+    y = tall(5, 2).requires_grad_()
+    (gradient,) = torch.autograd.grad(frames.polar(y / 3).pow(3).sum(), y, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
+
+
+@pytest.mark.parametrize("norm", [1e-6, 1e-3, 0.01, 0.03, 0.05, 0.5, 5.0])
+def test_the_matrix_exponential_is_exact_at_every_norm(norm):
+    square = tall(6, 6)
+    square = norm * square / torch.linalg.matrix_norm(square, 1)
+    expected = torch.as_tensor(scipy.linalg.expm(square.numpy()))
+    torch.testing.assert_close(frames._matrix_exp(square), expected, atol=1e-15, rtol=1e-13)
+    assert bool(frames._matrix_exp(square * torch.nan).isnan().all())

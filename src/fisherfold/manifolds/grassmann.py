@@ -98,14 +98,7 @@ class Grassmann(Manifold):
         return self._back((v - (x + aligned) @ weights) @ rotation)
 
     def _exp(self, x: Tensor, v: Tensor) -> Tensor:
-        """``x cos √A + v sin √A / √A`` with the p×p matrix ``A = vᵀv``: no singular vectors of v are needed."""
-        x, v = self._tall(x), self._tall(v)
-        squares, vectors = frames.eigh(frames.cross(v, v))
-        angles = squares.clamp(min=0).sqrt().unsqueeze(-2)
-        cosine = (vectors * angles.cos()) @ vectors.mT
-        sine = (vectors * torch.sinc(angles / torch.pi)) @ vectors.mT
-        # The polar factor keeps rounding from adding up over many steps.
-        return self._back(frames.polar(frames.minus_product(x @ cosine.to(x.dtype), v, -sine)))
+        return self._back(frames.geodesic(self._tall(x), self._tall(v)))
 
     def _log(self, x: Tensor, y: Tensor) -> Tensor:
         """``B f(cos θ)`` with B the horizontal part of the aligned y (singular values sin θ) and f = θ / sin θ."""
