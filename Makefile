@@ -1,6 +1,7 @@
 # Two targets do everything from a bare clone: `make demo` and `make test`.
 PYTHON ?= python3
 VENV   ?= .venv
+JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
 BIN    := $(VENV)/bin
 export FISHERFOLD_DATA ?= $(wildcard $(abspath ../shared/data))
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
@@ -29,10 +30,10 @@ test: lint types rooms unit doctest docs ## everything that CI checks, except th
 
 unit: $(VENV)/.dev
 	$(BIN)/python -W error -c "import fisherfold"
-	$(BIN)/python -m pytest -q
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS)
 
 doctest: $(VENV)/.dev
-	$(BIN)/python -m pytest -q --doctest-modules src/fisherfold
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --doctest-modules src/fisherfold
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
