@@ -27,6 +27,7 @@ from fisherfold.solvers import GradientNorm, Trace, minimize
 TINY = 1e-20
 BATCHES = (20, 40, 80, 160, 320)
 ETAS = (0.01, 0.5, 0.9)
+STANDARD: dict[str, Any] = {"sigma": 1.0, "sigma_min": 1e-6, "eta1": 0.1, "eta2": TINY, "gamma": 4.0}
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ def run(problem: NLLProblem, start: Tensor, label: str, seed: int, iterations: i
     """
     result = minimize(
         problem, start, "rngd", max_iter=iterations, stop=GradientNorm(1e-13), seed=seed, max_rejections=10**6,
-        solve="dense", **options,
+        solve="dense", **(STANDARD | options),
     )  # fmt: skip
     return Run(label, seed, options, result.trace)
 

@@ -34,7 +34,7 @@ def _finish(panel: Any, x: str, y: str, *, log: str = "xy", legend: str | None =
     panel.set_ylabel(y)
     panel.grid(alpha=0.3)
     if legend is not None:
-        panel.legend(frameon=False, fontsize=8, loc=legend)
+        panel.legend(frameon=True, framealpha=0.85, edgecolor="none", fontsize=8, loc=legend)
 
 
 def _guide(panel: Any, x: Sequence[float], through: float, power: float, label: str) -> None:
@@ -80,7 +80,7 @@ def draw_metric(steps: Sequence[float], slopes: Rows, scenes: Rows) -> Figure:
         right.plot(radii, distance, style, color=colour, label=f"argmin/ε to natural, {method}")
         right.plot(radii, [1 - v for v in _medians(chosen, "radius", "best_random")[1]], lack, color=colour, alpha=0.7,
                    label=f"what the best random one lacks, {method}")  # fmt: skip
-    _finish(right, "ε", "distance, or share of the decrease")
+    _finish(right, "ε", "distance, or share of the decrease", legend="lower right")
     return figure
 
 
@@ -145,7 +145,7 @@ def draw_rates(rows: Rows, poisson: Rows, orders: Rows) -> Figure:
             label = f"t = {step:g}, {activation}"
             path.plot([v for v in seen if v > 1e-12], style, color=colour, marker=".", label=label)
         if step < 1:
-            guide = [seen[0] * (1 - step / 2) ** k for k in range(12)]
+            guide = [seen[0] * (1 - step / 2) ** k for k in range(len(seen))]
             path.plot(guide, "--", color=colour, linewidth=0.8, alpha=0.6)
     _finish(path, f"iteration (m = {wide}; dashed: 1 - t/2)", "‖u - y‖", log="y")
     for step, colour in zip(sorted({r["step"] for r in rows}), COLOURS, strict=False):
