@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from fisherfold import minimize
 from fisherfold.problems.completion import CompletionProblem
 from fisherfold.problems.packed import outer_table, solve_positive, unpack
 from fisherfold.problems.ratings import Ratings
+from fisherfold.solvers import GradientNorm
 
 N_ROWS, N_COLUMNS, RANK = 12, 9, 3
 
@@ -80,6 +82,44 @@ def test_exact_fisher_is_the_jacobian_form(ridge, weighting, batch):
     expected = projector @ jacobian.T @ jacobian @ projector / chosen.shape[1]
     operator = problem.fisher(x, None if batch is None else torch.tensor(batch), kind="exact")
     torch.testing.assert_close(operator.dense(), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("ridge", "weighting"), CASES)
+def test_observed_information_is_the_riemannian_hessian(ridge, weighting):
+    """Against the second difference of the loss along geodesics, and symmetric."""
+    ratings, _ = table()
+    problem = CompletionProblem(ratings, RANK, ridge=ridge, ridge_weighting=weighting, orientation="rows")
+    manifold, x = problem.manifold, frame_of(problem)
+    matrix = problem.fisher(x, kind="observed").dense()
+    torch.testing.assert_close(matrix, matrix.T, rtol=0, atol=1e-12)
+    for seed in range(3):
+        h = manifold.random_tangent(x, generator=torch.Generator().manual_seed(seed))
+        t = 1e-4
+        ahead, behind = (problem.loss(manifold.exp(x, s * h)) for s in (t, -t))
+        second = (ahead - 2 * problem.loss(x) + behind) / t**2
+        curvature = (h.flatten() @ matrix @ h.flatten()).item()
+        assert curvature == pytest.approx(float(second), abs=1e-5 * max(1.0, abs(curvature)))
+
+
+def test_the_observed_information_converges_quadratically_on_noisy_data():
+    ratings, _ = table(rows=40, columns=30, density=0.7)
+    problem = CompletionProblem(ratings, RANK)
+    near = minimize(
+        problem, problem.spectral_start(), "rngd", fisher="row-block", max_iter=300, stop=GradientNorm(1e-3)
+    )
+    options = {"sigma": 1e-8, "sigma_min": 1e-14, "forcing": 1e-3}
+    newton = minimize(problem, near.x, "rngd", fisher="observed", max_iter=8, stop=GradientNorm(1e-11), **options)
+    assert newton.status == "converged"
+    expected = minimize(problem, near.x, "rngd", fisher="exact", max_iter=8, stop=GradientNorm(1e-11), **options)
+    assert expected.trace["gradient_norm"][-1] > 1e3 * newton.trace["gradient_norm"][-1]
+
+
+def test_the_spectral_start_is_the_leading_subspace_of_the_zero_filled_matrix():
+    ratings, values = table()
+    problem = CompletionProblem(ratings, RANK, orientation="rows")
+    filled = torch.nan_to_num(values)
+    leading = torch.linalg.svd(filled).U[:, :RANK]
+    assert float(problem.manifold.dist(problem.spectral_start(sweeps=400), leading)) < 1e-7
 
 
 def test_gauss_newton_drops_the_residual_term():

@@ -40,7 +40,8 @@ class CompletionProblem(Problem):
     - ``kronecker-rows``: row j of H C times the share of the columns that row j is seen in;
     - ``row-block``: h_j ↦ (1/N) Σ_{i ∈ Ω^j} a_i a_iᵀ h_j; with step 1 it is a half-step of alternating least squares;
     - ``exact``: the Fisher information of the partially observed model, as a product for CG;
-    - ``gauss-newton``: the same without the term r_i r_iᵀ.
+    - ``gauss-newton``: the same without the term r_i r_iᵀ;
+    - ``observed``: the Hessian, for the last digits; positive definite near a minimum only.
 
     Args:
         ratings: the observed entries.
@@ -67,7 +68,14 @@ class CompletionProblem(Problem):
         (True, Grassmann(4, 1))
     """
 
-    fisher_kinds: ClassVar[tuple[str, ...]] = ("row-block", "kronecker", "kronecker-rows", "exact", "gauss-newton")
+    fisher_kinds: ClassVar[tuple[str, ...]] = (
+        "row-block",
+        "kronecker",
+        "kronecker-rows",
+        "exact",
+        "gauss-newton",
+        "observed",
+    )
 
     def __init__(
         self,
@@ -195,7 +203,8 @@ class CompletionProblem(Problem):
         gram = kernels.row_moments(ratings.by_row, a)[0]
         if kind == "row-block":
             return RowBlockFisher(self.manifold, x, unpack(gram) / count)
-        return CompletionFisher(self.manifold, x, ratings, fit, gram, residual_term=kind == "exact")
+        terms = {"exact": "expected", "gauss-newton": "none", "observed": "observed"}[kind]
+        return CompletionFisher(self.manifold, x, ratings, fit, gram, residual_terms=terms)
 
     def descend(self, x: Tensor, batches: Iterable[Tensor], *, step: Callable[[int], float]) -> Tensor:  # noqa: D102
         if self.manifold.retraction != "polar":
@@ -205,6 +214,24 @@ class CompletionProblem(Problem):
 
     def snapshot(self, x: Tensor) -> CompletionSnapshot:  # noqa: D102
         return CompletionSnapshot(self, x, table=self.table)
+
+    def spectral_start(self, *, sweeps: int = 5, seed: int = 0) -> Tensor:
+        """The leading left singular vectors of the matrix with zeros at its holes, by subspace iteration.
+
+        Args:
+            sweeps: how many products with the matrix and its transpose.
+            seed: fixes the random start.
+
+        Returns:
+            A frame, in the dtype of the ratings.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        right = torch.randn(self.n_samples, self.rank, generator=generator, dtype=torch.float64)
+        right = right.to(device=self.ratings.device, dtype=self.ratings.dtype)
+        for _ in range(sweeps):
+            left: Tensor = torch.linalg.qr(kernels.value_sum(self.ratings.by_row, right)).Q
+            right = kernels.value_sum(self.ratings.by_column, left)
+        return left
 
     def predict(self, x: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
         """Predicted values u_rᵀ a_c with the coefficients fitted on the training ratings.

@@ -2,7 +2,10 @@
 
     F[H] = (1/N) Σ_i P_iᵀ[ (I - Π_i) H_i a_i a_iᵀ + r_i r_iᵀ H_i M_i⁻¹ ],   Π_i = U_i M_i⁻¹ U_iᵀ, M_i = U_iᵀU_i + λ_i I
 
-It costs O(|Ω| p² + N p²) per product. Dropping r_i r_iᵀ leaves the Gauss-Newton matrix in Kaufman's form.
+It costs O(|Ω| p² + N p²) per product. Dropping r_i r_iᵀ leaves the Gauss-Newton matrix in Kaufman's form. The Hessian,
+or observed information, has -r_i r_iᵀ H_i M_i⁻¹ - U_i M_i⁻¹ H_iᵀ r_i a_iᵀ - r_i a_iᵀ H_iᵀ U_i M_i⁻¹ in its place: the
+residual term changes sign, which is why the Fisher information converges linearly where residuals stay, and the Hessian
+quadratically. It alone may be indefinite; a ridge adds the curvature term -H Uᵀ∇Ψ to it.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ class CompletionFisher(FisherOperator):
         ratings: the observed entries of the columns that are summed over.
         fit: their coefficients at U.
         row_gram: the packed Σ_i a_i a_iᵀ of every row.
-        residual_term: whether to keep the term r_i r_iᵀ.
+        residual_terms: ``expected``, ``none`` or ``observed``, see ``kernels.fisher_product``.
     """
 
     approximates = "nothing: the Fisher information of the partially observed model, coefficients eliminated"
@@ -39,18 +42,22 @@ class CompletionFisher(FisherOperator):
         fit: kernels.ColumnFit,
         row_gram: Tensor,
         *,
-        residual_term: bool,
+        residual_terms: str,
     ) -> None:
         super().__init__(manifold, point)
-        self.ratings, self.fit, self.row_gram, self.residual_term = ratings, fit, row_gram, residual_term
+        self.ratings, self.fit, self.row_gram, self.residual_terms = ratings, fit, row_gram, residual_terms
         self._inverse = fit.inverse()
         self._blocks: tuple[float, Tensor] | None = None
 
     def _matvec(self, v: Tensor) -> Tensor:
         product = kernels.fisher_product(
             self.ratings.by_column, self.ratings.by_row, self.point, self.fit, self._inverse, self.row_gram, v,
-            residual_term=self.residual_term,
+            residual_terms=self.residual_terms,
         )  # fmt: skip
+        if self.residual_terms == "observed":
+            # Uᵀ∇ = Σ_i U_iᵀr_i a_iᵀ = -Σ_i λ_i a_i a_iᵀ, zero without a ridge.
+            a = self.fit.coefficients
+            product = product + v @ (a.mT @ (self.fit.ridge[:, None] * a))
         return self.manifold.project(self.point, product / self.ratings.n_columns)
 
     def precondition(self, v: Tensor, damping: float) -> Tensor:

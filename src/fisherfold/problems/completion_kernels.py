@@ -229,7 +229,7 @@ def fisher_product(
     row_gram: Tensor,
     direction: Tensor,
     *,
-    residual_term: bool,
+    residual_terms: str,
 ) -> Tensor:
     r"""N times the exact Fisher product, Σ_i P_iᵀ[(I - Π_i) H_i a_i a_iᵀ + r_i r_iᵀ H_i M_i⁻¹].
 
@@ -246,21 +246,27 @@ def fisher_product(
         inverse: M_i⁻¹.
         row_gram: the packed Σ_i a_i a_iᵀ of every row.
         direction: H.
-        residual_term: whether to keep r rᵀ; without it this is the Gauss-Newton matrix of Kaufman's form.
+        residual_terms: ``expected``: as above; ``none``: without r rᵀ, the Gauss-Newton matrix of Kaufman's form;
+            ``observed``: the Hessian, whose terms in r are -r rᵀ H M⁻¹ - U M⁻¹ Hᵀ r aᵀ - r aᵀ Hᵀ U M⁻¹.
 
     Returns:
         A matrix like H.
     """
     a, size = fit.coefficients, frame.shape[1]
     cross = plain_sum(by_column, _products(direction, frame)).view(-1, size, size)
-    w = inverse @ (cross.mT @ a.unsqueeze(-1))
-    mixed = -_products(a, w.squeeze(-1))
+    w = (inverse @ (cross.mT @ a.unsqueeze(-1))).squeeze(-1)
     product = matvec(row_gram, direction)
-    if residual_term:
+    if residual_terms == "none":
+        mixed = -_products(a, w)
+    else:
         q = (cross @ a.unsqueeze(-1)).squeeze(-1) - value_sum(by_column, direction)
         m = (inverse @ q.unsqueeze(-1)).squeeze(-1)
-        mixed += _products(m, a)
-        product = product - value_sum(by_row, m)
+        if residual_terms == "expected":
+            mixed = _products(m, a) - _products(a, w)
+            product = product - value_sum(by_row, m)
+        else:
+            mixed = -_products(a, w + m) - _products(w + m, a)
+            product = product + value_sum(by_row, w + m)
     back = plain_sum(by_row, mixed).view(-1, size, size)
     return product + (back @ frame.unsqueeze(-1)).squeeze(-1)
 

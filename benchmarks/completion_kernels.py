@@ -1,0 +1,86 @@
+"""Which kernel sums a packed outer-product table over the ratings of every column fastest, and which solves them.
+
+    FISHERFOLD_DATA=... python benchmarks/completion_kernels.py [--threads 1]
+
+``bag`` is embedding_bag over CSR indices, ``csr`` a product with the sparse mask, ``dense`` with the dense mask built on
+the fly, ``padded`` a bmm of gathered rows in buckets of similar size. Milliseconds, best of seven.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from fisherfold import datasets
+from fisherfold.problems import Ratings
+from fisherfold.problems.grouped import Grouped
+from fisherfold.problems.packed import _by_lapack, outer_table, solve_positive, unpack
+from fisherfold.problems.segments import bag_sum
+
+
+def best(function: Callable[[], object], repeats: int = 7) -> str:
+    function()
+    times = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - began)
+    return f"{1e3 * min(times):.1f}"
+
+
+def padded(side: Grouped, frame: torch.Tensor) -> None:
+    """Gram matrices by gathering columns of similar size into blocks padded with zeros."""
+    classes = torch.log2(side.counts.clamp(min=1).double()).ceil().long()
+    longer = torch.cat([frame, frame.new_zeros(1, frame.shape[1])])
+    for height in sorted(set(classes.tolist())):
+        members = (classes == height).nonzero().squeeze(1)
+        for block in members.split(max(1, 2**20 >> height)):
+            positions, offsets = side.select(block)
+            counts = offsets.diff().long()
+            index = torch.full((len(block), int(counts.max())), len(frame))
+            index[torch.arange(index.shape[1]) < counts[:, None]] = side.at(positions)[0].long()
+            rows = longer[index]
+            torch.bmm(rows.mT, rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--threads", type=int, default=1)
+    torch.set_num_threads(parser.parse_args().threads)
+    table = Table(title=f"{torch.get_num_threads()} thread(s), ms")
+    names = ("data", "groups", "dtype", "rank", "bag", "csr", "dense", "padded", "bag, weighted", "csr, weighted")
+    for name in (*names, "solves unrolled", "solves LAPACK"):
+        table.add_column(name, justify="left" if name in {"data", "groups", "dtype"} else "right")
+    for name in ("movielens1m", "jester1"):
+        data = datasets.load_ratings(name)
+        for dtype in (torch.float32, torch.float64):
+            ratings = Ratings(data.rows, data.cols, data.values, data.shape, dtype=dtype)
+            for groups, side, others in (
+                ("users", ratings.by_row, ratings.n_columns), ("items", ratings.by_column, ratings.n_rows)
+            ):  # fmt: skip
+                for rank in (5, 10):
+                    table.add_row(name, groups, str(dtype)[6:], str(rank), *measure(side, others, rank, dtype))
+    Console(width=150).print(table)
+
+
+def measure(side: Grouped, others: int, rank: int, dtype: torch.dtype) -> list[str]:
+    frame = torch.randn(others, rank, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype)
+    packed, indices, offsets, values = outer_table(frame), side.indices(), side.offsets, side.values()
+    sums = [best(lambda m=m: bag_sum(packed, indices, offsets, method=m)) for m in ("bag", "csr", "dense")]
+    weighted = [best(lambda m=m: bag_sum(frame, indices, offsets, values, method=m)) for m in ("bag", "csr")]
+    gram, right = bag_sum(packed, indices, offsets), bag_sum(frame, indices, offsets, values)
+    ridge = torch.ones(1, 1, dtype=dtype)
+    solves = [
+        best(lambda: solve_positive(gram, right, ridge)),
+        best(lambda: _by_lapack(unpack(gram), right, ridge)),
+    ]
+    return [*sums, best(lambda: padded(side, frame), 2), *weighted, *solves]
+
+
+if __name__ == "__main__":
+    main()
