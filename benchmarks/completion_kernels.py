@@ -2,8 +2,8 @@
 
     FISHERFOLD_DATA=... python benchmarks/completion_kernels.py [--threads 1]
 
-``bag`` is embedding_bag over CSR indices, ``csr`` a product with the sparse mask, ``dense`` with the dense mask built on
-the fly, ``padded`` a bmm of gathered rows in buckets of similar size. Milliseconds, best of seven.
+``bag`` is embedding_bag over CSR indices, ``csr`` a product with the sparse mask, ``dense`` with the dense mask built
+on the fly, ``padded`` a bmm of gathered rows in buckets of similar size. Milliseconds, best of seven.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
 A pass is one loss-and-gradient over all ratings, or one exact Fisher product. For each kind: outer iterations and
 passes until the training MSE lies within 1 % of the best that any kind found, and until ‖grad‖ ≤ 1e-10. ``kronecker``
 takes the paper's fixed full-batch step 1; the others are Algorithm 1; all start from the zero-filled SVD. ``exact,
-observed`` makes eight iterations with the exact Fisher information, then goes on with the Hessian. The last table is the
-plain problem at growing rank with its held-out RMSE, clipped: without a ridge, more rank predicts worse.
+observed`` makes eight iterations with the exact Fisher information, then goes on with the Hessian. The last table is
+the plain problem at growing rank with its held-out RMSE, clipped: without a ridge, more rank predicts worse.
 """
 
 from __future__ import annotations
