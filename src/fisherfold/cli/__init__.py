@@ -14,8 +14,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from fisherfold._version import __version__
-from fisherfold.cli import complete, reproduce, subspace
+from fisherfold.cli import complete, datasets, reproduce, subspace
 from fisherfold.cli.demo import demo
+from fisherfold.cli.info import info
 
 app = typer.Typer(
     name="fisherfold",
@@ -25,6 +26,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(demo)
+app.command()(info)
+app.add_typer(datasets.app, name="datasets")
 app.add_typer(complete.app, name="complete")
 app.add_typer(reproduce.app, name="reproduce")
 app.add_typer(subspace.app, name="subspace")

@@ -1,5 +1,6 @@
 """Named data sets: found in a local folder, in the user's cache, or downloaded with a checksum."""
 
+from fisherfold.datasets.download import OFFICIAL, fetch, where
 from fisherfold.datasets.local import (
     Images,
     Ratings,
@@ -17,6 +18,7 @@ from fisherfold.datasets.local import (
 from fisherfold.datasets.records import REGISTRY, ArrayRecord, DatasetRecord, record
 
 __all__ = [
+    "OFFICIAL",
     "REGISTRY",
     "ArrayRecord",
     "DatasetRecord",
@@ -25,6 +27,7 @@ __all__ = [
     "Table",
     "Tasks",
     "data_folder",
+    "fetch",
     "load",
     "load_images",
     "load_ratings",
@@ -33,4 +36,5 @@ __all__ = [
     "record",
     "stack_outputs",
     "verify",
+    "where",
 ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -145,7 +145,7 @@ def load(name: str, *, folder: str | os.PathLike[str] | None = None) -> Dataset:
         ValueError: there is no data set 'shcool'; the names are cifar10, ...
     """
     entry = record(name)
-    arrays = read_arrays(entry, data_folder(folder))
+    arrays = read_arrays(entry, find(entry, folder))
     return _DECODERS.get(name, _labelled_tasks)(arrays)
 
 
@@ -252,21 +252,73 @@ def verify(name: str, *, folder: str | os.PathLike[str] | None = None) -> None:
     Args:
         name: a name of ``REGISTRY``.
         folder: as in ``load``.
-
-    Raises:
-        ValueError: if an array differs.
     """
     entry = record(name)
-    arrays = read_arrays(entry, data_folder(folder))
+    check_arrays(entry, read_arrays(entry, find(entry, folder)))
+
+
+def check_arrays(entry: DatasetRecord, arrays: Mapping[str, Array]) -> None:
+    """Compare decoded arrays with the dtypes, shapes and checksums of their record.
+
+    Args:
+        entry: the record.
+        arrays: the arrays by name.
+
+    Raises:
+        ValueError: if an array is missing or differs.
+    """
     for key, expected in entry.arrays.items():
+        if key not in arrays:
+            raise ValueError(f"{entry.name}: array {key!r} is missing")
         array = arrays[key]
         if array.dtype != np.dtype(expected.dtype) or array.shape != expected.shape:
-            raise ValueError(
-                f"{name}: array {key!r} should be {expected.dtype} {expected.shape}, got {array.dtype} {array.shape}"
-            )
+            seen = f"{array.dtype} {array.shape}"
+            raise ValueError(f"{entry.name}: array {key!r} should be {expected.dtype} {expected.shape}, got {seen}")
         digest = hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
         if digest != expected.sha256:
-            raise ValueError(f"{name}: array {key!r} has the sha256 {digest}, expected {expected.sha256}")
+            raise ValueError(f"{entry.name}: array {key!r} has the sha256 {digest}, expected {expected.sha256}")
+
+
+def cache_folder() -> Path:
+    """The folder for fetched data: ``FISHERFOLD_CACHE``, or the user's cache of the operating system.
+
+    Returns:
+        A path, which need not exist.
+    """
+    if given := os.environ.get("FISHERFOLD_CACHE"):
+        return Path(given)
+    import pooch
+
+    return Path(pooch.os_cache("fisherfold"))
+
+
+def is_in(entry: DatasetRecord, folder: Path) -> bool:
+    """Whether a folder holds a data set, in its packed files or as one fetched file.
+
+    Args:
+        entry: the record.
+        folder: the folder.
+
+    Returns:
+        True if all that is needed is there.
+    """
+    return all((folder / file).is_file() for file in entry.files) or (folder / f"{entry.name}.npz").is_file()
+
+
+def find(entry: DatasetRecord, folder: str | os.PathLike[str] | None = None) -> Path:
+    """The folder to read a data set from: the one given, else the data folder, else the cache.
+
+    Args:
+        entry: the record.
+        folder: a folder that must be used.
+
+    Returns:
+        The folder.
+    """
+    if folder is None and is_in(entry, cache_folder()):
+        given = os.environ.get("FISHERFOLD_DATA")
+        return Path(given) if given and is_in(entry, Path(given)) else cache_folder()
+    return data_folder(folder)
 
 
 def read_arrays(entry: DatasetRecord, folder: Path) -> dict[str, Array]:
@@ -283,18 +335,19 @@ def read_arrays(entry: DatasetRecord, folder: Path) -> dict[str, Array]:
         FileNotFoundError: if a file is missing.
         ValueError: if a file lacks an array.
     """
-    for file in entry.files:
+    fetched = folder / f"{entry.name}.npz"
+    for file in () if fetched.is_file() else entry.files:
         if not (folder / file).is_file():
             raise FileNotFoundError(
                 f"{entry.name}: there is no file {file} in {folder} (the data folder, FISHERFOLD_DATA); "
-                f"the data set comes from {entry.source}. {entry.licence}"
+                f"the data set comes from {entry.source}, try 'fisherfold datasets fetch {entry.name}'. {entry.licence}"
             )
-    if entry.name.startswith("cifar"):
+    if entry.name.startswith("cifar") and not fetched.is_file():
         return _read_images(entry, folder)
-    with np.load(folder / entry.files[0], allow_pickle=False) as stored:
+    with np.load(fetched, allow_pickle=False) as stored:
         missing = [key for key in entry.arrays if key not in stored.files]
         if missing:
-            raise ValueError(f"{entry.name}: {entry.files[0]} lacks the arrays {missing}, it has {stored.files}")
+            raise ValueError(f"{entry.name}: {fetched.name} lacks the arrays {missing}, it has {stored.files}")
         return {key: stored[key] for key in entry.arrays}
 
 

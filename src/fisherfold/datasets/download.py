@@ -1,0 +1,112 @@
+"""Find a data set: in the data folder, in the user's cache, or at its official address.
+
+A download shows the terms first, goes to the cache of the user through pooch, is decoded from the official format,
+compared with the checksums of the record, and only then written, atomically, as one packed file.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fisherfold.datasets.local import cache_folder, check_arrays, is_in
+from fisherfold.datasets.official import READERS
+from fisherfold.datasets.records import record
+from fisherfold.files import write_atomically
+
+Say = Callable[[str], object]
+
+
+@dataclass(frozen=True)
+class Official:
+    """Where the owner of a data set offers it.
+
+    Attributes:
+        url: the address of the file.
+        megabytes: its size, roughly.
+    """
+
+    url: str
+    megabytes: float
+
+
+OFFICIAL: Mapping[str, Official] = {
+    "movielens1m": Official("https://files.grouplens.org/datasets/movielens/ml-1m.zip", 6),
+    "movielens100k": Official("https://files.grouplens.org/datasets/movielens/ml-100k.zip", 5),
+    "jester1": Official("https://eigentaste.berkeley.edu/dataset/jester_dataset_1_1.zip", 4),
+    "sarcos_test": Official("http://www.gaussianprocess.org/gpml/data/sarcos_inv_test.mat", 1),
+    "cifar10": Official("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz", 162),
+    "cifar100": Official("https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz", 161),
+}
+
+
+def where(name: str) -> Path | None:
+    """The folder that holds a data set: the data folder, else the cache.
+
+    Args:
+        name: a name of ``REGISTRY``.
+
+    Returns:
+        The folder, or None if it is in neither.
+    """
+    entry = record(name)
+    given = os.environ.get("FISHERFOLD_DATA")
+    folders = [Path(given)] if given else []
+    return next((folder for folder in (*folders, cache_folder()) if is_in(entry, folder)), None)
+
+
+def fetch(name: str, *, source: str | os.PathLike[str] | None = None, say: Say = lambda _: None) -> Path:
+    """Make a data set available, downloading it if it is nowhere yet.
+
+    Args:
+        name: a name of ``REGISTRY``.
+        source: an official file that is already on this machine, to read instead of downloading.
+        say: called with the terms before a download, and with what is done.
+
+    Returns:
+        The folder that holds it.
+
+    Raises:
+        FileNotFoundError: if the set has no official address to download from, or ``source`` does not exist.
+    """
+    entry = record(name)
+    if source is None and (found := where(name)) is not None:
+        say(f"{name} is already there")
+        return found
+    if name not in READERS:
+        raise FileNotFoundError(
+            f"{name} is not offered for download as a single file; put {', '.join(entry.files)} into FISHERFOLD_DATA "
+            f"(source: {entry.source})"
+        )
+    if source is not None and not Path(source).is_file():
+        raise FileNotFoundError(f"there is no file {source}")
+    say(f"{entry.title}. Terms: {entry.licence} Cite: {entry.citation}")
+    official = Path(source) if source is not None else _download(name)
+    say(f"reading {official.name}")
+    arrays = READERS[name](official)
+    check_arrays(entry, arrays)
+    folder = cache_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
+    write_atomically(folder / f"{name}.npz", buffer.getvalue())
+    say(f"kept as {folder / f'{name}.npz'}")
+    return folder
+
+
+def _download(name: str) -> Path:
+    import pooch
+
+    official = OFFICIAL[name]
+    # the decoded arrays are what is compared with a checksum, so that another packing of the same data passes
+    kept = pooch.retrieve(
+        official.url, known_hash=None, path=Path(tempfile.gettempdir()) / "fisherfold-downloads", progressbar=False,
+        fname=Path(official.url).name,
+    )  # fmt: skip
+    return Path(kept)

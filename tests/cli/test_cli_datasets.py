@@ -1,0 +1,48 @@
+"""``fisherfold datasets`` and ``fisherfold info`` as a person types them."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from fisherfold.cli import app
+
+run = CliRunner().invoke
+
+
+@pytest.fixture(autouse=True)
+def nothing_found(monkeypatch, tmp_path):
+    monkeypatch.setenv("FISHERFOLD_CACHE", str(tmp_path))
+    monkeypatch.delenv("FISHERFOLD_DATA", raising=False)
+
+
+def test_list_names_every_set_and_its_state():
+    listed = json.loads(run(app, ["datasets", "list", "--json"]).stdout)["datasets"]
+    assert {row["name"] for row in listed} >= {"cifar10", "jester1", "movielens1m", "school"}
+    assert all(row["found"] == "" for row in listed)
+    assert "can be fetched" in run(app, ["datasets", "list"]).stdout
+
+
+def test_info_shows_source_terms_and_checksums():
+    facts = json.loads(run(app, ["datasets", "info", "movielens1m", "--json"]).stdout)
+    assert "no redistribution" in facts["terms"]
+    assert "sha256" in facts["arrays"]["rating"]
+    assert facts["download"].startswith("https://files.grouplens.org/")
+
+
+def test_the_terms_are_shown_before_a_download_and_no_means_no():
+    answer = run(app, ["datasets", "fetch", "movielens1m"], input="n\n")
+    assert answer.exit_code == 1
+    assert "no redistribution" in answer.output
+
+
+def test_verify_with_nothing_found_is_an_error_that_says_what_to_do():
+    answer = run(app, ["datasets", "verify"])
+    assert answer.exit_code == 2
+    assert "FISHERFOLD_DATA" in answer.output
+
+
+def test_info_of_the_installation():
+    facts = json.loads(run(app, ["info", "--json"]).stdout)
+    assert {"fisherfold", "torch", "devices", "data found"} <= set(facts)
+    assert facts["data found"] == "none"

@@ -1,0 +1,177 @@
+"""The readers of the official formats, on small files that the tests write in those formats."""
+
+import hashlib
+import io
+import pickle
+import tarfile
+import zipfile
+from types import MappingProxyType
+
+import numpy as np
+import pytest
+
+from fisherfold import datasets
+from fisherfold.datasets import download, local, official, records
+
+
+def zipped(path, **members):
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(f"folder/{name.replace('__', '.').replace('_dash_', '-')}", content)
+    return path
+
+
+def tarred(path, members):
+    with tarfile.open(path, "w:gz") as archive:
+        for name, content in members.items():
+            info = tarfile.TarInfo(f"folder/{name}")
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return path
+
+
+def test_movielens_1m_is_sorted_by_user_and_movie(tmp_path):
+    text = "2::10::3::978300760\n1::7::5::978300760\n1::3::4::978302109\n"
+    for path in (zipped(tmp_path / "ml-1m.zip", ratings__dat=text), tmp_path / "ratings.dat"):
+        if path.suffix == ".dat":
+            path.write_text(text)
+        arrays = official.movielens1m(path)
+        assert arrays["user_id"].tolist() == [1, 1, 2]
+        assert arrays["movie_id"].tolist() == [3, 7, 10]
+        assert arrays["rating"].tolist() == [4, 5, 3]
+        assert arrays["rating"].dtype == np.uint8
+
+
+def test_movielens_100k_folds_come_from_the_test_parts(tmp_path):
+    lines = [f"{user}\t{user + 1}\t3\t88125094{user}" for user in range(1, 6)]
+    tests = {f"u{k}__test": lines[k - 1] + "\n" for k in range(1, 6)}
+    path = zipped(tmp_path / "ml-100k.zip", u__data="\n".join(lines) + "\n", **tests)
+    arrays = official.movielens100k(path)
+    assert arrays["test_fold"].tolist() == [1, 2, 3, 4, 5]
+    assert arrays["timestamp"].dtype == np.int32
+    tests["u5__test"] = lines[0] + "\n"
+    with pytest.raises(ValueError, match=r"u5.test does not fit u.data"):
+        official.movielens100k(zipped(tmp_path / "bad.zip", u__data="\n".join(lines), **tests))
+
+
+def test_text_that_is_not_ratings_is_refused_by_name(tmp_path):
+    with pytest.raises(ValueError, match=r"ratings.dat should hold 4 integers a line"):
+        official.movielens1m(zipped(tmp_path / "ml-1m.zip", ratings__dat="1::2::good::3\n"))
+    with pytest.raises(ValueError, match=r"ml.zip holds no file ratings.dat"):
+        official.movielens1m(zipped(tmp_path / "ml.zip", other__dat="1"))
+
+
+def test_jester_sheet(tmp_path):
+    xlwt = pytest.importorskip("xlwt", reason="writing an .xls for the test needs xlwt")
+    pytest.importorskip("python_calamine", reason="reading .xls needs python-calamine")
+    book = xlwt.Workbook()
+    sheet = book.add_sheet("jester")
+    for row in range(3):
+        sheet.write(row, 0, 2)
+        for column in range(1, 101):
+            sheet.write(row, column, -7.82 if column == 1 else 4.03 if column == 2 else 99.0)
+    buffer = io.BytesIO()
+    book.save(buffer)
+    path = zipped(tmp_path / "jester.zip", jester_dash_data_dash_1__xls=buffer.getvalue())
+    arrays = official.jester1(path)
+    assert arrays["ratings_x100"].shape == (3, 100)
+    assert arrays["ratings_x100"][0, :3].tolist() == [-782, 403, 9900]
+
+
+def test_sarcos_matrix(tmp_path):
+    from scipy.io import savemat
+
+    values = np.round(np.random.default_rng(0).normal(size=(4, 28)), 6)
+    savemat(tmp_path / "sarcos_inv_test.mat", {"sarcos_inv_test": values})
+    assert np.array_equal(official.sarcos_test(tmp_path / "sarcos_inv_test.mat")["micro"] / 1e6, values)
+
+
+@pytest.mark.parametrize("form", ["binary", "python"])
+def test_cifar_archives_of_both_forms_give_the_same_images(tmp_path, form):
+    rng = np.random.default_rng(0)
+    images = rng.integers(256, size=(6, 2, 32, 32, 3), dtype=np.uint8)
+    labels = rng.integers(10, size=(6, 2), dtype=np.uint8)
+    planes = images.transpose(0, 1, 4, 2, 3).reshape(6, 2, 3072)
+    names = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
+    if form == "binary":
+        members = {f"{n}.bin": np.hstack([labels[k][:, None], planes[k]]).tobytes() for k, n in enumerate(names)}
+    else:
+        members = {n: pickle.dumps({"data": planes[k], "labels": labels[k].tolist()}) for k, n in enumerate(names)}
+    arrays = official.cifar10(tarred(tmp_path / "cifar.tar.gz", members))
+    assert np.array_equal(arrays["train_images"], images[:5].reshape(10, 32, 32, 3))
+    assert np.array_equal(arrays["test_images"], images[5])
+    assert np.array_equal(arrays["train_labels"], labels[:5].reshape(-1))
+
+
+def test_cifar_100_has_coarse_and_fine_labels(tmp_path):
+    record = np.concatenate([[7, 42], np.zeros(3072)]).astype(np.uint8).tobytes()
+    arrays = official.cifar100(tarred(tmp_path / "c.tar.gz", {"train.bin": record, "test.bin": record}))
+    assert (arrays["train_coarse_labels"][0], arrays["train_labels"][0]) == (7, 42)
+
+
+class Payload:
+    def __reduce__(self):
+        return (print, ("executed",))
+
+
+def test_a_pickle_that_would_run_code_is_refused(tmp_path, capsys):
+    members = {f"data_batch_{i}": pickle.dumps(Payload()) for i in range(1, 6)} | {"test_batch": b""}
+    with pytest.raises(ValueError, match=r"arrays only, found builtins.print"):
+        official.cifar10(tarred(tmp_path / "c.tar.gz", members))
+    assert capsys.readouterr().out == ""
+
+
+def test_an_archive_that_claims_too_much_is_refused_before_it_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(official, "MEMBER_LIMIT", 10)
+    with pytest.raises(ValueError, match="more than any official file has"):
+        official.movielens1m(zipped(tmp_path / "ml-1m.zip", ratings__dat="1::2::3::4\n" * 100))
+
+
+@pytest.fixture
+def tiny(monkeypatch, tmp_path):
+    """A record of three ratings in place of MovieLens-1M, an empty cache and no data folder."""
+    arrays = official.movielens1m(zipped(tmp_path / "ml-1m.zip", ratings__dat="1::1::5::0\n1::2::3::0\n2::1::4::0\n"))
+    digests = {
+        key: records.ArrayRecord(str(array.dtype), array.shape, hashlib.sha256(array.tobytes()).hexdigest())
+        for key, array in arrays.items()
+    }
+    whole = records.REGISTRY["movielens1m"]
+    entry = records.DatasetRecord(
+        "movielens1m", whole.title, whole.files, whole.source, whole.licence, whole.citation, MappingProxyType(digests)
+    )
+    for module in (download, local):
+        monkeypatch.setattr(module, "record", lambda name: entry)
+    monkeypatch.setenv("FISHERFOLD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("FISHERFOLD_DATA", raising=False)
+    return tmp_path / "ml-1m.zip"
+
+
+def test_fetch_verifies_keeps_and_finds_a_set_again(tiny):
+    said = []
+    folder = datasets.fetch("movielens1m", source=tiny, say=said.append)
+    assert "no redistribution" in said[0]
+    assert datasets.where("movielens1m") == folder
+    assert datasets.load("movielens1m").values.tolist() == [5, 3, 4]
+    datasets.verify("movielens1m")
+    assert datasets.fetch("movielens1m", say=said.append) == folder
+    assert said[-1] == "movielens1m is already there"
+    assert [file.name for file in folder.iterdir()] == ["movielens1m.npz"]
+
+
+def test_a_download_goes_through_the_same_door(tiny, monkeypatch):
+    monkeypatch.setattr(download, "_download", lambda name: tiny)
+    assert (datasets.fetch("movielens1m") / "movielens1m.npz").is_file()
+
+
+def test_changed_data_is_refused_and_nothing_is_kept(tiny, tmp_path):
+    other = zipped(tmp_path / "other.zip", ratings__dat="1::1::5::0\n1::2::3::0\n2::1::1::0\n")
+    with pytest.raises(ValueError, match=r"array 'rating' has the sha256 .*, expected"):
+        datasets.fetch("movielens1m", source=other)
+    assert datasets.where("movielens1m") is None
+
+
+def test_a_set_without_official_file_says_where_to_put_it(monkeypatch, tmp_path):
+    monkeypatch.setenv("FISHERFOLD_CACHE", str(tmp_path))
+    monkeypatch.delenv("FISHERFOLD_DATA", raising=False)
+    with pytest.raises(FileNotFoundError, match=r"letter is not offered for download .* FISHERFOLD_DATA"):
+        datasets.fetch("letter")
