@@ -1,6 +1,6 @@
 """Zero-residual nonlinear regression: rngd with the exact RFIM converges quadratically, beside first-order methods.
 
-    python benchmarks/zero_residual.py
+python benchmarks/zero_residual.py
 """
 
 from __future__ import annotations

@@ -66,11 +66,11 @@ def test_thinned_rows_cover_all_positions_in_turn_and_keep_the_scale() -> None:
     x = torch.randn(2, 2, 12, 12, dtype=torch.float64)
     full, _ = input_rows(layer, x)
     total = torch.zeros(18, 18, dtype=torch.float64)
-    phases = 9
+    phases = 8
     for phase in range(phases):
-        rows, weight = input_rows(layer, x, max_rows=1, phase=phase)  # 2·18 rows at least: a grid of spacing 3
-        assert len(rows) == 32
-        assert weight == pytest.approx(9)
+        rows, weight = input_rows(layer, x, max_rows=40, phase=phase)  # 288 rows: a grid of spacings 4 and 2
+        assert len(rows) == 36
+        assert weight == pytest.approx(8)
         total += weight * rows.T @ rows / phases
     torch.testing.assert_close(total, full.T @ full)
 
@@ -374,3 +374,14 @@ def test_per_sample_sums_only_fix_the_product_of_scales() -> None:
     eye = torch.eye(2, dtype=torch.float64)
     a, g = FactorSums(8 * eye, 8 * eye, samples=4, rows=4, paired=True).finish()
     assert float(torch.trace(a) * torch.trace(g)) == pytest.approx(4.0)  # the exact trace is 16/4
+
+
+def test_wide_factors_are_formed_in_blocks() -> None:
+    """Orders from four blocks on: the upper triangle is computed, the rest mirrored; equal to the plain product."""
+    torch.manual_seed(11)
+    model = nn.Linear(500, 400, bias=False).double()
+    x = torch.randn(30, 500, dtype=torch.float64)
+    a, g = collect(model, x, torch.randint(400, (30,)))["weight"]
+    torch.testing.assert_close(a, x.T @ x / 30)
+    torch.testing.assert_close(g, g.T)
+    assert float(torch.linalg.eigvalsh(g)[0]) > -1e-12

@@ -12,6 +12,7 @@ G is then block diagonal. Everything is accumulated in float32 (float64 for floa
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,6 +26,7 @@ from torch.utils.hooks import RemovableHandle
 from fisherfold.optim.precondition import products
 
 MATRIX_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+MIN_BLOCK = 96  # products narrower than this are not worth splitting
 
 
 def accumulation_dtype(weight: Tensor) -> torch.dtype:
@@ -42,8 +44,8 @@ def accumulation_dtype(weight: Tensor) -> torch.dtype:
 def input_rows(layer: nn.Module, x: Tensor, *, max_rows: int | None = None, phase: int = 0) -> tuple[Tensor, float]:
     """The vectors that a layer multiplies by the rows of its weight.
 
-    Where there are more than ``max_rows`` of them (and more than twice their length), positions are thinned out on a
-    regular grid, whose origin moves with ``phase``, so that successive calls see all positions in turn.
+    Where there are more than ``max_rows`` of them (and more than their length), positions are thinned out on a regular
+    grid, whose origin moves with ``phase``, so that successive calls see all positions in turn.
 
     Args:
         layer: a Linear or convolution.
@@ -57,28 +59,30 @@ def input_rows(layer: nn.Module, x: Tensor, *, max_rows: int | None = None, phas
     """
     if isinstance(layer, nn.Linear):
         rows = x.reshape(-1, x.shape[-1])
-        step = _grid_step(len(rows), rows.shape[1], max_rows, 1)
+        (step,) = _grid(len(rows), rows.shape[1], max_rows, 1)
         kept = rows[phase % step :: step]
         return kept, len(rows) / max(len(kept), 1)
     patches = _patches(layer, x)
     spatial = patches.ndim // 2 - 1
-    places = patches.shape[2 : 2 + spatial]
-    total = patches.shape[0] * int(torch.Size(places).numel())
+    total = len(patches) * patches.shape[2 : 2 + spatial].numel()
     length = layer.weight[0].numel()  # type: ignore[index]
-    step = _grid_step(total, length, max_rows, spatial)
-    for axis in range(spatial):
-        patches = patches[(slice(None),) * (2 + axis) + (slice(phase // step**axis % step, None, step),)]
+    for axis, step in enumerate(_grid(total, length, max_rows, spatial)):
+        patches = patches[(slice(None),) * (2 + axis) + (slice(phase % step, None, step),)]
+        phase //= step
     groups = int(layer.groups)  # type: ignore[arg-type]
-    kept_rows = patches.shape[0] * int(torch.Size(patches.shape[2 : 2 + spatial]).numel())
+    kept_rows = len(patches) * patches.shape[2 : 2 + spatial].numel()
     rows = patches.movedim(1, 1 + spatial).reshape(kept_rows * groups, length)
     return rows, total / max(kept_rows, 1) / groups
 
 
-def _grid_step(total: int, length: int, max_rows: int | None, axes: int) -> int:
-    """The spacing of the grid that leaves about max(max_rows, 2·length) of the rows."""
-    if max_rows is None or total <= max(max_rows, 2 * length):
-        return 1
-    return max(1, round((total / max(max_rows, 2 * length)) ** (1 / axes)))
+def _grid(total: int, length: int, max_rows: int | None, axes: int) -> list[int]:
+    """Spacings, powers of two along the axes in turn, that leave about max(max_rows, length) of the rows."""
+    spacing = [1] * axes
+    if max_rows is not None:
+        doublings = round(math.log2(max(total / max(max_rows, length), 1.0)))
+        for index in range(doublings):
+            spacing[index % axes] *= 2
+    return spacing
 
 
 def _patches(layer: nn.Module, x: Tensor) -> Tensor:
@@ -133,8 +137,8 @@ class FactorSums:
     """Running sums of one weight's statistics; ``finish`` turns them into the factors.
 
     Attributes:
-        a: Σ a aᵀ.
-        g: Σ (D ∂L/∂s)(D ∂L/∂s)ᵀ.
+        a: Σ a aᵀ, complete in its upper triangle.
+        g: Σ (D ∂L/∂s)(D ∂L/∂s)ᵀ, complete in its upper triangle.
         samples: Σ D over passes.
         rows: R, the number of rows over passes and uses.
         paired: whether the sums are over whole per-sample gradients, which fix only the product of the two scales.
@@ -153,6 +157,8 @@ class FactorSums:
         Returns:
             Two symmetric matrices whose Kronecker product approximates the Fisher block.
         """
+        for matrix in (self.a, self.g):  # only the upper triangle has been filled for sure
+            matrix.copy_(matrix.triu() + matrix.triu(1).T)
         if self.paired:  # F ≈ (A' ⊗ G') / t with t = tr A' = tr G' the exact trace
             root = (torch.trace(self.a) / self.samples).sqrt().clamp_min(1e-30)
             return self.a.div_(self.samples * root), self.g.div_(self.samples * root)
@@ -277,18 +283,28 @@ class Collector:
             if tracked.bias is not None:
                 rows = torch.cat([rows, rows.new_ones(len(rows), 1)], dim=1)
             gradients = output_rows(layer, gradient.detach()).to(sums.g.dtype)
-            sums.a.addmm_(rows.T, rows, alpha=weight)
-            scale = this_pass.samples * this_pass.gradient_scale
-            sums.g.add_(_block_gram(gradients, tracked.groups), alpha=scale**2)
+            _add_gram(sums.a, rows, weight)
+            scale = (this_pass.samples * this_pass.gradient_scale) ** 2
+            if tracked.groups == 1:
+                _add_gram(sums.g, gradients, scale)
+            else:
+                sums.g.add_(_block_gram(gradients, tracked.groups), alpha=scale)
         sums.rows += len(gradients)
         if sums.last_pass is not this_pass:
             sums.samples += this_pass.samples
             sums.last_pass = this_pass
 
 
+def _add_gram(total: Tensor, rows: Tensor, weight: float) -> None:
+    """Add ``weight·rowsᵀ rows`` in the upper triangle of blocks only: ``finish`` completes the symmetric matrix."""
+    order = len(total)
+    width = order if order < 4 * MIN_BLOCK else -(-order // 4)
+    for start in range(0, order, width):
+        stop = min(start + width, order)
+        total[start:stop, start:].addmm_(rows[:, start:stop].T, rows[:, start:], alpha=weight)
+
+
 def _block_gram(rows: Tensor, groups: int) -> Tensor:
     """``rowsᵀ rows`` without the blocks between different groups of columns."""
-    if groups == 1:
-        return rows.T @ rows
     blocks = rows.reshape(len(rows), groups, -1).permute(1, 2, 0)
     return torch.block_diag(*(blocks @ blocks.transpose(1, 2)))  # type: ignore[no-untyped-call]

@@ -106,7 +106,7 @@ class MKFAC(torch.optim.Optimizer):
         fisher: str = "empirical",
         reduction: str = "mean",
         factor_decay: float = 0.95,
-        max_rows: int | None = 4096,
+        max_rows: int | None = 2048,
         retraction: str = "exp",
         max_angle: float | None = None,
         capturable: bool = False,
