@@ -202,10 +202,8 @@ def main() -> None:
                 step(index + (number + 1) * INTERVAL, x, y)
             seconds[name].append((time.process_time() - start) / INTERVAL)
             ratios[name].append(seconds[name][-1] / seconds["SGD"][-1])
-    print(
-        f"torch {torch.__version__}, {torch.get_num_threads()} thread(s), batch {arguments.batch}, λ {arguments.damping:g},"
-    )
-    print(f"{arguments.rounds} rounds of {INTERVAL} steps, CPU time, {time.strftime('%Y-%m-%d')}")
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} thread(s), {time.strftime('%Y-%m-%d')}")
+    print(f"batch {arguments.batch}, λ {arguments.damping:g}, {arguments.rounds} rounds of {INTERVAL} steps, CPU time")
     print(f"{'method':22} ms/step  over SGD (range)")
     for name in found:
         goal = GOALS.get(name)

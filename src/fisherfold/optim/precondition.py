@@ -191,7 +191,7 @@ def exact(
     """
     if (rank is None and tolerance is None) or max(len(a), len(g)) <= SMALL:
         return _full(a, g, damping, name)
-    norm_a, norm_g = spectral_norm(a), spectral_norm(g)
+    norm_g = spectral_norm(g)
     budget = 0.5 * (tolerance or 0.0) * damping
     # a start from explicit inverses, or from another order, is no basis
     warm = start if start is not None and start.coefficients is not None else None
@@ -200,6 +200,7 @@ def exact(
         columns, rows = len(a) if len(a) <= SMALL else max(1, round(rank * len(a))), len(g)
     start_a, start_g = (warm.right, warm.left) if warm else (None, None)
     kept_a = leading(a, budget / max(norm_g, 1e-30), rank=columns, start=start_a, name=f"A of {name}")
+    norm_a = float(kept_a.values[0])
     kept_g = leading(g, budget / max(norm_a, 1e-30), rank=rows, start=start_g, name=f"G of {name}")
     top = norm_a * norm_g / damping
     if rank is None and (2 * len(kept_a.values) > len(a) or top > 1e4):

@@ -146,12 +146,12 @@ def _ritz(matrix: Tensor, basis: Tensor, generator: torch.Generator) -> LeadingP
     image = matrix @ basis
     values, rotation = eigen(basis.T @ image)
     vectors = basis @ rotation
-    probe = torch.randn(len(matrix), 8, generator=generator, dtype=matrix.dtype, device=matrix.device)
-    for _ in range(5):
+    probe = torch.randn(len(matrix), 16, generator=generator, dtype=matrix.dtype, device=matrix.device)
+    for _ in range(3):
         probe = matrix @ probe - vectors @ (values[:, None] * (vectors.T @ probe))
         sizes = torch.linalg.vector_norm(probe, dim=0, keepdim=True)
         probe = probe / sizes.clamp_min(torch.finfo(matrix.dtype).tiny)
-    return LeadingPairs(values, vectors, float(sizes.max()))
+    return LeadingPairs(values, vectors, 1.1 * float(sizes.max()))  # the estimate is from below
 
 
 def _drop(pairs: LeadingPairs, threshold: float) -> LeadingPairs:
