@@ -1,6 +1,6 @@
 """How the cost grows with the number of tasks: 50 features, rank 6, 20 rows per task.
 
-    python benchmarks/subspace_growth.py [--most 100000]        (two threads)
+python benchmarks/subspace_growth.py [--most 100000]        (two threads)
 """
 
 from __future__ import annotations

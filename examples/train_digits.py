@@ -2,11 +2,13 @@
 
     python examples/train_digits.py
 
-Copy ``train``: apart from the line that builds the optimizer and the ``with opt.statistics(...)`` around the forward
-and backward pass, it is an ordinary training loop.
+Both train on full batches, with rates found by ``benchmarks/mkfac_steps_to_loss.py``. Copy ``train``: apart from the
+line that builds the optimizer and the ``with`` around the forward and backward pass, it is an ordinary training loop.
 """
 
 from __future__ import annotations
+
+from contextlib import nullcontext
 
 import torch
 from sklearn.datasets import load_digits
@@ -28,29 +30,28 @@ def network() -> nn.Module:
     )  # fmt: skip
 
 
-def train(model: nn.Module, opt: torch.optim.Optimizer, x: Tensor, y: Tensor, *, steps: int = 100) -> list[float]:
-    """An ordinary training loop, with curvature renewed every ten steps where the optimizer has any.
+def train(model: nn.Module, opt: torch.optim.Optimizer, x: Tensor, y: Tensor, *, steps: int = 40) -> list[float]:
+    """An ordinary training loop, with curvature renewed every second step where the optimizer has any.
 
     Args:
         model: the network.
         opt: ``fisherfold.MKFAC`` or any other optimizer.
         x: inputs.
         y: classes.
-        steps: how many batches of 128.
+        steps: how many passes, each over all samples.
 
     Returns:
-        The loss of every batch.
+        The loss of every pass.
     """
     loss_fn = nn.CrossEntropyLoss()
     losses = []
-    generator = torch.Generator().manual_seed(0)
     for step in range(steps):
-        batch = torch.randint(len(x), (128,), generator=generator)
-        if isinstance(opt, fisherfold.MKFAC) and step % 10 == 0:
-            opt.refresh([(x[batch], y[batch])], loss_fn)
-        opt.zero_grad()
-        loss = loss_fn(model(x[batch]), y[batch])
-        loss.backward()
+        # MKFAC renews its curvature from the training pass itself
+        renew = opt.statistics(enabled=step % 2 == 0) if isinstance(opt, fisherfold.MKFAC) else nullcontext()
+        with renew:
+            opt.zero_grad()
+            loss = loss_fn(model(x), y)
+            loss.backward()
         opt.step()
         losses.append(loss.item())
     return losses
@@ -65,13 +66,21 @@ def main() -> None:
     model, twin = network(), network()
     twin.load_state_dict(model.state_dict())
     opt = fisherfold.MKFAC(
-        model, lr=0.1, manifold_lr=0.1, damping=0.03, euclidean="kfac", fisher="mc", example_input=x[:32]
+        model,
+        lr=0.1,
+        manifold_lr=0.1,
+        momentum=0.8,
+        damping=0.001,
+        max_angle=0.1,
+        factor_decay=0.8,
+        euclidean="kfac",
+        example_input=x[:32],
     )
     print(opt.report())
     ours = train(model, opt, x, y)
-    theirs = train(twin, torch.optim.SGD(twin.parameters(), lr=0.1, momentum=0.9), x, y)
+    theirs = train(twin, torch.optim.SGD(twin.parameters(), lr=1.2, momentum=0.9), x, y)
     print("\nstep    MKFAC     SGD")
-    for step in (0, 10, 20, 40, 60, 80, 99):
+    for step in (0, 5, 10, 15, 20, 30, 39):
         print(f"{step:4d}  {ours[step]:.5f}  {theirs[step]:.5f}")
     print()
     for name, found in opt.diagnostics().items():
