@@ -111,14 +111,14 @@ def draw_global(runs: Sequence[Run], sigmas: Sequence[float], constants: dict[st
             name = label if run.seed == 0 else None
             norms.plot([max(v, 1e-15) for v in run.trace["gradient_norm"]], color=colour, alpha=0.7, label=name)
             sigma.plot(run.trace["sigma"], color=colour, alpha=0.7, label=name)
-    _finish(norms, "iteration", "‖grad Ψ‖ over all samples", log="y", legend="lower right")
+    _finish(norms, "iteration", "‖grad Ψ‖ over all samples", log="y", legend="center right")
     _finish(sigma, "iteration", "σ_k", log="y", legend=None)
     for label, colour in zip(["all samples, η₂ tiny", "η₂ = 0.1 κ", "all samples, η₂ = κ", "η₂ = 10 κ"], COLOURS,
                              strict=False):  # fmt: skip
         for run in (r for r in runs if r.label == label):
             name = label if run.seed == 0 else None
             eta.plot([max(v, 1e-15) for v in run.trace["gradient_norm"]], color=colour, alpha=0.7, label=name)
-    _finish(eta, "iteration", "‖grad Ψ‖, what η₂ does", log="y", legend="lower right")
+    _finish(eta, "iteration", "‖grad Ψ‖, what η₂ does", log="y", legend="center right")
     for (name, values), colour in zip(constants.items(), (ORANGE, BLUE), strict=True):
         linear.plot(sigmas, values, "o-", color=colour, label=f"m_k {name}")
     _finish(linear, "σ", "σ² max |Ψ∘R - m| on the ball 1/σ")

@@ -334,9 +334,9 @@ def _bound_findings(rows: list[dict[str, Any]], c: Constants, n_samples: int, di
         ),
         Finding(
             "theorem: width that suffices for the assumption", f"{needed:.0e} (its constants, ε = 0.1)",
-            f"{seen:.0e} (extrapolated from the adversary)", "partly",
+            f"{seen:.0e} (extrapolated from the adversary)", holds_if(seen <= needed),
             f"N = {n_samples}, n = {dim}, σ₀ = {at_wide[0]['sigma0']:.2f}, targets of order one: both are out of reach "
-            "of any machine; true in the limit, but no explanation of networks of ordinary width",
+            "of any machine; safe, and no explanation of networks of ordinary width",
         ),
         Finding(
             "assumption: ‖ΔJ‖ ≤ σ₀/6 on the whole ball, ReLU, targets of order one", "→ 1 as m → ∞",
