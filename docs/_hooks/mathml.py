@@ -17,5 +17,7 @@ def on_page_markdown(markdown, **_):
 
 def formulas(text):
     """The text with its formulas as MathML."""
-    text = BLOCK.sub(lambda m: f'<div style="overflow-x:auto">{convert(m[1], display="block")}</div>', text)
-    return INLINE.sub(lambda m: convert(m[1]), text)
+    style = "overflow-x:auto;overflow-y:hidden;padding:.4em 0"
+    text = BLOCK.sub(lambda m: f'<div style="{style}">{convert(m[1], display="block")}</div>', text)
+    # inside a span, since Markdown takes a line that begins with <math> for a block of its own
+    return INLINE.sub(lambda m: f"<span>{convert(m[1])}</span>", text)
