@@ -122,8 +122,13 @@ def sgd(model: nn.Module, _: torch.Tensor) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4, fused=True)
 
 
-def sgdg(model: nn.Module, x: torch.Tensor) -> torch.optim.Optimizer:
-    return SGDG(model, lr=0.05, manifold_lr=0.05, weight_decay=5e-4, example_input=x[:8].float(), capturable=True)
+def sgdg(model: nn.Module, x: torch.Tensor, fuse: bool = False) -> torch.optim.Optimizer:
+    shared = {"weight_decay": 5e-4, "example_input": x[:8].float(), "capturable": True, "fuse": fuse}
+    return SGDG(model, lr=0.05, manifold_lr=0.05, **shared)
+
+
+def sgdg_fused(model: nn.Module, x: torch.Tensor) -> torch.optim.Optimizer:
+    return sgdg(model, x, fuse=True)
 
 
 def mkfac(damping: float, **options: Any) -> Callable[[nn.Module, torch.Tensor], torch.optim.Optimizer]:
@@ -137,9 +142,11 @@ def mkfac(damping: float, **options: Any) -> Callable[[nn.Module, torch.Tensor],
 def methods(damping: float, quick: bool) -> dict[str, Callable[[nn.Module, torch.Tensor], torch.optim.Optimizer]]:
     found = {
         "Riemannian SGD": sgdg,
+        "Riem. SGD, fused": sgdg_fused,
         "truncated": mkfac(damping, basis=1 / 16),
         "truncated, fused": mkfac(damping, basis=1 / 16, fuse=True),
         "automatic": mkfac(damping),
+        "automatic, fused": mkfac(damping, fuse=True),
         "factored": mkfac(damping, damping_mode="factored"),
         "full": mkfac(damping, basis="full"),
     }
