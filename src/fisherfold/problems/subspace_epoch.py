@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.linalg import LinAlgError, eigh, pinv, solve
+from numpy.linalg import pinv
 from numpy.typing import NDArray
+from scipy.linalg import lapack
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def fused_epoch(
     """
     gradient = _TaskGradient(problem)
     corrections, rests = (_numpy(part) for part in _anchor_parts(problem, snapshot))
-    inverse = _numpy(left_inverse(problem)) if natural else corrections
+    inverse = _numpy(problem.left_inverse) if natural else corrections
     frame = _numpy(x)
     p = frame.shape[1]
     for t in tasks:
@@ -54,7 +55,7 @@ def fused_epoch(
         if natural:
             second_moment = rests[t] + w[:, None] * (share * w)
             both = inverse @ np.concatenate((_solve(second_moment, d.T).T, frame), axis=1)
-            d = both[:, :p] - both[:, p:] @ solve(transposed @ both[:, p:], transposed @ both[:, :p])
+            d = both[:, :p] - both[:, p:] @ _solve(transposed @ both[:, p:], transposed @ both[:, :p])
             d -= frame @ (transposed @ d)
         frame = _retract(frame, d, step)
     return torch.from_numpy(frame)
@@ -105,23 +106,8 @@ class _TaskGradient:
 
 def _retract(frame: NDArray[Any], d: NDArray[Any], step: float) -> NDArray[Any]:
     # polar: U - s d has the Gram matrix I + s² dᵀd for a tangent d
-    squares, vectors = eigh(d.T @ d)
+    squares, vectors, _ = lapack.dsyevd(d.T @ d)
     return np.asarray((frame - step * d) @ ((vectors / np.sqrt(1 + step * step * squares)) @ vectors.T))
-
-
-def left_inverse(problem: SubspaceProblem) -> Tensor:
-    """M⁻¹ for the damped left factor; eigenvalues that are rounding errors of zero count as zero.
-
-    Args:
-        problem: with ``factor_damping`` > 0.
-
-    Returns:
-        A symmetric matrix.
-    """
-    values, vectors = torch.linalg.eigh(problem.mean_gram)
-    floor = values[-1] * len(values) * torch.finfo(values.dtype).eps
-    values = torch.where(values > floor, values, 0.0) + problem.factor_damping
-    return (vectors / values) @ vectors.mT
 
 
 def _anchor_parts(problem: SubspaceProblem, snapshot: SubspaceSnapshot) -> tuple[Tensor, Tensor]:
@@ -138,11 +124,10 @@ def _anchor_parts(problem: SubspaceProblem, snapshot: SubspaceSnapshot) -> tuple
 
 
 def _solve(matrix: NDArray[Any], right: NDArray[Any]) -> NDArray[Any]:
-    # a singular system gets the shortest solution: a task with fewer rows than the rank, fewer tasks than the rank
-    try:
-        return np.asarray(solve(matrix, right))
-    except LinAlgError:
-        return np.asarray(pinv(matrix, hermitian=True) @ right)
+    # LAPACK's Cholesky solver itself: numpy's wrapper costs more than the solve. A singular system gets the shortest
+    # solution: a task with fewer rows than the rank, fewer tasks than the rank
+    _, solution, failed = lapack.dposv(matrix, right)
+    return np.asarray(pinv(matrix, hermitian=True) @ right if failed else solution)
 
 
 def _numpy(tensor: Tensor) -> NDArray[Any]:
