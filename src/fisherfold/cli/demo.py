@@ -14,14 +14,16 @@ if TYPE_CHECKING:
 
 
 def demo(
-    output: Annotated[Path, typer.Option("--output", "-o", help="The folder for the picture.")] = Path("demo-output"),
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where picture and page go.")] = Path("demo-output"),
     seed: Annotated[int, typer.Option("--seed", help="Of the data and the starts.")] = 0,
 ) -> None:
-    """Fit three small problems, print a table and write a picture. Needs no data and no network.
+    """Fit three small problems, print a table, write a picture and a page. Needs no data and no network.
 
     Example: `fisherfold demo --output demo-output`
     """
+    from fisherfold.experiments.adapters import demo_section
     from fisherfold.experiments.demo import draw, run_demo
+    from fisherfold.experiments.report import write_page
 
     output.mkdir(parents=True, exist_ok=True)
     with Console(stderr=True).status("starting") as status:
@@ -30,6 +32,9 @@ def demo(
     picture = output / "demo.png"
     draw(runs, picture)
     print(f"picture: {picture}")
+    section = demo_section(runs, command=f"fisherfold demo --seed {seed}")
+    page = write_page([section], output, title="fisherfold demo", lead="Three small problems, fitted on this machine.")
+    print(f"report page: {page}")
 
 
 def _table(runs: list[Run]) -> Table:

@@ -1,175 +1,219 @@
-"""``fisherfold reproduce``: the paper's figures and tables, remade."""
+"""``fisherfold reproduce``: the paper's figures and tables, remade, and the report page.
+
+Every command refreshes the page from what has been run so far. A second run reads what the first has recorded, so that
+an interrupted command goes on where it stopped.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from fisherfold.experiments.figures import FigurePlan, FigureResult
+    from fisherfold.experiments.figures import FigureResult
+    from fisherfold.experiments.reproduce import Options
     from fisherfold.experiments.theory import Part
 
-app = typer.Typer(help="Remake the figures and tables of the paper.", no_args_is_help=True)
+app = typer.Typer(
+    help="Remake the figures and tables of the paper; writes a report page.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+)
 
 Seeds = Annotated[int, typer.Option("--seeds", min=1, help="How many seeds (split, start and samples).")]
 Quick = Annotated[bool, typer.Option("--quick", help="A sketch: a third of the epochs, two seeds, smaller step grids.")]
+Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, help="How many runs at a time; times suffer from several.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the summary as JSON and nothing else.")]
-Output = Annotated[Path, typer.Option("--output", "-o", help="The folder for picture, CSV, JSON and recorded runs.")]
+Output = Annotated[Path, typer.Option("--output", "-o", help="The folder for the page, tables and recorded runs.")]
 Fresh = Annotated[bool, typer.Option("--fresh", help="Make recorded runs again instead of reading them.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
+SarcosFile = Annotated[
+    Path | None, typer.Option("--sarcos-file", help="The original training file sarcos_inv.mat, if you have it.")
+]
+Device = Annotated[str, typer.Option("--device", help="Where the tensors live, such as cpu or cuda.")]
+REPORT = Path("report")
 
 
-@app.command()
+@app.command(name="all", epilog="Example: `fisherfold reproduce all --quick --jobs 2`")
+def everything(
+    seeds: Seeds = 5, quick: Quick = False, jobs: Jobs = 1, as_json: AsJson = False, output: Output = REPORT,
+    fresh: Fresh = False, quiet: Quiet = False, sarcos_file: SarcosFile = None, device: Device = "cpu",
+) -> None:  # fmt: skip
+    """Everything: runs what is missing and writes the page. Experiments without data are marked, not an error."""
+    from fisherfold.experiments import reproduce
+    from fisherfold.experiments.reproduce import Options
+
+    options = Options(quick, seeds, jobs, output, fresh, device, sarcos_file=sarcos_file)
+    with _under_way("all", options, quiet) as (shown, progress):
+        whole = progress.add_task("all experiments", total=len(reproduce.NAMES))
+        for name in reproduce.NAMES:
+            try:
+                if name == "theory":
+                    reproduce.reproduce_theory(shown)
+                else:
+                    reproduce.reproduce_figure(name, shown)
+            except FileNotFoundError as error:
+                reproduce.mark_missing(name, str(error), options)
+            reproduce.refresh_page(output)
+            progress.advance(whole)
+    page, found = reproduce.refresh_page(output), reproduce.sections(output)
+    if as_json:
+        verdicts = {s.name: {"verdict": s.verdict, "why": list(s.why)} for s in found}
+        print(json.dumps({"verdicts": verdicts, "page": str(page)}, ensure_ascii=False))
+        return
+    table = Table(title="The paper's claims and what was seen", show_lines=True)
+    for name in ("experiment", "verdict", "why"):
+        table.add_column(name)
+    for section in found:
+        table.add_row(escape(section.title), escape(section.verdict), escape("\n".join(section.why)))
+    Console().print(table)
+    print(f"report page: {page}")
+
+
+@app.command(epilog="Example: `fisherfold reproduce school --quick`")
 def school(
-    seeds: Seeds = 5,
-    quick: Quick = False,
-    as_json: AsJson = False,
-    output: Output = Path("reproduce"),
-    fresh: Fresh = False,
-) -> None:
+    seeds: Seeds = 5, quick: Quick = False, jobs: Jobs = 1, as_json: AsJson = False, output: Output = REPORT,
+    fresh: Fresh = False, quiet: Quiet = False,
+) -> None:  # fmt: skip
     """Multi-task learning on School: RNGD, RSGD, RSVRG and RCG, rank 6."""
-    from fisherfold.experiments import subspace
-
-    show_figure(subspace.school(), seeds=seeds, quick=quick, as_json=as_json, output=output, fresh=fresh)
+    _figure("school", as_json, quiet, quick=quick, seeds=seeds, jobs=jobs, output=output, fresh=fresh)
 
 
-@app.command()
+@app.command(epilog="Example: `fisherfold reproduce sarcos --sarcos-file sarcos_inv.mat`")
 def sarcos(
-    seeds: Seeds = 5,
-    quick: Quick = False,
-    as_json: AsJson = False,
-    output: Output = Path("reproduce"),
-    fresh: Fresh = False,
-    sarcos_file: Annotated[
-        Path | None, typer.Option("--sarcos-file", help="The original training file sarcos_inv.mat, if you have it.")
-    ] = None,
-) -> None:
+    seeds: Seeds = 5, quick: Quick = False, jobs: Jobs = 1, as_json: AsJson = False, output: Output = REPORT,
+    fresh: Fresh = False, quiet: Quiet = False, sarcos_file: SarcosFile = None,
+) -> None:  # fmt: skip
     """Multi-task learning on Sarcos: RNGD, RSGD, RSVRG and RCG, rank 6."""
-    from fisherfold.experiments import subspace
-
-    plan = subspace.sarcos(sarcos_file=sarcos_file)
-    show_figure(plan, seeds=seeds, quick=quick, as_json=as_json, output=output, fresh=fresh)
+    options: dict[str, Any] = {"quick": quick, "seeds": seeds, "jobs": jobs, "output": output, "fresh": fresh}
+    _figure("sarcos", as_json, quiet, **options, sarcos_file=sarcos_file)
 
 
-@app.command()
+@app.command(epilog="Example: `fisherfold reproduce jester --quick --jobs 2`")
 def jester(
-    seeds: Seeds = 5,
-    quick: Quick = False,
-    as_json: AsJson = False,
-    output: Output = Path("reproduce"),
-    fresh: Fresh = False,
-) -> None:
+    seeds: Seeds = 5, quick: Quick = False, jobs: Jobs = 1, as_json: AsJson = False, output: Output = REPORT,
+    fresh: Fresh = False, quiet: Quiet = False,
+) -> None:  # fmt: skip
     """Matrix completion on Jester-1: RNGD, RSGD, RSVRG, RCG and our default, rank 5."""
-    _completion("jester", seeds=seeds, quick=quick, as_json=as_json, output=output, fresh=fresh)
+    _figure("jester", as_json, quiet, quick=quick, seeds=seeds, jobs=jobs, output=output, fresh=fresh)
 
 
-@app.command()
+@app.command(epilog="Example: `fisherfold reproduce movielens --quick --jobs 2`")
 def movielens(
-    seeds: Seeds = 5,
-    quick: Quick = False,
-    as_json: AsJson = False,
-    output: Output = Path("reproduce"),
-    fresh: Fresh = False,
-) -> None:
+    seeds: Seeds = 5, quick: Quick = False, jobs: Jobs = 1, as_json: AsJson = False, output: Output = REPORT,
+    fresh: Fresh = False, quiet: Quiet = False,
+) -> None:  # fmt: skip
     """Matrix completion on MovieLens-1M: RNGD, RSGD, RSVRG, RCG and our default, rank 5."""
-    _completion("movielens", seeds=seeds, quick=quick, as_json=as_json, output=output, fresh=fresh)
+    _figure("movielens", as_json, quiet, quick=quick, seeds=seeds, jobs=jobs, output=output, fresh=fresh)
 
 
-def _completion(name: str, *, seeds: int, quick: bool, as_json: bool, output: Path, fresh: bool) -> None:
-    from fisherfold.experiments import completion
-
-    plan = {"jester": completion.jester, "movielens": completion.movielens}[name]()
-    default = completion.default_estimator(name, min(seeds, 2) if quick else seeds)
-    more = {
-        "MatrixCompletion with its defaults, same rank and splits": (
-            f"held-out MSE {default['held_out']:.4f} ± {default['held_out_sd']:.4f}, {default['seconds']:.2f} s a fit"
-        )
-    }
-    show_figure(plan, seeds=seeds, quick=quick, as_json=as_json, output=output, fresh=fresh, more=more)
-
-
-@app.command()
+@app.command(epilog="Example: `fisherfold reproduce theory --quick --part metric`")
 def theory(
     seeds: Seeds = 5,
     quick: Annotated[bool, typer.Option("--quick", help="A sketch: fewer widths, draws and iterations.")] = False,
-    as_json: AsJson = False,
-    output: Output = Path("reproduce"),
-    device: Annotated[str, typer.Option("--device", help="Where the tensors live, such as cpu or cuda.")] = "cpu",
+    as_json: AsJson = False, output: Output = REPORT, fresh: Fresh = False, quiet: Quiet = False,
+    device: Device = "cpu",
     part: Annotated[
         list[str] | None,
         typer.Option("--part", help="Only this part: metric, global, rates, stability or invariance. May be repeated."),
     ] = None,
-) -> None:
+) -> None:  # fmt: skip
     """The theory made visible: five parts, each with a figure, a table and verdicts."""
-    from fisherfold.experiments.theory import Settings, run_theory, summary, write_report
+    from fisherfold.experiments import reproduce
+    from fisherfold.experiments.theory import summary
 
-    with Console(stderr=True).status("theory: starting") as status:
-        settings = Settings(
-            quick=quick, seeds=seeds, device=device, say=lambda what: status.update(f"theory: {what}")
-        )
-        parts = run_theory(settings, only=tuple(part or ()))
-        files = write_report(parts, output / "theory")
+    options = reproduce.Options(quick, seeds, 1, output, fresh, device, tuple(part or ()))
+    with _under_way("theory", options, quiet) as (shown, _):
+        parts, files = reproduce.reproduce_theory(shown)
+    page = reproduce.refresh_page(output)
     if as_json:
-        print(json.dumps(summary(parts) | {"files": files}, ensure_ascii=False))
+        print(json.dumps(summary(parts) | {"files": files, "page": str(page)}, ensure_ascii=False))
         return
     console = Console()
     for each in parts:
         console.print(_findings(each))
         console.print(each.sentence, end="\n\n")
     console.print(f"pictures, tables and theory.json are in {output / 'theory'}", soft_wrap=True)
+    print(f"report page: {page}")
 
 
-def show_figure(
-    plan: FigurePlan,
-    *,
-    seeds: int,
-    quick: bool,
-    as_json: bool,
-    output: Path,
-    fresh: bool,
-    more: Mapping[str, str] | None = None,
-) -> None:
-    """Run a figure, write its files and print its table; every figure command ends here.
+def _figure(name: str, as_json: bool, quiet: bool, **given: Any) -> None:
+    """Run a figure, refresh the page and print the table; every figure command ends here."""
+    from fisherfold.experiments import reproduce
+
+    options = reproduce.Options(**given)
+    try:
+        with _under_way(name, options, quiet) as (shown, _):
+            result, files, more = reproduce.reproduce_figure(name, shown)
+    except FileNotFoundError as error:
+        reproduce.mark_missing(name, str(error), options)
+        reproduce.refresh_page(options.output)
+        raise
+    page = reproduce.refresh_page(options.output)
+    if as_json:
+        paths = {kind: str(file) for kind, file in files.items()} | {"page": str(page)}
+        print(json.dumps(result.summary() | {"files": paths, "more": more}))
+        return
+    _print(result, more, files)
+    print(f"report page: {page}")
+
+
+@contextmanager
+def _under_way(name: str, options: Options, quiet: bool) -> Iterator[tuple[Options, Progress]]:
+    """Progress with the time left; at Ctrl-C says how to go on.
 
     Args:
-        plan: the figure.
-        seeds: how many seeds.
-        quick: run the sketch of the plan, with at most two seeds.
-        as_json: print JSON instead of a table.
-        output: the folder; the figure gets a folder of its own in it.
-        fresh: do not read recorded runs.
-        more: further results, a name and a sentence each.
-    """
-    from fisherfold.experiments.figures import run_figure
-    from fisherfold.experiments.plots import write_figure
+        name: the command.
+        options: how it is run.
+        quiet: show nothing.
 
-    if quick:
-        plan, seeds = plan.quick(), min(seeds, 2)
-    folder = output / plan.name
+    Yields:
+        The options, telling the progress what is under way, and the progress.
+
+    Raises:
+        Exit: after an interrupt, with the exit code of one.
+    """
     errors = Console(stderr=True)
-    with errors.status(f"{plan.name}: starting") as status:
-        result = run_figure(
-            plan, seeds=seeds, output=folder, fresh=fresh, say=lambda what: status.update(f"{plan.name}: {what}")
-        )
-        files = write_figure(result, folder)
-    if as_json:
-        extra = {"files": {kind: str(file) for kind, file in files.items()}, "more": dict(more or {})}
-        print(json.dumps(result.summary() | extra))
-        return
+    times = TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn()
+    columns = TextColumn("{task.description}"), BarColumn(), *times
+    # the mean over many runs: single runs differ too much for a shorter window
+    progress = Progress(*columns, console=errors, transient=True, disable=quiet, speed_estimate_period=600)
+    try:
+        with progress:
+            task = progress.add_task(f"{name}: reading the data", total=None)
+
+            def say(what: str) -> None:
+                progress.update(task, description=escape(what))
+
+            def tick(done: int, total: int) -> None:
+                progress.update(task, completed=done, total=total)
+
+            yield replace(options, say=say, tick=tick), progress
+    except KeyboardInterrupt:
+        errors.print(f"stopped; what was finished is recorded in {options.output}. To go on:", soft_wrap=True)
+        errors.print(f"  {options.command(name)}", soft_wrap=True, highlight=False)
+        raise typer.Exit(130) from None
+
+
+def _print(result: FigureResult, more: Mapping[str, str], files: Mapping[str, Path]) -> None:
     console = Console()
     console.print(_table(result))
     for claim in result.summary()["claims"]:
-        console.print(_sentence(claim, next(iter(result.runs)), plan.metrics[claim["column"]]))
-    for name, sentence in (more or {}).items():
+        console.print(_sentence(claim, next(iter(result.runs)), result.plan.metrics[claim["column"]]))
+    for name, sentence in more.items():
         console.print(f"{name}: {sentence}")
-    if plan.note:
-        console.print(plan.note)
+    if result.plan.note:
+        console.print(result.plan.note)
     console.print(f"picture {files['png']}, curves {files['csv']}, summary {files['json']}", soft_wrap=True)
 
 

@@ -161,7 +161,7 @@ def _plan(
         MethodPlan("RSGD", "rsgd", 1, grid, stochastic),
         MethodPlan("RSVRG", "rsvrg", 3, grid, stochastic),
         MethodPlan("RCG", "rcg", 1),
-        MethodPlan("RNGD row-block (ours)", "rngd", 1, (), {"fisher": "row-block"}),
+        MethodPlan("RNGD row-block (ours)", "rngd", 1, (), {"fisher": "row-block"}, paper=False),
     )
     settings = {"rank": RANK, "per_user": per_user, "batch": batch, "ratings": len(data.values), "orientation": "users"}
     return FigurePlan(name, title, make, methods, budget, METRICS, settings, HIDDEN.format(rank=RANK))

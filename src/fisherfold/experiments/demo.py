@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,13 @@ PASSES = 100
 FISHER = {"completion": "gauss-newton", "multi-task": "exact"}
 STEPS = (0.03, 0.1, 0.3, 1.0)
 EPOCHS = 12
+TITLES = {
+    "completion": "Matrix with holes, Gr(300, 5)",
+    "multi-task": "100 regressions, Gr(30, 4)",
+    "digits": "Convolutional net with batch norm",
+}
+# gaps below these are rounding and are drawn at them
+FLOORS = {"completion": 1e-13, "multi-task": 1e-13, "digits": 1e-6}
 
 
 @dataclass(frozen=True)
@@ -42,6 +49,7 @@ class Run:
         seconds: the time of the whole run.
         step: the step size that was chosen, where there is one to choose.
         accuracy: on held-out data, where the problem has a classification error.
+        times: the seconds since the start, per point of the curve, where they were taken.
     """
 
     problem: str
@@ -51,6 +59,7 @@ class Run:
     seconds: float
     step: float | None = None
     accuracy: float = math.nan
+    times: list[float] = field(default_factory=list)
 
 
 def run_demo(*, seed: int = 0, report: Callable[[str], object] = lambda _: None) -> list[Run]:
@@ -136,7 +145,10 @@ def _fit(name: str, problem: Problem, start: Point, method: str, seed: int) -> R
         result = minimize(problem, start, method, max_iter=budget, stop=stop, seed=seed, **options)
         seen = zip(result.trace["samples"], result.trace["products"], strict=True)
         passes = [(samples + products) / problem.n_samples for samples, products in seen]
-        curves.append(Run(name, method, passes, result.trace["loss"], time.perf_counter() - began, step))
+        times = list(result.trace["seconds"])
+        curves.append(
+            Run(name, method, passes, result.trace["loss"], time.perf_counter() - began, step, times=times)
+        )
     return min(curves, key=lambda run: run.values[-1] if math.isfinite(run.values[-1]) else math.inf)
 
 
@@ -175,7 +187,7 @@ def _train(method: str, rate: float, seed: int) -> Run:
         optimizer = SGDG(model, lr=0.05, manifold_lr=rate, example_input=x[train[:64]])
     else:
         optimizer = MKFAC(model, lr=0.05, manifold_lr=rate, damping=0.3, example_input=x[train[:64]])
-    passes, values = [0.0], [float(_evaluate(model, x[train], y[train])[0])]
+    passes, values, times = [0.0], [float(_evaluate(model, x[train], y[train])[0])], [0.0]
     generator = torch.Generator().manual_seed(seed)
     began = time.perf_counter()
     for epoch in range(EPOCHS):
@@ -187,9 +199,10 @@ def _train(method: str, rate: float, seed: int) -> Run:
             loss_fn(model(x[batch]), y[batch]).backward()
             optimizer.step()
         passes.append(epoch + 1.0)
+        times.append(time.perf_counter() - began)
         values.append(float(_evaluate(model, x[train], y[train])[0]))
     accuracy = float(_evaluate(model, x[test], y[test])[1])
-    return Run("digits", method, passes, values, time.perf_counter() - began, rate, accuracy)
+    return Run("digits", method, passes, values, time.perf_counter() - began, rate, accuracy, times)
 
 
 def _evaluate(model: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -227,14 +240,11 @@ def draw(runs: list[Run], path: Path) -> None:
 
     colours = {"rngd": "#c0392b", "mkfac": "#c0392b", "rcg": "#2471a3", "rsvrg": "#1e8449", "rsgd": "#7d3c98",
                "riem. sgd": "#1e8449", "sgd": "#2471a3"}  # fmt: skip
-    titles = {"completion": "Matrix with holes, Gr(300, 5)", "multi-task": "100 regressions, Gr(30, 4)",
-              "digits": "Convolutional net with batch norm"}  # fmt: skip
     heights = gaps(runs)
     figure = Figure(figsize=(12, 4), layout="constrained")
-    for axis, (problem, title) in zip(figure.subplots(1, 3), titles.items(), strict=True):
+    for axis, (problem, title) in zip(figure.subplots(1, 3), TITLES.items(), strict=True):
         for run in (run for run in runs if run.problem == problem):
-            floor = 1e-13 if problem != "digits" else 1e-6
-            height = [max(gap, floor) for gap in heights[problem, run.method]]
+            height = [max(gap, FLOORS[problem]) for gap in heights[problem, run.method]]
             strong = run.method in {"rngd", "mkfac"}
             axis.semilogy(run.passes, height, label=run.method, color=colours[run.method], lw=2.4 if strong else 1.4)
         axis.set_title(title)

@@ -13,6 +13,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -27,6 +28,10 @@ from fisherfold.solvers import minimize
 from fisherfold.solvers.stopping import GradientNorm
 
 Say = Callable[[str], None]
+Tick = Callable[[int, int], None]
+# a run by the place of its method in the plan, its step and its seed; a spread yields each when it is recorded
+Place = tuple[int, float | None, int]
+Spread = Callable[[list[Place]], Iterable[Place]]
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,7 @@ class MethodPlan:
         charge: how many #grad/N one iteration costs in the paper's count.
         steps: the step sizes to search, largest first; one for a fixed step, none for a line search.
         options: further options for ``minimize``.
+        paper: whether the paper has it; ours are drawn beside and take no part in its claim.
     """
 
     label: str
@@ -46,6 +52,7 @@ class MethodPlan:
     charge: int
     steps: tuple[float, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
+    paper: bool = True
 
 
 @dataclass(frozen=True)
@@ -80,6 +87,9 @@ class FigurePlan:
         """
         methods = tuple(replace(m, steps=_middle(m.steps)) for m in self.methods)
         return replace(self, methods=methods, budget=max(6, self.budget // 3), title=f"{self.title} (quick sketch)")
+
+
+Wanted = tuple[MethodPlan, float | None, int]
 
 
 @dataclass(frozen=True)
@@ -146,7 +156,7 @@ class FigureResult:
         return rows
 
     def claim(self, column: str) -> dict[str, Any]:
-        """Whether the first method ends lowest in a column, seed by seed.
+        """Whether the first method ends lowest of the paper's in a column, seed by seed.
 
         Args:
             column: a trace column.
@@ -155,7 +165,7 @@ class FigureResult:
             How often it was lowest, and mean and standard deviation over seeds of its final value less the lowest of
             the others.
         """
-        first, *others = self.runs.values()
+        first, *others = (self.runs[method.label] for method in self.plan.methods if method.paper)
         gaps = [run.last(column) - min(o[i].last(column) for o in others) for i, run in enumerate(first)]
         return {
             "column": column,
@@ -196,6 +206,8 @@ def run_figure(
     output: str | os.PathLike[str] | None = None,
     fresh: bool = False,
     say: Say = lambda _: None,
+    tick: Tick = lambda _done, _total: None,
+    spread: Spread | None = None,
 ) -> FigureResult:
     """Search the steps and run every method on every seed.
 
@@ -205,6 +217,8 @@ def run_figure(
         output: a folder in which every run is recorded; a run that is there already is not made again.
         fresh: make all runs again.
         say: told what is being run.
+        tick: told how many runs are done and how many there will be at most.
+        spread: makes and records runs in other processes; needs ``output``.
 
     Returns:
         All runs.
@@ -217,45 +231,99 @@ def run_figure(
     record = None if output is None else Path(output) / "runs"
     if record is not None:
         record.mkdir(parents=True, exist_ok=True)
-    runner = _Runner(plan, record, fresh, say)
-    searched = {m.label: runner.search(m) for m in plan.methods if len(m.steps) > 1}
-    fixed = {m.label: next(iter(m.steps), None) for m in plan.methods}
-    chosen = fixed | {label: _best(runs) for label, runs in searched.items()}
+    runner = Runner(plan, record, fresh, say, spread)
+    searching = [m for m in plan.methods if len(m.steps) > 1]
+    decades = {m.label: [s for s in m.steps if _is_decade(s)] or list(m.steps) for m in searching}
+    # around the best decade there are at most four more steps of a 1-2-5 grid
+    bound = sum(len(steps) + 4 for steps in decades.values()) + seeds * len(plan.methods)
+    runner.tick = lambda done: tick(min(done, bound), bound)
+    runner.make_all([(m, step, 0) for m in searching for step in decades[m.label]])
+    searched = {m.label: [runner.run(m, step, 0) for step in decades[m.label]] for m in searching}
+    near = [(m, step, 0) for m in searching for step in _near(m, decades[m.label], _best(searched[m.label]))]
+    runner.make_all(near)
+    for method, step, seed in near:
+        searched[method.label].append(runner.run(method, step, seed))
+    chosen = {m.label: next(iter(m.steps), None) for m in plan.methods}
+    chosen |= {label: _best(runs) for label, runs in searched.items()}
+    runner.make_all([(m, chosen[m.label], seed) for seed in range(seeds) for m in plan.methods])
     runs = {m.label: [runner.run(m, chosen[m.label], seed) for seed in range(seeds)] for m in plan.methods}
+    tick(bound, bound)
     return FigureResult(plan, tuple(range(seeds)), searched, runs)
 
 
-class _Runner:
-    """Runs one method at a time and keeps what was run."""
+class Runner:
+    """Runs one method at a time and keeps what was run.
 
-    def __init__(self, plan: FigurePlan, record: Path | None, fresh: bool, say: Say) -> None:
-        self.plan, self.record, self.fresh, self.say = plan, record, fresh, say
+    Args:
+        plan: the figure.
+        record: the folder of recorded runs, if they are kept.
+        fresh: do not read recorded runs.
+        say: told what is being run.
+        spread: makes and records runs in other processes.
+    """
+
+    def __init__(
+        self, plan: FigurePlan, record: Path | None, fresh: bool, say: Say, spread: Spread | None = None
+    ) -> None:
+        self.plan, self.record, self.fresh, self.say, self.spread = plan, record, fresh, say, spread
+        self.tick: Callable[[int], None] = lambda _: None
         self.made: dict[str, Run] = {}
         self.problems: dict[int, tuple[Problem, Point]] = {}
 
-    def search(self, method: MethodPlan) -> list[Run]:
-        """Decades first, then the neighbours of the best one."""
-        coarse = [step for step in method.steps if _is_decade(step)] or list(method.steps)
-        runs = [self.run(method, step, 0) for step in coarse]
-        best = _best(runs)
-        near = [s for s in method.steps if s not in coarse and 0.1 < s / best < 10]
-        return runs + [self.run(method, step, 0) for step in near]
+    def make_all(self, wanted: Iterable[Wanted]) -> None:
+        """Make those of the wanted runs that are neither made nor recorded.
+
+        Args:
+            wanted: method, step and seed of each.
+        """
+        missing = [each for each in {self._key(*w): w for w in wanted}.values() if not self._read(*each)]
+        done = len(self.made)
+        self.tick(done)
+        if self.spread is None or len(missing) < 2:
+            for each in missing:
+                self.run(*each)
+                self.tick(len(self.made))
+            return
+        places = [(self.plan.methods.index(method), step, seed) for method, step, seed in missing]
+        for count, (index, step, seed) in enumerate(self.spread(places), start=1):
+            self.say(f"{_name(self.plan.methods[index], step, seed)} done")
+            self.tick(done + count)
+        for each in missing:
+            self._read(*each, anew=True)
 
     def run(self, method: MethodPlan, step: float | None, seed: int) -> Run:
-        key = self._key(method, step, seed)
-        file = None if self.record is None else self.record / f"{key}.json"
-        if key in self.made:
-            return self.made[key]
-        if file is not None and file.exists() and not self.fresh:
-            self.made[key] = Run(**json.loads(file.read_text(encoding="utf-8"))["run"])
-            return self.made[key]
-        self.say(f"{method.label}  step {'-' if step is None else f'{step:g}'}  seed {seed}")
+        """One run, read if it is recorded.
+
+        Args:
+            method: the method.
+            step: its step size.
+            seed: the seed.
+
+        Returns:
+            The run.
+        """
+        found = self._read(method, step, seed)
+        if found is not None:
+            return found
+        self.say(_name(method, step, seed))
         run = self._make(method, step, seed)
-        self.made[key] = run
-        if file is not None:
+        self.made[self._key(method, step, seed)] = run
+        if self.record is not None:
             content = {"settings": self._settings(method, step, seed), "run": asdict(run)}
-            write_atomically(file, json.dumps(content).encode())
+            write_atomically(self._file(method, step, seed), json.dumps(content).encode())
         return run
+
+    def _read(self, method: MethodPlan, step: float | None, seed: int, *, anew: bool = False) -> Run | None:
+        """The run if it was made before; ``anew`` trusts the record even if all is to be made again."""
+        key = self._key(method, step, seed)
+        if key not in self.made and self.record is not None and (anew or not self.fresh):
+            file = self._file(method, step, seed)
+            if file.exists():
+                self.made[key] = Run(**json.loads(file.read_text(encoding="utf-8"))["run"])
+        return self.made.get(key)
+
+    def _file(self, method: MethodPlan, step: float | None, seed: int) -> Path:
+        return (self.record or Path()) / f"{self._key(method, step, seed)}.json"
 
     def _make(self, method: MethodPlan, step: float | None, seed: int) -> Run:
         if seed not in self.problems:
@@ -281,7 +349,8 @@ class _Runner:
 
     def _key(self, method: MethodPlan, step: float | None, seed: int) -> str:
         text = json.dumps(self._settings(method, step, seed), sort_keys=True)
-        return f"{method.label.lower()}-{seed}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+        label = re.sub(r"[^a-z0-9]+", "-", method.label.lower()).strip("-")
+        return f"{label}-{seed}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 def grid_125(largest: float, smallest: float) -> tuple[float, ...]:
@@ -330,6 +399,14 @@ def band(runs: Iterable[Run], x: str, y: str) -> tuple[list[float], list[float],
 
 def _best(runs: list[Run]) -> float:
     return min((run for run in runs if run.step is not None), key=lambda run: run.last("loss")).step or math.nan
+
+
+def _near(method: MethodPlan, coarse: list[float], best: float) -> list[float]:
+    return [step for step in method.steps if step not in coarse and 0.1 < step / best < 10]
+
+
+def _name(method: MethodPlan, step: float | None, seed: int) -> str:
+    return f"{method.label}  step {'-' if step is None else f'{step:g}'}  seed {seed}"
 
 
 def _is_decade(step: float) -> bool:

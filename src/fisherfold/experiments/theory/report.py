@@ -60,7 +60,7 @@ class Part:
         sentence: what is seen, and where it departs from the text.
         findings: its findings.
         table: every measurement behind them, one row each.
-        figure: its picture.
+        figure: its picture; none if the part was read from its record.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Part:
     sentence: str
     findings: list[Finding]
     table: list[dict[str, Any]]
-    figure: Figure
+    figure: Figure | None
 
 
 @dataclass(frozen=True)
@@ -153,13 +153,28 @@ def write_report(parts: Sequence[Part], folder: Path) -> dict[str, str]:
     folder.mkdir(parents=True, exist_ok=True)
     files: dict[str, str] = {}
     for part in parts:
+        files |= write_part(part, folder)
+    content = json.dumps(summary(parts), indent=1, ensure_ascii=False)
+    return files | _write(folder, "theory.json", content.encode())
+
+
+def write_part(part: Part, folder: Path) -> dict[str, str]:
+    """Write the picture and the table of a part.
+
+    Args:
+        part: the part; one without a figure has its picture there already.
+        folder: where.
+
+    Returns:
+        The files by name.
+    """
+    files = {f"{part.name}.png": str(folder / f"{part.name}.png")}
+    if part.figure is not None:
         picture = io.BytesIO()
         with matplotlib.rc_context({"svg.hashsalt": part.name}):
             part.figure.savefig(picture, format="png", dpi=130)
         files |= _write(folder, f"{part.name}.png", picture.getvalue())
-        files |= _write(folder, f"{part.name}.csv", _csv(part.table).encode())
-    content = json.dumps(summary(parts), indent=1, ensure_ascii=False)
-    return files | _write(folder, "theory.json", content.encode())
+    return files | _write(folder, f"{part.name}.csv", _csv(part.table).encode())
 
 
 def _write(folder: Path, name: str, content: bytes) -> dict[str, str]:

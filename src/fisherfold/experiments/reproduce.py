@@ -1,0 +1,233 @@
+"""Everything that ``fisherfold reproduce`` runs: each experiment by name, its files, its section, and the page.
+
+An experiment leaves its raw tables, its recorded runs and one section file; the page is made from the section files, so
+that every command refreshes it and nothing has to be run twice. An experiment without data or not yet run is said so.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fisherfold._version import __version__
+from fisherfold.experiments import completion, subspace
+from fisherfold.experiments.adapters import CLAIMS, THEORY_CLAIMS, figure_section, theory_section
+from fisherfold.experiments.figures import FigurePlan, FigureResult, Say, Tick, run_figure
+from fisherfold.experiments.plots import write_figure
+from fisherfold.experiments.report import write_page
+from fisherfold.experiments.sections import Section, Verdict
+from fisherfold.experiments.theory import Part, Settings, write_report
+from fisherfold.experiments.theory.records import run_recorded
+from fisherfold.experiments.workers import workers
+from fisherfold.files import write_atomically
+
+FIGURES: dict[str, Callable[..., FigurePlan]] = {
+    "jester": completion.jester,
+    "movielens": completion.movielens,
+    "school": subspace.school,
+    "sarcos": subspace.sarcos,
+}
+NAMES = (*FIGURES, "theory")
+TITLES = {"jester": "Jester-1, rank 5", "movielens": "MovieLens-1M, rank 5", "school": "School, 139 tasks",
+          "sarcos": "Sarcos, 7 tasks", "cifar": "CIFAR-10 and CIFAR-100 with MKFAC"}  # fmt: skip
+CIFAR_CLAIM = "MKFAC has the best test accuracy of six optimizers with WRN-16-4 and VGG16-BN on CIFAR-10 and CIFAR-100."
+
+
+@dataclass(frozen=True)
+class Options:
+    """How the experiments are run.
+
+    Attributes:
+        quick: a sketch: a third of the epochs, at most two seeds, smaller step grids.
+        seeds: how many seeds.
+        jobs: how many runs at a time.
+        output: the folder of the page and of everything else.
+        fresh: make recorded runs again.
+        device: where the tensors of the theory live.
+        parts: parts of the theory; all if none is given.
+        sarcos_file: the original training file of Sarcos.
+        say: told what is under way.
+        tick: told how much of an experiment is done, and of how much.
+    """
+
+    quick: bool = False
+    seeds: int = 5
+    jobs: int = 1
+    output: Path = Path("report")
+    fresh: bool = False
+    device: str = "cpu"
+    parts: tuple[str, ...] = ()
+    sarcos_file: Path | None = None
+    say: Say = field(default=lambda _: None)
+    tick: Tick = field(default=lambda _done, _total: None)
+
+    def __post_init__(self) -> None:
+        for name, value in (("seeds", self.seeds), ("jobs", self.jobs)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if self.output.exists() and not self.output.is_dir():
+            raise ValueError(f"output must be a folder, {self.output} is a file")
+
+    def command(self, name: str) -> str:
+        """What to type to repeat an experiment, or to go on with it.
+
+        Args:
+            name: the experiment, or ``all``.
+
+        Returns:
+            A command line.
+        """
+        words = ["fisherfold", "reproduce", name]
+        words += ["--quick"] if self.quick else []
+        words += ["--seeds", str(self.seeds)] if self.seeds != Options.seeds else []
+        words += ["--jobs", str(self.jobs)] if self.jobs != Options.jobs else []
+        words += ["--output", str(self.output)] if self.output != Options.output else []
+        words += ["--sarcos-file", str(self.sarcos_file)] if name == "sarcos" and self.sarcos_file else []
+        return " ".join(words)
+
+
+def reproduce_figure(name: str, options: Options) -> tuple[FigureResult, dict[str, Path], dict[str, str]]:
+    """Run a four-method figure, write its files and its section.
+
+    Args:
+        name: a name of ``FIGURES``.
+        options: how.
+
+    Returns:
+        The runs, the files by kind and further results, a name and a sentence each.
+    """
+    folder = options.output / name
+    source = partial(make_plan, name, options.quick, options.sarcos_file)
+    plan = source()
+    folder.mkdir(parents=True, exist_ok=True)
+    seeds = min(options.seeds, 2) if options.quick else options.seeds
+    more = _default_estimator(name, seeds, options) if name in {"jester", "movielens"} else {}
+    pool = workers(source, folder, jobs=options.jobs, fresh=options.fresh) if options.jobs > 1 else nullcontext()
+    with pool as spread:
+        result = run_figure(
+            plan, seeds=seeds, output=folder, fresh=options.fresh, say=options.say, tick=options.tick, spread=spread
+        )
+    files = write_figure(result, folder)
+    picture = files["png"].relative_to(options.output).as_posix()
+    section = figure_section(result, command=options.command(name), picture=picture, more=more)
+    section.save(_section_file(options.output, name))
+    return result, files, more
+
+
+def make_plan(name: str, quick: bool, sarcos_file: Path | None = None) -> FigurePlan:
+    """The plan of a figure.
+
+    Args:
+        name: a name of ``FIGURES``.
+        quick: its sketch.
+        sarcos_file: the original training file, for ``sarcos``.
+
+    Returns:
+        The plan.
+    """
+    plan = FIGURES[name](**({"sarcos_file": sarcos_file} if name == "sarcos" else {}))
+    return plan.quick() if quick else plan
+
+
+def _default_estimator(name: str, seeds: int, options: Options) -> dict[str, str]:
+    """What ``MatrixCompletion`` reaches on the same splits, recorded like a run."""
+    file = options.output / name / "runs" / f"estimator-{seeds}-{__version__}.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if file.is_file() and not options.fresh:
+        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    else:
+        options.say("MatrixCompletion with its defaults")
+        found = completion.default_estimator(name, seeds)
+        write_atomically(file, json.dumps(found).encode())
+    sentence = f"held-out MSE {found['held_out']:.4f} ± {found['held_out_sd']:.4f}, {found['seconds']:.2f} s a fit"
+    return {"MatrixCompletion with its defaults, same rank and splits": sentence}
+
+
+def reproduce_theory(options: Options) -> tuple[list[Part], dict[str, str]]:
+    """Run the theory, write its files and a section per part.
+
+    Args:
+        options: how.
+
+    Returns:
+        The parts and the files by name.
+    """
+    folder = options.output / "theory"
+    settings = Settings(quick=options.quick, seeds=options.seeds, device=options.device, say=options.say)
+    parts = run_recorded(settings, folder, only=options.parts, fresh=options.fresh, tick=options.tick)
+    files = write_report(parts, folder)
+    shown = {"quick": options.quick, "seeds": options.seeds, "device": options.device}
+    for part in parts:
+        command = f"{options.command('theory')} --part {part.name}"
+        section = theory_section(part, command=command, settings=shown)
+        section.save(_section_file(options.output, section.name))
+    return parts, files
+
+
+def mark_missing(name: str, hint: str, options: Options) -> None:
+    """Let the page say that the data of an experiment were not found, unless it has results from before.
+
+    Args:
+        name: the experiment.
+        hint: what to do about it.
+        options: how it was run.
+    """
+    file = _section_file(options.output, name)
+    if not file.is_file() or Section.load(file).verdict == "data not found":
+        _empty(name, "data not found", hint, options.command(name)).save(file)
+
+
+def refresh_page(output: Path) -> Path:
+    """Make the page from the sections that are there; what was not run is said.
+
+    Args:
+        output: the folder.
+
+    Returns:
+        The page.
+    """
+    return write_page(
+        sections(output),
+        output,
+        title="Riemannian natural gradient methods, remade",
+        lead="Each experiment and theorem of the paper run again: its claim, our figures over several seeds, and a "
+        "verdict that is computed from the recorded numbers.",
+    )
+
+
+def sections(output: Path) -> list[Section]:
+    """All sections of the page in its order.
+
+    Args:
+        output: the folder.
+
+    Returns:
+        Those that were run, and a place-holder for each that was not.
+    """
+    found = []
+    for name in (*FIGURES, "cifar", *(f"theory-{part}" for part in THEORY_CLAIMS)):
+        file = _section_file(output, name)
+        if file.is_file():
+            found.append(Section.load(file))
+        elif name == "cifar":
+            found.append(_empty(name, "not run", "There is no command for it yet.", ""))
+        else:
+            command = f"fisherfold reproduce {name.replace('theory-', 'theory --part ')}"
+            found.append(_empty(name, "not run", "It has not been run yet.", command))
+    return found
+
+
+def _empty(name: str, verdict: Verdict, reason: str, command: str) -> Section:
+    part = name.removeprefix("theory-")
+    claim = CIFAR_CLAIM if name == "cifar" else CLAIMS[name][1] if name in CLAIMS else THEORY_CLAIMS[part]
+    title = TITLES.get(name, f"Theory: {part}")
+    return Section(name, title, claim, verdict, [reason], command=command)
+
+
+def _section_file(output: Path, name: str) -> Path:
+    return output / "sections" / f"{name}.json"

@@ -1,0 +1,166 @@
+"""Whether the paper's sentence about a figure is true of our runs, seed by seed.
+
+The paper says of the completion figures that RNGD *converges fastest* and of the multi-task figures that it *ends
+lowest*. Both become one number per seed and error: what the first method has less the best of the paper's others. For
+``lowest`` it is the final error; for ``fastest`` the #grad/N at which the error has come within 5 % of the lowest that
+any of the four reaches. A method is ahead if the number is negative on four seeds of five, level if it is ahead or
+within the tolerance on four of five, else behind.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from fisherfold.experiments.figures import FigureResult, Run
+from fisherfold.experiments.sections import Verdict
+
+Kind = Literal["lowest", "fastest"]
+Outcome = Literal["ahead", "level", "behind"]
+MAJORITY, LEVEL, NEAR = 0.8, 0.02, 1.05
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The first method against the best of the others in one error.
+
+    Attributes:
+        column: the error.
+        kind: what is compared, final errors or the cost of coming near the lowest.
+        own: the first method's number, per seed.
+        other: the best other's number, per seed.
+    """
+
+    column: str
+    kind: Kind
+    own: Sequence[float]
+    other: Sequence[float]
+
+    @property
+    def wins(self) -> int:
+        """On how many seeds the first method is strictly ahead."""
+        return sum(a < b for a, b in zip(self.own, self.other, strict=True))
+
+    @property
+    def ties(self) -> int:
+        """On how many seeds it is not ahead, but within the tolerance."""
+        slack = LEVEL if self.kind == "lowest" else 0.0
+        return sum(b <= a <= b + slack * abs(b) for a, b in zip(self.own, self.other, strict=True))
+
+    @property
+    def outcome(self) -> Outcome:
+        """Ahead, level or behind."""
+        enough = MAJORITY * len(self.own)
+        if self.wins >= enough:
+            return "ahead"
+        return "level" if self.wins + self.ties >= enough else "behind"
+
+    def sentence(self, label: str, method: str) -> str:
+        """The comparison in words.
+
+        Args:
+            label: the name of the error.
+            method: the name of the first method.
+
+        Returns:
+            A sentence.
+        """
+        own, other = statistics.median(self.own), statistics.median(self.other)
+        seeds = f"{self.wins} of {len(self.own)} seed{'s' if len(self.own) > 1 else ''}"
+        if self.kind == "lowest":
+            medians = f"median {own:.4g}, best other {other:.4g}"
+            return f"{label}: {method} ends lowest on {seeds} ({medians}): {self.outcome}."
+        return (
+            f"{label}: {method} is the first within 5 % of the lowest on {seeds} (median {_count(own)}, best other "
+            f"{_count(other)} #grad/N): {self.outcome}."
+        )
+
+
+def compare(result: FigureResult, column: str, kind: Kind) -> Comparison:
+    """Compare the first method with the paper's others.
+
+    Args:
+        result: the runs of a figure.
+        column: an error.
+        kind: final errors, or the cost of coming near the lowest.
+
+    Returns:
+        The numbers of every seed.
+    """
+    groups = [result.runs[m.label] for m in result.plan.methods if m.paper]
+    own, other = [], []
+    for runs in zip(*groups, strict=True):
+        ends = [run.last(column) for run in runs]
+        values = ends if kind == "lowest" else [cost_of(run, column, NEAR * min(ends)) for run in runs]
+        own.append(values[0])
+        other.append(min(values[1:]))
+    return Comparison(column, kind, own, other)
+
+
+def cost_of(run: Run, column: str, level: float, axis: str = "paper_grads") -> float:
+    """Where a run first reaches a level.
+
+    Args:
+        run: the run.
+        column: an error.
+        level: the level.
+        axis: how the cost is counted.
+
+    Returns:
+        The cost, infinite if it never does.
+    """
+    return next((float(row[axis]) for row in run.rows if row.get(column, math.nan) <= level), math.inf)
+
+
+def judge(comparisons: Sequence[Comparison]) -> Verdict:
+    """The verdict on a figure from the comparisons of all its errors.
+
+    Args:
+        comparisons: one per error.
+
+    Returns:
+        ``holds`` if the method is ahead in all, ``does not hold`` if it is ahead in none and behind in one, else
+        ``holds partly``.
+    """
+    outcomes = {comparison.outcome for comparison in comparisons}
+    if outcomes == {"ahead"}:
+        return "holds"
+    return "does not hold" if "behind" in outcomes and "ahead" not in outcomes else "holds partly"
+
+
+def true_count(result: FigureResult, column: str) -> str:
+    """What becomes of the comparison when every sample gradient is counted.
+
+    Args:
+        result: the runs of a figure.
+        column: an error.
+
+    Returns:
+        A sentence.
+    """
+    groups = {m.label: result.runs[m.label] for m in result.plan.methods if m.paper}
+    first = next(iter(groups))
+    counts = {label: statistics.fmean(run.last("true_grads") for run in runs) for label, runs in groups.items()}
+    budget = min(run.last("true_grads") for runs in groups.values() for run in runs)
+    wins = 0
+    for runs in zip(*groups.values(), strict=True):
+        values = [_value_at(run, column, budget) for run in runs]
+        wins += values[0] < min(values[1:])
+    used = ", ".join(f"{label} {count:.0f}" for label, count in counts.items())
+    return (
+        f"Sample gradients truly evaluated over N: {used}. At the same true count ({budget:.0f}) {first} has the "
+        f"lowest {result.plan.metrics[column]} on {wins} of {len(result.seeds)} seeds."
+    )
+
+
+def _value_at(run: Run, column: str, budget: float) -> float:
+    reached = [row for row in run.rows if row["true_grads"] <= budget + 1e-9]
+    value = float(reached[-1].get(column, math.nan))
+    return value if math.isfinite(value) else math.inf
+
+
+def _count(value: float) -> str:
+    return f"{value:.0f}" if math.isfinite(value) else "never"

@@ -1,0 +1,61 @@
+"""Runs of a figure in several processes: each makes its own plan, makes runs and records them as files.
+
+The processes are spawned, not forked, because torch's threads do not survive a fork. Nothing but the place of a run
+travels; the recorded files are the result, so that stopping at any time loses the runs under way and nothing else.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from fisherfold.experiments.figures import FigurePlan, Place, Runner, Spread
+
+_runner: list[Runner | Exception] = []
+
+
+@contextmanager
+def workers(source: Callable[[], FigurePlan], folder: Path, *, jobs: int, fresh: bool = False) -> Iterator[Spread]:
+    """Processes that make runs of a figure.
+
+    Args:
+        source: makes the plan; must be picklable, such as a function of a module or a partial of one.
+        folder: the folder of the figure; runs are recorded in ``runs`` below it.
+        jobs: how many processes.
+        fresh: make recorded runs again.
+
+    Yields:
+        What ``run_figure`` takes as ``spread``.
+    """
+    context = multiprocessing.get_context("spawn")
+    # leaving the block terminates the processes, at an interrupt too
+    with context.Pool(jobs, _start, (source, folder / "runs", fresh, jobs)) as pool:
+        yield lambda places: pool.imap_unordered(_make, places)
+
+
+def _start(source: Callable[[], FigurePlan], record: Path, fresh: bool, jobs: int) -> None:
+    # an interrupt is the parent's business; its SIGTERM must still run the clean-up of half-written files
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // jobs))
+    try:
+        _runner[:] = [Runner(source(), record, fresh, lambda _: None)]
+    except Exception as error:
+        # a pool starts a worker that fails here again and again; the first run reports it instead
+        _runner[:] = [error]
+
+
+def _make(place: Place) -> Place:
+    index, step, seed = place
+    (runner,) = _runner
+    if isinstance(runner, Exception):
+        raise runner
+    runner.run(runner.plan.methods[index], step, seed)
+    return place

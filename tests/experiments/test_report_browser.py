@@ -1,0 +1,157 @@
+"""The report page in a real browser: hovering, toggling, axes, sorting, themes, a phone."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import chromium
+import pytest
+
+from fisherfold.experiments.report import write_page
+from fisherfold.experiments.sections import Band, Chart, Section, Series, Table
+
+pytestmark = pytest.mark.skipif(chromium.find() is None, reason="no chromium is installed")
+HOSTILE = "</script><script>window.hacked=1</script><img src=x onerror=window.hacked=1>"
+PLOT = "#one .chart svg"
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    started = chromium.Chromium(tmp_path_factory.mktemp("profile"))
+    yield started
+    started.close()
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    """Two methods over 0 to 10 epochs; the first one's value at epoch k is 2^-k, with a band of a tenth."""
+    epochs = list(range(11))
+    series = []
+    for label, base, pace in (("halving", 2.0, 0.5), (HOSTILE, 1.25, 0.1)):
+        values = [base**-k for k in epochs]
+        band = Band(values, [0.9 * v for v in values], [1.1 * v for v in values])
+        x = {"epochs": epochs, "seconds": [pace * k for k in epochs]}
+        series.append(Series(label, x, {"loss": band, "error": Band(epochs, epochs, epochs)}))
+    axes = {"epochs": "#grad/N", "seconds": "seconds"}
+    chart = Chart("curves", axes, {"loss": "the loss", "error": "the error"}, series)
+    wide = Table("numbers", ["method", *(f"column {i}" for i in range(12))], [
+        [name, value, *range(11)] for name, value in (("b", 10.0), ("c", None), ("a", 9.0), ("d", 1e-3))
+    ])  # fmt: skip
+    section = Section("one", "One", "a claim", "holds", charts=[chart], tables=[wide], command="x " * 80)
+    return write_page([section], tmp_path_factory.mktemp("page"), title=HOSTILE, lead="lead")
+
+
+def test_nothing_is_asked_of_any_host_and_nothing_fails(browser, file):
+    browser.requested.clear()
+    browser.errors.clear()
+    browser.open(file)
+    assert browser.requested
+    assert all(address.startswith(("file:", "data:")) for address in browser.requested)
+    assert browser.errors == []
+    assert browser.ask("window.hacked === undefined && document.querySelectorAll('img').length === 0")
+    assert browser.ask(f"document.title === {json.dumps(HOSTILE)}")
+
+
+def test_hovering_shows_the_nearest_values_of_every_method(browser, file):
+    browser.open(file)
+    # the third epoch lies at 64 + 3/10 (width - 78) of the drawing
+    width = browser.ask(f"document.querySelector('{PLOT}').viewBox.baseVal.width")
+    browser.move(PLOT, (64 + 0.31 * (width - 78)) / width)
+    text = browser.ask("document.querySelector('.tip').textContent")
+    assert "halving at 3: 0.125 (0.1125 to 0.1375)" in text
+    assert f"{HOSTILE} at 3: 0.512" in text
+    assert browser.ask(f"document.querySelectorAll('{PLOT} .mark circle').length") == 2
+    browser.move("h1")
+    assert browser.ask("document.querySelector('.tip') === null")
+
+
+def test_a_click_in_the_legend_hides_a_method_and_brings_it_back(browser, file):
+    browser.open(file)
+    curves = f"document.querySelectorAll('{PLOT} .curve').length"
+    first = ".legend button:first-child"
+    assert browser.ask(curves) == 2
+    browser.click(first)
+    assert browser.ask(curves) == 1
+    assert browser.ask(f"document.querySelector('{first}').getAttribute('aria-pressed')") == "false"
+    browser.move(PLOT)
+    assert "halving" not in browser.ask("document.querySelector('.tip').textContent")
+    browser.click(first)
+    assert browser.ask(curves) == 2
+
+
+def choose(browser, selector, value):
+    browser.ask(
+        f"(() => {{ const s = document.querySelector('{selector}'); s.value = '{value}';"
+        " s.dispatchEvent(new Event('change')); })()"
+    )
+
+
+def test_x_switches_to_seconds_and_y_to_another_error(browser, file):
+    browser.open(file)
+    path = f"document.querySelector('{PLOT} .curve').getAttribute('d')"
+    label = "document.querySelector('.x-label').textContent"
+    before = browser.ask(path)
+    assert browser.ask(label) == "#grad/N"
+    choose(browser, ".horizontal-axis", "seconds")
+    assert browser.ask(label) == "seconds"
+    browser.move(PLOT, 0.99)
+    assert "halving at 5: 9.77e-4" in browser.ask("document.querySelector('.tip').textContent")
+    choose(browser, ".error", "error")
+    browser.move(PLOT, 0.99)
+    assert "halving at 5: 10" in browser.ask("document.querySelector('.tip').textContent")
+    assert browser.ask(path) != before
+
+
+def test_a_logarithmic_y_makes_powers_a_straight_line(browser, file):
+    browser.open(file)
+    browser.click(".logY")
+    path = browser.ask(f"document.querySelector('{PLOT} .curve').getAttribute('d')")
+    heights = [float(pair.split(",")[1]) for pair in path[1:].split("L")]
+    steps = [b - a for a, b in pairwise(heights)]
+    assert len(steps) == 10
+    assert max(steps) - min(steps) < 0.05
+    # zero has no logarithm: the first epoch leaves the picture
+    browser.click(".logX")
+    path = browser.ask(f"document.querySelector('{PLOT} .curve').getAttribute('d')")
+    assert path.count("L") == 9
+
+
+def test_a_click_on_a_head_sorts_numbers_as_numbers_and_blanks_last(browser, file):
+    browser.open(file)
+    rows = "[...document.querySelectorAll('tbody tr')].map(row => row.cells[0].textContent).join('')"
+    assert browser.ask(rows) == "bcad"
+    browser.click("th:nth-child(2) button")
+    assert browser.ask(rows) == "dabc"
+    browser.click("th:nth-child(2) button")
+    assert browser.ask(rows) == "badc"
+    assert browser.ask("document.querySelector('th:nth-child(2)').getAttribute('aria-sort')") == "descending"
+    browser.click("th:nth-child(1) button")
+    assert browser.ask(rows) == "abcd"
+
+
+def brightness(browser) -> int:
+    colour = browser.ask("getComputedStyle(document.body).backgroundColor")
+    return sum(int(part) for part in colour[4:-1].split(","))
+
+
+def test_the_theme_follows_the_system_and_then_the_button(browser, file):
+    browser.ask("localStorage.clear()")
+    browser.open(file, dark=True)
+    assert brightness(browser) < 150
+    browser.click("#theme")
+    assert brightness(browser) > 600
+    browser.open(file, dark=True)
+    assert brightness(browser) > 600, "the choice is remembered"
+    browser.ask("localStorage.clear()")
+    browser.open(file)
+    assert brightness(browser) > 600
+
+
+@pytest.mark.parametrize("width", [320, 390, 900])
+def test_nothing_is_wider_than_the_screen(browser, file, width):
+    browser.open(file, width=width)
+    assert browser.ask("document.documentElement.scrollWidth") <= width
+    assert browser.ask("document.querySelector('#one').scrollWidth") <= width
+    # the wide table moves inside its own box
+    assert browser.ask("(box => box.scrollWidth > box.clientWidth)(document.querySelector('#one .scroll'))")
