@@ -45,7 +45,7 @@ def test_the_table_names_the_methods_and_says_who_is_lowest(folder, tmp_path):
 
 def test_missing_data_is_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setenv("FISHERFOLD_DATA", str(tmp_path))
-    run = CliRunner().invoke(app, ["reproduce", "sarcos"])
+    run = CliRunner().invoke(app, ["reproduce", "sarcos", "--output", str(tmp_path / "out")])
     assert isinstance(run.exception, FileNotFoundError)
     assert "no file sarcos_7x2000.npz" in str(run.exception)
 
@@ -67,3 +67,37 @@ def test_theory_refuses_an_unknown_part(tmp_path):
     run = CliRunner().invoke(app, ["reproduce", "theory", "--part", "proof", "--output", str(tmp_path)])
     assert isinstance(run.exception, ValueError)
     assert "part must be one of" in str(run.exception)
+
+
+def test_all_marks_what_has_no_data_and_goes_on(folder, tmp_path, monkeypatch):
+    from fisherfold.experiments import reproduce
+
+    monkeypatch.setattr(reproduce, "NAMES", ("school", "sarcos"))
+    output = tmp_path / "report"
+    options = ["reproduce", "all", "--quick", "--seeds", "1", "--output", str(output)]
+    run = CliRunner().invoke(app, [*options, "--json"])
+    assert run.exit_code == 0, run.output
+    found = json.loads(run.stdout)
+    assert found["page"] == str(output / "index.html")
+    assert found["verdicts"]["school"]["verdict"] in {"holds", "holds partly", "does not hold"}
+    assert found["verdicts"]["sarcos"]["verdict"] == "data not found"
+    assert "sarcos_7x2000.npz" in found["verdicts"]["sarcos"]["why"][0]
+    assert found["verdicts"]["cifar"]["verdict"] == "not run"
+    assert "RNGD ends at the point with the lowest error" in (output / "index.html").read_text(encoding="utf-8")
+    again = CliRunner().invoke(app, options)
+    assert again.exit_code == 0
+    assert again.stdout.rstrip().endswith(f"report page: {output / 'index.html'}")
+
+
+def test_missing_data_is_said_on_the_page_too(tmp_path, monkeypatch):
+    monkeypatch.setenv("FISHERFOLD_DATA", str(tmp_path))
+    CliRunner().invoke(app, ["reproduce", "jester", "--output", str(tmp_path / "out")])
+    page = (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
+    assert "data not found" in page
+    assert "jester1.npz" in page
+
+
+def test_every_command_shows_an_example():
+    for name in ("all", "school", "sarcos", "jester", "movielens", "theory"):
+        run = CliRunner().invoke(app, ["reproduce", name, "--help"])
+        assert f"fisherfold reproduce {name}" in " ".join(run.stdout.split())

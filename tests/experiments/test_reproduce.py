@@ -1,0 +1,158 @@
+"""Running what is missing: recorded runs, several processes, interrupts, and what the page says of the rest."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from fisherfold.experiments import figures, reproduce
+from fisherfold.experiments.reproduce import Options
+from fisherfold.experiments.sections import Section
+from fisherfold.experiments.theory import records
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A data folder with a school set of 8 small tasks."""
+    g = np.random.default_rng(0)
+    splits = {"train_idx": np.zeros((10, 2), np.uint16), "train_fold": np.ones((10, 2), np.uint8)}
+    np.savez(
+        tmp_path / "school.npz", x=g.integers(0, 3, (96, 28)).astype(np.uint8),
+        y=g.integers(1, 70, 96).astype(np.uint8), task_start=np.arange(0, 96, 12, dtype=np.int32), **splits,
+    )  # fmt: skip
+    monkeypatch.setenv("FISHERFOLD_DATA", str(tmp_path))
+    return tmp_path
+
+
+def without_times(result) -> list:
+    return [
+        (label, run.step, run.seed, [{k: v for k, v in row.items() if k != "seconds"} for row in run.rows])
+        for label, runs in result.runs.items()
+        for run in runs
+    ]
+
+
+def test_two_processes_give_what_one_gives(folder, tmp_path):
+    one, _, _ = reproduce.reproduce_figure("school", Options(quick=True, output=tmp_path / "one"))
+    two, _, _ = reproduce.reproduce_figure("school", Options(quick=True, jobs=2, output=tmp_path / "two"))
+    assert repr(without_times(one)) == repr(without_times(two))
+    names = [sorted(p.name for p in (tmp_path / each / "school" / "runs").iterdir()) for each in ("one", "two")]
+    assert names[0] == names[1]
+
+
+def test_an_interrupted_figure_goes_on_where_it_stopped(folder, tmp_path, monkeypatch):
+    options = Options(quick=True, seeds=1, output=tmp_path / "out")
+    real, made = figures.minimize, []
+
+    def stops_at_the_fifth(*args, **given):
+        if len(made) == 4:
+            raise KeyboardInterrupt
+        made.append(given)
+        return real(*args, **given)
+
+    monkeypatch.setattr(figures, "minimize", stops_at_the_fifth)
+    with pytest.raises(KeyboardInterrupt):
+        reproduce.reproduce_figure("school", options)
+    kept = {file.name for file in (options.output / "school" / "runs").iterdir()}
+    assert len(kept) == 4
+    assert not any(name.startswith(".") for name in kept), "no half-written file"
+    assert reproduce.sections(options.output)[2].verdict == "not run"
+    ticks = []
+    monkeypatch.setattr(figures, "minimize", lambda *a, **k: made.append(k) or real(*a, **k))
+    going_on = Options(quick=True, seeds=1, output=options.output, tick=lambda *seen: ticks.append(seen))
+    result, _, _ = reproduce.reproduce_figure("school", going_on)
+    runs = sum(len(r) for r in result.searched.values())
+    assert len(made) == len(list((options.output / "school" / "runs").iterdir()))
+    assert len(made) <= runs + 4, "the first four were not made again"
+    assert ticks[0][0] == 4
+    assert ticks[-1][0] == ticks[-1][1]
+    assert all(a[0] <= b[0] for a, b in pairwise(ticks))
+
+
+def test_the_page_is_the_same_when_nothing_is_run_again(folder, tmp_path):
+    options = Options(quick=True, seeds=1, output=tmp_path / "out")
+    reproduce.reproduce_figure("school", options)
+    first = reproduce.refresh_page(options.output).read_bytes()
+    reproduce.reproduce_figure("school", options)
+    assert reproduce.refresh_page(options.output).read_bytes() == first
+
+
+def test_sections_say_what_was_run_and_what_was_not(folder, tmp_path):
+    options = Options(quick=True, seeds=1, output=tmp_path / "out")
+    reproduce.mark_missing("sarcos", "there is no file <here>", options)
+    reproduce.reproduce_figure("school", options)
+    found = {section.name: section for section in reproduce.sections(options.output)}
+    assert list(found)[:5] == ["jester", "movielens", "school", "sarcos", "cifar"]
+    assert found["school"].verdict in {"holds", "holds partly", "does not hold"}
+    assert found["school"].command == f"fisherfold reproduce school --quick --seeds 1 --output {options.output}"
+    assert found["sarcos"].verdict == "data not found"
+    assert found["sarcos"].why == ["there is no file <here>"]
+    assert found["cifar"].verdict == found["theory-rates"].verdict == "not run"
+    page = reproduce.refresh_page(options.output).read_text(encoding="utf-8")
+    assert "there is no file &lt;here&gt;" in page
+
+
+def test_results_are_not_forgotten_when_the_data_are_gone(folder, tmp_path):
+    options = Options(quick=True, seeds=1, output=tmp_path / "out")
+    reproduce.reproduce_figure("school", options)
+    reproduce.mark_missing("school", "gone", options)
+    assert Section.load(options.output / "sections" / "school.json").verdict != "data not found"
+
+
+def test_a_part_of_the_theory_is_read_and_not_measured_again(tmp_path, monkeypatch):
+    options = Options(quick=True, seeds=1, output=tmp_path, parts=("invariance",))
+    (first,), files = reproduce.reproduce_theory(options)
+    written = (tmp_path / "theory" / "invariance.png").read_bytes()
+
+    def refuse(*_args, **_given):
+        raise AssertionError("measured again")
+
+    monkeypatch.setattr(records, "run_theory", refuse)
+    (again,), files_again = reproduce.reproduce_theory(options)
+    assert again.findings == first.findings
+    assert files_again == files
+    assert (tmp_path / "theory" / "invariance.png").read_bytes() == written
+    for changed in ({"seeds": 2}, {"fresh": True}):
+        with pytest.raises(AssertionError, match="measured again"):
+            reproduce.reproduce_theory(Options(**{"quick": True, "seeds": 1, "output": tmp_path,
+                                                  "parts": ("invariance",), **changed}))  # fmt: skip
+
+
+def test_options_are_checked(tmp_path):
+    with pytest.raises(ValueError, match="jobs must be at least 1, got 0"):
+        Options(jobs=0)
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ValueError, match="output must be a folder"):
+        Options(output=tmp_path / "file")
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_an_interrupt_leaves_no_half_written_file_and_says_how_to_go_on(folder, tmp_path, jobs):
+    output = tmp_path / "out"
+    words = ["reproduce", "school", "--seeds", "400", "--jobs", str(jobs), "--output", str(output)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fisherfold", *words], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    runs = output / "school" / "runs"
+    while process.poll() is None and not (runs.is_dir() and any(runs.glob("[!.]*.json"))):
+        time.sleep(0.05)
+    assert process.poll() is None, process.communicate()
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    said = " ".join(errors.split())
+    jobs_word = "--jobs 2 " if jobs == 2 else ""
+    assert f"fisherfold reproduce school --seeds 400 {jobs_word}--output {output}" in said
+    assert "Traceback" not in errors
+    assert not list(output.rglob(".*"))
+    for file in runs.iterdir():
+        json.loads(file.read_text())
