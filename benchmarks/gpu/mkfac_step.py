@@ -29,7 +29,7 @@ from fisherfold.optim.models import vgg16_bn, wide_resnet
 
 STEPS_OF_A_RUN = 39_100  # 100 epochs of 391 steps, with refreshes at epochs 0, 30, 60 and 90
 REFRESHES_OF_A_RUN = 4
-GOALS = {("WRN-16-4", "truncated"): 1.10, ("VGG16-BN", "truncated"): 1.25, ("VGG16-BN", "full"): 2.0}
+GOALS = {("WRN-16-4", "automatic, fused"): 1.10, ("VGG16-BN", "truncated, fused"): 1.25, ("VGG16-BN", "full"): 2.0}
 
 
 def images(batch: int, device: str, seed: int) -> tuple[torch.Tensor, torch.Tensor]:

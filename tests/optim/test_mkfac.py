@@ -15,6 +15,7 @@ import fisherfold
 from fisherfold.manifolds import Oblique
 from fisherfold.optim import KFAC, MKFAC, SGDG
 from fisherfold.optim.invariance import call
+from fisherfold.optim.rows import advance
 
 
 def bn_net(*, inplace: bool = False, seed: int = 0) -> nn.Module:
@@ -378,7 +379,7 @@ def test_fused_update_equals_the_plain_one() -> None:
         model = bn_net()
         optimizer = MKFAC(model, lr=0.1, manifold_lr=0.1, damping=0.1, example_input=x, fuse=fuse)
         if fuse:
-            optimizer._sphere_step = torch.compile(sphere_step, backend="eager")
+            optimizer._advance = torch.compile(advance, backend="eager")
         results.append(train(model, optimizer, 5))
     assert results[0] == pytest.approx(results[1], rel=1e-4)
 

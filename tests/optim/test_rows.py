@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fisherfold.manifolds import Oblique
-from fisherfold.optim.rows import sphere_step, tangent, unit_rows, update_on_spheres
+from fisherfold.optim.rows import advance, sphere_step, tangent, unit_rows, update_on_spheres
 
 
 def setting(rows: int = 5, columns: int = 7) -> tuple[torch.Tensor, ...]:
@@ -83,6 +83,6 @@ def test_dead_rows_move_as_in_euclidean_space() -> None:
     w = torch.tensor([[0.6, 0.8], [0.0, 0.0]])
     v = torch.ones(2, 2)
     state = {"momentum_buffer": torch.zeros(2, 2), "alive": torch.tensor([[True], [False]])}
-    update_on_spheres(w, v, state, sphere_step, (0.5, 0.9, True, None))
+    update_on_spheres(w, v, state, advance, (0.5, 0.9, True, None))
     torch.testing.assert_close(w[1], torch.tensor([-0.5, -0.5]))
     assert float(w[0].norm()) == pytest.approx(1.0)

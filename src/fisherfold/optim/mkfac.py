@@ -26,7 +26,7 @@ from fisherfold.optim.factors import Collector, FactorSums, Pass, accumulation_d
 from fisherfold.optim.invariance import Finding, call, unwrap
 from fisherfold.optim.precondition import products
 from fisherfold.optim.report import Diagnosis
-from fisherfold.optim.rows import compiled_step, sphere_step, tangent, update_on_spheres
+from fisherfold.optim.rows import advance, compiled_advance, tangent, update_on_spheres
 from fisherfold.optim.statistics import LossFunction, Sampler
 from fisherfold.optim.streams import in_parallel
 
@@ -122,7 +122,7 @@ class MKFAC(torch.optim.Optimizer):
         self.exponential, self.max_angle = retraction == "exp", max_angle
         self.capturable, self.allow_tf32, self.seed = capturable, allow_tf32, seed
         self.model = unwrap(model) if isinstance(model, nn.Module) else model_of_groups and unwrap(model_of_groups)
-        self._sphere_step = compiled_step() if fuse else sphere_step
+        self._advance = compiled_advance() if fuse else advance
         self.findings: dict[str, Finding] = {}
         if isinstance(model, nn.Module):
             self.findings = groups.findings(unwrap(model), invariant, example_input, seed)
@@ -353,7 +353,7 @@ class MKFAC(torch.optim.Optimizer):
             self._constrain(parameter, spheres)
         v = self.curvature.direction(parameter).reshape(spheres, -1)
         rules = (group["lr"], group["momentum"], self.exponential, self.max_angle)
-        update_on_spheres(parameter, v, self.state[parameter], self._sphere_step, rules)
+        update_on_spheres(parameter, v, self.state[parameter], self._advance, rules)
 
     @torch.no_grad()
     def precondition_(self) -> None:

@@ -72,26 +72,6 @@ def sphere_step(
     return moved, b.mul_(shrink * cosine).addcmul_(shrink * sine * speed, w)
 
 
-def compiled_step() -> Callable[..., tuple[Tensor, Tensor]]:
-    """``sphere_step`` compiled, one kernel per shape.
-
-    Kernels for fixed shapes are faster than one for all, and a network has more shapes of weights than the compiler's
-    usual limit of recompilations allows, beyond which it would give up without a word that reaches the user.
-
-    Returns:
-        A function like ``sphere_step``.
-    """
-    import torch._dynamo
-
-    step = torch.compile(sphere_step, dynamic=False)
-
-    def run(*arguments: Any) -> tuple[Tensor, Tensor]:
-        with torch._dynamo.config.patch(recompile_limit=256):
-            return step(*arguments)
-
-    return run
-
-
 def unit_rows(w: Tensor) -> tuple[Tensor, Tensor | None]:
     """Scale rows to unit length; rows that are zero or tiny have no direction and stay as they are.
 
@@ -107,11 +87,61 @@ def unit_rows(w: Tensor) -> tuple[Tensor, Tensor | None]:
     return scaled, None if bool(alive.all()) else alive
 
 
+Advance = Callable[[Tensor, Tensor, Tensor, "float | Tensor", float, bool, "float | None"], None]
+
+
+def advance(
+    parameter: Tensor,
+    direction: Tensor,
+    buffer: Tensor,
+    lr: float | Tensor,
+    momentum: float,
+    exponential: bool,
+    max_angle: float | None,
+) -> None:
+    """Move a parameter and its momentum, both in place and in any memory layout; compiled, it is one or two kernels.
+
+    Args:
+        parameter: any shape, in unit blocks of rows.
+        direction: one row per block; its dtype is that of the computation.
+        buffer: the momentum, in the shape of the parameter.
+        lr: the step size.
+        momentum: the factor μ.
+        exponential: the exponential map with parallel transport, or normalisation with projection.
+        max_angle: the largest angle by which a row may turn, if any.
+    """
+    w = parameter.reshape(direction.shape).to(direction.dtype)
+    b = buffer.reshape(direction.shape).to(direction.dtype)
+    moved, carried = sphere_step(w, direction, b, lr, momentum, exponential, max_angle)
+    parameter.copy_(moved.view(parameter.shape))
+    buffer.copy_(carried.view(parameter.shape))
+
+
+def compiled_advance() -> Advance:
+    """``advance`` compiled, one kernel per shape.
+
+    Kernels for fixed shapes are faster than one for all, and a network has more shapes of weights than the compiler's
+    usual limit of recompilations allows, beyond which it would go on uncompiled.
+
+    Returns:
+        A function like ``advance``.
+    """
+    import torch._dynamo
+
+    step = torch.compile(advance, dynamic=False)
+
+    def run(*arguments: Any) -> None:
+        with torch._dynamo.config.patch(recompile_limit=256):
+            step(*arguments)
+
+    return run
+
+
 def update_on_spheres(
     parameter: Tensor,
     direction: Tensor,
     state: dict[str, Tensor],
-    step: Callable[..., tuple[Tensor, Tensor]],
+    step: Advance,
     rules: tuple[float | Tensor, float, bool, float | None],
 ) -> None:
     """Move a parameter and its momentum buffer, both in place.
@@ -120,16 +150,18 @@ def update_on_spheres(
         parameter: any shape, in unit blocks of rows.
         direction: one row per block; its dtype is that of the computation.
         state: holds ``momentum_buffer``, and ``alive`` where some blocks have no direction.
-        step: ``sphere_step``, compiled or not.
+        step: ``advance``, compiled or not.
         rules: learning rate, momentum, whether to use the exponential map, and the largest angle.
     """
-    w = parameter.reshape(direction.shape).to(direction.dtype)
-    b = state["momentum_buffer"].view(direction.shape).to(direction.dtype)
-    moved, carried = step(w, direction, b, *rules)
-    if "alive" in state:  # blocks without a direction go on as in Euclidean space
-        lr, momentum = rules[:2]
-        pushed = direction + momentum * b
-        moved = torch.where(state["alive"], moved, w - lr * pushed)
-        carried = torch.where(state["alive"], carried, pushed)
-    parameter.copy_(moved.view(parameter.shape))
-    state["momentum_buffer"].copy_(carried.view(parameter.shape))
+    buffer = state["momentum_buffer"]
+    if "alive" not in state:
+        step(parameter, direction, buffer, *rules)
+        return
+    # blocks without a direction go on as in Euclidean space
+    lr, momentum = rules[:2]
+    w, b = (t.reshape(direction.shape).to(direction.dtype).clone() for t in (parameter, buffer))
+    pushed = direction + momentum * b
+    step(parameter, direction, buffer, *rules)
+    for target, other in ((parameter, w - lr * pushed), (buffer, pushed)):
+        rows = target.reshape(direction.shape).to(direction.dtype)
+        target.copy_(torch.where(state["alive"], rows, other).view(parameter.shape))
