@@ -129,8 +129,8 @@ def candidates() -> dict[str, dict[str, Maker]]:
 
     curved = list(itertools.product(((0.05, 0.001), (0.1, 0.001), (0.1, 0.003), (0.2, 0.003)), (0.6, 0.8)))
     return {
-        "SGD": {f"lr {lr}": sgd(lr) for lr in (0.1, 0.3, 0.7, 1.2, 2.0, 3.0)},
-        "SGDG": {f"lr {lr}, {r}×": sgdg(lr, r) for lr in (0.5, 1.2, 2.0) for r in (0.3, 1.0)},
+        "SGD": {f"lr {lr}": sgd(lr) for lr in (0.03, 0.1, 0.3, 0.7, 1.2, 2.0)},
+        "SGDG": {f"lr {lr}, {r}×": sgdg(lr, r) for lr in (0.1, 0.5, 2.0) for r in (0.3, 1.0)},
         "KFAC": {f"lr {lr}, λ {d}, μ {m}": kfac(lr, d, m) for (lr, d), m in curved},
         "MKFAC": {f"lr {lr}, λ {d}, μ {m}": mkfac(lr, d, m) for (lr, d), m in curved},
     }
@@ -173,11 +173,16 @@ def compare(task: Task, quick: bool) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="two seeds, digits only")
+    parser.add_argument("--task", choices=("digits", "cifar"), help="one task only")
     parser.add_argument("--batch", type=int, help="samples per step, drawn with replacement; all if not given")
     arguments = parser.parse_args()
     print(f"torch {torch.__version__}, curvature every {RENEWAL} steps, {time.strftime('%Y-%m-%d')}")
-    tasks = [digits]
-    if not arguments.quick and (Path(os.environ.get("FISHERFOLD_DATA", "")) / "cifar10_train_0.npz").is_file():
+    tasks = [] if arguments.task == "cifar" else [digits]
+    if (
+        arguments.task != "digits"
+        and not arguments.quick
+        and (Path(os.environ.get("FISHERFOLD_DATA", "")) / "cifar10_train_0.npz").is_file()
+    ):
         tasks.append(cifar)
     for make in tasks:
         task = make()
