@@ -102,6 +102,8 @@ def test_the_same_sections_give_the_same_bytes(tmp_path):
     first = write_page([section()], tmp_path, title="t", lead="l").read_bytes()
     assert write_page([section()], tmp_path, title="t", lead="l").read_bytes() == first
     assert [file.name for file in tmp_path.iterdir()] == ["index.html"]
+    (tmp_path / "plain").write_text("")
+    assert (tmp_path / "index.html").stat().st_mode == (tmp_path / "plain").stat().st_mode, "as any new file"
 
 
 def test_a_picture_is_inside_the_page_and_a_missing_one_is_left_out(tmp_path):

@@ -41,8 +41,8 @@ def without_times(result) -> list:
 
 
 def test_two_processes_give_what_one_gives(folder, tmp_path):
-    one, _, _ = reproduce.reproduce_figure("school", Options(quick=True, output=tmp_path / "one"))
-    two, _, _ = reproduce.reproduce_figure("school", Options(quick=True, jobs=2, output=tmp_path / "two"))
+    one, *_ = reproduce.reproduce_figure("school", Options(quick=True, output=tmp_path / "one"))
+    two, *_ = reproduce.reproduce_figure("school", Options(quick=True, jobs=2, output=tmp_path / "two"))
     assert repr(without_times(one)) == repr(without_times(two))
     names = [sorted(p.name for p in (tmp_path / each / "school" / "runs").iterdir()) for each in ("one", "two")]
     assert names[0] == names[1]
@@ -68,7 +68,7 @@ def test_an_interrupted_figure_goes_on_where_it_stopped(folder, tmp_path, monkey
     ticks = []
     monkeypatch.setattr(figures, "minimize", lambda *a, **k: made.append(k) or real(*a, **k))
     going_on = Options(quick=True, seeds=1, output=options.output, tick=lambda *seen: ticks.append(seen))
-    result, _, _ = reproduce.reproduce_figure("school", going_on)
+    result, *_ = reproduce.reproduce_figure("school", going_on)
     runs = sum(len(r) for r in result.searched.values())
     assert len(made) == len(list((options.output / "school" / "runs").iterdir()))
     assert len(made) <= runs + 4, "the first four were not made again"

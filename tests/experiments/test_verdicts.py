@@ -105,7 +105,7 @@ def test_a_figure_section_has_the_verdict_the_curves_and_the_numbers():
     found = result({"RNGD": [[9, 1.0], [9, 1.2]], "RSGD": [[9, 2.0], [9, 2.5]]})
     section = figure_section(found, command="a command", picture="a.png")
     assert section.verdict == "holds"
-    assert section.why[0] == "the error: RNGD ends lowest on 2 of 2 seeds (median 1.1, best other 2.25): ahead."
+    assert section.why[0] == "the error: RNGD ends lowest on 2 of 2 seeds (median 1.1, best other 2.25, -51.1%): ahead."
     (chart,) = section.charts
     band = chart.series[0].y["error"]
     assert (band.median[-1], band.least[-1], band.greatest[-1]) == (1.1, 1.0, 1.2)

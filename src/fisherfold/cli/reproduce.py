@@ -154,7 +154,7 @@ def _figure(name: str, as_json: bool, quiet: bool, **given: Any) -> None:
     options = reproduce.Options(**given)
     try:
         with _under_way(name, options, quiet) as (shown, _):
-            result, files, more = reproduce.reproduce_figure(name, shown)
+            result, files, more, section = reproduce.reproduce_figure(name, shown)
     except FileNotFoundError as error:
         reproduce.mark_missing(name, str(error), options)
         reproduce.refresh_page(options.output)
@@ -162,9 +162,11 @@ def _figure(name: str, as_json: bool, quiet: bool, **given: Any) -> None:
     page = reproduce.refresh_page(options.output)
     if as_json:
         paths = {kind: str(file) for kind, file in files.items()} | {"page": str(page)}
-        print(json.dumps(result.summary() | {"files": paths, "more": more}))
+        judged = {"claim": section.claim, "verdict": section.verdict, "why": list(section.why)}
+        print(json.dumps(result.summary() | judged | {"files": paths, "more": more}))
         return
     _print(result, more, files)
+    Console().print(f"the paper: {section.claim} [bold]{section.verdict}[/]", highlight=False)
     print(f"report page: {page}")
 
 

@@ -59,7 +59,7 @@ def figure_section(
     chart = Chart(_spread(result), AXES, plan.metrics, series, any(map(_spans_decades, series)))
     settings = {
         **plan.settings, "budget (#grad/N, the paper's count)": plan.budget, "seeds": len(result.seeds),
-        "version": __version__,
+        "version": __version__, "raw tables": f"{plan.name}/{plan.name}.csv, {plan.name}/{plan.name}.json",
     }  # fmt: skip
     notes = [*(f"{name}: {sentence}" for name, sentence in (more or {}).items()), *filter(None, [plan.note])]
     return Section(
@@ -120,6 +120,8 @@ def theory_section(part: Part, *, command: str, settings: Mapping[str, Any]) -> 
     Returns:
         The section.
     """
+    sketch = " (quick sketch)" if settings.get("quick") else ""
+    settings = {**settings, "version": __version__, "raw tables": f"theory/{part.name}.csv, theory/theory.json"}
     seen = Counter(str(finding.verdict) for finding in part.findings)
     words = {"holds": "hold", "partly": "hold with a restriction", "fails": "do not hold"}
     counts = ", ".join(f"{seen[verdict]} {word}" for verdict, word in words.items() if seen[verdict])
@@ -128,8 +130,8 @@ def theory_section(part: Part, *, command: str, settings: Mapping[str, Any]) -> 
     rows = [[f.name, f.predicted, f.measured, f.verdict, f.note] for f in part.findings]
     table = Table("Findings", ["statement", "predicted", "measured", "verdict", "how it was measured"], rows)
     return Section(
-        f"theory-{part.name}", f"Theory: {part.title}", THEORY_CLAIMS[part.name], theory_verdict(seen), why,
-        {**settings, "version": __version__}, command, (), [table], f"theory/{part.name}.png", [part.sentence],
+        f"theory-{part.name}", f"Theory: {part.title}{sketch}", THEORY_CLAIMS[part.name], theory_verdict(seen), why,
+        settings, command, (), [table], f"theory/{part.name}.png", [part.sentence],
     )  # fmt: skip
 
 

@@ -26,7 +26,12 @@ _CLASSES = {"holds": "good", "holds partly": "fair", "does not hold": "bad"}
 
 
 def write_page(
-    sections: Sequence[Section], folder: str | os.PathLike[str], *, title: str, lead: str, name: str = "index.html"
+    sections: Sequence[Section],
+    folder: str | os.PathLike[str],
+    *,
+    title: str,
+    lead: str,
+    rules: Sequence[str] = (),
 ) -> Path:
     """Write the page.
 
@@ -35,18 +40,20 @@ def write_page(
         folder: where; pictures of the sections are read below it.
         title: its title.
         lead: a sentence below the title.
-        name: the file.
+        rules: how the verdicts are computed, a sentence each.
 
     Returns:
-        The file.
+        The file, ``index.html``.
     """
     Path(folder).mkdir(parents=True, exist_ok=True)
-    target = Path(folder) / name
-    write_atomically(target, page(sections, Path(folder), title=title, lead=lead).encode())
+    target = Path(folder) / "index.html"
+    write_atomically(target, page(sections, Path(folder), title=title, lead=lead, rules=rules).encode())
     return target
 
 
-def page(sections: Sequence[Section], folder: Path, *, title: str, lead: str) -> str:
+def page(
+    sections: Sequence[Section], folder: Path, *, title: str, lead: str, rules: Sequence[str] = ()
+) -> str:
     """The text of the page.
 
     Args:
@@ -54,6 +61,7 @@ def page(sections: Sequence[Section], folder: Path, *, title: str, lead: str) ->
         folder: pictures of the sections are read below it.
         title: its title.
         lead: a sentence below the title.
+        rules: how the verdicts are computed, a sentence each.
 
     Returns:
         HTML.
@@ -77,11 +85,10 @@ def page(sections: Sequence[Section], folder: Path, *, title: str, lead: str) ->
 <button type="button" id="theme" aria-label="switch between light and dark">light / dark</button>
 </header>
 <main>
-{_overview(sections)}
+{_overview(sections, rules)}
 {body}
 </main>
-<footer><p>Written by fisherfold {_text(__version__)}. Bands run from the least to the greatest value over the
-seeds.</p></footer>
+<footer><p>Written by fisherfold {_text(__version__)}.</p></footer>
 <script type="application/json" id="charts">{_json(charts)}</script>
 <script>
 {_asset("page.js")}</script>
@@ -90,7 +97,7 @@ seeds.</p></footer>
 """
 
 
-def _overview(sections: Sequence[Section]) -> str:
+def _overview(sections: Sequence[Section], rules: Sequence[str]) -> str:
     if len(sections) < 2:
         return ""
     rows = "".join(
@@ -101,8 +108,15 @@ def _overview(sections: Sequence[Section]) -> str:
     head = '<tr><th scope="col">experiment</th><th scope="col">verdict</th><th scope="col">the paper says</th></tr>'
     return (
         '<section id="overview"><h2>Overview</h2><div class="scroll"><table class="overview">'
-        f"<thead>{head}</thead><tbody>{rows}</tbody></table></div></section>"
+        f"<thead>{head}</thead><tbody>{rows}</tbody></table></div>{_rules(rules)}</section>"
     )
+
+
+def _rules(rules: Sequence[str]) -> str:
+    if not rules:
+        return ""
+    items = "".join(f"<li>{_text(rule)}</li>" for rule in rules)
+    return f"<details><summary>How the verdicts are computed</summary><ul>{items}</ul></details>"
 
 
 def _badge(section: Section) -> str:
@@ -161,8 +175,9 @@ def _small_png(content: bytes) -> bytes:
 def _table(table: Table, *, folded: bool) -> str:
     numeric = [all(not isinstance(cell, str) for cell in column) for column in zip(*table.rows, strict=True)]
     head = "".join(
-        f'<th scope="col" aria-sort="none"><button type="button">{_text(column)}</button></th>'
-        for column in table.columns
+        f'<th scope="col" class="{"number" if right else "short"}" aria-sort="none">'
+        f'<button type="button">{_text(column)}</button></th>'
+        for column, right in zip(table.columns, numeric, strict=True)
     )
     cells = ("".join(map(_cell, row, numeric)) for row in table.rows)
     rows = "".join(f"<tr>{row}</tr>" for row in cells)

@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fisherfold._version import __version__
 from fisherfold.experiments import completion, subspace
@@ -23,6 +23,7 @@ from fisherfold.experiments.report import write_page
 from fisherfold.experiments.sections import Section, Verdict
 from fisherfold.experiments.theory import Part, Settings, write_report
 from fisherfold.experiments.theory.records import run_recorded
+from fisherfold.experiments.verdicts import RULES
 from fisherfold.experiments.workers import workers
 from fisherfold.files import write_atomically
 
@@ -91,7 +92,23 @@ class Options:
         return " ".join(words)
 
 
-def reproduce_figure(name: str, options: Options) -> tuple[FigureResult, dict[str, Path], dict[str, str]]:
+class Reproduced(NamedTuple):
+    """What a figure left behind.
+
+    Attributes:
+        result: its runs.
+        files: its files by kind.
+        more: further results, a name and a sentence each.
+        section: its section of the page.
+    """
+
+    result: FigureResult
+    files: dict[str, Path]
+    more: dict[str, str]
+    section: Section
+
+
+def reproduce_figure(name: str, options: Options) -> Reproduced:
     """Run a four-method figure, write its files and its section.
 
     Args:
@@ -99,7 +116,7 @@ def reproduce_figure(name: str, options: Options) -> tuple[FigureResult, dict[st
         options: how.
 
     Returns:
-        The runs, the files by kind and further results, a name and a sentence each.
+        The runs, the files, further results and the section.
     """
     folder = options.output / name
     source = partial(make_plan, name, options.quick, options.sarcos_file)
@@ -116,7 +133,7 @@ def reproduce_figure(name: str, options: Options) -> tuple[FigureResult, dict[st
     picture = files["png"].relative_to(options.output).as_posix()
     section = figure_section(result, command=options.command(name), picture=picture, more=more)
     section.save(_section_file(options.output, name))
-    return result, files, more
+    return Reproduced(result, files, more, section)
 
 
 def make_plan(name: str, quick: bool, sarcos_file: Path | None = None) -> FigurePlan:
@@ -197,6 +214,7 @@ def refresh_page(output: Path) -> Path:
         title="Riemannian natural gradient methods, remade",
         lead="Each experiment and theorem of the paper run again: its claim, our figures over several seeds, and a "
         "verdict that is computed from the recorded numbers.",
+        rules=RULES,
     )
 
 

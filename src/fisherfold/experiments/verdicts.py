@@ -21,6 +21,15 @@ from fisherfold.experiments.sections import Verdict
 Kind = Literal["lowest", "fastest"]
 Outcome = Literal["ahead", "level", "behind"]
 MAJORITY, LEVEL, NEAR = 0.8, 0.02, 1.05
+RULES = (
+    f"Lowest: the final error of RNGD against the best of the paper's other methods, seed by seed. Ahead: lower on at "
+    f"least {MAJORITY:.0%} of the seeds; level: lower or within {LEVEL:.0%} on as many; behind: otherwise.",
+    f"Fastest: the same with the #grad/N, in the paper's count, at which the error first comes within {NEAR - 1:.0%} "
+    "of the lowest that any of the four ends at; level means the same count.",
+    "A figure's claim holds if RNGD is ahead in every error shown, does not hold if it is ahead in none and behind in "
+    "at least one, else it holds partly. Methods marked as ours take no part.",
+    "A part of the theory holds if all its findings do, does not hold if all fail, else it holds partly.",
+)
 
 
 @dataclass(frozen=True)
@@ -71,7 +80,8 @@ class Comparison:
         own, other = statistics.median(self.own), statistics.median(self.other)
         seeds = f"{self.wins} of {len(self.own)} seed{'s' if len(self.own) > 1 else ''}"
         if self.kind == "lowest":
-            medians = f"median {own:.4g}, best other {other:.4g}"
+            part = f", {(own - other) / abs(other):+.1%}" if other and math.isfinite(own + other) else ""
+            medians = f"median {own:.4g}, best other {other:.4g}{part}"
             return f"{label}: {method} ends lowest on {seeds} ({medians}): {self.outcome}."
         return (
             f"{label}: {method} is the first within 5 % of the lowest on {seeds} (median {_count(own)}, best other "

@@ -2,7 +2,7 @@
 "use strict";
 (() => {
   const NS = "http://www.w3.org/2000/svg";
-  const DASHES = ["", "8 3", "2 3", "10 3 2 3", "5 5"];
+  const DASHES = ["none", "8 3", "2 3", "10 3 2 3", "14 4"];
   const MARGIN = { left: 64, right: 14, top: 10, bottom: 44 };
 
   // text goes in as text nodes only, so that no name can become markup
@@ -22,6 +22,8 @@
     if (size >= 1e5 || size < 1e-3) return value.toExponential(2).replace("e+", "e");
     return String(Number(value.toPrecision(4)));
   };
+
+  const showTick = (value) => show(value).replace(/\.?0+e/, "e");
 
   const linearTicks = (low, high, count) => {
     const raw = (high - low) / count || 1;
@@ -102,8 +104,10 @@
     legend() {
       const bar = make(this.host, "div", { class: "bar legend" });
       this.data.series.forEach((series, i) => {
-        const style = `--hue: ${this.hue(i)}; --dash: ${["solid", "dashed", "dotted"][i % 3]}`;
-        const button = make(bar, "button", { type: "button", "aria-pressed": "true", style }, series.label);
+        const button = make(bar, "button", { type: "button", "aria-pressed": "true" });
+        const swatch = make(button, "svg", { class: "swatch", viewBox: "0 0 28 8", "aria-hidden": "true" });
+        make(swatch, "line", { x1: 0, x2: 28, y1: 4, y2: 4, style: this.pen(i) });
+        make(button, "span", {}, series.label);
         button.addEventListener("click", () => {
           if (!this.hidden.delete(i)) this.hidden.add(i);
           button.setAttribute("aria-pressed", !this.hidden.has(i));
@@ -113,6 +117,8 @@
     }
 
     hue(i) { return `var(--c${i % 7})`; }
+
+    pen(i) { return `stroke: ${this.hue(i)}; stroke-dasharray: ${DASHES[i % DASHES.length]}; stroke-width: ${i ? 2 : 2.8}`; }
 
     width() { return Math.max(280, Math.round(this.plot.clientWidth) || 640); }
 
@@ -155,12 +161,12 @@
       for (const tick of this.xs.ticks) {
         const x = this.xs.place(tick);
         make(svg, "line", { class: "grid", x1: x, x2: x, y1: MARGIN.top, y2: bottom });
-        make(svg, "text", { x, y: bottom + 17, "text-anchor": "middle" }, show(tick));
+        make(svg, "text", { x, y: bottom + 17, "text-anchor": "middle" }, showTick(tick));
       }
       for (const tick of this.ys.ticks) {
         const y = this.ys.place(tick);
         make(svg, "line", { class: "grid", x1: MARGIN.left, x2: right, y1: y, y2: y });
-        make(svg, "text", { x: MARGIN.left - 7, y: y + 4, "text-anchor": "end" }, show(tick));
+        make(svg, "text", { x: MARGIN.left - 7, y: y + 4, "text-anchor": "end" }, showTick(tick));
       }
       make(svg, "line", { class: "axis", x1: MARGIN.left, x2: right, y1: bottom, y2: bottom });
       make(svg, "line", { class: "axis", x1: MARGIN.left, x2: MARGIN.left, y1: MARGIN.top, y2: bottom });
@@ -173,8 +179,7 @@
       const upper = list.map((p) => at(p.x, p.high));
       const lower = list.map((p) => at(p.x, p.low)).reverse();
       if (list.some((p) => p.high > p.low)) make(svg, "path", { class: "band", d: `M${[...upper, ...lower].join("L")}Z`, style: `fill: ${this.hue(i)}` });
-      const style = `stroke: ${this.hue(i)}; stroke-dasharray: ${DASHES[i % 3] || "none"}`;
-      make(svg, "path", { class: "curve", d: `M${list.map((p) => at(p.x, p.y)).join("L")}`, style });
+      make(svg, "path", { class: "curve", d: `M${list.map((p) => at(p.x, p.y)).join("L")}`, style: this.pen(i) });
     }
 
     hover(svg, points, width, bottom) {
