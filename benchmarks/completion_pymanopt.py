@@ -106,7 +106,9 @@ def main() -> None:
             "pymanopt TrustRegions (our Hessian)": with_pymanopt(problem, start, TrustRegions(**limits)),
             "fisherfold rngd, row-block": with_ours(problem, start, [("row-block", 400)]),
             "fisherfold rngd, exact": with_ours(problem, start, [("exact", 200)]),
-            "fisherfold rngd, exact then observed": with_ours(problem, start, [("exact", 8), ("observed", 60)]),
+            "fisherfold rngd, row-block then observed": with_ours(
+                problem, start, [("row-block", 15), ("observed", 60)]
+            ),
         }
         best = min(loss for curve in runs.values() for _, loss in curve)
         for label, curve in runs.items():
