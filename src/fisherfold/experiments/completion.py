@@ -31,8 +31,9 @@ METRICS = {
     "refit": "test MSE, a refitted on the test ratings (refit)",
     "train": "training MSE",
 }
+NOTE = "refit fits the coefficients on the test ratings themselves: it measures the subspace and predicts nothing"
 HIDDEN = (
-    "What refit hides: a column with at most {rank} test ratings is fitted exactly and counts as no error, and a "
+    "a column with at most 5 test ratings is fitted exactly and counts as no error, and a "
     "column with few training ratings never has to be predicted. Held-out predictions use the training ratings only; "
     "without a ridge a movie with fewer ratings than the rank predicts nonsense, and more rank makes it worse."
 )
@@ -164,4 +165,4 @@ def _plan(
         MethodPlan("RNGD row-block (ours)", "rngd", 1, (), {"fisher": "row-block"}, paper=False),
     )
     settings = {"rank": RANK, "per_user": per_user, "batch": batch, "ratings": len(data.values), "orientation": "users"}
-    return FigurePlan(name, title, make, methods, budget, METRICS, settings, HIDDEN.format(rank=RANK))
+    return FigurePlan(name, title, make, methods, budget, METRICS, settings, NOTE)
