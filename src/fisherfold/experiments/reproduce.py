@@ -162,7 +162,10 @@ def _default_estimator(name: str, seeds: int, options: Options) -> dict[str, str
         found = completion.default_estimator(name, seeds)
         write_atomically(file, json.dumps(found).encode())
     sentence = f"held-out MSE {found['held_out']:.4f} ± {found['held_out_sd']:.4f}, {found['seconds']:.2f} s a fit"
-    return {"MatrixCompletion with its defaults, same rank and splits": sentence}
+    return {
+        "MatrixCompletion with its defaults, same rank and splits": sentence,
+        "what refit hides": completion.HIDDEN,
+    }
 
 
 def reproduce_theory(options: Options) -> tuple[list[Part], dict[str, str]]:
