@@ -96,9 +96,24 @@ def test_the_verdict_of_a_figure(outcomes, verdict):
 def test_the_true_count_is_compared_at_the_same_cost():
     # RNGD ends lowest, but at the cost the others had it was still above them
     found = result({"RNGD": [[9, 5, 1]], "RCG": [[9, 4, 3]]}, true={"RNGD": 2})
-    sentence = true_count(found, "error")
-    assert "RNGD 4, RCG 2" in sentence
-    assert "At the same true count (2) RNGD has the lowest the error on 0 of 1 seeds" in sentence
+    paper, true = compare(found, "error", "lowest"), compare(found, "error", "lowest", true=True)
+    assert (paper.own, paper.other, paper.outcome) == ([1], [3], "ahead")
+    assert (true.own, true.other, true.outcome) == ([5], [3], "behind")
+    sentence = true_count(found, [true])
+    assert sentence == (
+        "Sample gradients truly evaluated over N: RNGD 4, RCG 2. With these counted, the error: behind (0 of 1 seeds)."
+    )
+    assert judge([paper]) == judge([paper], [paper]) == "holds"
+    assert judge([paper], [true]) == "holds partly"
+    assert judge([true], [paper]) == "does not hold"
+
+
+def test_fastest_in_the_true_count_is_measured_against_what_all_had_reached_by_then():
+    found = result({"RNGD": [[9, 4, 1]], "RCG": [[9, 8, 3, 3, 3]]}, true={"RNGD": 2})
+    assert compare(found, "error", "fastest").outcome == "ahead"
+    # both spend four gradients; RNGD needs all of them, and RCG never gets there
+    true = compare(found, "error", "fastest", true=True)
+    assert (true.own, true.other) == ([4], [math.inf])
 
 
 def test_a_figure_section_has_the_verdict_the_curves_and_the_numbers():

@@ -52,7 +52,7 @@ def figure_section(
     """
     plan = result.plan
     kind, claim = CLAIMS.get(plan.name, ("lowest", CLAIMS["school"][1]))
-    comparisons = [compare(result, column, kind) for column in plan.metrics]
+    comparisons, true = ([compare(result, c, kind, true=true) for c in plan.metrics] for true in (False, True))
     first = plan.methods[0].label
     why = [c.sentence(plan.metrics[c.column], first) for c in comparisons]
     series = [_series(label, runs, plan.metrics) for label, runs in result.runs.items()]
@@ -63,7 +63,7 @@ def figure_section(
     }  # fmt: skip
     notes = [*(f"{name}: {sentence}" for name, sentence in (more or {}).items()), *filter(None, [plan.note])]
     return Section(
-        plan.name, plan.title, claim, judge(comparisons), [*why, true_count(result, next(iter(plan.metrics)))],
+        plan.name, plan.title, claim, judge(comparisons, true), [*why, true_count(result, true)],
         settings, command, [chart], [_final_table(result), _search_table(result)], picture, notes,
     )  # fmt: skip
 
