@@ -166,7 +166,7 @@ def _figure(name: str, as_json: bool, quiet: bool, **given: Any) -> None:
         print(json.dumps(result.summary() | judged | {"files": paths, "more": more}))
         return
     _print(result, more, files)
-    Console().print(f"the paper: {section.claim} [bold]{section.verdict}[/]", highlight=False)
+    Console().print(f"the paper: {section.claim}\nverdict: [bold]{section.verdict}[/]", highlight=False)
     print(f"report page: {page}")
 
 
