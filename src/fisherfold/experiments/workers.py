@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,13 +36,28 @@ def workers(source: Callable[[], FigurePlan], folder: Path, *, jobs: int, fresh:
         What ``run_figure`` takes as ``spread``.
     """
     context = multiprocessing.get_context("spawn")
+    with _interrupts_ignored():
+        pool = context.Pool(jobs, _start, (source, folder / "runs", fresh, jobs))
     # leaving the block terminates the processes, at an interrupt too
-    with context.Pool(jobs, _start, (source, folder / "runs", fresh, jobs)) as pool:
+    with pool:
         yield lambda places: pool.imap_unordered(_make, places)
 
 
+@contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    """Processes started here ignore Ctrl-C from their first moment on: it is the parent's business."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def _start(source: Callable[[], FigurePlan], record: Path, fresh: bool, jobs: int) -> None:
-    # an interrupt is the parent's business; its SIGTERM must still run the clean-up of half-written files
+    # the parent's SIGTERM must still run the clean-up of half-written files
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // jobs))
