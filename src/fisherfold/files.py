@@ -1,12 +1,13 @@
 """Files that are whole or absent: tensors and a JSON header in one safetensors file, written atomically.
 
 A file is written under a temporary name in the same folder, flushed to the disk and renamed, so that a reader never
-sees half of it. The header carries a format name, a version and a SHA-256 of the tensors; no pickle is involved.
+sees half of it. It carries a format name, a version, a JSON header and a SHA-256 of all that; no pickle is involved.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -32,8 +33,12 @@ def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
 
     Raises:
         FileNotFoundError: if the folder does not exist.
+        IsADirectoryError: if the path is a folder.
+        PermissionError: if the folder cannot be written to.
     """
     target = Path(path)
+    if target.is_dir():
+        raise IsADirectoryError(f"cannot write {target}: it is a folder")
     if not target.parent.is_dir():
         raise FileNotFoundError(f"cannot write {target}: the folder {target.parent} does not exist")
     # opened like any new file, so that others may read it as far as the user's umask allows
@@ -44,9 +49,11 @@ def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(target)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
+    except BaseException as error:
+        with contextlib.suppress(OSError):
             temporary.unlink()
+        if isinstance(error, OSError) and error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
+            raise PermissionError(f"cannot write {target}: the folder {target.parent} is read-only") from None
         raise
 
 
@@ -62,9 +69,12 @@ def write_tensors(
         version: the version of that kind's format.
         header: anything that JSON can hold; floats keep all their digits.
     """
-    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    content = {"kind": kind, "version": version, "sha256": _digest(plain), "header": dict(header)}
-    write_atomically(path, save(plain, metadata={HEADER: json.dumps(content)}))
+    # copies, because the format refuses two names for the same memory
+    layout = torch.contiguous_format
+    plain = {name: tensor.detach().cpu().clone(memory_format=layout) for name, tensor in tensors.items()}
+    content = json.loads(json.dumps({"kind": kind, "version": version, "header": dict(header)}))
+    signed = content | {"sha256": _digest(plain, content)}
+    write_atomically(path, save(plain, metadata={HEADER: json.dumps(signed)}))
 
 
 def read_tensors(
@@ -93,19 +103,19 @@ def read_tensors(
             content = json.loads(metadata.get(HEADER, "null"))
             if not isinstance(content, dict) or content.get("kind") != kind:
                 raise ValueError(f"{path} is not a {kind} file of fisherfold")
-            if int(content["version"]) > version:
-                seen = content["version"]
+            seen = content["version"]
+            if not isinstance(seen, int) or seen > version:
                 raise ValueError(f"{path} has version {seen} of the {kind} format, at most {version} is known here")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, json.JSONDecodeError, KeyError) as error:
         raise ValueError(f"{path} is damaged or not a {kind} file of fisherfold: {error}") from None
-    if _digest(tensors) != content["sha256"]:
+    if content.pop("sha256", None) != _digest(tensors, content):
         raise ValueError(f"{path} is damaged: its checksum does not match")
     return {name: tensor.to(device) for name, tensor in tensors.items()}, content["header"]
 
 
-def _digest(tensors: Mapping[str, Tensor]) -> str:
-    digest = hashlib.sha256()
+def _digest(tensors: Mapping[str, Tensor], content: Mapping[str, Any]) -> str:
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode())
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())

@@ -98,7 +98,8 @@ class RowBlockFisher(FisherOperator):
         p = x.shape[1]
         # (K S)_{ab} = Σ_j x_ja Σ_d (B_j + λ)⁻¹_{bd} (Sᵀ x_j)_d must equal Σ_j x_ja free_jb
         system = torch.einsum("ja,jc,jbd->abcd", x, x, inverse).reshape(p * p, p * p)
-        multipliers = torch.linalg.lstsq(system, (x.mT @ free).reshape(-1, 1)).solution.reshape(p, p)
+        # positive definite, since the blocks are and x has full rank; blocks that are not finite give NaN, not a crash
+        multipliers = torch.linalg.solve_ex(system, (x.mT @ free).reshape(-1, 1)).result.reshape(p, p)
         corrected = free - (inverse @ (x @ multipliers).unsqueeze(-1)).squeeze(-1)
         return self.manifold.project(x, corrected)
 

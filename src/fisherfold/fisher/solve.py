@@ -150,7 +150,7 @@ def conjugate_gradients(
         max_iter: products with F that may be spent.
 
     Returns:
-        The solution, with its residual and the sign of the curvature that ended it.
+        The solution, with its residual and the sign of the curvature that ended it; NaN if F is not finite.
     """
     x, r = scale(0.0, g), g
     z = operator.precondition(r, damping)
@@ -163,6 +163,9 @@ def conjugate_gradients(
         product = combine(1.0, operator._matvec(p), damping, p)
         along = float(dot(p, product))
         iterations += 1
+        if not math.isfinite(along):
+            x = scale(math.nan, x)
+            break
         # a curvature at the rounding level of the steepest one seen is no curvature: dividing by it would blow up x
         length = float(dot(p, p))
         steepest = max(steepest, abs(along) / length)

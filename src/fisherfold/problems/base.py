@@ -9,6 +9,7 @@ quantities at an anchor point, and the corrected batch estimates elsewhere.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import ClassVar
@@ -184,12 +185,17 @@ class Snapshot:
             damping: λ.
 
         Returns:
-            The point after the last step.
+            The point after the last step; steps end where the iterate leaves the finite numbers.
         """
         manifold = self.problem.manifold
         for batch in batches:
             direction = self.gradient(x, batch)
-            if kind is not None:
-                direction = self.fisher(x, batch, kind=kind).solve(direction, damping)
+            if kind is not None and is_finite(direction):
+                try:
+                    direction = self.fisher(x, batch, kind=kind).solve(direction, damping)
+                except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # a Fisher information that is not finite
+                    direction = scale(math.nan, direction)
             x = manifold.retract(x, scale(-step, direction))
+            if not is_finite(x):
+                break
         return x

@@ -8,6 +8,7 @@ treats samples independently: row i of z depends on row i of x only. Derivatives
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
@@ -129,7 +130,7 @@ class NLLProblem(Problem):
     def loss(self, x: Point, batch: Tensor | None = None) -> Tensor:
         self._check_theta(x)
         inputs, targets = self._samples(batch)
-        return self.likelihood.nll(self._outputs(x, inputs, targets), targets).mean()
+        return self.likelihood.nll(self._outputs(x, inputs), targets).mean()
 
     @override
     def gradient(self, x: Point, batch: Tensor | None = None) -> Tangent:
@@ -140,13 +141,13 @@ class NLLProblem(Problem):
         self._check_theta(x)
         inputs, targets = self._samples(batch)
         self._last = None
-        variables, z = record(lambda theta: self._outputs(theta, inputs, targets), x)
+        variables, z = record(lambda theta: self._outputs(theta, inputs), x)
         with torch.enable_grad():
             value = self.likelihood.nll(z, targets).mean()
         if not value.requires_grad:
             raise ValueError("model must depend on theta, but its output does not")
         gradients = iter(torch.autograd.grad(value, leaves(variables), retain_graph=True, materialize_grads=True))
-        self._last = _Evaluation(x, _versions(x), batch, (variables, z))
+        self._last = _Evaluation.of(x, batch, (variables, z))
         return value.detach(), self.manifold.project(x, tree_map(lambda _: next(gradients), x))
 
     def kl(self, x: Point, other: Point) -> Tensor:
@@ -159,8 +160,10 @@ class NLLProblem(Problem):
         Returns:
             A tensor without dimensions.
         """
-        inputs, targets = self._samples(None)
-        z, other_z = (self._outputs(theta, inputs, targets) for theta in (x, other))
+        self._check_theta(x)
+        self._check_theta(other)
+        inputs, _ = self._samples(None)
+        z, other_z = (self._outputs(theta, inputs) for theta in (x, other))
         return self.likelihood.kl(z, other_z).mean()
 
     def per_sample_gradients(self, x: Point, batch: Tensor | None = None) -> Tangent:
@@ -174,6 +177,7 @@ class NLLProblem(Problem):
             A tangent vector with one more leading dimension, the samples.
         """
         self._check_theta(x)
+        self._check_model(x)
         inputs, targets = self._samples(batch)
 
         def one(theta: Point, input_row: Tensor, target_row: Tensor) -> Tensor:
@@ -193,6 +197,7 @@ class NLLProblem(Problem):
         Returns:
             A tree like the point whose tensors have the leading dimensions (samples, outputs of one sample).
         """
+        self._check_model(x)
         inputs, _ = self._samples(batch)
 
         def one(theta: Point, input_row: Tensor) -> Tensor:
@@ -226,7 +231,7 @@ class NLLProblem(Problem):
             return structure.from_gradients(self.manifold, x, self.per_sample_gradients(x, batch))
 
         def outputs(theta: Point) -> Tensor:
-            return self._outputs(theta, inputs, targets)
+            return self._outputs(theta, inputs)
 
         def jacobian() -> Point:
             return self.jacobian(x, batch)
@@ -250,44 +255,54 @@ class NLLProblem(Problem):
             return DenseFisher(self.manifold, x, rows.T @ rows)
         raise ValueError(f"kind must be one of {list(self.fisher_kinds)}, got {kind!r}")
 
-    def _outputs(self, theta: Point, inputs: Tensor, targets: Tensor) -> Tensor:
+    def _outputs(self, theta: Point, inputs: Tensor) -> Tensor:
         z = self.model(inputs, theta)
         if not self._outputs_checked:
             _check_outputs(z, inputs)
-            self.likelihood.check_targets(targets, z)
+            # one output tells the form of all: targets outside the first batch are checked, too
+            self.likelihood.check_targets(self.targets, z[:1].expand(self.n_samples, *z.shape[1:]))
             self._outputs_checked = True
         return z
+
+    def _check_model(self, theta: Point) -> None:
+        """Raise before a mismatch of model and targets becomes an error of torch.func."""
+        if not self._outputs_checked:
+            self._outputs(theta, self.inputs[:1])
 
     def _samples(self, batch: Tensor | None) -> tuple[Tensor, Tensor]:
         if batch is None:
             return self.inputs, self.targets
+        if isinstance(batch, Tensor) and batch.device not in {self.inputs.device, torch.device("cpu")}:
+            raise ValueError(f"batch must be on {self.inputs.device} like the data, got {batch.device}")
         check_batch(batch, self.n_samples)
         return self.inputs[batch], self.targets[batch]
 
     def _check_theta(self, theta: Point) -> None:
+        for leaf in filter(torch.is_tensor, leaves(theta)):
+            if leaf.device != self.inputs.device:
+                raise ValueError(f"theta must be on {self.inputs.device} like the data, got {leaf.device}")
+            if self.inputs.is_floating_point() and leaf.dtype != self.inputs.dtype:
+                raise ValueError(f"theta must have the dtype {self.inputs.dtype} of the data x, got {leaf.dtype}")
         self.manifold.check_point(theta, name="theta")
-        first = leaves(theta)[0]
-        if first.device != self.inputs.device:
-            raise ValueError(f"theta must be on {self.inputs.device} like the data, got {first.device}")
-        if self.inputs.is_floating_point() and first.dtype != self.inputs.dtype:
-            raise ValueError(f"theta must have the dtype {self.inputs.dtype} of the data x, got {first.dtype}")
 
 
 @dataclass(frozen=True)
 class _Evaluation:
-    """The graph of the model at a point, valid as long as the point's tensors have not been written to."""
+    """The graph of the model at a point, valid for the same tensors as long as they have not been written to."""
 
-    x: Point
+    tensors: list[Tensor]
     versions: list[int]
-    batch: Tensor | None
     graph: Graph
 
+    @classmethod
+    def of(cls, x: Point, batch: Tensor | None, graph: Graph) -> _Evaluation:
+        tensors = [*leaves(x), *([] if batch is None else [batch])]
+        return cls(tensors, [tensor._version for tensor in tensors], graph)
+
     def is_of(self, x: Point, batch: Tensor | None) -> bool:
-        return x is self.x and batch is self.batch and _versions(x) == self.versions
-
-
-def _versions(x: Point) -> list[int]:
-    return [leaf._version for leaf in leaves(x)]
+        other = _Evaluation.of(x, batch, self.graph)
+        same = len(other.tensors) == len(self.tensors) and all(map(operator.is_, other.tensors, self.tensors))
+        return same and other.versions == self.versions
 
 
 def check_batch(batch: Tensor, n_samples: int) -> None:
@@ -317,15 +332,18 @@ def _check_data(x: Tensor, y: Tensor) -> None:
             raise TypeError(f"{name} must be a torch.Tensor, got {type(data).__name__}")
         if data.ndim == 0 or len(data) == 0:
             raise ValueError(f"{name} must hold at least one sample, got shape {tuple(data.shape)}")
-        if data.is_floating_point() and not bool(torch.isfinite(data).all()):
-            raise ValueError(f"{name} must be finite, got NaN or infinite entries")
     if len(x) != len(y):
         raise ValueError(f"x and y must have the same number of samples, got {len(x)} and {len(y)}")
     if x.device != y.device:
         raise ValueError(f"x and y must be on one device, got {x.device} and {y.device}")
+    for name, data in (("x", x), ("y", y)):
+        if data.is_floating_point() and not bool(torch.isfinite(data).all()):
+            raise ValueError(f"{name} must be finite, got NaN or infinite entries")
 
 
 def _check_outputs(z: Tensor, inputs: Tensor) -> None:
     if not isinstance(z, Tensor) or z.ndim == 0 or len(z) != len(inputs):
         seen = tuple(z.shape) if isinstance(z, Tensor) else type(z).__name__
         raise ValueError(f"model must return a tensor with one row per sample, ({len(inputs)}, ...), got {seen}")
+    if not z.is_floating_point():
+        raise ValueError(f"model must return a floating tensor, got {z.dtype}")

@@ -83,17 +83,22 @@ def minimize(
         >>> result.status, result.value < 1e-20
         ('converged', True)
     """
-    _check_start(problem, x0, max_iter, evaluate_every, checkpoint, resume)
+    _check_numbers(max_iter, evaluate_every, checkpoint_every)
+    _check_files(checkpoint, resume)
+    _check_start(problem, x0)
     if method not in METHODS:
         raise ValueError(f"method must be one of {sorted(METHODS)}, got {method!r}")
     solver = _construct(METHODS[method], problem, options)
     state = _begin(solver, x0, seed, checkpoint, resume)
     stop = stop or GradientNorm(1e-8 if leaves(x0)[0].dtype == torch.float64 else 1e-4)
     verdict = _verdict(state, stop, max_iter)
+    before: State | None = None
     with Display(method, max_iter, visible=verbose) as display:
         try:
             while verdict is None:
+                before = state.copy() if checkpoint is not None else None
                 _advance(solver, state, evaluate_every, max_iter)
+                before = None
                 display.show(state)
                 verdict = _verdict(state, stop, max_iter)
                 if callback is not None and (answer := callback(state)) and verdict is None:
@@ -102,21 +107,31 @@ def minimize(
                     state.save(checkpoint, method=method)
         except KeyboardInterrupt:
             if checkpoint is not None:
-                state.save(checkpoint, method=method)
+                # in the middle of a step the state is neither here nor there: keep the last whole one
+                (before or state).save(checkpoint, method=method)
             raise
     status, message = verdict
     return Result(state.best, state.best_loss, status, message, state.trace, state.iteration, last=state.x)
 
 
-def _check_start(
-    problem: Problem, x0: Point, max_iter: int, evaluate_every: int, checkpoint: object, resume: bool
-) -> None:
+def _check_numbers(max_iter: int, evaluate_every: int, checkpoint_every: int) -> None:
     if max_iter < 0:
         raise ValueError(f"max_iter must be at least 0, got {max_iter}")
     if evaluate_every < 1:
         raise ValueError(f"evaluate_every must be at least 1, got {evaluate_every}")
+    if checkpoint_every < 1:
+        raise ValueError(f"checkpoint_every must be at least 1, got {checkpoint_every}")
+
+
+def _check_files(checkpoint: str | os.PathLike[str] | None, resume: bool) -> None:
     if resume and checkpoint is None:
         raise ValueError("resume=True needs a checkpoint file, got checkpoint=None")
+    if checkpoint is not None and not Path(checkpoint).parent.is_dir():
+        # better now than after the first hours of work
+        raise FileNotFoundError(f"checkpoint {checkpoint}: the folder {Path(checkpoint).parent} does not exist")
+
+
+def _check_start(problem: Problem, x0: Point) -> None:
     problem.manifold.check_point(x0, name="x0")
     if any(leaf.requires_grad for leaf in leaves(x0)):
         raise ValueError("x0 must not require grad; pass x0.detach()")
@@ -157,6 +172,9 @@ def _advance(solver: Method, state: State, evaluate_every: int, max_iter: int) -
     if not solver.exact:
         if state.iteration % evaluate_every == 0 or state.iteration == max_iter or state.failure:
             solver.evaluate(state)
+            if not math.isfinite(state.loss):
+                solver.retreat(state)
+                solver.evaluate(state)
         else:
             state.loss = state.gradient_norm = math.nan
     _record(solver.problem, state)
@@ -167,7 +185,8 @@ def _record(problem: Problem, state: State) -> None:
         "iteration": state.iteration, "samples": state.samples, "products": state.products, "seconds": state.seconds,
         "loss": state.loss, "gradient_norm": state.gradient_norm,
     }  # fmt: skip
-    state.trace.rows.append(row | state.record | problem.metrics(state.x))
+    metrics = {name: float(value) for name, value in problem.metrics(state.x).items()}
+    state.trace.rows.append(row | state.record | metrics)
     if state.loss < state.best_loss:
         state.best, state.best_loss = state.x, state.loss
 

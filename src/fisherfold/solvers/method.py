@@ -49,6 +49,14 @@ class Method(ABC):
             state: the state, changed in place.
         """
 
+    def retreat(self, state: State) -> None:
+        """Go back to the best point after a step to one whose full loss is not finite; a method shortens its steps.
+
+        Args:
+            state: the state, changed in place.
+        """
+        state.x = state.best
+
     def norm(self, x: Point, v: Tangent) -> float:
         """The length of a tangent vector as a number.
 
@@ -87,11 +95,51 @@ def positive(name: str, value: float, *, zero: bool = False) -> float:
         The value.
 
     Raises:
+        TypeError: if it is no number.
         ValueError: if it is not finite, negative, or 0 where that is not allowed.
     """
+    if not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a number, got {type(value).__name__}")
     if not math.isfinite(value) or value < 0 or (value == 0 and not zero):
         raise ValueError(f"{name} must be a number {'≥' if zero else '>'} 0, got {value}")
     return value
+
+
+def at_least_one(name: str, value: int) -> int:
+    """Check a count at the door.
+
+    Args:
+        name: the argument's name.
+        value: its value.
+
+    Returns:
+        The value.
+
+    Raises:
+        ValueError: if it is less than 1.
+    """
+    if not value >= 1:
+        raise ValueError(f"{name} must be at least 1, got {value}")
+    return value
+
+
+def check_kind(kind: str | None, problem: Problem) -> str:
+    """The kind of Fisher information, the problem's first if not given.
+
+    Args:
+        kind: what the caller asked for.
+        problem: the problem.
+
+    Returns:
+        The kind.
+
+    Raises:
+        ValueError: if the problem does not have it.
+    """
+    kind = problem.fisher_kinds[0] if kind is None else kind
+    if kind not in problem.fisher_kinds:
+        raise ValueError(f"fisher must be one of {list(problem.fisher_kinds)}, got {kind!r}")
+    return kind
 
 
 def at(schedule: Schedule, k: int) -> float:
@@ -141,6 +189,9 @@ class Draws:
     ) -> None:
         if sampling not in {"shuffle", "replacement"}:
             raise ValueError(f"sampling must be 'shuffle' or 'replacement', got {sampling!r}")
+        if stream is not None and (stream.ndim != 2 or stream.is_floating_point()):
+            shape = tuple(stream.shape)
+            raise ValueError(f"stream must hold indices of shape (epochs, draws), got {stream.dtype} of shape {shape}")
         self.n_samples, self.batch_size, self.sampling, self.stream = n_samples, batch_size, sampling, stream
 
     def epoch(self, state: State) -> Iterator[Tensor]:

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from fisherfold.manifolds.base import Point, Tangent, combine, is_finite, scale
 from fisherfold.problems.base import Problem
-from fisherfold.solvers.method import Method, positive
+from fisherfold.solvers.method import Method, at_least_one, positive
 from fisherfold.solvers.state import State
 
 # below this length a step changes the point by rounding only
@@ -48,24 +48,28 @@ class RCG(Method):
         for name, value in (("sufficient", sufficient), ("contraction", contraction)):
             if not 0 < value < 1:
                 raise ValueError(f"{name} must lie between 0 and 1, got {value}")
-        self.sufficient, self.contraction, self.max_trials = sufficient, contraction, max_trials
+        self.sufficient, self.contraction = sufficient, contraction
+        self.max_trials = at_least_one("max_trials", max_trials)
 
     @override
     def start(self, state: State) -> None:
         gradient = self.evaluate(state)
         state.samples += self.problem.n_samples
         state.vectors |= {"gradient": gradient, "direction": scale(-1.0, gradient)}
-        state.numbers["restarted"] = 0
-        if state.gradient_norm > 0:
+        state.numbers |= {"restarted": 0, "rejections": 0}
+        if 0 < state.gradient_norm < math.inf:
             state.numbers["alpha"] = self.first_step / state.gradient_norm
 
     @override
     def step(self, state: State) -> None:
         x, gradient, direction = state.x, state.vectors["gradient"], state.vectors["direction"]
-        slope = float(self.manifold.inner(x, gradient, direction))
         if state.gradient_norm == 0:
             return
-        trial, trials = self._line_search(state, direction, slope)
+        if not math.isfinite(state.gradient_norm):
+            state.failure = ("non_finite", "the gradient at the iterate is not finite")
+            return
+        slope = float(self.manifold.inner(x, gradient, direction))
+        trial, trials, finite = self._line_search(state, direction, slope)
         if trial is None:
             if not state.numbers["restarted"]:
                 # the direction or the remembered step was bad: one more try along the gradient itself
@@ -73,33 +77,49 @@ class RCG(Method):
                 state.numbers |= {"alpha": self.first_step / state.gradient_norm, "restarted": 1}
                 state.record = {"accepted": 0.0, "trials": float(trials)}
                 return
-            state.failure = ("stalled", f"the line search found no lower loss in {trials} trials along the gradient")
+            seen = "lower" if finite else "finite"
+            message = f"the line search found no {seen} loss in {trials} trials along the gradient"
+            state.failure = ("stalled" if finite else "non_finite", message)
             return
+        before = (x, state.loss, state.gradient_norm)
         state.x = trial
-        state.numbers["restarted"] = 0
         new_gradient = self.evaluate(state)
         state.samples += self.problem.n_samples
+        if not is_finite(new_gradient):
+            state.x, state.loss, state.gradient_norm = before
+            self._refuse(state, trials)
+            return
+        state.numbers |= {"restarted": 0, "rejections": 0}
         state.vectors |= {
             "gradient": new_gradient,
             "direction": self._next_direction(x, trial, gradient, new_gradient, direction),
         }
         state.record = {"accepted": 1.0, "trials": float(trials), "step": state.numbers["alpha"]}
 
-    def _line_search(self, state: State, direction: Tangent, slope: float) -> tuple[Point | None, int]:
-        """The accepted point, or None, and the number of loss evaluations; leaves the next first α in the state."""
-        alpha, length = state.numbers["alpha"], self.norm(state.x, direction)
+    def _refuse(self, state: State, trials: int) -> None:
+        """The accepted point has no finite gradient: stay, and try a much shorter step next."""
+        state.numbers["alpha"] /= 16
+        state.numbers["rejections"] += 1
+        state.record = {"accepted": 0.0, "trials": float(trials)}
+        if state.numbers["rejections"] >= self.max_trials:
+            state.failure = ("non_finite", f"the gradient ahead is not finite ({self.max_trials} tries in a row)")
+
+    def _line_search(self, state: State, direction: Tangent, slope: float) -> tuple[Point | None, int, bool]:
+        """The accepted point or None, the number of loss evaluations, and whether any was finite; moves α on."""
+        alpha, length, finite = state.numbers["alpha"], self.norm(state.x, direction), False
         for trials in range(1, self.max_trials + 1):
             trial = self.manifold.retract(state.x, scale(alpha, direction))
             loss = float(self.problem.loss(trial)) if is_finite(trial) else math.inf
+            finite = finite or math.isfinite(loss)
             enough = loss <= state.loss + self.sufficient * alpha * slope
             if enough or (trials == self.max_trials and loss < state.loss):
                 # on average one extra evaluation: push when it went well or after a long retreat, else keep the pace
                 state.numbers["alpha"] = alpha if trials == 2 else 2 * alpha
-                return trial, trials
+                return trial, trials, finite
             alpha *= self.contraction
             if alpha * length < SHORTEST_STEP:
-                return None, trials
-        return None, self.max_trials
+                return None, trials, finite
+        return None, self.max_trials, finite
 
     def _next_direction(
         self, x: Point, y: Point, gradient: Tangent, new_gradient: Tangent, direction: Tangent

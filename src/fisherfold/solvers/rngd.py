@@ -19,10 +19,19 @@ from torch import Tensor
 from typing_extensions import override
 
 from fisherfold.fisher.operators import FisherOperator
-from fisherfold.fisher.solve import Solution, solve
-from fisherfold.manifolds.base import Point, Tangent, is_finite, leaves, scale
+from fisherfold.fisher.solve import METHODS, Solution, solve
+from fisherfold.manifolds.base import Point, Tangent, dot, is_finite, leaves, scale
 from fisherfold.problems.base import Problem
-from fisherfold.solvers.method import BatchSize, Method, Schedule, at, check_batch_size, positive
+from fisherfold.solvers.method import (
+    BatchSize,
+    Method,
+    Schedule,
+    at,
+    at_least_one,
+    check_batch_size,
+    check_kind,
+    positive,
+)
 from fisherfold.solvers.state import State
 
 RELATIVE_DAMPING = 1e-2
@@ -35,7 +44,7 @@ class _Attempt:
     trial: Point
     batch: Tensor | None
     loss: float
-    solution: Solution
+    predicted: float
     norm: float
 
 
@@ -80,7 +89,7 @@ class RNGD(Method):
         max_rejections: int = 40,
     ) -> None:
         super().__init__(problem)
-        self.kind = fisher or problem.fisher_kinds[0]
+        self.kind = check_kind(fisher, problem)
         if not callable(batch_size):
             check_batch_size(batch_size, problem.n_samples)
         self.batch_size = batch_size
@@ -93,8 +102,11 @@ class RNGD(Method):
         if not gamma > 1:
             raise ValueError(f"gamma must be greater than 1, got {gamma}")
         self.eta1, self.gamma = eta1, gamma
+        if solve not in {"auto", *METHODS}:
+            raise ValueError(f"solve must be 'auto' or one of {list(METHODS)}, got {solve!r}")
         self.solver, self.forcing = solve, positive("forcing", forcing)
-        self.step_size, self.damping, self.max_rejections = step, damping, max_rejections
+        self.step_size, self.damping = step, damping
+        self.max_rejections = at_least_one("max_rejections", max_rejections)
         if step is not None and not callable(step):
             positive("step", step)
         if not callable(damping):
@@ -119,16 +131,15 @@ class RNGD(Method):
     def step(self, state: State) -> None:
         batch, loss, gradient = self._estimates(state)
         norm = self.norm(state.x, gradient)
+        finite = math.isfinite(loss) and math.isfinite(norm)
+        if not finite:
+            self._reject(state, "non_finite", "the loss or gradient estimate at the iterate is not finite")
+        if not finite or norm == 0:
+            state.record = {"rho": math.nan, "sigma": state.numbers.get("sigma", math.nan), "accepted": 0.0}
+            return
         operator = self.problem.fisher(state.x, batch, kind=self.kind)
         if "sigma" not in state.numbers:
-            curvature = float(self.manifold.inner(state.x, gradient, operator._matvec(gradient)))
-            state.numbers["sigma"] = max(self.sigma_min, RELATIVE_DAMPING * curvature / norm**3) if norm > 0 else 1.0
-        if not (math.isfinite(loss) and math.isfinite(norm)):
-            self._reject(state, "non_finite", "the loss or gradient estimate at the iterate is not finite")
-            return
-        if norm == 0:
-            state.record = {"rho": math.nan, "sigma": state.numbers["sigma"], "accepted": 0.0}
-            return
+            state.numbers["sigma"] = self._first_sigma(state, operator, gradient, norm)
         fixed = self.step_size is not None
         damping = at(self.damping, state.iteration) if fixed else state.numbers["sigma"] * norm
         solution = self._direction(state, operator, batch, gradient, damping, norm)
@@ -136,7 +147,10 @@ class RNGD(Method):
         trial = self.manifold.retract(state.x, scale(-length, solution.x))
         rho = math.nan
         if is_finite(trial):
-            rho = self._try(state, _Attempt(trial, batch, loss, solution, norm))
+            # m(0) - m(-t d) = t <g, d> - ½ t² <(F + λ)d, d>, and the last product is 2 (<g, d> - decrease)
+            slope = float(dot(gradient, solution.x))
+            predicted = length * slope - length**2 * (slope - solution.decrease)
+            rho = self._try(state, _Attempt(trial, batch, loss, predicted, norm))
         else:
             self._reject(state, "non_finite", "the natural gradient direction is not finite")
         state.record = {
@@ -157,6 +171,12 @@ class RNGD(Method):
         state.samples += size
         return batch, float(loss), gradient
 
+    def _first_sigma(self, state: State, operator: FisherOperator, gradient: Tangent, norm: float) -> float:
+        """A damping of RELATIVE_DAMPING times the curvature along the unit gradient, over the gradient norm."""
+        unit = scale(1 / norm, gradient)
+        curvature = float(self.manifold.inner(state.x, unit, operator._matvec(unit)))
+        return max(self.sigma_min, RELATIVE_DAMPING * curvature / norm) if math.isfinite(curvature) else 1.0
+
     def _direction(
         self,
         state: State,
@@ -166,11 +186,18 @@ class RNGD(Method):
         damping: float,
         norm: float,
     ) -> Solution:
-        ratio = norm / state.numbers.get("last_norm", norm)
+        ratio = min(1.0, norm / state.numbers.get("last_norm", norm))
         rtol = max(min(self.forcing, 0.9 * ratio**1.618), 1e-12)
         state.numbers["last_norm"] = norm
-        solution = solve(operator, gradient, damping, method=self.solver, rtol=rtol)
+        try:
+            solution = solve(operator, gradient, damping, method=self.solver, rtol=rtol)
+        except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+            # an eigenvalue problem with NaN in it: a direction that is not finite, like any other
+            return Solution(scale(math.nan, gradient), self.solver, decrease=math.nan)
         state.products += solution.iterations * (len(batch) if batch is not None else self.problem.n_samples)
+        if solution.method in {"dense", "woodbury", "pinv"} and operator.n_rows is not None:
+            # a row of the factor is one reverse pass over one sample
+            state.products += operator.n_rows
         return solution
 
     def _try(self, state: State, attempt: _Attempt) -> float:
@@ -184,8 +211,8 @@ class RNGD(Method):
         trial_loss = float(value)
         # both falls shrink to rounding near a minimum: the same guard on both makes ρ tend to 1 there instead of noise
         guard = 1e3 * torch.finfo(leaves(trial)[0].dtype).eps * abs(attempt.loss)
-        predicted = attempt.solution.decrease + guard
-        rho = (attempt.loss - trial_loss + guard) / predicted if predicted > 0 else -math.inf
+        gained = attempt.loss - trial_loss
+        rho = (gained + guard) / (attempt.predicted + guard) if attempt.predicted > 0 else -math.inf
         sigma = state.numbers["sigma"]
         if not math.isfinite(trial_loss) or (gradient is not None and not is_finite(gradient)):
             self._reject(state, "non_finite", "the loss at the trial point is not finite")
@@ -200,8 +227,17 @@ class RNGD(Method):
             state.loss, state.gradient_norm = trial_loss, self.norm(trial, gradient)
         return rho
 
-    def _reject(self, state: State, status: str, sentence: str) -> None:
+    @override
+    def retreat(self, state: State) -> None:
+        super().retreat(state)
+        # the batch had accepted the step and lowered σ: take that back, too
         state.numbers["sigma"] *= self.gamma
+        state.numbers["rejections"] = state.numbers["retreats"] = state.numbers.get("retreats", 0) + 1
+        self._reject(state, "non_finite", "steps that a batch accepts lead to a loss that is not finite")
+        state.record |= {"accepted": 0.0, "sigma": state.numbers["sigma"]}
+
+    def _reject(self, state: State, status: str, sentence: str) -> None:
+        state.numbers["sigma"] = self.gamma * state.numbers.get("sigma", 1.0)
         state.numbers["rejections"] += 1
         if self.step_size is not None:
             state.numbers["shrink"] = state.numbers.get("shrink", 1.0) / self.gamma

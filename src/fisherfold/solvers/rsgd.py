@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from fisherfold.manifolds.base import is_finite
 from fisherfold.problems.base import Problem
-from fisherfold.solvers.method import Draws, Method, check_batch_size, positive
+from fisherfold.solvers.method import Draws, Method, at_least_one, check_batch_size, positive
 from fisherfold.solvers.state import State
 
 
@@ -28,7 +28,7 @@ class RSGD(Method):
         batch_size: samples per step; one tenth of the samples if not given.
         sampling: ``shuffle`` (every sample once per epoch) or ``replacement``.
         stream: recorded sample indices, shape (epochs, draws).
-        max_rejections: so many spoilt epochs in a row end the run.
+        max_rejections: so many spoilt epochs end the run.
     """
 
     name: ClassVar[str] = "rsgd"
@@ -49,7 +49,7 @@ class RSGD(Method):
         self.step_size, self.decay = positive("step", step), positive("decay", decay, zero=True)
         size = max(1, problem.n_samples // 10) if batch_size is None else batch_size
         self.draws = Draws(problem.n_samples, check_batch_size(size, problem.n_samples), sampling, stream)
-        self.max_rejections = max_rejections
+        self.max_rejections = at_least_one("max_rejections", max_rejections)
 
     @override
     def start(self, state: State) -> None:
@@ -68,9 +68,18 @@ class RSGD(Method):
         state.samples += sum(len(batch) for batch in batches)
         if is_finite(x):
             state.x = x
-            state.numbers |= {"steps": taken + len(batches), "rejections": 0}
+            state.numbers["steps"] = taken + len(batches)
             state.record = {"accepted": 1.0, "step": step(len(batches))}
             return
+        self._shorten(state)
+
+    @override
+    def retreat(self, state: State) -> None:
+        super().retreat(state)
+        self._shorten(state)
+
+    def _shorten(self, state: State) -> None:
+        first = self.step_size * state.numbers["shrink"]
         state.numbers["shrink"] /= 4
         state.numbers["rejections"] += 1
         state.record = {"accepted": 0.0, "step": first}

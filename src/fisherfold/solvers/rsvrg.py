@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from fisherfold.manifolds.base import Point, is_finite
 from fisherfold.problems.base import Problem, Snapshot
-from fisherfold.solvers.method import Draws, Method, Schedule, at, check_batch_size, positive
+from fisherfold.solvers.method import Draws, Method, Schedule, at, at_least_one, check_batch_size, check_kind, positive
 from fisherfold.solvers.state import State
 
 
@@ -52,7 +52,7 @@ class RSVRG(Method):
         self.step_size = step if callable(step) else positive("step", step)
         size = max(1, problem.n_samples // 10) if batch_size is None else batch_size
         self.draws = Draws(problem.n_samples, check_batch_size(size, problem.n_samples), sampling, stream)
-        self.max_rejections = max_rejections
+        self.max_rejections = at_least_one("max_rejections", max_rejections)
         self._snapshot: Snapshot | None = None
 
     def _anchor(self, state: State) -> Snapshot:
@@ -126,7 +126,7 @@ class RNGDVR(RSVRG):
         super().__init__(
             problem, step=step, batch_size=batch_size, sampling=sampling, stream=stream, max_rejections=max_rejections
         )
-        self.kind = fisher or problem.fisher_kinds[0]
+        self.kind = check_kind(fisher, problem)
         self.damping = damping if callable(damping) else positive("damping", damping, zero=True)
 
     @override

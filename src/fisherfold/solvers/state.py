@@ -6,7 +6,7 @@ Everything is in tensors and plain numbers, so that a run resumed from a checkpo
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -58,6 +58,18 @@ class State:
 
     _COUNTERS = ("loss", "gradient_norm", "iteration", "samples", "products", "seconds", "best_loss")
 
+    def copy(self) -> State:
+        """The state as it is now, untouched by later steps; tensors are shared, since no step changes one in place.
+
+        Returns:
+            The copy.
+        """
+        generator = torch.Generator()
+        generator.set_state(self.generator.get_state())
+        memory = (dict(self.numbers), dict(self.vectors), dict(self.record), Trace(list(self.trace.rows)))
+        numbers, vectors, record, trace = memory
+        return replace(self, generator=generator, numbers=numbers, vectors=vectors, record=record, trace=trace)
+
     def save(self, path: str | os.PathLike[str], *, method: str) -> None:
         """Write a checkpoint, atomically.
 
@@ -100,6 +112,8 @@ class State:
         state.numbers = dict(header["numbers"])
         state.vectors = {name: _restored(f"vectors.{name}", tensors, like, path) for name in header["vectors"]}
         state.trace = Trace([dict(row) for row in header["trace"]])
+        if tensors:
+            raise ValueError(f"{path} is a checkpoint of another problem: it also holds {sorted(tensors)}")
         return state
 
 
@@ -114,4 +128,4 @@ def _restored(name: str, tensors: dict[str, Tensor], like: Point, path: str | os
         return {branch: _restored(f"{name}/{branch}", tensors, sub, path) for branch, sub in like.items()}
     if name not in tensors or tensors[name].shape != like.shape or tensors[name].dtype != like.dtype:
         raise ValueError(f"{path} is a checkpoint of another problem: its {name} does not fit the starting point")
-    return tensors[name].to(like.device)
+    return tensors.pop(name).to(like.device)

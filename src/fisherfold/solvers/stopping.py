@@ -6,6 +6,7 @@ stops when either does, ``a & b`` when both do.
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -115,18 +116,22 @@ class LossBelow(Criterion):
 
 @dataclass(frozen=True)
 class Stagnation(Criterion):
-    """Stop when the full loss fell by less than ``rtol`` of its size over the last ``window`` evaluations."""
+    """Stop when the full loss fell by less than ``rtol`` of its size over the last ``window`` evaluations.
+
+    Rejected steps, which leave the loss as it was, do not count.
+    """
 
     rtol: float = 1e-9
     window: int = 5
 
     @override
     def reason(self, state: State) -> str | None:
-        losses = [loss for loss in state.trace["loss"][-10 * self.window :] if loss == loss]
+        taken = (row for row in reversed(state.trace.rows) if row.get("accepted", 1.0))
+        losses = list(itertools.islice((row["loss"] for row in taken if row["loss"] == row["loss"]), self.window + 1))
         if len(losses) <= self.window:
             return None
-        fall = losses[-1 - self.window] - losses[-1]
-        if fall <= self.rtol * max(abs(losses[-1]), 1e-300):
+        fall = losses[-1] - losses[0]
+        if fall <= self.rtol * max(abs(losses[0]), 1e-300):
             return f"the loss fell by only {fall:.1e} over {self.window} evaluations"
         return None
 

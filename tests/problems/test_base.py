@@ -1,0 +1,118 @@
+"""The contract of a problem: what its defaults do, with the smallest problem there is."""
+
+import math
+
+import torch
+
+from fisherfold import Gaussian, NLLProblem, Problem
+from fisherfold.fisher import DenseFisher
+from fisherfold.manifolds import Euclidean, Grassmann, Sphere
+from fisherfold.problems.base import Snapshot
+
+
+class Pull(Problem):
+    """½ mean ‖x - a_i‖² on Euclidean space, written without automatic differentiation."""
+
+    def __init__(self, anchors):
+        self.anchors = anchors
+        self.manifold = Euclidean(anchors.shape[1])
+        self.n_samples = len(anchors)
+
+    def _chosen(self, batch):
+        return self.anchors if batch is None else self.anchors[batch]
+
+    def loss(self, x, batch=None):
+        return 0.5 * (x - self._chosen(batch)).square().sum(1).mean()
+
+    def gradient(self, x, batch=None):
+        return x - self._chosen(batch).mean(0)
+
+    def fisher(self, x, batch=None, *, kind="exact"):
+        return DenseFisher(self.manifold, x, torch.eye(len(x), dtype=x.dtype))
+
+
+def pull():
+    return Pull(torch.randn(6, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64))
+
+
+def test_the_defaults_are_made_of_the_three_abstract_methods():
+    problem, x = pull(), torch.ones(3, dtype=torch.float64)
+    loss, gradient = problem.loss_and_gradient(x)
+    assert torch.equal(loss, problem.loss(x))
+    assert torch.equal(gradient, problem.gradient(x))
+    assert problem.metrics(x) == {}
+    assert problem.fisher_kinds == ("exact",)
+
+
+def test_a_snapshot_gradient_is_exact_for_a_quadratic_and_unbiased_in_general():
+    problem, x0 = pull(), torch.zeros(3, dtype=torch.float64)
+    snapshot = problem.snapshot(x0)
+    x = torch.ones(3, dtype=torch.float64)
+    for batch in torch.arange(6).split(2):
+        # every sample has the same curvature, so the correction removes all noise
+        torch.testing.assert_close(snapshot.gradient(x, batch), problem.gradient(x))
+    g = torch.Generator().manual_seed(1)
+    manifold, inputs = Sphere(4), torch.randn(6, 4, generator=g, dtype=torch.float64)
+    nll = NLLProblem(manifold, lambda a, w: torch.sin(a @ w), Gaussian(), inputs, torch.zeros(6, dtype=torch.float64))
+    x0, x = (manifold.random_point(generator=g) for _ in range(2))
+    anchor = nll.snapshot(x0)
+    assert isinstance(anchor, Snapshot)
+    assert torch.equal(anchor.full_gradient, nll.gradient(x0))
+    assert torch.equal(anchor.loss, nll.loss(x0))
+    mean = torch.stack([anchor.gradient(x, batch) for batch in torch.arange(6).split(2)]).mean(0)
+    torch.testing.assert_close(mean, nll.gradient(x))
+    torch.testing.assert_close(anchor.gradient(x0, torch.tensor([2])), nll.gradient(x0))
+
+
+def test_an_epoch_is_its_steps():
+    problem = pull()
+    x0 = torch.zeros(3, dtype=torch.float64)
+    batches = [torch.tensor([0, 1]), torch.tensor([3])]
+    mean = problem.anchors.mean(0)
+    torch.testing.assert_close(problem.snapshot(x0).epoch(x0, batches, step=0.5), 0.75 * mean)
+    natural = problem.snapshot(x0).epoch(x0, batches, step=0.5, kind="exact", damping=1.0)
+    torch.testing.assert_close(natural, (1 - 0.75**2) * mean)
+
+
+def test_steps_end_where_the_iterate_leaves_the_finite_numbers():
+    problem, seen = pull(), []
+    problem.anchors[2] = math.inf
+
+    def batches():
+        for k in range(6):
+            seen.append(k)
+            yield torch.tensor([k])
+
+    x0 = torch.zeros(3, dtype=torch.float64)
+    assert not bool(torch.isfinite(problem.descend(x0, batches(), step=lambda k: 0.1)).all())
+    assert seen == [0, 1, 2]
+    problem = pull()
+    snapshot = problem.snapshot(x0)
+    problem.anchors[2] = math.nan
+    for kind in (None, "exact"):
+        seen.clear()
+        assert not bool(torch.isfinite(snapshot.epoch(x0, batches(), step=0.1, kind=kind)).all())
+        assert seen == [0, 1, 2]
+
+
+def test_the_plain_steps_count_from_zero():
+    problem, steps = pull(), []
+    problem.descend(
+        torch.zeros(3, dtype=torch.float64), torch.arange(6).split(2), step=lambda k: steps.append(k) or 0.1
+    )
+    assert steps == [0, 1, 2]
+
+
+def test_a_fisher_matrix_that_is_not_finite_ends_the_epoch_without_a_crash():
+    class Broken(NLLProblem):
+        def fisher(self, x, batch=None, *, kind="exact"):
+            operator = super().fisher(x, batch, kind=kind)
+            operator.blocks = operator.blocks * math.nan
+            return operator
+
+    g = torch.Generator().manual_seed(1)
+    x = torch.randn(8, 4, generator=g, dtype=torch.float64)
+    problem = Broken(Grassmann(4, 2), lambda x, u: x @ u @ u.T, Gaussian(), x, x)
+    u = problem.manifold.random_point(generator=g)
+    moved = problem.snapshot(u).epoch(u, torch.arange(8).split(4), step=1.0, kind="row-block", damping=0.1)
+    assert not bool(torch.isfinite(moved).all())

@@ -1,0 +1,290 @@
+"""Any model as a problem: loss and gradient by hand, batches, networks, KL along the retraction, and bad input."""
+
+import pytest
+import torch
+from torch import nn
+
+from fisherfold import Bernoulli, Categorical, Gaussian, NLLProblem, Poisson
+from fisherfold.fisher.flat import flatten
+from fisherfold.manifolds import Euclidean, Grassmann, Oblique, Product, Sphere
+from fisherfold.manifolds.base import leaves, scale
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def logistic(n=4, samples=12, seed=0):
+    g = generator(seed)
+    x = torch.randn(samples, n, generator=g, dtype=torch.float64)
+    y = torch.bernoulli(torch.full((samples,), 0.5, dtype=torch.float64), generator=g)
+    return NLLProblem(Sphere(n), lambda x, w: x @ w, Bernoulli(), x, y), Sphere(n).random_point(generator=g)
+
+
+def test_loss_and_gradient_of_logistic_regression_by_hand():
+    problem, w = logistic()
+    for batch in (None, torch.tensor([3, 1, 1])):
+        x, y = (problem.inputs, problem.targets) if batch is None else (problem.inputs[batch], problem.targets[batch])
+        p = torch.sigmoid(x @ w)
+        loss = -(y * p.log() + (1 - y) * (1 - p).log()).mean()
+        euclidean = x.T @ (p - y) / len(y)
+        riemannian = euclidean - (euclidean @ w) * w
+        torch.testing.assert_close(problem.loss(w, batch), loss)
+        torch.testing.assert_close(problem.gradient(w, batch), riemannian)
+        both = problem.loss_and_gradient(w, batch)
+        assert torch.equal(both[0], problem.loss(w, batch))
+        assert torch.equal(both[1], problem.gradient(w, batch))
+
+
+@pytest.mark.parametrize("chunk_size", [None, 1, 5])
+def test_per_sample_quantities_add_up_and_do_not_depend_on_the_chunk(chunk_size):
+    whole, w = logistic()
+    problem = NLLProblem(Sphere(4), whole.model, Bernoulli(), whole.inputs, whole.targets, chunk_size=chunk_size)
+    gradients = problem.per_sample_gradients(w)
+    assert gradients.shape == (12, 4)
+    torch.testing.assert_close(gradients.mean(0), problem.gradient(w))
+    torch.testing.assert_close(problem.jacobian(w), problem.inputs[:, None, :])
+    batch = torch.tensor([4, 2])
+    torch.testing.assert_close(problem.per_sample_gradients(w, batch), gradients[batch])
+    torch.testing.assert_close(problem.jacobian(w, batch), problem.inputs[batch][:, None, :])
+
+
+@pytest.mark.parametrize("likelihood", [Gaussian(0.5), Categorical(), Bernoulli(), Poisson()], ids=str)
+def test_half_the_fisher_length_is_kl_to_third_order(likelihood):
+    """Theorem 1: E KL(p_θ ‖ p_R(td)) = ½ t² <d, F d> + O(t³) along a second-order retraction."""
+    g = generator(3)
+    manifold = Grassmann(5, 2)
+    u = manifold.random_point(generator=g)
+    x = torch.randn(15, 5, generator=g, dtype=torch.float64)
+
+    def model(x, u):
+        return torch.tanh(x @ u) * x[:, :2]
+
+    problem = NLLProblem(manifold, model, likelihood, x, likelihood.sample(model(x, u), generator=g))
+    d = manifold.random_tangent(u, generator=g)
+    half = 0.5 * float(problem.fisher(u).quadratic(d))
+    errors = [abs(float(problem.kl(u, manifold.retract(u, t * d))) / t**2 - half) / half for t in (1e-2, 1e-3, 1e-4)]
+    # the relative error is O(t)
+    assert errors[0] < 0.2
+    assert errors[1] < 0.15 * errors[0]
+    assert errors[2] < 0.15 * errors[1]
+    assert float(problem.kl(u, u)) == 0
+
+
+def test_outputs_may_have_any_shape():
+    g = generator(1)
+    x = torch.randn(6, 3, generator=g, dtype=torch.float64)
+    y = torch.randint(0, 4, (6, 2), generator=g)
+    weights = torch.randn(3, 2, 4, generator=g, dtype=torch.float64)
+    problem = NLLProblem(Sphere(3), lambda x, w: torch.einsum("nd,dkc->nkc", x * w, weights), Categorical(), x, y)
+    w = Sphere(3).random_point(generator=g)
+    z = problem.model(x, w)
+    expected = nn.functional.cross_entropy(z.permute(0, 2, 1), y, reduction="none").sum(1).mean()
+    torch.testing.assert_close(problem.loss(w), expected)
+    operator = problem.fisher(w)
+    assert operator.n_rows == 6 * 8
+    rows = operator.rows()
+    torch.testing.assert_close(rows.T @ rows, operator.dense())
+    one = NLLProblem(Sphere(3), lambda x, w: torch.exp(x @ w), Gaussian(), x, torch.ones(6, dtype=torch.float64))
+    assert one.fisher(w).n_rows == 6
+
+
+def test_integer_inputs_are_indices():
+    """An embedding: the inputs are item numbers, and only the targets have a dtype to match."""
+    items = torch.tensor([0, 2, 1, 2])
+    problem = NLLProblem(Oblique(3, 2), lambda i, t: t[i, 0], Gaussian(), items, torch.ones(4, dtype=torch.float64))
+    t = Oblique(3, 2).random_point(generator=generator())
+    expected = 0.5 * (t[items, 0] - 1).square().mean()
+    torch.testing.assert_close(problem.loss(t), expected)
+
+
+def network():
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2, bias=False)).double()
+    with torch.no_grad():
+        module[0].weight.copy_(nn.functional.normalize(module[0].weight, dim=1))
+    g = generator(2)
+    x, y = torch.randn(10, 3, generator=g, dtype=torch.float64), torch.randint(0, 2, (10,), generator=g)
+    return module, x, y
+
+
+def test_a_network_becomes_a_problem_on_a_product():
+    module, x, y = network()
+    problem, start = NLLProblem.from_module(module, Categorical(), x, y, manifolds={"0.weight": Oblique(4, 3)}, draws=3)
+    assert isinstance(problem.manifold, Product)
+    assert list(start) == ["0.weight", "0.bias", "2.weight"]
+    assert problem.draws == 3
+    loss = nn.functional.cross_entropy(module(x), y)
+    torch.testing.assert_close(problem.loss(start), loss.detach())
+    loss.backward()
+    gradient = problem.gradient(start)
+    torch.testing.assert_close(gradient["0.bias"], module[0].bias.grad)
+    torch.testing.assert_close(gradient["2.weight"], module[2].weight.grad)
+    w, g = module[0].weight.detach(), module[0].weight.grad
+    torch.testing.assert_close(gradient["0.weight"], g - (g * w).sum(1, keepdim=True) * w)
+    # the network itself is left alone
+    with torch.no_grad():
+        for leaf in leaves(start):
+            leaf.zero_()
+    assert float(module[0].weight.detach().abs().min()) > 0
+    assert not any(leaf.requires_grad for leaf in leaves(start))
+
+
+def test_unknown_parameters_are_named():
+    module, x, y = network()
+    with pytest.raises(ValueError, match=r"manifolds names parameters that the module does not have: \['1.weight'\]"):
+        NLLProblem.from_module(module, Categorical(), x, y, manifolds={"1.weight": Oblique(4, 3)})
+
+
+X, Y = torch.ones(4, 2), torch.ones(4)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "error", "message"),
+    [
+        ([[1.0]], Y, TypeError, r"x must be a torch.Tensor, got list"),
+        (X, [1.0], TypeError, r"y must be a torch.Tensor, got list"),
+        (X[:0], Y[:0], ValueError, r"x must hold at least one sample, got shape \(0, 2\)"),
+        (torch.tensor(1.0), Y, ValueError, r"x must hold at least one sample, got shape \(\)"),
+        (X, Y[:3], ValueError, r"x and y must have the same number of samples, got 4 and 3"),
+        (X * torch.nan, Y, ValueError, r"x must be finite, got NaN or infinite entries"),
+        (X, Y * torch.inf, ValueError, r"y must be finite, got NaN or infinite entries"),
+        (X, Y.to("meta"), ValueError, r"x and y must be on one device, got cpu and meta"),
+    ],
+)
+def test_bad_data_is_named(x, y, error, message):
+    with pytest.raises(error, match=message):
+        NLLProblem(Euclidean(2), lambda x, t: x @ t, Gaussian(), x, y)
+
+
+@pytest.mark.parametrize("option", ["draws", "chunk_size"])
+def test_bad_counts_are_named(option):
+    with pytest.raises(ValueError, match=f"{option} must be at least 1, got 0"):
+        NLLProblem(Euclidean(2), lambda x, t: x @ t, Gaussian(), X, Y, **{option: 0})
+
+
+CALLS = {
+    "loss": lambda p, t: p.loss(t),
+    "gradient": lambda p, t: p.gradient(t),
+    "fisher": lambda p, t: p.fisher(t),
+    "row-block": lambda p, t: p.fisher(t, kind="row-block"),
+    "per_sample_gradients": lambda p, t: p.per_sample_gradients(t),
+    "jacobian": lambda p, t: p.jacobian(t),
+}
+
+
+@pytest.mark.parametrize("call", sorted(CALLS))
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (lambda x, t: (x @ t).sum(), r"model must return a tensor with one row per sample, \(\d, ...\), got \(\)"),
+        (lambda x, t: (x @ t).repeat(2, 1), r"one row per sample, \(\d, ...\), got \(\d, 1\)"),
+        (lambda x, t: [x @ t], r"model must return a tensor with one row per sample, \(\d, ...\), got list"),
+        (lambda x, t: (x @ t).long(), r"model must return a floating tensor, got torch.int64"),
+        (lambda x, t: x @ t, r"y must have the shape \(4, 1\) of the model's output, got \(4,\)"),
+    ],
+    ids=["scalar", "rows", "list", "integer", "targets"],
+)
+def test_a_model_of_the_wrong_shape_is_named_whatever_is_asked_first(model, message, call):
+    problem = NLLProblem(Euclidean(2, 1), model, Gaussian(), X, Y)
+    with pytest.raises(ValueError, match=message):
+        CALLS[call](problem, torch.zeros(2, 1))
+
+
+def test_targets_outside_the_first_batch_are_checked_too():
+    y = torch.tensor([0.0, 1.0, 1.0, 2.0])
+    problem = NLLProblem(Euclidean(2), lambda x, t: x @ t, Bernoulli(), X, y)
+    with pytest.raises(ValueError, match=r"y must be 0 or 1 for a Bernoulli likelihood, got values in \[0, 2\]"):
+        problem.loss(torch.zeros(2), torch.tensor([0, 1]))
+
+
+def test_bad_points_are_named():
+    problem, w = logistic()
+    for call in (problem.loss, problem.gradient, problem.fisher, problem.per_sample_gradients):
+        with pytest.raises(ValueError, match=r"theta is not a point of Sphere\(4\)"):
+            call(2 * w)
+        with pytest.raises(
+            ValueError, match=r"theta must have the dtype torch.float64 of the data x, got torch.float32"
+        ):
+            call(w.float())
+        with pytest.raises(ValueError, match=r"theta must be on cpu like the data, got meta"):
+            call(w.to("meta"))
+        with pytest.raises(ValueError, match=r"theta must have shape \(..., 4\) on Sphere\(4\), got \(3,\)"):
+            call(w[:3])
+        with pytest.raises(ValueError, match=r"theta must be finite, got NaN or infinite entries"):
+            call(w * torch.nan)
+        with pytest.raises(TypeError, match=r"theta must be a torch.Tensor, got list"):
+            call([1.0, 0.0, 0.0, 0.0])
+    with pytest.raises(ValueError, match=r"theta is not a point of Sphere\(4\)"):
+        problem.kl(w, 2 * w)
+
+
+def test_mixed_dtypes_in_a_product_are_named():
+    module, x, y = network()
+    problem, start = NLLProblem.from_module(module, Categorical(), x, y)
+    start["2.weight"] = start["2.weight"].float()
+    with pytest.raises(ValueError, match=r"theta must have the dtype torch.float64 of the data x, got torch.float32"):
+        problem.loss(start)
+
+
+@pytest.mark.parametrize(
+    ("batch", "error", "message"),
+    [
+        (torch.tensor([], dtype=torch.int64), ValueError, r"batch must hold at least one sample, got none"),
+        (torch.tensor([0, 12]), ValueError, r"batch must lie in 0..11, got 0..12"),
+        (torch.tensor([-1, 2]), ValueError, r"batch must lie in 0..11, got -1..2"),
+        (torch.tensor([0.0, 1.0]), ValueError, r"batch must be a vector of integer indices, got torch.float32"),
+        (torch.ones(12, dtype=torch.bool), ValueError, r"batch must be a vector of integer indices, got torch.bool"),
+        (torch.tensor([[0, 1]]), ValueError, r"vector of integer indices, got torch.int64 of shape \(1, 2\)"),
+        ([0, 1], TypeError, r"batch must be a tensor of sample indices, got list"),
+        (torch.tensor([0, 1], device="meta"), ValueError, r"batch must be on cpu like the data, got meta"),
+    ],
+)
+def test_bad_batches_are_named(batch, error, message):
+    problem, w = logistic()
+    for call in (problem.loss, problem.gradient, problem.fisher, problem.per_sample_gradients):
+        with pytest.raises(error, match=message):
+            call(w, batch)
+
+
+def test_an_operator_never_belongs_to_an_earlier_point():
+    """The graph of the last gradient is kept for the operator; it must not outlive what it was computed from."""
+    module, x, y = network()
+    problem, start = NLLProblem.from_module(module, Categorical(), x, y)
+    fresh, _ = NLLProblem.from_module(module, Categorical(), x, y)
+    batch = torch.tensor([0, 1, 2])
+
+    def check():
+        torch.testing.assert_close(problem.fisher(start, batch).z, fresh.model(x[batch], start))
+        torch.testing.assert_close(problem.fisher(start, batch).dense(), fresh.fisher(start, batch).dense())
+
+    problem.gradient(start, batch)
+    check()
+    start["2.weight"] = 2 * start["2.weight"]
+    check()
+    problem.gradient(start, batch)
+    start["0.bias"].add_(1.0)
+    check()
+    problem.gradient(start, batch)
+    batch[0] = 7
+    check()
+    problem.gradient(start)
+    check()
+
+
+def test_unknown_kinds_are_named():
+    problem, w = logistic()
+    with pytest.raises(ValueError, match=r"kind must be one of \['exact', 'monte-carlo', .*\], got 'diagonal'"):
+        problem.fisher(w, kind="diagonal")
+
+
+def test_the_gradient_is_the_slope_along_the_retraction():
+    module, x, y = network()
+    problem, start = NLLProblem.from_module(module, Categorical(), x, y, manifolds={"0.weight": Oblique(4, 3)})
+    manifold = problem.manifold
+    d = manifold.random_tangent(start, generator=generator(5))
+    slope = float(manifold.inner(start, problem.gradient(start), d))
+    t = 1e-5
+    ahead, behind = (float(problem.loss(manifold.retract(start, scale(s, d)))) for s in (t, -t))
+    assert (ahead - behind) / (2 * t) == pytest.approx(slope, rel=1e-7)
+    assert flatten(d).numel() == 12 + 4 + 8

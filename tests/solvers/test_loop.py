@@ -1,0 +1,383 @@
+"""The outer loop: stopping, callbacks, trace, display, checkpoints, interrupts, and bad input read by its message."""
+
+import io
+import math
+import re
+
+import pandas
+import polars
+import pytest
+import torch
+from rich.console import Console
+
+from fisherfold import Gaussian, NLLProblem, Result, minimize
+from fisherfold.files import write_tensors
+from fisherfold.manifolds import Euclidean, Grassmann, Sphere
+from fisherfold.solvers import GradientNorm, LossBelow, MaxSamples, MaxSeconds, Stagnation, State, Trace
+from fisherfold.solvers.progress import Display, figures
+
+NEVER = GradientNorm(0.0)
+
+
+@pytest.fixture
+def task(tasks):
+    return tasks["sphere"]()
+
+
+# stopping
+
+
+def test_each_criterion_states_its_reason(task):
+    def run(stop, **options):
+        return minimize(task.problem, task.x0, stop=stop, max_iter=50, **options)
+
+    result = run(GradientNorm(1e-3))
+    assert result.status == "converged"
+    assert re.fullmatch(r"the gradient norm \d\.\d+e-\d+ is at most 1e-03", result.message)
+    assert result.trace["gradient_norm"][-1] <= 1e-3 < result.trace["gradient_norm"][-2]
+    result = run(LossBelow(task.minimum + 1e-3))
+    assert (result.status, result.success) == ("converged", True)
+    assert "the loss 0.3" in result.message or "is at most" in result.message
+    result = run(MaxSamples(130))
+    assert (result.status, result.message) == ("stopped", "160 sample gradients are spent, 130 were allowed")
+    assert not result.success
+    result = run(MaxSeconds(0.0))
+    assert result.status == "stopped"
+    assert re.fullmatch(r"0\.\d s are spent, 0 s were allowed", result.message)
+    result = run(Stagnation(1e-6, window=3))
+    assert result.status == "converged"
+    assert "over 3 evaluations" in result.message
+    losses = result.trace["loss"]
+    assert losses[-4] - losses[-1] <= 1e-6 * losses[-1]
+
+
+def test_criteria_are_joined(task):
+    either = minimize(task.problem, task.x0, stop=GradientNorm(1e-30) | MaxSamples(90))
+    assert (either.status, either.message) == ("stopped", "120 sample gradients are spent, 90 were allowed")
+    both = minimize(task.problem, task.x0, stop=GradientNorm(1e-2) & MaxSamples(1000), max_iter=100)
+    assert both.status == "converged"
+    assert re.fullmatch(r"the gradient norm .* is at most 1e-02 and 1000 sample gradients are spent.*", both.message)
+    assert both.trace["samples"][-1] >= 1000
+    nested = minimize(task.problem, task.x0, stop=(GradientNorm(1e-30) & MaxSamples(1)) | LossBelow(100.0))
+    assert (nested.status, nested.iterations) == ("converged", 0)
+
+
+def test_rejected_steps_are_no_stagnation():
+    """Algorithm 1 may reject many times while σ rises: that is no reason to call it converged."""
+    state = State(x=torch.zeros(1), generator=torch.Generator())
+    losses = [5.0, 4.0, 3.0]
+    state.trace.rows = [{"loss": loss, "accepted": 1.0} for loss in losses] + [{"loss": 3.0, "accepted": 0.0}] * 10
+    assert Stagnation(1e-3, window=2).reason(state) is None
+    state.trace.rows += [{"loss": 3.0, "accepted": 1.0}] * 2
+    assert Stagnation(1e-3, window=2).reason(state) == "the loss fell by only 0.0e+00 over 2 evaluations"
+    state.trace.rows = [{"loss": math.nan}] * 5 + [{"loss": 1.0}]
+    assert Stagnation(window=1).reason(state) is None
+
+
+def test_the_default_tolerance_follows_the_precision(tasks):
+    for dtype, tol in ((torch.float64, 1e-8), (torch.float32, 1e-4)):
+        task = tasks["quadratic"](dtype)
+        result = minimize(task.problem, task.x0)
+        assert result.status == "converged"
+        assert result.trace["gradient_norm"][-1] <= tol
+
+
+def test_max_iter_is_a_status(task):
+    result = minimize(task.problem, task.x0, "rgd", max_iter=3)
+    assert (result.status, result.message, result.iterations) == ("max_iter", "3 iterations are made", 3)
+    assert repr(result).startswith("Result(max_iter after 3 iterations, value 0.")
+
+
+# callbacks
+
+
+def test_a_callback_sees_every_iteration_and_may_stop(task):
+    seen = []
+
+    def callback(state):
+        seen.append((state.iteration, state.loss))
+        return "enough seen" if state.iteration == 3 else None
+
+    result = minimize(task.problem, task.x0, "rgd", callback=callback)
+    assert [k for k, _ in seen] == [1, 2, 3]
+    assert [loss for _, loss in seen] == result.trace["loss"][1:]
+    assert (result.status, result.message) == ("stopped", "enough seen")
+    result = minimize(task.problem, task.x0, "rgd", callback=lambda state: state.iteration == 2)
+    assert (result.iterations, result.message) == (2, "the callback asked to stop")
+
+
+# trace
+
+
+def test_the_trace_is_a_table(task):
+    result = minimize(task.problem, task.x0, max_iter=4, stop=NEVER)
+    trace = result.trace
+    assert trace.columns[:6] == ["iteration", "samples", "products", "seconds", "loss", "gradient_norm"]
+    assert {"rho", "sigma", "accepted"} <= set(trace.columns)
+    assert trace["iteration"] == [0, 1, 2, 3, 4]
+    assert len(trace) == 5
+    assert all(later >= earlier for earlier, later in zip(trace["seconds"], trace["seconds"][1:], strict=False))
+    table, frame = trace.to_polars(), trace.to_pandas()
+    assert isinstance(table, polars.DataFrame)
+    assert isinstance(frame, pandas.DataFrame)
+    assert table.columns == list(frame.columns) == trace.columns
+    assert table["loss"].to_list() == frame["loss"].to_list() == trace["loss"]
+    assert table["iteration"].dtype.is_integer()
+    assert math.isnan(table["rho"][0])
+    assert [row["iteration"] for row in trace] == [0, 1, 2, 3, 4]
+    with pytest.raises(KeyError, match=r"the trace has the columns .*, not 'colour'"):
+        trace["colour"]
+    assert Trace()["anything"] == []
+    assert Trace().to_polars().shape == (0, 0)
+
+
+def test_metrics_of_the_problem_are_recorded_as_numbers(task, tmp_path):
+    class Measured(NLLProblem):
+        def metrics(self, x):
+            return {"first": x[0], "answer": 42}
+
+    problem = Measured(Sphere(5), task.problem.model, Gaussian(), task.problem.inputs, task.problem.targets)
+    result = minimize(problem, task.x0, max_iter=2, checkpoint=tmp_path / "c")
+    assert result.trace["first"][-1] == float(result.last[0])
+    assert all(isinstance(value, float) for value in result.trace["answer"])
+
+
+def test_the_best_point_and_the_last_are_told_apart(tasks):
+    task = tasks["quadratic"]()
+    result = minimize(task.problem, task.x0, "rsgd", step=2.2, decay=0.0, batch_size=1, max_iter=15, stop=NEVER)
+    losses = result.trace["loss"]
+    assert result.value == min(losses) == float(task.problem.loss(result.x))
+    assert float(task.problem.loss(result.last)) == losses[-1] > result.value
+
+
+def test_full_evaluations_can_be_spaced_out(task):
+    result = minimize(task.problem, task.x0, "rsgd", step=0.1, max_iter=7, evaluate_every=3, stop=NEVER)
+    assert [loss == loss for loss in result.trace["loss"]] == [True, False, False, True, False, False, True, True]
+
+
+# display
+
+
+def test_the_display_shows_the_figures_of_the_last_iteration(task):
+    text = io.StringIO()
+    console = Console(file=text, force_terminal=True, width=160)
+    state = State(x=task.x0, generator=torch.Generator(), loss=0.0123456, gradient_norm=3.4e-5, iteration=7)
+    state.record = {"rho": 0.98, "sigma": 1e-3}
+    assert figures(state) == "loss 1.2346e-02  ‖g‖ 3.4e-05  ρ 0.98  σ 1e-03"
+    with Display("rngd", 20, visible=True, console=console) as display:
+        display.show(state)
+    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text.getvalue())
+    assert all(
+        part in shown for part in ("rngd", "7/20", "loss 1.2346e-02", "‖g‖ 3.4e-05", "ρ 0.98", "σ 1e-03", "left")
+    )
+    state.record = {}
+    assert figures(state) == "loss 1.2346e-02  ‖g‖ 3.4e-05"
+
+
+def test_silence_unless_asked_for(task, capsys):
+    minimize(task.problem, task.x0, max_iter=2)
+    assert capsys.readouterr() == ("", "")
+    minimize(task.problem, task.x0, max_iter=2, verbose=True)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "rngd" in err
+    assert "loss" in err
+
+
+# checkpoints
+
+
+def test_an_interrupt_in_a_callback_leaves_a_checkpoint(method, tasks, options, tmp_path):
+    task = tasks["sphere"]()
+    whole = minimize(task.problem, task.x0, method, max_iter=6, stop=NEVER, **options[method])
+
+    def interrupt(state):
+        if state.iteration == 3:
+            raise KeyboardInterrupt
+
+    common = {"max_iter": 6, "stop": NEVER, "checkpoint": tmp_path / "c", "checkpoint_every": 100}
+    with pytest.raises(KeyboardInterrupt):
+        minimize(task.problem, task.x0, method, callback=interrupt, **common, **options[method])
+    resumed = minimize(task.problem, task.x0, method, resume=True, **common, **options[method])
+    assert torch.equal(resumed.last, whole.last)
+    assert resumed.trace["loss"] == whole.trace["loss"]
+
+
+def test_an_interrupt_in_the_middle_of_a_step_costs_only_that_step(method, tasks, options, tmp_path):
+    """The draws of the broken step must not be lost, or the resumed run would take other batches."""
+    task = tasks["sphere"]()
+    whole = minimize(task.problem, task.x0, method, max_iter=5, stop=NEVER, **options[method])
+    calls = {"left": None}
+
+    class Interrupting(NLLProblem):
+        def _outputs(self, theta, inputs):
+            if calls["left"] is not None:
+                calls["left"] -= 1
+                if calls["left"] == 0:
+                    calls["left"] = None
+                    raise KeyboardInterrupt
+            return super()._outputs(theta, inputs)
+
+    problem = Interrupting(Sphere(5), task.problem.model, Gaussian(), task.problem.inputs, task.problem.targets)
+    common = {"max_iter": 5, "stop": NEVER, "checkpoint": tmp_path / "c", "checkpoint_every": 100}
+
+    def arm(state):
+        if state.iteration == 2:
+            calls["left"] = 2 if method in {"rsgd", "rsvrg", "rngd-vr"} else 1
+
+    with pytest.raises(KeyboardInterrupt):
+        minimize(problem, task.x0, method, callback=arm, **common, **options[method])
+    resumed = minimize(task.problem, task.x0, method, resume=True, **common, **options[method])
+    assert torch.equal(resumed.last, whole.last)
+    assert resumed.trace["loss"] == whole.trace["loss"]
+    assert resumed.trace["samples"] == whole.trace["samples"]
+
+
+def test_resume_without_a_file_starts_fresh_and_a_file_without_resume_is_replaced(task, tmp_path):
+    path = tmp_path / "c"
+    first = minimize(task.problem, task.x0, max_iter=3, checkpoint=path, resume=True)
+    again = minimize(task.problem, task.x0, max_iter=3, checkpoint=path)
+    assert first.iterations == again.iterations == 3
+    assert torch.equal(first.x, again.x)
+
+
+def test_wrong_checkpoints_are_refused(task, tasks, tmp_path):
+    path = tmp_path / "c"
+    minimize(task.problem, task.x0, max_iter=2, checkpoint=path)
+
+    def resume(other=task, method="rngd", **options):
+        return minimize(other.problem, other.x0, method, checkpoint=path, resume=True, **options)
+
+    with pytest.raises(ValueError, match="c is a checkpoint of method 'rngd', not of 'rcg'"):
+        resume(method="rcg")
+    for name in ("grassmann", "network"):
+        with pytest.raises(ValueError, match=r"c is a checkpoint of another problem: its x.*"):
+            resume(tasks[name]())
+    with pytest.raises(ValueError, match="checkpoint of another problem: its x does not fit the starting point"):
+        resume(tasks["sphere"](torch.float32))
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match="c is damaged or not a checkpoint file of fisherfold"):
+        resume()
+    path.write_bytes(b"")
+    with pytest.raises(ValueError, match="c is damaged or not a checkpoint file of fisherfold"):
+        resume()
+    write_tensors(path, {"x": torch.zeros(2)}, kind="model", version=1, header={})
+    with pytest.raises(ValueError, match="c is not a checkpoint file of fisherfold"):
+        resume()
+    write_tensors(path, {"x": torch.zeros(2)}, kind="checkpoint", version=99, header={})
+    with pytest.raises(ValueError, match="c has version 99 of the checkpoint format, at most 1 is known here"):
+        resume()
+
+
+def test_a_checkpoint_of_a_larger_product_is_refused(tasks, tmp_path):
+    task = tasks["network"]()
+    minimize(task.problem, task.x0, max_iter=1, checkpoint=tmp_path / "c")
+    state_of = {"0.weight", "0.bias", "2.weight", "2.bias"}
+    assert set(task.x0) == state_of
+    smaller = {key: value for key, value in task.x0.items() if key != "2.bias"}
+    with pytest.raises(ValueError, match=r"checkpoint of another problem: it also holds \['best/2.bias'"):
+        State.load(tmp_path / "c", method="rngd", like=smaller)
+
+
+# bad input
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"method": "newton"}, ValueError, r"method must be one of \['rcg', .*\], got 'newton'"),
+        ({"max_iter": -1}, ValueError, "max_iter must be at least 0, got -1"),
+        ({"evaluate_every": 0}, ValueError, "evaluate_every must be at least 1, got 0"),
+        ({"checkpoint_every": 0}, ValueError, "checkpoint_every must be at least 1, got 0"),
+        ({"resume": True}, ValueError, "resume=True needs a checkpoint file, got checkpoint=None"),
+        ({"checkpoint": "no/such/folder/c"}, FileNotFoundError, "the folder no/such/folder does not exist"),
+        ({"learning_rate": 1}, TypeError, "method 'rngd': got an unexpected keyword argument 'learning_rate'"),
+        ({"fisher": "diagonal"}, ValueError, r"fisher must be one of \['exact', .*\], got 'diagonal'"),
+        ({"solve": "lu"}, ValueError, r"solve must be 'auto' or one of \['structured', .*\], got 'lu'"),
+        ({"sigma": 0.0}, ValueError, "sigma must be a number > 0, got 0.0"),
+        ({"sigma": math.nan}, ValueError, "sigma must be a number > 0, got nan"),
+        ({"sigma": "big"}, TypeError, "sigma must be a number, got str"),
+        ({"sigma_min": -1.0}, ValueError, "sigma_min must be a number > 0, got -1.0"),
+        ({"eta1": 1.0}, ValueError, "eta1 must lie between 0 and 1, got 1.0"),
+        ({"eta2": 0.0}, ValueError, "eta2 must be a number > 0, got 0.0"),
+        ({"gamma": 1.0}, ValueError, "gamma must be greater than 1, got 1.0"),
+        ({"forcing": 0.0}, ValueError, "forcing must be a number > 0, got 0.0"),
+        ({"step": -1.0}, ValueError, "step must be a number > 0, got -1.0"),
+        ({"step": 1.0, "damping": -1.0}, ValueError, "damping must be a number ≥ 0, got -1.0"),
+        ({"batch_size": 0}, ValueError, "batch_size must be between 1 and n_samples=40, got 0"),
+        ({"batch_size": 41}, ValueError, "batch_size must be between 1 and n_samples=40, got 41"),
+        ({"max_rejections": 0}, ValueError, "max_rejections must be at least 1, got 0"),
+        ({"method": "rsgd"}, TypeError, "method 'rsgd': missing 1 required keyword-only argument: 'step'"),
+        ({"method": "rsgd", "step": -1.0}, ValueError, "step must be a number > 0, got -1.0"),
+        ({"method": "rsgd", "step": 1.0, "decay": -1.0}, ValueError, "decay must be a number ≥ 0, got -1.0"),
+        ({"method": "rsgd", "step": 1.0, "sampling": "all"}, ValueError, "sampling must be 'shuffle' or 'replacement'"),
+        ({"method": "rsgd", "step": 1.0, "batch_size": 99}, ValueError, "between 1 and n_samples=40, got 99"),
+        (
+            {"method": "rsgd", "step": 1.0, "stream": torch.arange(3)},
+            ValueError,
+            r"stream must hold indices of shape \(epochs, draws\), got torch.int64 of shape \(3,\)",
+        ),
+        (
+            {"method": "rsgd", "step": 0.1, "stream": torch.zeros(1, 4).long(), "max_iter": 2, "stop": NEVER},
+            ValueError,
+            "stream holds 1 epochs, epoch 2 was asked for",
+        ),
+        (
+            {"method": "rsgd", "step": 0.1, "stream": torch.full((1, 4), 40)},
+            ValueError,
+            r"batch must lie in 0..39, got 40..40",
+        ),
+        ({"method": "rsvrg", "step": 0.0}, ValueError, "step must be a number > 0, got 0.0"),
+        ({"method": "rsvrg", "step": 1.0, "max_rejections": 0}, ValueError, "max_rejections must be at least 1, got 0"),
+        ({"method": "rngd-vr", "step": 1.0, "damping": -0.1}, ValueError, "damping must be a number ≥ 0, got -0.1"),
+        ({"method": "rngd-vr", "step": 1.0, "fisher": "x"}, ValueError, r"fisher must be one of .*, got 'x'"),
+        ({"method": "rcg", "first_step": 0.0}, ValueError, "first_step must be a number > 0, got 0.0"),
+        ({"method": "rcg", "sufficient": 1.0}, ValueError, "sufficient must lie between 0 and 1, got 1.0"),
+        ({"method": "rgd", "contraction": 0.0}, ValueError, "contraction must lie between 0 and 1, got 0.0"),
+        ({"method": "rgd", "max_trials": 0}, ValueError, "max_trials must be at least 1, got 0"),
+    ],
+)
+def test_bad_options_are_named(task, options, error, message):
+    with pytest.raises(error, match=message):
+        minimize(task.problem, task.x0, **options)
+
+
+def test_bad_starts_are_named(task):
+    def start(x0):
+        return minimize(task.problem, x0)
+
+    with pytest.raises(ValueError, match=r"x0 is not a point of Sphere\(5\): its constraint is violated by"):
+        start(2 * task.x0)
+    with pytest.raises(ValueError, match=r"x0 must not require grad; pass x0.detach()"):
+        start(task.x0.clone().requires_grad_())
+    with pytest.raises(ValueError, match="x0 must be a single point, got one with batch dimensions"):
+        start(task.x0.expand(3, 5))
+    with pytest.raises(ValueError, match=r"x0 must have shape \(..., 5\) on Sphere\(5\), got \(4,\)"):
+        start(task.x0[:4])
+    with pytest.raises(ValueError, match="x0 must be finite, got NaN or infinite entries"):
+        start(task.x0 * torch.nan)
+    with pytest.raises(ValueError, match=r"theta must have the dtype torch.float64 of the data x, got torch.float32"):
+        start(task.x0.float())
+    with pytest.raises(TypeError, match=r"x0 must be a torch.Tensor, got list"):
+        start([1.0, 0, 0, 0, 0])
+    with pytest.raises(ValueError, match=r"x0 must have a floating dtype, got torch.int64"):
+        start(torch.tensor([1, 0, 0, 0, 0]))
+
+
+def test_a_start_on_another_device_is_named():
+    x = torch.ones(3, 2)
+    problem = NLLProblem(Euclidean(2), lambda x, t: x @ t, Gaussian(), x, torch.ones(3))
+    with pytest.raises(ValueError, match="theta must be on cpu like the data, got meta"):
+        problem.loss(torch.ones(2, device="meta"))
+
+
+def test_rank_must_be_less_than_n():
+    with pytest.raises(ValueError, match="must be less than n=4, got 4"):
+        Grassmann(4, 4)
+
+
+def test_results_say_what_they_are(task):
+    result = minimize(task.problem, task.x0)
+    assert isinstance(result, Result)
+    assert (result.status, result.success) == ("converged", True)

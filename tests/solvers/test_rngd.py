@@ -1,0 +1,334 @@
+"""Algorithm 1 against a plain re-implementation, its rules one by one, and its fixed-step form."""
+
+import math
+import warnings
+
+import pytest
+import torch
+
+from fisherfold import Bernoulli, Gaussian, NLLProblem, minimize
+from fisherfold.fisher.flat import flatten, unflatten
+from fisherfold.fisher.solve import tangent_basis
+from fisherfold.manifolds import Euclidean, Grassmann, Product, Sphere, Stiefel
+from fisherfold.manifolds.base import scale
+from fisherfold.solvers import GradientNorm, LossBelow
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def algorithm_1(problem, x, *, iterations, sigma, sigma_min, eta1, eta2, gamma, batches=None):
+    """NOTES section 2, line by line, with a dense solve in a tangent basis."""
+    path = []
+    for k in range(iterations):
+        batch = None if batches is None else batches[k]
+        loss, g = problem.loss(x, batch), problem.gradient(x, batch)
+        norm = flatten(g).norm()
+        damping = sigma * norm
+        basis = tangent_basis(problem.manifold, x)
+        matrix = basis.T @ problem.fisher(x, batch).dense() @ basis
+        damped = matrix + damping * torch.eye(len(matrix), dtype=matrix.dtype)
+        d = -basis @ torch.linalg.solve(damped, basis.T @ flatten(g))
+        trial = problem.manifold.retract(x, problem.manifold.project(x, unflatten(d, x)))
+        model = loss + flatten(g) @ d + 0.5 * d @ (basis @ (damped @ (basis.T @ d)))
+        rho = float((problem.loss(trial, batch) - loss) / (model - loss))
+        accepted = rho >= eta1 and float(norm) >= eta2 / sigma
+        if accepted:
+            x = trial
+        sigma = max(sigma_min, sigma / gamma) if accepted else gamma * sigma
+        path.append((rho, sigma, accepted, x))
+    return path
+
+
+def hard_problem(manifold, seed=0, samples=30):
+    """Outputs that saturate, so that undamped steps go too far and some are rejected."""
+    g = generator(seed)
+    truth = manifold.random_point(generator=g)
+    size = flatten(truth).numel()
+    x = 3 * torch.randn(samples, size, generator=g, dtype=torch.float64)
+
+    def model(x, t):
+        return torch.tanh(x @ flatten(t)[:, None])
+
+    y = model(x, truth) + 0.7 * torch.randn(samples, 1, generator=g, dtype=torch.float64)
+    return NLLProblem(manifold, model, Gaussian(0.5), x, y), manifold.random_point(generator=g)
+
+
+@pytest.mark.parametrize(
+    "manifold",
+    [Euclidean(3), Sphere(4), Stiefel(4, 2), Grassmann(4, 2), Product({"a": Sphere(3), "b": Euclidean(2)})],
+    ids=str,
+)
+def test_the_path_is_that_of_algorithm_1(manifold):
+    rules = {"sigma": 1e-3, "sigma_min": 1e-3, "eta1": 0.98, "eta2": 1e-20, "gamma": 3.0}
+    seen = set()
+    for seed in range(4):
+        problem, x0 = hard_problem(manifold, seed)
+        expected = algorithm_1(problem, x0, iterations=10, **rules)
+        result = minimize(problem, x0, "rngd", max_iter=10, stop=GradientNorm(0.0), **rules)
+        # near the minimum both falls are rounding, and the solver says 1 where the plain ratio is noise
+        count = next((k for k, norm in enumerate(result.trace["gradient_norm"]) if norm < 1e-4), 10)
+        for row, (rho, sigma, accepted, _) in zip(result.trace.rows[1 : count + 1], expected, strict=False):
+            assert row["rho"] == pytest.approx(rho, rel=1e-4, abs=1e-6)
+            assert row["sigma"] == pytest.approx(sigma, rel=1e-12)
+            assert bool(row["accepted"]) is accepted
+            seen.add(accepted)
+        if count == 10:
+            assert float((flatten(result.last) - flatten(expected[-1][3])).norm()) < 1e-6
+    assert seen == {True, False}, "the problems must show both acceptance and rejection"
+
+
+def test_the_stochastic_path_is_that_of_algorithm_1():
+    problem, x0 = hard_problem(Sphere(4))
+    rules = {"sigma": 0.05, "sigma_min": 1e-3, "eta1": 0.3, "eta2": 1e-20, "gamma": 3.0}
+    g = generator(5)
+    batches = [torch.randperm(30, generator=g)[:12] for _ in range(8)]
+    expected = algorithm_1(problem, x0, iterations=8, batches=batches, **rules)
+    result = minimize(problem, x0, "rngd", batch_size=12, max_iter=8, seed=5, stop=GradientNorm(0.0), **rules)
+    assert [bool(a) for a in result.trace["accepted"][1:]] == [step[2] for step in expected]
+    assert result.trace["rho"][1:] == pytest.approx([step[0] for step in expected], rel=1e-4, abs=1e-6)
+    assert float((result.last - expected[-1][3]).norm()) < 1e-8
+    # batches give estimates of the gradient; the loss over all samples is evaluated beside them
+    assert result.trace["loss"][-1] == pytest.approx(float(problem.loss(result.last)))
+    assert result.trace["samples"][-1] == 8 * 12
+
+
+def test_quadratic_convergence_on_a_zero_residual_problem():
+    g = generator(1)
+    manifold = Sphere(5)
+    truth, x = manifold.random_point(generator=g), torch.randn(60, 5, generator=g, dtype=torch.float64)
+    problem = NLLProblem(manifold, lambda x, w: torch.tanh(x @ w), Gaussian(), x, torch.tanh(x @ truth))
+    start = manifold.retract(truth, 0.3 * manifold.random_tangent(truth, generator=g))
+    result = minimize(problem, start, max_iter=30, stop=LossBelow(1e-28))
+    norms = [n for n in result.trace["gradient_norm"] if n > 1e-14]
+    assert float(manifold.dist(result.x, truth)) < 1e-12
+    tail = [math.log(b) / math.log(a) for a, b in zip(norms[-4:], norms[-3:], strict=False) if a < 1e-2]
+    assert tail
+    assert min(tail) > 1.6
+
+
+def test_eta2_ends_the_movement():
+    """Steps are accepted only while ‖g‖ ≥ η₂/σ: with a huge η₂ nothing ever moves and the run says so."""
+    problem, x0 = hard_problem(Sphere(4))
+    result = minimize(problem, x0, "rngd", eta2=1e30, sigma=1.0, max_rejections=5, max_iter=50)
+    assert result.status == "stalled"
+    assert "5 tries in a row" in result.message
+    assert torch.equal(result.last, x0)
+    assert result.trace["sigma"][1:] == [4.0**k for k in range(1, 6)]
+    # an η₂ in between lets the method walk first
+    result = minimize(problem, x0, "rngd", eta2=1e-3, sigma=0.1, max_rejections=3, max_iter=200, stop=GradientNorm(0.0))
+    assert result.status in {"stalled", "max_iter"}
+    norms, sigmas = result.trace["gradient_norm"], [0.1, *result.trace["sigma"][1:]]
+    for k, accepted in enumerate(result.trace["accepted"][1:]):
+        if accepted:
+            assert norms[k] >= 1e-3 / sigmas[k]
+
+
+def test_sigma_never_falls_below_its_minimum(tasks):
+    task = tasks["quadratic"]()
+    result = minimize(task.problem, task.x0, sigma=1e-3, sigma_min=5e-4, stop=GradientNorm(1e-12))
+    assert set(result.trace["sigma"][1:]) == {5e-4}
+
+
+def test_a_first_order_retraction_warns_and_names_itself():
+    manifold = Stiefel(4, 2, retraction="qr")
+    problem, x0 = hard_problem(manifold)
+    with pytest.warns(
+        UserWarning, match=r"retraction 'qr' of Stiefel\(4, 2, retraction='qr'\) is of first order"
+    ) as seen:
+        minimize(problem, x0, "rngd", max_iter=1)
+    assert seen[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        minimize(problem, x0, "rgd", max_iter=1)
+
+
+def test_the_fixed_step_form_with_step_one_is_newton_on_a_quadratic(tasks):
+    task = tasks["quadratic"]()
+    result = minimize(task.problem, task.x0, "rngd", step=1.0, max_iter=1)
+    x, y = task.problem.inputs, task.problem.targets
+    expected = torch.linalg.lstsq(x, y[:, None]).solution[:, 0]
+    assert float((result.last - expected).norm()) < 1e-12 * float(expected.norm())
+    assert result.trace["rho"][-1] == pytest.approx(1)
+
+
+@pytest.mark.parametrize("solver", ["auto", "dense", "cg", "pinv"])
+def test_the_fixed_step_form_takes_every_step_of_its_formula(solver):
+    problem, x0 = hard_problem(Sphere(4))
+    result = minimize(problem, x0, "rngd", step=lambda k: 0.5 / (k + 1), damping=0.3 if solver != "pinv" else 0.0,
+                      solve=solver, forcing=1e-12, max_iter=4, stop=GradientNorm(0.0))  # fmt: skip
+    x = x0
+    for k in range(4):
+        operator, g = problem.fisher(x), problem.gradient(x)
+        d = operator.solve(g, 0.3, method="dense") if solver != "pinv" else operator.solve(g, method="pinv")
+        x = problem.manifold.retract(x, scale(-0.5 / (k + 1), problem.manifold.project(x, d)))
+    assert float((result.last - x).norm()) < 1e-9
+    assert result.trace["accepted"][1:] == [1.0] * 4
+
+
+def test_the_ratio_of_the_fixed_step_form_belongs_to_the_step_that_was_taken(tasks):
+    """On a quadratic the model is exact, so ρ = 1 for every t."""
+    task = tasks["quadratic"]()
+    for solver in ("dense", "cg"):
+        result = minimize(task.problem, task.x0, "rngd", step=0.5, solve=solver, max_iter=3, stop=GradientNorm(0.0))
+        assert result.trace["rho"][1:] == pytest.approx([1.0] * 3, rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["exact", "monte-carlo", "empirical", "kronecker", "row-block", "dense"])
+def test_every_kind_of_fisher_information_descends(kind, tasks):
+    task = tasks["grassmann"]()
+    result = minimize(task.problem, task.x0, fisher=kind, max_iter=40)
+    assert result.value < task.minimum + 0.02 * (float(task.problem.loss(task.x0)) - task.minimum)
+
+
+@pytest.mark.parametrize("solver", ["woodbury", "dense", "cg"])
+def test_every_solve_gives_the_same_run(solver):
+    problem, x0 = hard_problem(Sphere(4))
+    reference = minimize(problem, x0, max_iter=6, stop=GradientNorm(0.0))
+    other = minimize(problem, x0, max_iter=6, stop=GradientNorm(0.0), solve=solver, forcing=1e-12)
+    assert float((other.last - reference.last).norm()) < 1e-7
+
+
+def test_the_forcing_term_bounds_the_residual_and_work_is_counted():
+    problem, x0 = hard_problem(Grassmann(6, 2), samples=50)
+    result = minimize(problem, x0, max_iter=8, solve="cg", forcing=0.2, sigma=1e-3, stop=GradientNorm(0.0))
+    norms = result.trace["gradient_norm"]
+    last = norms[0]
+    for norm, row in zip(norms, result.trace.rows[1:], strict=False):
+        assert row["residual"] <= min(0.2, 0.9 * min(1, norm / last) ** 1.618)
+        last = norm
+    products = [row["cg_iterations"] for row in result.trace.rows[1:]]
+    assert result.trace["products"][-1] == 50 * sum(products) > 0
+    dense = minimize(problem, x0, max_iter=2, solve="dense", sigma=1e-3, stop=GradientNorm(0.0))
+    assert dense.trace["products"][-1] == 2 * 50
+
+
+def test_the_first_damping_is_a_hundredth_of_the_curvature_in_any_units():
+    for units in (1e-60, 1.0, 1e60):
+        problem, x0 = hard_problem(Sphere(4))
+        problem.likelihood = Gaussian(units)
+        g = problem.gradient(x0)
+        curvature = float(problem.fisher(x0).quadratic(g)) / float(g.norm()) ** 2
+        result = minimize(problem, x0, max_iter=1, stop=GradientNorm(0.0), sigma_min=1e-300)
+        assert result.trace["damping"][1] == pytest.approx(1e-2 * curvature)
+
+
+class Fence:
+    """A least-squares model that answers ``beyond`` outside a ball, and counts how often it was asked there."""
+
+    def __init__(self, beyond, radius=1.0):
+        self.beyond, self.radius = beyond, radius
+
+    def __call__(self, x, t):
+        return torch.where(t.norm() > self.radius, self.beyond, 1.0) * (x @ t)
+
+
+@pytest.mark.parametrize("beyond", [math.nan, math.inf])
+def test_trial_points_that_are_not_finite_raise_sigma_until_a_step_fits(beyond):
+    """The minimum lies outside the fence: steps over it are refused, and the run ends near it with its best point."""
+    x = torch.eye(3, dtype=torch.float64)
+    problem = NLLProblem(Euclidean(3), Fence(beyond), Gaussian(), x, torch.full((3,), 2.0, dtype=torch.float64))
+    x0 = torch.zeros(3, dtype=torch.float64)
+    result = minimize(problem, x0, max_iter=300, sigma=1e-3, max_rejections=15)
+    refused = [row for row in result.trace.rows[1:] if math.isnan(row["rho"])]
+    assert refused
+    assert all(row["accepted"] == 0 for row in refused)
+    assert result.trace["sigma"][1] == pytest.approx(4e-3)
+    assert math.isfinite(result.value)
+    assert result.value < float(problem.loss(x0))
+    assert float(result.x.norm()) <= 1
+    assert result.status in {"non_finite", "max_iter", "stalled"}
+
+
+def test_nothing_but_non_finite_ahead_ends_with_a_status_and_the_start():
+    def model(x, t):
+        return torch.where((t != 0).any(), torch.nan, 1.0) * (x @ t)
+
+    x = torch.eye(3, dtype=torch.float64)
+    problem = NLLProblem(Euclidean(3), model, Gaussian(), x, torch.ones(3, dtype=torch.float64))
+    x0 = torch.zeros(3, dtype=torch.float64)
+    for extra in ({}, {"step": 1.0}, {"batch_size": 2}):
+        result = minimize(problem, x0, max_rejections=7, max_iter=100, **extra)
+        assert result.status == "non_finite"
+        assert "not finite (7 tries in a row)" in result.message
+        assert torch.equal(result.x, x0)
+        assert result.iterations == 7
+
+
+def test_a_gradient_that_is_nan_ends_with_a_status(method, options):
+    """√ has the value 0 and the derivative ∞ at 0: finite loss, no gradient."""
+    x = torch.ones(40, 1, dtype=torch.float64)
+    problem = NLLProblem(Euclidean(2), lambda x, t: x * (t.square().sum() * 0).sqrt() + t.sum(), Gaussian(), x, 0 * x)
+    x0 = torch.ones(2, dtype=torch.float64)
+    result = minimize(problem, x0, method, max_iter=100, **options[method])
+    assert result.status == "non_finite"
+    assert torch.equal(result.x, x0)
+    assert math.isfinite(result.value)
+
+
+def test_a_start_that_is_not_finite_is_said(method, options):
+    x = torch.ones(40, 1, dtype=torch.float64)
+    problem = NLLProblem(Euclidean(2), lambda x, t: x * t.sum() / 0.0, Gaussian(), x, 0 * x)
+    result = minimize(problem, torch.ones(2, dtype=torch.float64), method, **options[method])
+    assert (result.status, result.iterations) == ("non_finite", 0)
+    assert "the loss at the starting point is" in result.message
+
+
+@pytest.mark.parametrize("solver", ["auto", "cg", "dense", "woodbury"])
+def test_a_fisher_matrix_that_overflows_is_no_crash(solver):
+    """Outputs of 1e25 are finite in float32, their squares are not."""
+    x = torch.full((3, 4), 1e25)
+    model = lambda x, t: x @ (t - 1) * 1e-3  # noqa: E731
+    problem = NLLProblem(Euclidean(4), model, Gaussian(1e30), x, torch.zeros(3))
+
+    class Overflowing(NLLProblem):
+        def fisher(self, x, batch=None, *, kind="exact"):
+            operator = super().fisher(x, batch, kind=kind)
+            operator.likelihood = Gaussian(1e-30)
+            return operator
+
+    problem.__class__ = Overflowing
+    result = minimize(problem, torch.ones(4) + 1e-5, solve=solver, max_rejections=4, stop=GradientNorm(0.0))
+    assert result.status == "non_finite"
+    assert "4 tries in a row" in result.message
+
+
+def test_a_step_of_length_zero_is_no_progress():
+    """A Fisher operator of NaN gives CG nothing to do; the run must not count that as accepted steps."""
+
+    class Broken(NLLProblem):
+        def fisher(self, x, batch=None, *, kind="exact"):
+            operator = super().fisher(x, batch, kind=kind)
+            operator._matvec = lambda v: v * torch.nan
+            return operator
+
+    x = torch.eye(3, dtype=torch.float64)
+    problem = Broken(Euclidean(3), lambda x, t: x @ t, Gaussian(), x, torch.ones(3, dtype=torch.float64))
+    result = minimize(problem, torch.zeros(3, dtype=torch.float64), solve="cg", max_rejections=6)
+    assert result.iterations == 6
+    assert result.status in {"stalled", "non_finite"}
+    assert result.trace["accepted"][1:] == [0.0] * 6
+
+
+def test_a_batch_whose_gradient_vanishes_is_passed_over():
+    """The first batches of an easy problem can be fitted already; the forcing term must not divide by their norm."""
+    x = torch.eye(4, dtype=torch.float64)
+    y = torch.tensor([0.0, 0.0, 0.0, 1.0], dtype=torch.float64)
+    problem = NLLProblem(Euclidean(4), lambda x, t: x @ t, Gaussian(), x, y)
+    for seed in range(4):
+        result = minimize(
+            problem, torch.zeros(4, dtype=torch.float64), batch_size=1, solve="cg", max_iter=60, seed=seed
+        )
+        assert result.value < 1e-3
+
+
+def test_logistic_regression_on_the_sphere_from_many_starts():
+    g = generator(2)
+    manifold = Sphere(4)
+    x = torch.randn(200, 4, generator=g, dtype=torch.float64)
+    y = torch.bernoulli(torch.sigmoid(3 * x @ manifold.random_point(generator=g)), generator=g)
+    problem = NLLProblem(manifold, lambda x, w: 3 * x @ w, Bernoulli(), x, y)
+    found = [minimize(problem, manifold.random_point(generator=g)) for _ in range(5)]
+    assert {result.status for result in found} == {"converged"}
+    assert max(r.value for r in found) - min(r.value for r in found) < 1e-12
