@@ -140,10 +140,10 @@ def test_missing_files_and_folders_are_named(tmp_path):
 def test_a_read_only_folder_is_named(tmp_path, monkeypatch):
     """Root may write anywhere, so the refusal of the system is played."""
 
-    def refuse(**options):
+    def refuse(path, mode):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(files.tempfile, "mkstemp", refuse)
+    monkeypatch.setattr(files.Path, "open", refuse)
     with pytest.raises(PermissionError, match=r"cannot write .*f: the folder .* is read-only"):
         write(tmp_path / "f")
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeAlias, cast
 
 import torch
@@ -41,6 +42,17 @@ def record(outputs: Callable[[Point], Tensor], point: Point) -> Graph:
         return variables, outputs(variables)
 
 
+@dataclass
+class AdjointTest:
+    """Whether a model can be differentiated twice: tested at the first product, and shared by all operators of a model.
+
+    Attributes:
+        passed: None before the test; if False, forward mode is left, which evaluates the model again.
+    """
+
+    passed: bool | None = None
+
+
 class JacobianFisher(FisherOperator):
     """What the exact, Monte-Carlo and empirical operators share.
 
@@ -68,8 +80,7 @@ class JacobianFisher(FisherOperator):
         self.z = self._graph.detach()
         self.n_samples = len(self.z)
         self._transposed: tuple[Tensor, list[Tensor]] | None = None
-        # tested at the first product; if not, forward mode is left, which evaluates the model again
-        self._differentiable_twice: bool | None = None
+        self.adjoint = AdjointTest()
 
     @abstractmethod
     def _output_product(self, u: Tensor) -> Tensor:
@@ -90,9 +101,9 @@ class JacobianFisher(FisherOperator):
         """
         if not self._graph.requires_grad:
             return torch.zeros_like(self.z)
-        if self._differentiable_twice is None:
-            self._differentiable_twice = self._is_adjoint(v)
-        return self._transpose(v) if self._differentiable_twice else jvp(self._outputs, self.point, v)
+        if self.adjoint.passed is None:
+            self.adjoint.passed = self._is_adjoint(v)
+        return self._transpose(v) if self.adjoint.passed else jvp(self._outputs, self.point, v)
 
     def _is_adjoint(self, v: Tangent) -> bool:
         """Whether <w, J v> = <Jᵀ w, v>: an operation that can be differentiated only once breaks J, without a word."""

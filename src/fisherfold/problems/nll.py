@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from fisherfold.fisher.jacobian import EmpiricalFisher, ExactFisher, Graph, MonteCarloFisher, record
+from fisherfold.fisher.jacobian import AdjointTest, EmpiricalFisher, ExactFisher, Graph, MonteCarloFisher, record
 from fisherfold.fisher.kronecker import KroneckerFisher
 from fisherfold.fisher.likelihoods import Likelihood
 from fisherfold.fisher.operators import DenseFisher, FisherOperator
@@ -87,6 +87,7 @@ class NLLProblem(Problem):
         self.chunk_size = chunk_size
         self._outputs_checked = False
         self._last: _Evaluation | None = None
+        self._adjoint = AdjointTest()
 
     @classmethod
     def from_module(
@@ -248,6 +249,7 @@ class NLLProblem(Problem):
                 draws=self.draws, generator=generator, graph=graph,
             )  # fmt: skip
         exact = ExactFisher(self.manifold, x, outputs, jacobian, self.likelihood, graph=graph)
+        exact.adjoint = self._adjoint
         if kind == "exact":
             return exact
         if kind == "dense":
