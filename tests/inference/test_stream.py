@@ -87,7 +87,9 @@ def test_stream_comes_close_to_the_batch_fit():
         batch = Ratings(local_r, local_c, values[part], (len(r), len(c)))
         absorb(stream, batch, torch.from_numpy(r).long(), torch.from_numpy(c).long())
         refresh_priors(stream)
-    whole = error(fit_variational(ratings, 2))
+    batch_fit = fit_variational(ratings, 2)
+    whole = error(batch_fit)
+    assert stream.noise_precision == pytest.approx(batch_fit.noise_precision, rel=0.5)
     assert stream.n_ratings == ratings.n_ratings
     assert torch.equal(stream.rows.counts, ratings.row_counts.double())
     assert error(stream) < 0.6 * at_first

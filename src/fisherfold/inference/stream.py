@@ -17,7 +17,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fisherfold.inference.completion import CompletionPosterior, evidence, expected_residual, moments, normal_equations
+from fisherfold.inference.completion import (
+    CompletionPosterior,
+    evidence,
+    expected_residual,
+    moments,
+    noise_floor,
+    normal_equations,
+)
 from fisherfold.inference.inverse import pack
 from fisherfold.inference.sides import SetEffects, Side
 from fisherfold.problems.grouped import Grouped
@@ -129,7 +136,9 @@ def absorb(
     posterior.n_ratings += batch.n_ratings
     last = sides[1] if move[1] else sides[0]
     posterior.misfit += float((last[0].weight[last[1]] * residual).sum())
-    posterior.noise_precision = min(posterior.noise_precision, posterior.n_ratings / max(posterior.misfit, 1e-30))
+    if posterior.fixed_ridge is None:  # a given ridge is in units of τ: it stays as it was fitted
+        smallest = noise_floor(posterior.rows.mean.dtype) * posterior.n_ratings
+        posterior.noise_precision = posterior.n_ratings / max(posterior.misfit, smallest)
 
 
 def _count(side: Side, ids: Tensor, groups: Grouped, other_ids: Tensor) -> None:
