@@ -169,3 +169,9 @@ def test_bad_arguments_are_refused(options, message):
     ratings, _ = low_rank()
     with pytest.raises(ValueError, match=message):
         fit_point(ratings, **{"rank": 2, **options})
+
+
+def test_options_that_a_method_of_the_paper_does_not_have_are_refused():
+    ratings = Ratings([0, 0, 1, 1, 2], [0, 1, 0, 1, 1], [1.0, 2.0, 2.0, 4.0, 3.0])
+    with pytest.raises(ValueError, match=r"validation and callback work with solver='auto' only, got solver='rngd'"):
+        fit_point(ratings, 1, solver="rngd", validation=0.2)

@@ -58,15 +58,16 @@ def fit_point(
     Args:
         ratings: the observed entries; the fit is done in their dtype and on their device.
         rank: the dimension of the subspace.
-        ridge: λ ≥ 0 of the penalty on both factors, or ``auto`` for the best on a validation part.
+        ridge: λ ≥ 0 of the penalty on both factors, or ``auto`` for the best on a validation part (0 where ``solver``
+            names a method of the paper, which has no ridge).
         ridge_weighting: the exponent of the weights (n/n̄)^α: ``none`` 0, ``root`` ½, ``count`` 1 (per rating).
         offset_ridge: λ₀; a third of λ if not given.
         offsets: ``all`` (or True), ``rows`` or ``columns`` (with the mean), ``global``, ``none`` (or False).
         solver: ``auto``, or a method of ``fisherfold.minimize`` for the paper's problem, ridge on coefficients alone.
         max_iter: the most iterations.
         tol: stop when an iteration lowers the objective by less than this share of it.
-        validation: a share of the ratings, or other ratings, to stop early on; with ``ridge="auto"`` they choose λ
-            (a tenth if not given) and the final fit uses all ``ratings``.
+        validation: a share of the ratings, or other ratings, to stop early on, for ``solver="auto"``; with
+            ``ridge="auto"`` they choose λ (a tenth if not given) and the final fit uses all ``ratings``.
         continuation: raise the rank step by step (1, 2, 4, ...), each new direction from the residuals.
         seed: fixes the validation part and the start.
         callback: called with the trace row of every iteration; a true value stops the fit.
@@ -75,6 +76,9 @@ def fit_point(
 
     Returns:
         The model.
+
+    Raises:
+        ValueError: if an option does not go with the solver.
 
     Example:
         >>> g = torch.Generator().manual_seed(0)
@@ -91,6 +95,8 @@ def fit_point(
     power = _WEIGHTING[ridge_weighting]
     run = _Run(max_iter, tol, callback, on_interrupt, verbose)
     if solver != "auto":
+        if validation is not None or callback is not None:
+            raise ValueError(f"validation and callback work with solver='auto' only, got solver={solver!r}")
         level = 0.0 if ridge == "auto" else ridge
         return _fit_by_minimize(ratings, rank, level, power, which, solver, max_iter, seed, run)
     searching = ridge == "auto" and (ratings.n_ratings >= _ENOUGH_TO_VALIDATE or validation is not None)
