@@ -399,11 +399,17 @@ def picture(groups, path: Path) -> None:
             axis.scatter(m["cpu"], m["rmse"], s=70 if mine else 40, color="tab:red" if mine else "tab:blue",
                          marker="*" if mine else "o", zorder=3)  # fmt: skip
             label = key[3] + (f" {key[4]}" if key[4] else "")
-            axis.annotate(label, (m["cpu"], m["rmse"]), xytext=(6, 3), textcoords="offset points", fontsize=8)
+            left = key[3] in ("myfm-vb", "cornac", "fisherfold-point")  # beside their neighbours, not over them
+            below = key[3] in ("cmfrec", "fisherfold", "fisherfold-point")
+            axis.annotate(
+                label, (m["cpu"], m["rmse"]), xytext=(-6 if left else 6, -11 if below else 4), fontsize=8,
+                textcoords="offset points", ha="right" if left else "left",
+            )  # fmt: skip
         axis.set_xscale("log")
+        axis.margins(y=0.12)
         reach = [m["cpu"] for _, m in points] or [1.0]
-        axis.set_xlim(min(reach) / 1.3, 4 * max(reach))
-        ticks = [t for t in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200) if min(reach) / 1.3 <= t <= 4 * max(reach)]
+        axis.set_xlim(min(reach) / 2, 5 * max(reach))
+        ticks = [t for t in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200) if min(reach) / 2 <= t <= 5 * max(reach)]
         axis.set_xticks(ticks, [f"{t:g}" for t in ticks])
         axis.minorticks_off()
         axis.set_title(f"{name}, rank {rank}")
