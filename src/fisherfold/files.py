@@ -111,7 +111,8 @@ def read_tensors(
         raise ValueError(f"{path} is damaged or not a {kind} file of fisherfold: {error}") from None
     if content.pop("sha256", None) != _digest(tensors, content):
         raise ValueError(f"{path} is damaged: its checksum does not match")
-    return {name: tensor.to(device) for name, tensor in tensors.items()}, content["header"]
+    # copies, because what lies in the file's buffer is not aligned, and sums over it can differ in their last bit
+    return {name: tensor.clone().to(device) for name, tensor in tensors.items()}, content["header"]
 
 
 def _digest(tensors: Mapping[str, Tensor], content: Mapping[str, Any]) -> str:
