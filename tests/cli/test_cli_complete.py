@@ -132,7 +132,9 @@ def test_python_dash_m():
     environment = {**os.environ, "PYTHONPATH": home, "COLUMNS": "200"}
     result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 2
-    assert result.stderr.strip() == "error: there is no model folder no[thing]"
+    error, hint = result.stderr.splitlines()
+    assert error == "error: there is no model folder no[thing]"
+    assert hint == "hint: 'fisherfold complete recommend --help' shows examples; --debug shows the trace"
 
 
 def test_help_has_examples():

@@ -38,8 +38,8 @@ def test_the_terms_are_shown_before_a_download_and_no_means_no():
 
 def test_verify_with_nothing_found_is_an_error_that_says_what_to_do():
     answer = run(app, ["datasets", "verify"])
-    assert answer.exit_code == 2
-    assert "FISHERFOLD_DATA" in answer.output
+    assert isinstance(answer.exception, FileNotFoundError)
+    assert "FISHERFOLD_DATA" in str(answer.exception)
 
 
 def test_info_of_the_installation():

@@ -31,7 +31,7 @@ def test_json_is_the_summary_and_nothing_else(folder, tmp_path):
     assert [row["method"] for row in summary["methods"]] == ["RNGD", "RSGD", "RSVRG", "RCG"]
     assert summary["seeds"] == [0, 1]
     for kind in ("png", "csv", "json"):
-        assert (output / "school" / f"school.{kind}").is_file()
+        assert (output / "quick" / "school" / f"school.{kind}").is_file()
     assert len(summary["search"]["RSGD"]) > 3
 
 
@@ -56,7 +56,7 @@ def test_theory_prints_findings_with_verdicts(tmp_path):
     assert run.exit_code == 0, run.output
     results = json.loads(run.stdout)["results"]
     assert {r["verdict"] for r in results} == {"holds", "fails"}
-    assert (tmp_path / "theory" / "invariance.png").is_file()
+    assert (tmp_path / "quick" / "theory" / "invariance.png").is_file()
     run = CliRunner().invoke(app, options)
     assert run.exit_code == 0, run.output
     assert "RFIM = FIM" in run.stdout

@@ -8,6 +8,7 @@ import zipfile
 from types import MappingProxyType
 
 import numpy as np
+import pooch
 import pytest
 
 from fisherfold import datasets
@@ -159,8 +160,37 @@ def test_fetch_verifies_keeps_and_finds_a_set_again(tiny):
 
 
 def test_a_download_goes_through_the_same_door(tiny, monkeypatch):
-    monkeypatch.setattr(download, "_download", lambda name: tiny)
+    monkeypatch.setattr(download, "_download", lambda name, tick: tiny)
     assert (datasets.fetch("movielens1m") / "movielens1m.npz").is_file()
+
+
+def test_a_download_says_how_much_has_come(tiny, tmp_path, monkeypatch):
+    """pooch drives its progress bar the way it does for a file of two chunks and a bit."""
+
+    def retrieve(url, *, downloader, path, fname, **_):
+        meter = downloader.progressbar
+        meter.total = 2500
+        for _ in range(3):
+            meter.update(1024)
+        meter.reset()
+        meter.update(2500)
+        meter.close()
+        return tiny
+
+    monkeypatch.setattr(pooch, "retrieve", retrieve)
+    ticks = []
+    datasets.fetch("movielens1m", tick=lambda *seen: ticks.append(seen))
+    assert ticks == [(1024, 2500), (2048, 2500), (2500, 2500), (2500, 2500), (2500, 2500)]
+
+
+def test_a_download_that_fails_says_what_else_can_be_done(tiny, monkeypatch):
+    def retrieve(*_, **__):
+        raise OSError("no route to host")
+
+    monkeypatch.setattr(pooch, "retrieve", retrieve)
+    with pytest.raises(ConnectionError, match=r"ml-1m.zip cannot be downloaded \(OSError\).* --from FILE"):
+        datasets.fetch("movielens1m")
+    assert datasets.where("movielens1m") is None
 
 
 def test_changed_data_is_refused_and_nothing_is_kept(tiny, tmp_path):

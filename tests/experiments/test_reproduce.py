@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -15,7 +16,6 @@ import pytest
 
 from fisherfold.experiments import figures, reproduce
 from fisherfold.experiments.reproduce import Options
-from fisherfold.experiments.sections import Section
 from fisherfold.experiments.theory import records
 
 
@@ -44,8 +44,9 @@ def test_two_processes_give_what_one_gives(folder, tmp_path):
     one, *_ = reproduce.reproduce_figure("school", Options(quick=True, output=tmp_path / "one"))
     two, *_ = reproduce.reproduce_figure("school", Options(quick=True, jobs=2, output=tmp_path / "two"))
     assert repr(without_times(one)) == repr(without_times(two))
-    names = [sorted(p.name for p in (tmp_path / each / "school" / "runs").iterdir()) for each in ("one", "two")]
-    assert names[0] == names[1]
+    kept = [tmp_path / each / "quick" / "school" / "runs" for each in ("one", "two")]
+    first, second = (sorted(file.name for file in folder.iterdir()) for folder in kept)
+    assert first == second
 
 
 def test_an_interrupted_figure_goes_on_where_it_stopped(folder, tmp_path, monkeypatch):
@@ -61,7 +62,7 @@ def test_an_interrupted_figure_goes_on_where_it_stopped(folder, tmp_path, monkey
     monkeypatch.setattr(figures, "minimize", stops_at_the_fifth)
     with pytest.raises(KeyboardInterrupt):
         reproduce.reproduce_figure("school", options)
-    kept = {file.name for file in (options.output / "school" / "runs").iterdir()}
+    kept = {file.name for file in (options.folder("school") / "runs").iterdir()}
     assert len(kept) == 4
     assert not any(name.startswith(".") for name in kept), "no half-written file"
     assert reproduce.sections(options.output)[2].verdict == "not run"
@@ -70,7 +71,7 @@ def test_an_interrupted_figure_goes_on_where_it_stopped(folder, tmp_path, monkey
     going_on = Options(quick=True, seeds=1, output=options.output, tick=lambda *seen: ticks.append(seen))
     result, *_ = reproduce.reproduce_figure("school", going_on)
     runs = sum(len(r) for r in result.searched.values())
-    assert len(made) == len(list((options.output / "school" / "runs").iterdir()))
+    assert len(made) == len(list((options.folder("school") / "runs").iterdir()))
     assert len(made) <= runs + 4, "the first four were not made again"
     assert ticks[0][0] == 4
     assert ticks[-1][0] == ticks[-1][1]
@@ -104,13 +105,44 @@ def test_results_are_not_forgotten_when_the_data_are_gone(folder, tmp_path):
     options = Options(quick=True, seeds=1, output=tmp_path / "out")
     reproduce.reproduce_figure("school", options)
     reproduce.mark_missing("school", "gone", options)
-    assert Section.load(options.output / "sections" / "school.json").verdict != "data not found"
+    assert not (options.output / "sections" / "school.json").exists()
+    assert reproduce.sections(options.output)[2].verdict != "data not found"
+
+
+def test_a_sketch_never_takes_the_place_of_the_whole_experiment(folder, tmp_path, monkeypatch):
+    whole, sketch = (Options(quick=quick, seeds=1, output=tmp_path / "out") for quick in (False, True))
+    plan = reproduce.make_plan("school", quick=True)
+    for first, second in ((sketch, whole), (whole, sketch)):
+        for options in (first, second):
+            # the whole figure with the size of a sketch, so that the test is quick
+            made = plan if options.quick else replace(plan, title="School, 139 tasks", name="school")
+            monkeypatch.setattr(reproduce, "make_plan", lambda *_, made=made: made)
+            reproduce.reproduce_figure("school", options)
+            shown = reproduce.sections(options.output)[2]
+            assert shown.title == ("School, 139 tasks" if whole in (first, options) else plan.title)
+        assert (whole.folder("school") / "school.csv").is_file()
+        assert (sketch.folder("school") / "school.csv").is_file()
+    assert "quick" not in reproduce.sections(whole.output)[2].command
+
+
+def test_parts_measured_side_by_side_are_those_measured_alone(tmp_path):
+    parts = ("metric", "invariance")
+    options = {"quick": True, "seeds": 1, "parts": parts}
+    alone, _ = reproduce.reproduce_theory(Options(**options, output=tmp_path / "one"))
+    beside, _ = reproduce.reproduce_theory(Options(**options, output=tmp_path / "two", jobs=2))
+    assert [part.name for part in beside] == list(parts)
+    assert [part.findings for part in beside] == [part.findings for part in alone]
+    assert [part.charts for part in beside] == [part.charts for part in alone]
+    metric = next(s for s in reproduce.sections(tmp_path / "two") if s.name == "theory-metric")
+    assert len(metric.charts) == 3
+    assert metric.charts[0].log_x
+    assert metric.charts[0].log_y
 
 
 def test_a_part_of_the_theory_is_read_and_not_measured_again(tmp_path, monkeypatch):
     options = Options(quick=True, seeds=1, output=tmp_path, parts=("invariance",))
     (first,), files = reproduce.reproduce_theory(options)
-    written = (tmp_path / "theory" / "invariance.png").read_bytes()
+    written = (options.folder("theory") / "invariance.png").read_bytes()
 
     def refuse(*_args, **_given):
         raise AssertionError("measured again")
@@ -119,7 +151,7 @@ def test_a_part_of_the_theory_is_read_and_not_measured_again(tmp_path, monkeypat
     (again,), files_again = reproduce.reproduce_theory(options)
     assert again.findings == first.findings
     assert files_again == files
-    assert (tmp_path / "theory" / "invariance.png").read_bytes() == written
+    assert (options.folder("theory") / "invariance.png").read_bytes() == written
     for changed in ({"seeds": 2}, {"fresh": True}):
         with pytest.raises(AssertionError, match="measured again"):
             reproduce.reproduce_theory(Options(**{"quick": True, "seeds": 1, "output": tmp_path,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 
@@ -133,7 +134,8 @@ def test_a_figure_section_has_the_verdict_the_curves_and_the_numbers():
 
 def test_the_verdict_of_a_part_of_the_theory():
     findings = [Finding("a", 0.0, 0.1, "holds", ""), Finding("b", 0.0, 0.25, "fails", "")]
-    section = theory_section(Part("metric", "T", "S", findings, [], None), command="c", settings={})
+    part = Part("metric", "T", "S", findings, [], None)
+    section = theory_section(part, command="c", folder=Path("theory"), settings={})
     assert section.verdict == "holds partly"
     assert section.why == ["Of 2 statements 1 hold, 1 do not hold.", "Does not hold: b (measured 0.25)."]
     assert theory_verdict({"holds": 2, "partly": 0}) == "holds"

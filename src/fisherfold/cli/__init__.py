@@ -1,32 +1,28 @@
 """The command line: one voice for fitting, reproducing and inspecting.
 
-Each command family lives in a file of its own and is attached here. Errors of the user's making are one sentence and a
-hint on standard error with exit code 2; ``--debug`` shows the trace.
+Each command family lives in a file of its own and is attached here; what they share is in ``common``.
 """
 
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
 from fisherfold._version import __version__
 from fisherfold.cli import complete, datasets, reproduce, subspace
+from fisherfold.cli.common import INTERRUPTED, Debug, command, group, report
 from fisherfold.cli.demo import demo
 from fisherfold.cli.info import info
 
-app = typer.Typer(
-    name="fisherfold",
-    help="Maximum likelihood on manifolds with the Riemannian Fisher information.",
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
-    pretty_exceptions_enable=False,
+app = group(
+    "Maximum likelihood on manifolds with the Riemannian Fisher information.\n\n"
+    "Start with `fisherfold demo`. Exit codes: 0 done, 1 declined or an unexpected error, 2 something given cannot be "
+    "used, 130 interrupted."
 )
-app.command()(demo)
-app.command()(info)
+command(app, examples=["fisherfold demo", "fisherfold demo --output pictures --seed 1"])(demo)
+command(app, examples=["fisherfold info", "fisherfold info --json"])(info)
 app.add_typer(datasets.app, name="datasets")
 app.add_typer(complete.app, name="complete")
 app.add_typer(reproduce.app, name="reproduce")
@@ -44,17 +40,30 @@ def _options(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and leave.")
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the full trace of an error.")] = False,
+    debug: Debug = False,
 ) -> None:
-    """Options that every command shares; ``--debug`` is read by ``main``."""
+    """Options before the name of a command; ``--debug`` is read by ``main``."""
 
 
 def main() -> None:
-    """Run the command line and turn errors of the user's making into one sentence."""
+    """Run the command line; an error becomes one sentence and a hint, and an exit code."""
     try:
-        app()
-    except (ValueError, TypeError, FileNotFoundError, PermissionError, IsADirectoryError) as error:
+        app(prog_name="fisherfold")
+    except KeyboardInterrupt:
+        raise SystemExit(INTERRUPTED) from None
+    except Exception as error:
         if "--debug" in sys.argv:
             raise
-        Console(stderr=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)
-        raise SystemExit(2) from None
+        raise SystemExit(report(error, _path(sys.argv[1:]), as_json="--json" in sys.argv)) from None
+
+
+def _path(words: list[str]) -> str:
+    """The command that some words name, as in ``fisherfold complete fit``."""
+    node: Any = typer.main.get_command(app)
+    found = ["fisherfold"]
+    for word in words:
+        node = getattr(node, "commands", {}).get(word)
+        if node is None:
+            break
+        found.append(word)
+    return " ".join(found)

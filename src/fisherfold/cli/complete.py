@@ -1,30 +1,24 @@
 """``fisherfold complete``: fill tables with holes from the command line.
 
-Progress goes to standard error, results to standard output: a table, or JSON with ``--json``. Files are written under a
-temporary name and renamed, so that none is ever half there.
+Files are written under a temporary name and renamed, so that none is ever half there.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
+
+from fisherfold.cli.common import Voice, command, group, one_of
 
 if TYPE_CHECKING:
     from fisherfold.estimators.completion import MatrixCompletion
     from fisherfold.estimators.tables import RatingTable
 
-app = typer.Typer(
-    help="Complete a table of ratings, readings or assays with holes.",
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
-)
+app = group("Complete a table of ratings, readings or assays with holes.")
 
 _AUTO_RANKS = (2, 5, 10, 20)
 
@@ -33,43 +27,69 @@ Folder = Annotated[Path, typer.Argument(help="The folder of a fitted model.")]
 Columns = Annotated[
     str | None, typer.Option("--columns", "-c", help="Columns by name or position, as in user,item,rating or 1,2,3.")
 ]
-Format = Annotated[str | None, typer.Option("--format", help="csv, tsv, :: or parquet; found out if not given.")]
+Format = Annotated[
+    str | None,
+    typer.Option(
+        "--format", help="csv, tsv, :: or parquet; found out if not given.",
+        autocompletion=one_of("csv", "tsv", "::", "parquet"),
+    ),
+]  # fmt: skip
 Header = Annotated[
     bool | None,
     typer.Option("--header/--no-header", help="Whether the first line names the columns.", show_default="auto"),
 ]
 Rank = Annotated[str, typer.Option("--rank", "-r", help="The number of factors, or auto (chosen by cross-validation).")]
 Seed = Annotated[int, typer.Option("--seed", "-s", help="Seed of everything random.")]
-Inference = Annotated[str, typer.Option("--inference", help="variational or point.")]
-Offsets = Annotated[str, typer.Option("--offsets", help="both, rows, columns, global or none.")]
+Inference = Annotated[
+    str,
+    typer.Option("--inference", help="variational or point.", autocompletion=one_of("variational", "point")),
+]
+Offsets = Annotated[
+    str,
+    typer.Option(
+        "--offsets", help="both, rows, columns, global or none.",
+        autocompletion=one_of("both", "rows", "columns", "global", "none"),
+    ),
+]  # fmt: skip
 Ridge = Annotated[float | None, typer.Option("--ridge", help="Ridge in imaginary ratings; learnt if not given.")]
-Duplicates = Annotated[str, typer.Option("--duplicates", help="For pairs given twice: mean, last, sum or error.")]
+Duplicates = Annotated[
+    str,
+    typer.Option(
+        "--duplicates", help="For pairs given twice: mean, last, sum or error.",
+        autocompletion=one_of("mean", "last", "sum", "error"),
+    ),
+]  # fmt: skip
 Threads = Annotated[int | None, typer.Option("--threads", help="Threads of the fit; torch decides if not given.")]
 MaxIter = Annotated[int, typer.Option("--max-iter", help="The largest number of passes.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else on standard output.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar.")]
 
 
-@app.command(epilog="Example: `fisherfold complete fit ratings.csv --rank 10 --seed 0 -o model/`")
+@command(
+    app,
+    examples=[
+        "fisherfold complete fit ratings.csv --rank 10 --seed 0 -o model/",
+        "fisherfold complete fit ratings.dat --format :: --rank auto -o model/",
+    ],
+)
 def fit(
-    file: File, output: Annotated[Path, typer.Option("--output", "-o", help="The folder of the model.")],
+    voice: Voice, file: File, output: Annotated[Path, typer.Option("--output", "-o", help="The folder of the model.")],
     rank: Rank = "10", seed: Seed = 0, columns: Columns = None, file_format: Format = None, header: Header = None,
     inference: Inference = "variational", offsets: Offsets = "both", ridge: Ridge = None,
     duplicates: Duplicates = "mean", max_iter: MaxIter = 50, threads: Threads = None,
     keep_on_interrupt: Annotated[
         bool, typer.Option("--keep-on-interrupt", help="At Ctrl-C write the model of the passes done so far.")
     ] = False,
-    as_json: AsJson = False, quiet: Quiet = False,
 ) -> None:  # fmt: skip
     """Fit a model to a file of ratings and write it into a folder."""
     from fisherfold.estimators.tables import read_ratings
 
     if output.exists() and not output.is_dir():
         raise ValueError(f"--output must be a folder, {output} is a file")
+    voice.resume = "no model was written; with --keep-on-interrupt the passes done so far are kept"
     table = read_ratings(file, columns=_split(columns), file_format=file_format, header=header)
+    voice.detail(f"read {table.n_read:,} lines of {file}")
     model = _estimator(
         rank, random_state=seed, inference=inference, offsets=offsets, ridge=ridge, duplicates=duplicates,
-        max_iter=max_iter, n_jobs=threads, verbose=not quiet and sys.stderr.isatty(),
+        max_iter=max_iter, n_jobs=threads, verbose=voice.shows_progress or voice.verbose,
         on_interrupt="return" if keep_on_interrupt else "raise",
     )  # fmt: skip
     began = time.perf_counter()
@@ -85,17 +105,17 @@ def fit(
     }  # fmt: skip
     if hasattr(model, "cv_results_"):
         found["cv_rmse"] = dict(zip(map(str, model.cv_results_["rank"]), model.cv_results_["mean_rmse"], strict=True))
-    _show(f"Completed {file.name}", found, as_json)
+    voice.result(f"Completed {file.name}", found)
 
 
-@app.command(epilog="Example: `fisherfold complete predict model/ pairs.csv -o predictions.csv`")
+@command(app, examples=["fisherfold complete predict model/ pairs.csv -o predictions.csv"])
 def predict(
+    voice: Voice,
     folder: Folder,
     pairs: Annotated[Path, typer.Argument(help="A table whose first two columns are row id and column id.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The CSV file to write.")],
     columns: Columns = None, file_format: Format = None, header: Header = None,
     std: Annotated[bool, typer.Option("--std", help="Add the predictive standard deviation, column std.")] = False,
-    as_json: AsJson = False,
 ) -> None:  # fmt: skip
     """Predict pairs: the table is written with a last column `prediction`."""
     import numpy as np
@@ -111,7 +131,8 @@ def predict(
     i, j = model.model_.locate(rows, ids, "prior")
     if std and model.model_.inference == "point":
         raise ValueError("--std needs a model of --inference variational: a point estimate has no error bars")
-    mean, spread = model.model_.predict(i, j, with_std=std, clip=model.clip)
+    with voice.progress(f"predicting {len(frame):,} pairs"):
+        mean, spread = model.model_.predict(i, j, with_std=std, clip=model.clip)
     frame = frame.drop([name for name in ("std", "prediction") if name in frame.columns])
     if spread is not None:
         frame = frame.with_columns(pl.Series("std", spread))
@@ -119,16 +140,16 @@ def predict(
     write_atomically(output, frame.write_csv().encode())
     unknown = int(np.count_nonzero(((i < 0) | (j < 0)).cpu().numpy()))
     found = {"pairs": len(mean), "with ids not seen in the fit": unknown, "written": str(output)}
-    _show("Predicted", found, as_json)
+    voice.result("Predicted", found)
 
 
-@app.command(epilog="Example: `fisherfold complete recommend model/ 42 -k 5`")
+@command(app, examples=["fisherfold complete recommend model/ 42 -k 5"])
 def recommend(
+    voice: Voice,
     folder: Folder,
     row: Annotated[list[str], typer.Argument(help="One or more row ids.")],
     k: Annotated[int, typer.Option("-k", min=1, help="How many columns for each row.")] = 10,
     include_seen: Annotated[bool, typer.Option("--include-seen", help="Also columns that the row has rated.")] = False,
-    as_json: AsJson = False,
 ) -> None:
     """List the columns with the largest predictions for some rows."""
     from fisherfold.estimators.completion import MatrixCompletion
@@ -139,29 +160,25 @@ def recommend(
     for text in row:
         ids, scores = model.recommend(_row_id(model, text), k, exclude_seen=not include_seen)
         lists[text] = [{"column": plain(c), "prediction": float(s)} for c, s in zip(ids, scores, strict=True)]
-    if as_json:
-        print(json.dumps(lists))
-        return
     table = Table(title="Recommendations")
     for name in ("row", "place", "column", "prediction"):
         table.add_column(name, justify="right" if name in ("place", "prediction") else "left")
     for text, items in lists.items():
         for place, item in enumerate(items, start=1):
             table.add_row(text if place == 1 else "", str(place), str(item["column"]), f"{item['prediction']:.3f}")
-    Console().print(table)
+    voice.answer(lists, table)
 
 
-@app.command(epilog="Example: `fisherfold complete evaluate ratings.csv --rank 10 --folds 5`")
+@command(app, examples=["fisherfold complete evaluate ratings.csv --rank 10 --folds 5"])
 def evaluate(
-    file: File, rank: Rank = "10", seed: Seed = 0,
+    voice: Voice, file: File, rank: Rank = "10", seed: Seed = 0,
     folds: Annotated[int, typer.Option("--folds", "-k", min=2, help="The number of folds.")] = 5,
     columns: Columns = None, file_format: Format = None, header: Header = None, inference: Inference = "variational",
     offsets: Offsets = "both", ridge: Ridge = None, duplicates: Duplicates = "mean", max_iter: MaxIter = 50,
-    threads: Threads = None, as_json: AsJson = False, quiet: Quiet = False,
+    threads: Threads = None,
 ) -> None:  # fmt: skip
     """Cross-validate: held-out errors with their standard errors over random folds."""
     import numpy as np
-    from rich.progress import track
     from sklearn.model_selection import KFold
 
     from fisherfold.estimators.tables import read_ratings
@@ -174,16 +191,17 @@ def evaluate(
         max_iter=max_iter, n_jobs=threads,
     )  # fmt: skip
     parts = list(KFold(folds, shuffle=True, random_state=seed).split(table.values))
-    show = not quiet and sys.stderr.isatty()
-    scores = [
-        _score(model, table, train, test)
-        for train, test in track(parts, "evaluating", console=Console(stderr=True), disable=not show)
-    ]
+    scores = []
+    with voice.progress("evaluating", folds) as bar:
+        for number, (train, test) in enumerate(parts, start=1):
+            bar.say(f"fold {number} of {folds}")
+            scores.append(_score(model, table, train, test))
+            bar.advance()
     found: dict[str, Any] = {"file": str(file), "lines": table.n_read, "refused": table.refused, "folds": folds}
     for name in scores[0]:
         values = np.array([score[name] for score in scores])
         found[name] = {"mean": float(values.mean()), "standard error": float(values.std(ddof=1) / np.sqrt(folds))}
-    _show(f"Held-out errors on {file.name}", found, as_json)
+    voice.result(f"Held-out errors on {file.name}", found)
 
 
 def _estimator(rank: str, **options: Any) -> MatrixCompletion:
@@ -237,25 +255,3 @@ def _row_id(model: MatrixCompletion, text: str) -> Any:
 def _split(columns: str | None) -> tuple[str, ...] | None:
     return None if columns is None else tuple(part.strip() for part in columns.split(","))
 
-
-def _show(title: str, found: dict[str, Any], as_json: bool) -> None:
-    """The final table, or JSON."""
-    if as_json:
-        print(json.dumps(found))
-        return
-    table = Table(title=title, show_header=False)
-    for name, value in found.items():
-        table.add_row(name, _cell(value))
-    Console().print(table)
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:.4f}"
-    if isinstance(value, dict) and "standard error" in value:
-        return f"{value['mean']:.4f} ± {value['standard error']:.4f}"
-    if isinstance(value, dict):
-        return ", ".join(f"{key}: {_cell(item)}" for key, item in value.items()) or "none"
-    return str(value)

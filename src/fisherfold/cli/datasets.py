@@ -2,50 +2,48 @@
 
 from __future__ import annotations
 
-import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-app = typer.Typer(help="The named data sets: list, describe, fetch and verify them.", no_args_is_help=True)
+from fisherfold.cli.common import Voice, command, group
 
-Name = Annotated[str, typer.Argument(help="The name of the data set, as in the list.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+app = group("The named data sets: list, describe, fetch and verify them.")
 
 
-@app.command("list")
-def list_sets(as_json: AsJson = False) -> None:
-    """List the data sets and where each of them is.
+def _names(incomplete: str) -> list[str]:
+    from fisherfold.datasets import REGISTRY
 
-    Example: `fisherfold datasets list`
-    """
+    return [name for name in sorted(REGISTRY) if name.startswith(incomplete)]
+
+
+Name = Annotated[str, typer.Argument(help="The name of the data set, as in the list.", autocompletion=_names)]
+
+
+@command(app, "list", examples=["fisherfold datasets list"])
+def list_sets(voice: Voice) -> None:
+    """List the data sets and where each of them is."""
     from fisherfold.datasets import OFFICIAL, REGISTRY, where
 
     rows = [
         {"name": name, "title": entry.title, "found": str(where(name) or ""), "download": name in OFFICIAL}
         for name, entry in sorted(REGISTRY.items())
     ]
-    if as_json:
-        print(json.dumps({"datasets": rows}))
-        return
-    table = Table(title="Data sets")
+    table = Table(title="Data sets", caption="fetch one with: fisherfold datasets fetch NAME")
     for column in ("name", "what it is", "state"):
         table.add_column(column, no_wrap=column == "name")
     for row in rows:
         state = f"found in {row['found']}" if row["found"] else "can be fetched" if row["download"] else "not found"
         table.add_row(str(row["name"]), str(row["title"]), state)
-    Console().print(table)
+    voice.answer({"datasets": rows}, table)
 
 
-@app.command()
-def info(name: Name, as_json: AsJson = False) -> None:
-    """Describe a data set: source, terms, citation, arrays and checksums.
-
-    Example: `fisherfold datasets info movielens1m`
-    """
+@command(app, examples=["fisherfold datasets info movielens1m"])
+def info(voice: Voice, name: Name) -> None:
+    """Describe a data set: source, terms, citation, arrays and checksums."""
     from fisherfold.datasets import OFFICIAL, record, where
 
     entry, official = record(name), OFFICIAL.get(name)
@@ -55,54 +53,59 @@ def info(name: Name, as_json: AsJson = False) -> None:
         "download": f"{official.url} (about {official.megabytes:g} MB)" if official else "not offered",
         "arrays": {key: f"{a.dtype} {a.shape} sha256 {a.sha256}" for key, a in entry.arrays.items()},
     }  # fmt: skip
-    if as_json:
-        print(json.dumps(facts))
-        return
-    table = Table(show_header=False)
-    for key, value in facts.items():
-        text = "\n".join(f"{k}: {v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
-        table.add_row(key, text)
-    Console().print(table)
+    voice.result(name, facts)
 
 
-@app.command()
+@command(
+    app,
+    examples=["fisherfold datasets fetch movielens1m", "fisherfold datasets fetch movielens1m --from ml-1m.zip --yes"],
+)
 def fetch(
+    voice: Voice,
     name: Name,
     source: Annotated[
         Path | None, typer.Option("--from", help="Read an official file that is already here instead of downloading.")
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Accept the terms without being asked.")] = False,
 ) -> None:
-    """Fetch a data set from its official address, verify it and keep it in the cache. The terms are shown first.
-
-    Example: `fisherfold datasets fetch movielens1m`
-    """
+    """Fetch a data set from its official address, verify it and keep it in the cache. The terms are shown first."""
+    from fisherfold.datasets import OFFICIAL, record, where
     from fisherfold.datasets import fetch as get
-    from fisherfold.datasets import record, where
 
-    entry = record(name)
-    if source is None and where(name) is None and not yes:
-        Console(stderr=True).print(f"{entry.title}\nterms: {entry.licence}\ncite:  {entry.citation}", markup=False)
-        typer.confirm("Download it under these terms?", abort=True, err=True)
-    console = Console(stderr=True)
-    with console.status(f"fetching {name}"):
-        folder = get(name, source=source, say=lambda text: console.print(text, markup=False, highlight=False))
-    print(folder)
+    entry, there = record(name), where(name)
+    if source is None and there is None and name in OFFICIAL and not yes:
+        _ask(f"{entry.title}\nterms: {entry.licence}\ncite:  {entry.citation}", OFFICIAL[name].megabytes)
+    with voice.progress(f"fetching {name}") as bar:
+        folder = get(name, source=source, say=voice.remark, tick=bar.tick)
+    facts = {"name": name, "folder": folder, "was there": source is None and there is not None}
+    voice.answer(facts, str(folder))
 
 
-@app.command()
+def _ask(terms: str, megabytes: float) -> None:
+    """Show the terms, whatever else is shown or not, and go on only after a yes."""
+    print(terms, file=sys.stderr)
+    if not typer.confirm(f"Download it (about {megabytes:g} MB) under these terms?", err=True):
+        print("nothing was downloaded", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+@command(app, examples=["fisherfold datasets verify", "fisherfold datasets verify school jester1"])
 def verify(
-    names: Annotated[list[str] | None, typer.Argument(help="Names; all that are found if none.")] = None,
+    voice: Voice,
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Names; all that are found if none.", autocompletion=_names)
+    ] = None,
 ) -> None:
-    """Compare the arrays of data sets with their recorded checksums. Example: `fisherfold datasets verify school`."""
-    from rich.progress import track
-
+    """Compare the arrays of data sets with their recorded checksums."""
     from fisherfold.datasets import REGISTRY, where
     from fisherfold.datasets import verify as check
 
     chosen = names or [name for name in sorted(REGISTRY) if where(name) is not None]
     if not chosen:
-        raise typer.BadParameter("no data set is found; set FISHERFOLD_DATA, or see 'fisherfold datasets list'")
-    for name in track(chosen, description="verifying", console=Console(stderr=True), transient=True):
-        check(name)
-        print(f"{name}: ok")
+        raise FileNotFoundError("no data set is found; set FISHERFOLD_DATA, or see 'fisherfold datasets list'")
+    with voice.progress("verifying", len(chosen)) as bar:
+        for name in chosen:
+            bar.say(f"verifying {name}")
+            check(name)
+            bar.advance()
+    voice.answer({"verified": chosen}, *(f"{name}: ok" for name in chosen))

@@ -6,35 +6,45 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
+
+from fisherfold.cli.common import Voice
 
 if TYPE_CHECKING:
     from fisherfold.experiments.demo import Run
 
 
 def demo(
+    voice: Voice,
     output: Annotated[Path, typer.Option("--output", "-o", help="Where picture and page go.")] = Path("demo-output"),
-    seed: Annotated[int, typer.Option("--seed", help="Of the data and the starts.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", "-s", help="Seed of the data and the starts.")] = 0,
 ) -> None:
-    """Fit three small problems, print a table, write a picture and a page. Needs no data and no network.
-
-    Example: `fisherfold demo --output demo-output`
-    """
+    """Fit three small problems, print a table, write a picture and a page. Needs no data and no network."""
     from fisherfold.experiments.adapters import demo_section
-    from fisherfold.experiments.demo import draw, run_demo
+    from fisherfold.experiments.demo import FITS, draw, run_demo
     from fisherfold.experiments.report import write_page
 
     output.mkdir(parents=True, exist_ok=True)
-    with Console(stderr=True).status("starting") as status:
-        runs = run_demo(seed=seed, report=lambda name: status.update(f"fitting {name}"))
-    Console().print(_table(runs))
+    with voice.progress("starting", FITS) as bar:
+        names: list[str] = []
+
+        def report(name: str) -> None:
+            bar.tick(len(names))
+            bar.say(f"fitting {name}")
+            names.append(name)
+
+        runs = run_demo(seed=seed, report=report)
     picture = output / "demo.png"
     draw(runs, picture)
-    print(f"picture: {picture}")
     section = demo_section(runs, command=f"fisherfold demo --seed {seed}")
     page = write_page([section], output, title="fisherfold demo", lead="Three small problems, fitted on this machine.")
-    print(f"report page: {page}")
+    facts = [
+        {"problem": run.problem, "method": run.method, "step": run.step, "passes": run.passes[-1],
+         "loss": run.values[-1], "seconds": run.seconds, "test accuracy": run.accuracy}
+        for run in runs
+    ]  # fmt: skip
+    shown = _table(runs), f"picture: {picture}", f"report page: {page}"
+    voice.answer({"runs": facts, "picture": picture, "page": page}, *shown)
 
 
 def _table(runs: list[Run]) -> Table:

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
+
+from fisherfold.cli.common import Bar, Voice, command, group, one_of
 
 if TYPE_CHECKING:
     from fisherfold.estimators.task_tables import Roles, TaskTable
 
-app = typer.Typer(help="Many small related regressions that share a subspace.", no_args_is_help=True)
+app = group("Many small related regressions or classifications that share a subspace.")
 
 Data = Annotated[Path, typer.Argument(help="A table with a header: CSV, TSV or Parquet.")]
 Model = Annotated[Path, typer.Argument(help="A folder written by `fisherfold subspace fit`.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 
 
-@app.command()
+@command(
+    app,
+    examples=[
+        "fisherfold subspace fit pupils.csv --target score --task school -o model/",
+        "fisherfold subspace fit patients.csv --target ill --task ward --classify -o model/",
+    ],
+)
 def fit(
+    voice: Voice,
     data: Data,
     target: Annotated[str, typer.Option("--target", help="The column to predict.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The folder for the model.")],
@@ -31,11 +36,14 @@ def fit(
     features: Annotated[
         str | None, typer.Option("--features", help="Feature columns, separated by commas; all others if not given.")
     ] = None,
-    rank: Annotated[int | None, typer.Option("--rank", help="The dimension of the subspace; 6 or fewer.")] = None,
-    inference: Annotated[str, typer.Option("--inference", help="marginal (default) or point.")] = "marginal",
+    rank: Annotated[
+        int | None, typer.Option("--rank", "-r", help="The dimension of the subspace; 6 or fewer if not given.")
+    ] = None,
+    inference: Annotated[
+        str, typer.Option("--inference", help="marginal or point.", autocompletion=one_of("marginal", "point"))
+    ] = "marginal",
     classify: Annotated[bool, typer.Option("--classify", help="The target has two classes.")] = False,
-    seed: Annotated[int, typer.Option("--seed", help="Fixes all randomness.")] = 0,
-    as_json: AsJson = False,
+    seed: Annotated[int, typer.Option("--seed", "-s", help="Seed of everything random.")] = 0,
 ) -> None:
     """Fit a model and keep it in a folder."""
     from fisherfold.estimators.subspace import SubspaceRegressor
@@ -53,25 +61,32 @@ def fit(
     if not classify:
         model = SubspaceRegressor(rank, inference=inference, random_state=seed)
     began = time.perf_counter()
-    with Console(stderr=True).status(f"fitting {len(table.X):,} rows") as status:
-        _watch(model, status)
+    voice.resume = "no model was written; the same command starts again"
+    with voice.progress(f"fitting {len(table.X):,} rows", model.max_iter) as bar:
+        _watch(model, bar)
         model.fit(table.X, table.y, task=table.task)
         del model.__dict__["_show"]
     model.save(output)
     roles.save(output)
-    _print({"model": str(output), **_facts(model, table), "seconds": time.perf_counter() - began}, as_json, "fitted")
+    seconds = time.perf_counter() - began
+    voice.result("Fitted", {"model": str(output), **_facts(model, table), "seconds": seconds})
 
 
-@app.command()
+@command(app, examples=["fisherfold subspace predict model/ new.csv --std -o predictions.csv"])
 def predict(
+    voice: Voice,
     model: Model,
     data: Data,
     output: Annotated[Path, typer.Option("--output", "-o", help="The table with predictions, CSV.")],
     std: Annotated[bool, typer.Option("--std", help="Add predictive standard deviations.")] = False,
     unseen: Annotated[
-        str, typer.Option("--unseen", help="For tasks that were not seen: error, or mean for what all tasks share.")
+        str,
+        typer.Option(
+            "--unseen",
+            help="For tasks that were not seen: error, or mean for what all tasks share.",
+            autocompletion=one_of("error", "mean"),
+        ),
     ] = "error",
-    as_json: AsJson = False,
 ) -> None:
     """Write a table with predictions added to it."""
     from fisherfold.estimators.task_tables import read_tasks
@@ -87,11 +102,11 @@ def predict(
     added = {f"{roles.target}_predicted": values} | ({} if deviations is None else {f"{roles.target}_std": deviations})
     frame = table.frame.with_columns(**added)
     write_atomically(output, frame.write_csv().encode())
-    _print({"rows": len(frame), "output": str(output)}, as_json, "predicted")
+    voice.result("Predicted", {"rows": len(frame), "output": str(output)})
 
 
-@app.command()
-def evaluate(model: Model, data: Data, as_json: AsJson = False) -> None:
+@command(app, examples=["fisherfold subspace evaluate model/ held_out.csv"])
+def evaluate(voice: Voice, model: Model, data: Data) -> None:
     """Compare predictions with known targets."""
     from fisherfold.estimators.task_tables import read_tasks
 
@@ -107,7 +122,7 @@ def evaluate(model: Model, data: Data, as_json: AsJson = False) -> None:
         probabilities = fitted.predict_proba(table.X, task=table.task)
         facts["accuracy"] = fitted.score(table.X, table.y, task=table.task)
         facts["log_loss"] = float(log_loss(table.y, probabilities, labels=fitted.classes_))
-    _print(facts, as_json, "held-out errors")
+    voice.result("Held-out errors", facts)
 
 
 def _load(folder: Path) -> tuple[Roles, Any]:
@@ -152,24 +167,13 @@ def _facts(model: Any, table: TaskTable) -> dict[str, Any]:
     return facts | {name: model.score(table.X, table.y, task=table.task)}
 
 
-def _watch(model: Any, status: Any) -> None:
-    """Show the rounds of a fit in the status line."""
+def _watch(model: Any, bar: Bar) -> None:
+    """Show the rounds of a fit."""
 
     def show(row: Any) -> bool:
         number, loss = (row["round"], row["loss"]) if isinstance(row, dict) else (row.iteration, row.loss)
-        status.update(f"round {int(number)}: loss {loss:.6f}")
+        bar.say(f"round {int(number)}: loss {loss:.6f}")
+        bar.tick(int(number))
         return False
 
     model.__dict__["_show"] = show
-
-
-def _print(facts: dict[str, Any], as_json: bool, title: str) -> None:
-    if as_json:
-        finite = {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in facts.items()}
-        print(json.dumps(finite))
-        return
-    table = Table(title=title, show_header=False)
-    for key, value in facts.items():
-        shown = "undefined" if isinstance(value, float) and math.isnan(value) else value
-        table.add_row(key, f"{shown:.4g}" if isinstance(shown, float) else str(shown))
-    Console().print(table)

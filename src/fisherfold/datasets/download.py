@@ -21,6 +21,7 @@ from fisherfold.datasets.records import record
 from fisherfold.files import write_atomically
 
 Say = Callable[[str], object]
+Tick = Callable[[float, float], object]
 
 
 @dataclass(frozen=True)
@@ -61,13 +62,20 @@ def where(name: str) -> Path | None:
     return next((folder for folder in (*folders, cache_folder()) if is_in(entry, folder)), None)
 
 
-def fetch(name: str, *, source: str | os.PathLike[str] | None = None, say: Say = lambda _: None) -> Path:
+def fetch(
+    name: str,
+    *,
+    source: str | os.PathLike[str] | None = None,
+    say: Say = lambda _: None,
+    tick: Tick = lambda _done, _total: None,
+) -> Path:
     """Make a data set available, downloading it if it is nowhere yet.
 
     Args:
         name: a name of ``REGISTRY``.
         source: an official file that is already on this machine, to read instead of downloading.
         say: called with the terms before a download, and with what is done.
+        tick: called with the bytes that have come and the bytes there will be.
 
     Returns:
         The folder that holds it.
@@ -87,7 +95,7 @@ def fetch(name: str, *, source: str | os.PathLike[str] | None = None, say: Say =
     if source is not None and not Path(source).is_file():
         raise FileNotFoundError(f"there is no file {source}")
     say(f"{entry.title}. Terms: {entry.licence} Cite: {entry.citation}")
-    official = Path(source) if source is not None else _download(name)
+    official = Path(source) if source is not None else _download(name, tick)
     say(f"reading {official.name}")
     arrays = READERS[name](official)
     check_arrays(entry, arrays)
@@ -100,13 +108,37 @@ def fetch(name: str, *, source: str | os.PathLike[str] | None = None, say: Say =
     return folder
 
 
-def _download(name: str) -> Path:
+def _download(name: str, tick: Tick) -> Path:
     import pooch
 
     official = OFFICIAL[name]
+    pooch.get_logger().setLevel("WARNING")
     # the decoded arrays are what is compared with a checksum, so that another packing of the same data passes
-    kept = pooch.retrieve(
-        official.url, known_hash=None, path=Path(tempfile.gettempdir()) / "fisherfold-downloads", progressbar=False,
-        fname=Path(official.url).name,
-    )  # fmt: skip
+    try:
+        kept = pooch.retrieve(
+            official.url, known_hash=None, path=Path(tempfile.gettempdir()) / "fisherfold-downloads",
+            fname=Path(official.url).name, downloader=pooch.HTTPDownloader(progressbar=_Meter(tick)),
+        )  # fmt: skip
+    except OSError as error:
+        raise ConnectionError(
+            f"{official.url} cannot be downloaded ({type(error).__name__}); get it by other means and read it with "
+            f"'fisherfold datasets fetch {name} --from FILE'"
+        ) from error
     return Path(kept)
+
+
+class _Meter:
+    """What pooch takes for a progress bar: it sets ``total``, counts with ``update`` and ends with the whole again."""
+
+    def __init__(self, tick: Tick) -> None:
+        self.tick, self.total, self.done = tick, 0.0, 0.0
+
+    def update(self, count: float) -> None:
+        self.done = min(self.done + count, self.total or self.done + count)
+        self.tick(self.done, self.total)
+
+    def reset(self) -> None:
+        self.done = 0.0
+
+    def close(self) -> None:
+        self.tick(self.total, self.total)

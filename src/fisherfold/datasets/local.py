@@ -314,10 +314,18 @@ def find(entry: DatasetRecord, folder: str | os.PathLike[str] | None = None) -> 
 
     Returns:
         The folder.
+
+    Raises:
+        FileNotFoundError: if it is in neither.
     """
     if folder is None and is_in(entry, cache_folder()):
         given = os.environ.get("FISHERFOLD_DATA")
         return Path(given) if given and is_in(entry, Path(given)) else cache_folder()
+    if folder is None and not os.environ.get("FISHERFOLD_DATA"):
+        raise FileNotFoundError(
+            f"{entry.name} is not in the cache, and FISHERFOLD_DATA is not set: run 'fisherfold datasets fetch "
+            f"{entry.name}', or set the environment variable FISHERFOLD_DATA to the folder that holds {entry.files[0]}"
+        )
     return data_folder(folder)
 
 

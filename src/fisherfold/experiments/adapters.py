@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from fisherfold._version import __version__
@@ -57,9 +58,10 @@ def figure_section(
     why = [c.sentence(plan.metrics[c.column], first) for c in comparisons]
     series = [_series(label, runs, plan.metrics) for label, runs in result.runs.items()]
     chart = Chart(_spread(result), AXES, plan.metrics, series, any(map(_spans_decades, series)))
+    raw = ", ".join(f"{picture.removesuffix('png')}{kind}" for kind in ("csv", "json"))
     settings = {
         **plan.settings, "budget (#grad/N, the paper's count)": plan.budget, "seeds": len(result.seeds),
-        "version": __version__, "raw tables": f"{plan.name}/{plan.name}.csv, {plan.name}/{plan.name}.json",
+        "version": __version__, "raw tables": raw,
     }  # fmt: skip
     notes = [*(f"{name}: {sentence}" for name, sentence in (more or {}).items()), *filter(None, [plan.note])]
     return Section(
@@ -109,19 +111,20 @@ def _search_table(result: FigureResult) -> Table:
     return Table("Step sizes searched on the first seed", ["method", "step", "final loss", "status", "chosen"], rows)
 
 
-def theory_section(part: Part, *, command: str, settings: Mapping[str, Any]) -> Section:
+def theory_section(part: Part, *, command: str, folder: Path, settings: Mapping[str, Any]) -> Section:
     """One part of the theory.
 
     Args:
         part: the part.
         command: what repeats it.
+        folder: where its files are, below the folder of the page.
         settings: how it was run.
 
     Returns:
         The section.
     """
     sketch = " (quick sketch)" if settings.get("quick") else ""
-    settings = {**settings, "version": __version__, "raw tables": f"theory/{part.name}.csv, theory/theory.json"}
+    settings = {**settings, "version": __version__, "raw tables": f"{folder / part.name}.csv, {folder}/theory.json"}
     seen = Counter(str(finding.verdict) for finding in part.findings)
     words = {"holds": "hold", "partly": "hold with a restriction", "fails": "do not hold"}
     counts = ", ".join(f"{seen[verdict]} {word}" for verdict, word in words.items() if seen[verdict])
@@ -131,7 +134,7 @@ def theory_section(part: Part, *, command: str, settings: Mapping[str, Any]) -> 
     table = Table("Findings", ["statement", "predicted", "measured", "verdict", "how it was measured"], rows)
     return Section(
         f"theory-{part.name}", f"Theory: {part.title}{sketch}", THEORY_CLAIMS[part.name], theory_verdict(seen), why,
-        settings, command, (), [table], f"theory/{part.name}.png", [part.sentence],
+        settings, command, part.charts, [table], (folder / f"{part.name}.png").as_posix(), [part.sentence],
     )  # fmt: skip
 
 

@@ -25,6 +25,8 @@ from fisherfold.problems.tasks import TaskStatistics
 from fisherfold.solvers import GradientNorm, minimize
 
 PASSES = 100
+SMOOTH, NETWORK = ("rngd", "rcg", "rsvrg", "rsgd"), ("mkfac", "riem. sgd", "sgd")
+FITS = 2 * len(SMOOTH) + len(NETWORK)
 FISHER = {"completion": "gauss-newton", "multi-task": "exact"}
 STEPS = (0.03, 0.1, 0.3, 1.0)
 EPOCHS = 12
@@ -76,10 +78,10 @@ def run_demo(*, seed: int = 0, report: Callable[[str], object] = lambda _: None)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the problems are small: a second thread costs more in hand-overs than it brings
     for name, (problem, start) in {"completion": completion(seed), "multi-task": multi_task(seed)}.items():
-        for method in ("rngd", "rcg", "rsvrg", "rsgd"):
+        for method in SMOOTH:
             report(f"{name}: {method}")
             runs.append(_fit(name, problem, start, method, seed))
-    for method in ("mkfac", "riem. sgd", "sgd"):
+    for method in NETWORK:
         report(f"digits: {method}")
         runs.append(_best_network(method, seed))
     torch.set_num_threads(threads)

@@ -2,6 +2,10 @@
 
 An experiment leaves its raw tables, its recorded runs and one section file; the page is made from the section files, so
 that every command refreshes it and nothing has to be run twice. An experiment without data or not yet run is said so.
+A sketch (``quick``) lies in a folder of its own: the page shows it only until the whole experiment has been run.
+
+A further experiment needs a title in ``TITLES``, a claim, its place in ``ORDER``, and a function that leaves its files in
+``options.folder(name)`` and its section with ``keep``; its command goes to ``fisherfold.cli.reproduce``.
 """
 
 from __future__ import annotations
@@ -36,6 +40,7 @@ FIGURES: dict[str, Callable[..., FigurePlan]] = {
 NAMES = (*FIGURES, "theory")
 TITLES = {"jester": "Jester-1, rank 5", "movielens": "MovieLens-1M, rank 5", "school": "School, 139 tasks",
           "sarcos": "Sarcos, 7 tasks", "cifar": "CIFAR-10 and CIFAR-100 with MKFAC"}  # fmt: skip
+ORDER = (*FIGURES, "cifar", *(f"theory-{part}" for part in THEORY_CLAIMS))
 CIFAR_CLAIM = "MKFAC has the best test accuracy of six optimizers with WRN-16-4 and VGG16-BN on CIFAR-10 and CIFAR-100."
 
 
@@ -73,6 +78,17 @@ class Options:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         if self.output.exists() and not self.output.is_dir():
             raise ValueError(f"output must be a folder, {self.output} is a file")
+
+    def folder(self, name: str) -> Path:
+        """Where the files of an experiment go.
+
+        Args:
+            name: the experiment.
+
+        Returns:
+            A folder below ``output``; below ``quick`` in it for a sketch.
+        """
+        return (self.output / "quick" if self.quick else self.output) / name
 
     def command(self, name: str) -> str:
         """What to type to repeat an experiment, or to go on with it.
@@ -118,7 +134,7 @@ def reproduce_figure(name: str, options: Options) -> Reproduced:
     Returns:
         The runs, the files, further results and the section.
     """
-    folder = options.output / name
+    folder = options.folder(name)
     source = partial(make_plan, name, options.quick, options.sarcos_file)
     plan = source()
     folder.mkdir(parents=True, exist_ok=True)
@@ -132,7 +148,7 @@ def reproduce_figure(name: str, options: Options) -> Reproduced:
     files = write_figure(result, folder)
     picture = files["png"].relative_to(options.output).as_posix()
     section = figure_section(result, command=options.command(name), picture=picture, more=more)
-    section.save(_section_file(options.output, name))
+    keep(section, options)
     return Reproduced(result, files, more, section)
 
 
@@ -153,7 +169,7 @@ def make_plan(name: str, quick: bool, sarcos_file: Path | None = None) -> Figure
 
 def _default_estimator(name: str, seeds: int, options: Options) -> dict[str, str]:
     """What ``MatrixCompletion`` reaches on the same splits, recorded like a run."""
-    file = options.output / name / "runs" / f"estimator-{seeds}-{__version__}.json"
+    file = options.folder(name) / "runs" / f"estimator-{seeds}-{__version__}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
     if file.is_file() and not options.fresh:
         found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
@@ -177,16 +193,28 @@ def reproduce_theory(options: Options) -> tuple[list[Part], dict[str, str]]:
     Returns:
         The parts and the files by name.
     """
-    folder = options.output / "theory"
+    folder = options.folder("theory")
     settings = Settings(quick=options.quick, seeds=options.seeds, device=options.device, say=options.say)
-    parts = run_recorded(settings, folder, only=options.parts, fresh=options.fresh, tick=options.tick)
+    parts = run_recorded(
+        settings, folder, only=options.parts, fresh=options.fresh, jobs=options.jobs, tick=options.tick
+    )
     files = write_report(parts, folder)
     shown = {"quick": options.quick, "seeds": options.seeds, "device": options.device}
     for part in parts:
         command = f"{options.command('theory')} --part {part.name}"
-        section = theory_section(part, command=command, settings=shown)
-        section.save(_section_file(options.output, section.name))
+        section = theory_section(part, command=command, folder=folder.relative_to(options.output), settings=shown)
+        keep(section, options)
     return parts, files
+
+
+def keep(section: Section, options: Options) -> None:
+    """Keep a section for the page.
+
+    Args:
+        section: the section of an experiment that was run.
+        options: how it was run.
+    """
+    section.save(_section_file(options.output, section.name, options.quick))
 
 
 def mark_missing(name: str, hint: str, options: Options) -> None:
@@ -197,9 +225,8 @@ def mark_missing(name: str, hint: str, options: Options) -> None:
         hint: what to do about it.
         options: how it was run.
     """
-    file = _section_file(options.output, name)
-    if not file.is_file() or Section.load(file).verdict == "data not found":
-        _empty(name, "data not found", hint, options.command(name)).save(file)
+    if _found(options.output, name) is None:
+        _empty(name, "data not found", hint, options.command(name)).save(_section_file(options.output, name))
 
 
 def refresh_page(output: Path) -> Path:
@@ -230,17 +257,29 @@ def sections(output: Path) -> list[Section]:
     Returns:
         Those that were run, and a place-holder for each that was not.
     """
-    found = []
-    for name in (*FIGURES, "cifar", *(f"theory-{part}" for part in THEORY_CLAIMS)):
-        file = _section_file(output, name)
-        if file.is_file():
-            found.append(Section.load(file))
+    shown = []
+    for name in ORDER:
+        marked = _section_file(output, name)
+        found = _found(output, name)
+        if found is not None:
+            shown.append(found)
+        elif marked.is_file():
+            shown.append(Section.load(marked))
         elif name == "cifar":
-            found.append(_empty(name, "not run", "There is no command for it yet.", ""))
+            shown.append(_empty(name, "not run", "There is no command for it yet.", ""))
         else:
             command = f"fisherfold reproduce {name.replace('theory-', 'theory --part ')}"
-            found.append(_empty(name, "not run", "It has not been run yet.", command))
-    return found
+            shown.append(_empty(name, "not run", "It has not been run yet.", command))
+    return shown
+
+
+def _found(output: Path, name: str) -> Section | None:
+    """The section of an experiment that was run: the whole one before the sketch."""
+    for quick in (False, True):
+        file = _section_file(output, name, quick)
+        if file.is_file() and (section := Section.load(file)).verdict != "data not found":
+            return section
+    return None
 
 
 def _empty(name: str, verdict: Verdict, reason: str, command: str) -> Section:
@@ -250,5 +289,5 @@ def _empty(name: str, verdict: Verdict, reason: str, command: str) -> Section:
     return Section(name, title, claim, verdict, [reason], command=command)
 
 
-def _section_file(output: Path, name: str) -> Path:
-    return output / "sections" / f"{name}.json"
+def _section_file(output: Path, name: str, quick: bool = False) -> Path:
+    return output / "sections" / ("quick" if quick else "") / f"{name}.json"

@@ -60,6 +60,7 @@ class Chart:
         metrics: what y can be: labels by key, the first one shown first.
         series: the methods.
         log_y: whether y is logarithmic at first.
+        log_x: the same for x.
     """
 
     title: str
@@ -67,6 +68,7 @@ class Chart:
     metrics: Mapping[str, str]
     series: Sequence[Series]
     log_y: bool = False
+    log_x: bool = False
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,7 @@ class Section:
         """
         try:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
-            charts = tuple(_chart(chart) for chart in content.pop("charts"))
+            charts = tuple(chart_from(chart) for chart in content.pop("charts"))
             tables = tuple(Table(**table) for table in content.pop("tables"))
             return cls(**content, charts=charts, tables=tables)
         except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
@@ -167,9 +169,17 @@ def finite(value: Any) -> Any:
     return value
 
 
-def _chart(content: dict[str, Any]) -> Chart:
+def chart_from(content: Mapping[str, Any]) -> Chart:
+    """A chart from plain data, as ``asdict`` makes it.
+
+    Args:
+        content: the fields of the chart.
+
+    Returns:
+        The chart.
+    """
     series = tuple(
         Series(each["label"], each["x"], {metric: Band(**band) for metric, band in each["y"].items()})
-        for each in content.pop("series")
+        for each in content["series"]
     )
-    return Chart(**content, series=series)
+    return Chart(**{**content, "series": series})

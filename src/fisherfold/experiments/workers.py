@@ -13,7 +13,9 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing.pool import Pool
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -35,12 +37,28 @@ def workers(source: Callable[[], FigurePlan], folder: Path, *, jobs: int, fresh:
     Yields:
         What ``run_figure`` takes as ``spread``.
     """
+    with processes(jobs, _load, (source, folder / "runs", fresh, jobs)) as pool:
+        yield lambda places: pool.imap_unordered(_make, places)
+
+
+@contextmanager
+def processes(jobs: int, start: Callable[..., None], arguments: tuple[Any, ...]) -> Iterator[Pool]:
+    """Spawned processes that leave Ctrl-C to their parent and end with the block.
+
+    Args:
+        jobs: how many.
+        start: what each does first.
+        arguments: for ``start``.
+
+    Yields:
+        The pool.
+    """
     context = multiprocessing.get_context("spawn")
     with _interrupts_ignored():
-        pool = context.Pool(jobs, _start, (source, folder / "runs", fresh, jobs))
+        pool = context.Pool(jobs, _begin, (start, arguments))
     # leaving the block terminates the processes, at an interrupt too
     with pool:
-        yield lambda places: pool.imap_unordered(_make, places)
+        yield pool
 
 
 @contextmanager
@@ -56,10 +74,14 @@ def _interrupts_ignored() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _start(source: Callable[[], FigurePlan], record: Path, fresh: bool, jobs: int) -> None:
+def _begin(start: Callable[..., None], arguments: tuple[Any, ...]) -> None:
     # the parent's SIGTERM must still run the clean-up of half-written files
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    start(*arguments)
+
+
+def _load(source: Callable[[], FigurePlan], record: Path, fresh: bool, jobs: int) -> None:
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // jobs))
     try:
         _runner[:] = [Runner(source(), record, fresh, lambda _: None)]

@@ -66,7 +66,7 @@
       this.hidden = new Set();
       this.axis = Object.keys(data.axes)[0];
       this.metric = Object.keys(data.metrics)[0];
-      this.logX = false;
+      this.logX = data.log_x;
       this.logY = data.log_y;
       host.textContent = "";
       this.controls();

@@ -1,20 +1,27 @@
 """Parts of the theory kept as files, so that a part that is there is not measured again.
 
 A record holds everything of a part but its picture, which lies beside it; it counts only for the same version, size,
-seeds and device.
+seeds and device. Several parts can be measured at a time, each by a process of its own, which leaves its record.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fisherfold._version import __version__
+from fisherfold.experiments.sections import chart_from, finite
 from fisherfold.experiments.theory import PARTS, run_theory
+from fisherfold.experiments.theory.charts import charts_of
 from fisherfold.experiments.theory.report import Finding, Part, Settings, write_part
+from fisherfold.experiments.workers import processes
 from fisherfold.files import write_atomically
 
 Tick = Callable[[int, int], None]
@@ -26,6 +33,7 @@ def run_recorded(
     *,
     only: Sequence[str] = (),
     fresh: bool = False,
+    jobs: int = 1,
     tick: Tick = lambda _done, _total: None,
 ) -> list[Part]:
     """Run the parts that are not recorded yet, and record each as it is done.
@@ -35,6 +43,7 @@ def run_recorded(
         folder: where the records, pictures and tables are; made if it is not there.
         only: names of parts; all if none is given.
         fresh: run recorded parts again.
+        jobs: how many parts at a time.
         tick: told how many parts are done, and of how many.
 
     Returns:
@@ -47,18 +56,40 @@ def run_recorded(
         raise ValueError(f"part must be one of {list(PARTS)}, got {unknown}")
     folder.mkdir(parents=True, exist_ok=True)
     names = [name for name in PARTS if not only or name in only]
-    parts = []
-    for done, name in enumerate(names):
-        tick(done, len(names))
-        found = None if fresh else _read(folder, name, settings)
-        if found is None:
-            (found,) = run_theory(settings, only=(name,))
-            write_part(found, folder)
-            content = {"identity": _identity(settings), "part": _plain(found)}
-            write_atomically(_file(folder, name), json.dumps(content, ensure_ascii=False, default=float).encode())
-        parts.append(found)
-    tick(len(names), len(names))
-    return parts
+    missing = [name for name in names if fresh or _read(folder, name, settings) is None]
+    done = len(names) - len(missing)
+    tick(done, len(names))
+    if jobs > 1 and len(missing) > 1:
+        silent = replace(settings, say=_nothing)
+        with processes(min(jobs, len(missing)), _share_cores, (jobs,)) as pool:
+            for count, name in enumerate(pool.imap_unordered(partial(_measure, silent, folder), missing), start=1):
+                settings.say(f"theory: {name} done")
+                tick(done + count, len(names))
+    else:
+        for count, name in enumerate(missing, start=1):
+            _measure(settings, folder, name)
+            tick(done + count, len(names))
+    found = [_read(folder, name, settings) for name in names]
+    return [part for part in found if part is not None]
+
+
+def _measure(settings: Settings, folder: Path, name: str) -> str:
+    """Run a part and leave its picture, table and record."""
+    (part,) = run_theory(settings, only=(name,))
+    if part.figure is not None:
+        part = replace(part, charts=charts_of(part.figure))
+    write_part(part, folder)
+    content = {"identity": _identity(settings), "part": _plain(part)}
+    write_atomically(_file(folder, name), json.dumps(content, ensure_ascii=False, default=float).encode())
+    return name
+
+
+def _nothing(_: str) -> None:
+    """Other processes are silent."""
+
+
+def _share_cores(jobs: int) -> None:
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // jobs))
 
 
 def _file(folder: Path, name: str) -> Path:
@@ -73,6 +104,7 @@ def _plain(part: Part) -> dict[str, Any]:
     findings = [asdict(finding) for finding in part.findings]
     return {
         "name": part.name, "title": part.title, "sentence": part.sentence, "findings": findings, "table": part.table,
+        "charts": finite([asdict(chart) for chart in part.charts]),
     }  # fmt: skip
 
 
@@ -85,4 +117,6 @@ def _read(folder: Path, name: str, settings: Settings) -> Part | None:
         return None
     stored = content["part"]
     findings = [Finding(**finding) for finding in stored.pop("findings")]
-    return Part(**stored, findings=findings, figure=None)
+    # a record of before the curves were kept has none
+    charts = [chart_from(chart) for chart in stored.pop("charts", ())]
+    return Part(**stored, findings=findings, figure=None, charts=charts)

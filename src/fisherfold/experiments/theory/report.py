@@ -19,6 +19,7 @@ import matplotlib
 import torch
 from matplotlib.figure import Figure
 
+from fisherfold.experiments.sections import Chart
 from fisherfold.files import write_atomically
 
 Verdict = Literal["holds", "partly", "fails"]
@@ -61,6 +62,7 @@ class Part:
         findings: its findings.
         table: every measurement behind them, one row each.
         figure: its picture; none if the part was read from its record.
+        charts: the curves of the picture for the page, once the part is recorded.
     """
 
     name: str
@@ -69,6 +71,7 @@ class Part:
     findings: list[Finding]
     table: list[dict[str, Any]]
     figure: Figure | None
+    charts: Sequence[Chart] = ()
 
 
 @dataclass(frozen=True)

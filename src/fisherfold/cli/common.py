@@ -1,0 +1,331 @@
+"""One voice for every command: the shared options, results, progress, errors and interrupts, in one place.
+
+A command is a function whose first argument is a ``Voice``, attached with ``command``::
+
+    @command(app, examples=["fisherfold train resnet20 --epochs 10"])
+    def train(voice: Voice, model: Annotated[str, typer.Argument(help="Which network.")]) -> None:
+        \"\"\"What it does, in one sentence.\"\"\"
+        with voice.progress("training") as bar:
+            ...                                   # bar.say("epoch 3"), bar.tick(3, 10)
+        voice.result("Trained", {"accuracy": 0.9})
+
+That gives it ``--json``, ``--quiet``, ``--verbose``, ``--debug``, examples in its help and the exit codes
+
+    0    done
+    1    declined by the user, or an error that is not the user's
+    2    an option, a file or data that cannot be used
+    130  interrupted; ``voice.resume`` says how to go on
+
+Results go to standard output, everything else to standard error. ``tests/cli/test_voice.py`` walks over all commands.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console, RenderableType
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+DONE, FAILED, UNUSABLE, INTERRUPTED = 0, 1, 2, 130
+# errors of these kinds are about what the user gave; the message alone helps
+THEIRS = (
+    ValueError, TypeError, FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, ConnectionError,
+    ImportError,
+)  # fmt: skip
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON and nothing else on standard output.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no remarks, only the result.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say every step, the time and the memory it took.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the full trace of an error.")]
+_SHARED = {"as_json": AsJson, "quiet": Quiet, "verbose": Verbose, "debug": Debug}
+
+
+@dataclass
+class Voice:
+    """How a command speaks.
+
+    Attributes:
+        as_json: results are JSON.
+        quiet: nothing but results.
+        verbose: every step.
+        debug: errors show their trace; read by ``report``.
+        resume: what Ctrl-C says about going on.
+    """
+
+    as_json: bool = False
+    quiet: bool = False
+    verbose: bool = False
+    debug: bool = False
+    resume: str = "no file was changed; the same command starts again"
+
+    def __post_init__(self) -> None:
+        if self.quiet and self.verbose:
+            raise ValueError("--quiet and --verbose exclude each other, give one of them")
+
+    @property
+    def shows_progress(self) -> bool:
+        """Whether somebody is there to see a bar."""
+        return not self.quiet and sys.stderr.isatty()
+
+    def remark(self, text: str) -> None:
+        """Say something on standard error, unless quiet.
+
+        Args:
+            text: a sentence.
+        """
+        if not self.quiet:
+            Console(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def detail(self, text: str) -> None:
+        """Say something that only ``--verbose`` wants to hear.
+
+        Args:
+            text: a sentence.
+        """
+        if self.verbose:
+            self.remark(text)
+
+    def answer(self, facts: Mapping[str, Any], *shown: RenderableType) -> None:
+        """Print the result of the command.
+
+        Args:
+            facts: what machines read.
+            *shown: what people read; strings are printed as they are.
+        """
+        if self.as_json:
+            from fisherfold.experiments.sections import finite
+
+            print(json.dumps(finite(facts), ensure_ascii=False, default=str))
+            return
+        for each in shown:
+            plain = isinstance(each, str)
+            Console().print(each, highlight=False, soft_wrap=plain, markup=not plain)
+
+    def result(self, title: str, facts: Mapping[str, Any]) -> None:
+        """Print facts as a table of two columns, or as JSON.
+
+        Args:
+            title: the title of the table.
+            facts: names and values.
+        """
+        table = Table(title=title, show_header=False)
+        for name, value in facts.items():
+            table.add_row(escape(str(name)), escape(cell(value)))
+        self.answer(facts, table)
+
+    @contextmanager
+    def progress(self, what: str, total: int | None = None) -> Iterator[Bar]:
+        """A bar with the time left while a block runs.
+
+        Args:
+            what: what is under way.
+            total: of how many steps, if that is known.
+
+        Yields:
+            The bar.
+        """
+        times = TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn()
+        columns = TextColumn("{task.description}"), BarColumn(bar_width=24), *times
+        # the mean over many steps: single ones differ too much for a shorter window
+        shown = Progress(
+            *columns, console=Console(stderr=True), transient=True, disable=not self.shows_progress,
+            speed_estimate_period=600,
+        )  # fmt: skip
+        with shown:
+            yield Bar(self, shown, what, total)
+
+
+class Bar:
+    """A line of progress.
+
+    Args:
+        voice: tells it whether steps are said as well.
+        progress: where it is drawn.
+        what: what is under way.
+        total: of how many steps.
+    """
+
+    def __init__(self, voice: Voice, progress: Progress, what: str, total: int | None) -> None:
+        self._voice, self._progress = voice, progress
+        self._task = progress.add_task(escape(what), total=total)
+
+    def say(self, what: str) -> None:
+        """Say what is under way now.
+
+        Args:
+            what: a few words.
+        """
+        self._progress.update(self._task, description=escape(what))
+        self._voice.detail(what)
+
+    def tick(self, done: float, total: float | None = None) -> None:
+        """Say how much is done.
+
+        Args:
+            done: how much.
+            total: of how much, if that has become known.
+        """
+        # rich keeps the total where it is given none
+        self._progress.update(self._task, completed=done, total=total)
+
+    def advance(self) -> None:
+        """One step more is done."""
+        self._progress.advance(self._task)
+
+    def another(self, what: str, total: int | None = None) -> Bar:
+        """A further line below.
+
+        Args:
+            what: what it counts.
+            total: of how many.
+
+        Returns:
+            The line.
+        """
+        return Bar(self._voice, self._progress, what, total)
+
+
+def group(text: str) -> typer.Typer:
+    """A family of commands.
+
+    Args:
+        text: its help.
+
+    Returns:
+        The application to attach commands to.
+    """
+    return typer.Typer(help=text, no_args_is_help=True, rich_markup_mode="markdown", pretty_exceptions_enable=False)
+
+
+def command(
+    app: typer.Typer, name: str | None = None, *, examples: Sequence[str]
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Attach a function as a command that speaks with the shared voice.
+
+    Args:
+        app: the family.
+        name: its name, that of the function if not given.
+        examples: whole command lines, shown in its help.
+
+    Returns:
+        A decorator; the function's first argument is the ``Voice``.
+    """
+
+    def attach(run: Callable[..., None]) -> Callable[..., None]:
+        own = list(inspect.signature(run, eval_str=True).parameters.values())[1:]
+        shared = [
+            inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind)
+            for key, kind in _SHARED.items()
+        ]
+
+        @functools.wraps(run)
+        def inside(**given: Any) -> None:
+            voice = Voice(**{key: given.pop(key) for key in _SHARED})
+            began = time.perf_counter()
+            try:
+                run(voice, **given)
+            except KeyboardInterrupt:
+                Console(stderr=True).print(f"stopped; {voice.resume}", markup=False, highlight=False, soft_wrap=True)
+                raise typer.Exit(INTERRUPTED) from None
+            voice.detail(f"took {time.perf_counter() - began:.1f} s{_memory()}")
+
+        # typer reads the options off the signature
+        keywords = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
+        inside.__signature__ = inspect.Signature([*keywords, *shared])  # type: ignore[attr-defined]
+        inside.__annotations__ = {p.name: p.annotation for p in (*own, *shared)}
+        lines = "\n\n".join(f"`{example}`" for example in examples)
+        app.command(name, epilog=f"Example{'s' if len(examples) > 1 else ''}:\n\n{lines}")(inside)
+        return run
+
+    return attach
+
+
+def one_of(*values: str) -> Callable[[str], list[str]]:
+    """Completion of a value in the shell.
+
+    Args:
+        *values: what it can be.
+
+    Returns:
+        What ``typer.Option(autocompletion=...)`` takes.
+
+    Examples:
+        >>> one_of("both", "rows")("b")
+        ['both']
+    """
+    return lambda incomplete: [value for value in values if value.startswith(incomplete)]
+
+
+def cell(value: Any) -> str:
+    """A value as a person reads it.
+
+    Args:
+        value: a number, a truth value, a mean with its standard error, or a mapping.
+
+    Returns:
+        Text.
+
+    Examples:
+        >>> cell(True), cell(0.123456), cell({"mean": 1.0, "standard error": 0.25}), cell(float("nan"))
+        ('yes', '0.1235', '1.0000 ± 0.2500', 'undefined')
+    """
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return "undefined" if value != value else f"{value:.4f}" if 1e-3 <= abs(value) < 1e6 else f"{value:.4g}"
+    if isinstance(value, Mapping) and "standard error" in value:
+        return f"{value['mean']:.4f} ± {value['standard error']:.4f}"
+    if isinstance(value, Mapping):
+        return "\n".join(f"{key}: {cell(item)}" for key, item in value.items()) or "none"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(cell, value)) or "none"
+    return str(value)
+
+
+def report(error: Exception, path: str, *, as_json: bool = False) -> int:
+    """Say an error in one sentence with a hint, on standard error.
+
+    Args:
+        error: what was raised.
+        path: the command, as in ``fisherfold complete fit``.
+        as_json: as one JSON object.
+
+    Returns:
+        The exit code.
+    """
+    theirs = isinstance(error, THEIRS)
+    text = " ".join(str(error).split()) or type(error).__name__
+    if not theirs:
+        text = f"unexpected {type(error).__name__}: {text}"
+    hint = f"'{path} --help' shows examples; --debug shows the trace"
+    if not theirs:
+        hint = "run it again with --debug for the trace, and add 'fisherfold info' to a report of it"
+    code = UNUSABLE if theirs else FAILED
+    if as_json:
+        print(json.dumps({"error": text, "hint": hint, "exit_code": code}, ensure_ascii=False), file=sys.stderr)
+        return code
+    console = Console(stderr=True)
+    console.print(f"[bold red]error:[/] {escape(text)}", highlight=False, soft_wrap=True)
+    console.print(f"[bold]hint:[/] {escape(hint)}", highlight=False, soft_wrap=True)
+    return code
+
+
+def _memory() -> str:
+    """The largest memory of the process so far, where the system tells it."""
+    try:
+        import resource
+    except ImportError:
+        return ""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return f", {peak * (1 if sys.platform == 'darwin' else 1024) / 1e6:.0f} MB at most"

@@ -1,0 +1,274 @@
+"""All commands speak with one voice: a walk over the whole tree, so that a new command cannot forget it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from fisherfold import cli
+from fisherfold.cli import app, common, main
+
+SHARED = {"as_json", "quiet", "verbose", "debug"}
+PAGE = Path(__file__).parents[2] / "docs" / "command-line.md"
+
+
+def leaves(node, path=("fisherfold",)):
+    for name, child in getattr(node, "commands", {}).items():
+        if hasattr(child, "commands"):
+            yield from leaves(child, (*path, name))
+        else:
+            yield (*path, name), child
+
+
+COMMANDS = {" ".join(path): command for path, command in leaves(typer.main.get_command(app))}
+each = pytest.mark.parametrize("path", COMMANDS)
+
+
+def examples(command):
+    return re.findall(r"`([^`]+)`", command.epilog)
+
+
+def test_the_tree_is_the_one_that_is_documented():
+    assert len(COMMANDS) >= 19
+    if not PAGE.exists():
+        pytest.skip("the documentation is not part of an installed package")
+    page = PAGE.read_text(encoding="utf-8")
+    assert [path for path in COMMANDS if f"`{path}`" not in page] == []
+
+
+@each
+def test_a_command_has_the_shared_options_and_every_option_has_a_help(path):
+    parameters = {parameter.name: parameter for parameter in COMMANDS[path].params}
+    assert set(parameters) >= SHARED
+    assert [name for name, parameter in parameters.items() if not parameter.help] == []
+    assert COMMANDS[path].help.strip().endswith(".")
+
+
+@each
+def test_the_help_of_a_command_shows_examples_that_can_be_typed(path):
+    shown = CliRunner().invoke(app, [*path.split()[1:], "--help"], env={"COLUMNS": "400"})
+    assert shown.exit_code == 0
+    assert examples(COMMANDS[path])
+    for example in examples(COMMANDS[path]):
+        assert example in shown.stdout
+        assert example.startswith(path)
+        words = shlex.split(example)[len(path.split()) :]
+        # an option that is misspelt, or a value that does not parse, raises here
+        COMMANDS[path].make_context(path, words)
+
+
+@pytest.fixture
+def probe(monkeypatch, capsys):
+    """A command whose work is given by the test, run through ``main``."""
+    work = {}
+    tree = common.group("A probe.")
+
+    @common.command(tree, examples=["fisherfold probe"])
+    def run(voice: common.Voice, name: str = "x") -> None:
+        """Do what the test says."""
+        work["do"](voice)
+
+    @common.command(tree, examples=["fisherfold other"])
+    def other(voice: common.Voice) -> None:
+        """Make a family of it."""
+
+    def call(do, *options):
+        work["do"] = do
+        monkeypatch.setattr(cli, "app", tree)
+        monkeypatch.setattr(sys, "argv", ["fisherfold", "run", *options])
+        with pytest.raises(SystemExit) as end:
+            main()
+        seen = capsys.readouterr()
+        return end.value.code or 0, seen.out, seen.err
+
+    return call
+
+
+def fail(error):
+    def do(_):
+        raise error
+
+    return do
+
+
+def test_results_go_to_standard_output_and_remarks_to_standard_error(probe):
+    def work(voice):
+        voice.remark("a remark [with brackets]")
+        voice.detail("a detail")
+        voice.result("Title", {"size": 0.123456, "name": "[bold]x[/]"})
+
+    code, out, err = probe(work)
+    assert (code, err) == (0, "a remark [with brackets]\n")
+    assert "0.1235" in out
+    assert "[bold]x[/]" in out
+    code, out, err = probe(work, "--quiet", "--json")
+    assert (code, err) == (0, "")
+    assert json.loads(out) == {"size": 0.123456, "name": "[bold]x[/]"}
+    _, _, err = probe(work, "--verbose")
+    assert re.fullmatch(r"a remark .*\na detail\ntook \d+\.\d s(, \d+ MB at most)?\n", err)
+
+
+def test_json_has_no_nan(probe):
+    _, out, _ = probe(lambda voice: voice.result("x", {"a": float("nan"), "b": (1.0, float("inf"))}), "--json")
+    assert json.loads(out) == {"a": None, "b": [1.0, None]}
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "sentence"),
+    [
+        (ValueError("rank must be at\nleast 1, got [0]"), 2, "rank must be at least 1, got [0]"),
+        (FileNotFoundError("there is no file x"), 2, "there is no file x"),
+        (RuntimeError("the sky fell"), 1, "unexpected RuntimeError: the sky fell"),
+        (KeyError("deep"), 1, "unexpected KeyError: 'deep'"),
+    ],
+)
+def test_an_error_is_one_sentence_a_hint_and_an_exit_code(probe, error, code, sentence):
+    seen, out, err = probe(fail(error))
+    first, hint = err.splitlines()
+    assert (seen, out, first) == (code, "", f"error: {sentence}")
+    assert hint.startswith("hint: ")
+    assert "--debug" in hint
+    seen, out, err = probe(fail(error), "--json")
+    assert (seen, out) == (code, "")
+    assert json.loads(err)["error"] == sentence
+    assert json.loads(err)["exit_code"] == code
+
+
+def test_the_hint_names_the_command(probe):
+    assert "'fisherfold run --help' shows examples" in probe(fail(ValueError("no")))[2]
+
+
+def test_debug_shows_the_trace(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "argv", ["fisherfold", "complete", "recommend", str(tmp_path / "no"), "1", "--debug"])
+    with pytest.raises(FileNotFoundError, match="there is no model folder"):
+        main()
+
+
+def test_an_interrupt_says_how_to_go_on(probe):
+    def work(voice):
+        voice.resume = "what was finished is kept. To go on:\n  fisherfold probe"
+        raise KeyboardInterrupt
+
+    assert probe(work) == (130, "", "stopped; what was finished is kept. To go on:\n  fisherfold probe\n")
+    code, _, err = probe(fail(KeyboardInterrupt()), "--quiet")
+    assert (code, err) == (130, "stopped; no file was changed; the same command starts again\n")
+
+
+def test_quiet_and_verbose_exclude_each_other(probe):
+    code, _, err = probe(lambda _: None, "--quiet", "--verbose")
+    assert code == 2
+    assert "--quiet and --verbose exclude each other" in err
+
+
+def test_a_bar_shows_what_is_done_and_the_time_left(probe, monkeypatch):
+    def work(voice):
+        with voice.progress("counting", 4) as bar:
+            bar.say("step one")
+            bar.tick(1)
+            bar.tick(2, 8)
+            bar.advance()
+            below = bar.another("all", 2)
+            below.advance()
+            assert [task.completed for task in bar._progress.tasks] == [3, 1]
+            assert [task.total for task in bar._progress.tasks] == [8, 2]
+            assert bar._progress.tasks[0].description == "step one"
+
+    assert probe(work)[0] == 0
+    # nobody is there to see a bar: only the steps that --verbose asks for
+    assert "step one" in probe(work, "--verbose")[2]
+    assert probe(work, "--quiet")[2] == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (["datasets", "info", "mov"], {"movielens100k", "movielens1m"}),
+        (["reproduce", "theory", "--part", "m"], {"metric"}),
+        (["complete", "fit", "--offsets", "r"], {"rows"}),
+        (["sub"], {"subspace"}),
+    ],
+)
+def test_the_shell_completes_commands_and_values(words, offered):
+    line = " ".join(["fisherfold", *words])
+    environment = {"_FISHERFOLD_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words))}
+    shown = CliRunner().invoke(app, [], env=environment, prog_name="fisherfold")
+    assert set(shown.stdout.split()) == offered
+
+
+@pytest.fixture
+def school(tmp_path, monkeypatch):
+    """A data folder with a school set of 8 small tasks."""
+    g = np.random.default_rng(0)
+    arrays = {
+        "x": g.integers(0, 3, (96, 28)).astype(np.uint8), "y": g.integers(1, 70, 96).astype(np.uint8),
+        "task_start": np.arange(0, 96, 12, dtype=np.int32),
+        "train_idx": np.zeros((10, 2), np.uint16), "train_fold": np.ones((10, 2), np.uint8),
+    }  # fmt: skip
+    (tmp_path / "data").mkdir()
+    np.savez(tmp_path / "data" / "school.npz", **arrays)
+    monkeypatch.setenv("FISHERFOLD_DATA", str(tmp_path / "data"))
+    return tmp_path
+
+
+@pytest.fixture
+def workplace(school, monkeypatch):
+    """Files for every command, and the two experiments without data kept short."""
+    from fisherfold.experiments import demo, reproduce
+
+    g = np.random.default_rng(0)
+    monkeypatch.chdir(school)
+    monkeypatch.setenv("FISHERFOLD_CACHE", str(school / "cache"))
+    ratings = [f"u{i},{j},{g.normal():.3f}" for i in range(12) for j in range(8) if g.random() < 0.8]
+    Path("ratings.csv").write_text("\n".join(["user,item,rating", *ratings]), encoding="utf-8")
+    rows = [f"{'ab'[i % 2]},{x:.3f},{x * (1 + i % 2):.3f}" for i, x in enumerate(g.normal(size=40))]
+    Path("tasks.csv").write_text("\n".join(["task,x,y", *rows]), encoding="utf-8")
+    curve = demo.Run("digits", "mkfac", [0.0, 1.0], [2.0, 1.0], 0.1, 0.1, 0.5, [0.0, 0.1])
+    runs = [curve, *(demo.Run(p, "rngd", [0.0, 1.0], [2.0, 1.0], 0.1) for p in ("completion", "multi-task"))]
+    monkeypatch.setattr(demo, "run_demo", lambda **_: runs)
+    monkeypatch.setattr(reproduce, "NAMES", ("school", "sarcos"))
+    return school
+
+
+# what to type after the name of each command, and the exit code; a new command needs its line here
+RUNS = {
+    "fisherfold demo": ("", 0),
+    "fisherfold info": ("", 0),
+    "fisherfold datasets list": ("", 0),
+    "fisherfold datasets info": ("school", 0),
+    "fisherfold datasets fetch": ("school", 0),
+    "fisherfold datasets verify": ("school", 2),
+    "fisherfold complete fit": ("ratings.csv --rank 1 -o model", 0),
+    "fisherfold complete predict": ("model ratings.csv -o out.csv", 0),
+    "fisherfold complete recommend": ("model u1 -k 2", 0),
+    "fisherfold complete evaluate": ("ratings.csv --rank 1 --folds 2", 0),
+    "fisherfold subspace fit": ("tasks.csv --target y --task task --rank 1 -o tasks", 0),
+    "fisherfold subspace predict": ("tasks tasks.csv -o out.csv", 0),
+    "fisherfold subspace evaluate": ("tasks tasks.csv", 0),
+    "fisherfold reproduce all": ("--quick --seeds 1", 0),
+    "fisherfold reproduce school": ("--quick --seeds 1", 0),
+    "fisherfold reproduce jester": ("--quick", 2),
+    "fisherfold reproduce movielens": ("--quick", 2),
+    "fisherfold reproduce sarcos": ("--quick", 2),
+    "fisherfold reproduce theory": ("--quick --seeds 1 --part invariance", 0),
+}
+
+
+def test_every_command_answers_in_json_alone(workplace, monkeypatch, capsys):
+    assert set(COMMANDS) == set(RUNS)
+    for path, (rest, code) in RUNS.items():
+        monkeypatch.setattr(sys, "argv", [*path.split(), *rest.split(), "--json", "--quiet"])
+        with pytest.raises(SystemExit) as end:
+            main()
+        seen = capsys.readouterr()
+        assert (end.value.code or 0) == code, (path, seen.err)
+        loud, silent = (seen.out, seen.err) if code == 0 else (seen.err, seen.out)
+        assert isinstance(json.loads(loud), dict), path
+        assert silent == "", path
