@@ -4,8 +4,8 @@ An experiment leaves its raw tables, its recorded runs and one section file; the
 that every command refreshes it and nothing has to be run twice. An experiment without data or not yet run is said so.
 A sketch (``quick``) lies in a folder of its own: the page shows it only until the whole experiment has been run.
 
-A further experiment needs a title in ``TITLES``, a claim, its place in ``ORDER``, and a function that leaves its files in
-``options.folder(name)`` and its section with ``keep``; its command goes to ``fisherfold.cli.reproduce``.
+A further experiment needs a title in ``TITLES``, a claim, its place in ``ORDER``, and a function that leaves its files
+in ``options.folder(name)`` and its section with ``keep``; its command goes to ``fisherfold.cli.reproduce``.
 """
 
 from __future__ import annotations
