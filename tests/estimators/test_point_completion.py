@@ -81,8 +81,8 @@ def test_continuation_and_the_direct_start_reach_the_same_minimum():
 
 
 def test_early_stopping_returns_the_best_iterate_on_the_validation_part():
-    ratings, _ = low_rank(noise=2.0, density=0.15)
-    held, _ = low_rank(seed=0, noise=2.0, density=0.15)
+    ratings, _ = low_rank(noise=2.0, density=0.4)
+    held, _ = low_rank(seed=0, noise=2.0, density=0.4)
     model = fit_point(ratings, 8, ridge=1e-3, max_iter=60, tol=0.0, validation=0.2)
     errors = model.trace["validation_rmse"]
     assert model.status == "stopped"

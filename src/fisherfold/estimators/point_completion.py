@@ -127,8 +127,12 @@ def _additive(ratings: Ratings, offsets: str, power: float) -> Factors:
 
 
 def _variance_left(ratings: Ratings, at: Factors) -> float:
+    return _mean_square(ratings, at) or 1.0
+
+
+def _mean_square(ratings: Ratings, at: Factors) -> float:
     rows, columns, values = ratings.entries()
-    return float((at.predict(rows, columns) - values).double().square().mean()) or 1.0
+    return ratings.add((at.predict(rows, columns) - values).double().square()) / ratings.n_ratings
 
 
 def _start(
@@ -148,17 +152,42 @@ def _start(
 def _split(ratings: Ratings, validation: float | Ratings, generator: torch.Generator) -> tuple[Ratings, Ratings]:
     if isinstance(validation, Ratings):
         return ratings, validation
+    held = held_out_entries(ratings, validation, int(torch.randint(2**31, (1,), generator=generator)))
     rows, columns, values = ratings.entries()
-    order = torch.randperm(ratings.n_ratings, generator=generator).to(rows.device)
-    kept = max(1, min(ratings.n_ratings - 1, round(validation * ratings.n_ratings)))
-    train, held = order[kept:].sort().values, order[:kept].sort().values
+    parts = [ratings.like(rows[chosen], columns[chosen], values[chosen]) for chosen in (~held, held)]
+    return parts[0], parts[1]
 
-    def part(chosen: Tensor) -> Ratings:
-        return Ratings(
-            rows[chosen], columns[chosen], values[chosen], ratings.shape, dtype=ratings.dtype, device=ratings.device
-        )
 
-    return part(train), part(held)
+def held_out_entries(ratings: Ratings, share: float, seed: int) -> Tensor:
+    """Choose a share of the entries at random, whoever holds them: those whose pair has the smallest hash.
+
+    Args:
+        ratings: the entries.
+        share: between 0 and 1; at least one entry is chosen and at least one is left.
+        seed: fixes the choice.
+
+    Returns:
+        Whether each entry that is here is chosen.
+    """
+    rows, columns, _ = ratings.entries()
+    keys = _hash(rows.long() + ratings.row_axis.start, columns.long() + ratings.column_axis.start, seed)
+    wanted = max(1, min(ratings.n_ratings - 1, round(share * ratings.n_ratings)))
+    low, high = 0, 2**31 - 1
+    while low < high:
+        middle = (low + high) // 2
+        if int(ratings.group.sum((keys <= middle).sum())) >= wanted:
+            high = middle
+        else:
+            low = middle + 1
+    return keys <= low
+
+
+def _hash(rows: Tensor, columns: Tensor, seed: int) -> Tensor:
+    # splitmix64 on the pair; int64 products wrap around
+    key = (rows << 32) ^ columns ^ (seed * 0x9E3779B97F4A7C1 & 0x7FFFFFFFFFFFFFFF)
+    for factor, shift in ((-0x40A7B892E31B1A47, 30), (-0x6B2FB644ECCEEE15, 27), (0x2545F4914F6CDD1D, 31)):
+        key = (key ^ ((key >> shift) & ((1 << (64 - shift)) - 1))) * factor
+    return (key >> 33) & 0x7FFFFFFF
 
 
 def _choose_ridge(
@@ -191,8 +220,7 @@ def _vertex(errors: list[tuple[float, float, Factors]], best: int) -> float:
 
 
 def _rmse(at: Factors, ratings: Ratings) -> float:
-    rows, columns, values = ratings.entries()
-    return float((at.predict(rows, columns) - values).double().square().mean().sqrt())
+    return math.sqrt(_mean_square(ratings, at))
 
 
 class _Run:
@@ -242,7 +270,7 @@ class _Run:
                     self.ended = ("converged", f"the objective fell by less than {self.tol:g} of itself")
                 before = objective
         status, message = self.ended or ("max_iter", f"{self.max_iter} iterations are made")
-        return PointFit.of(best, ratings, penalty, self.trace, status, message)
+        return PointFit.of(best.gathered(ratings), ratings, penalty, self.trace, status, message)
 
     def _record_step(self, penalty: Penalty, objective: float, error: float) -> None:
         row = {"ridge": penalty.ridge, "objective": objective}
@@ -263,13 +291,14 @@ def _fit_by_minimize(
     # The paper's problem on what the offsets leave.
     base = _additive(ratings, offsets, power)
     rows, columns, values = ratings.entries()
-    left = Ratings(rows, columns, values - base.predict(rows, columns), ratings.shape, dtype=ratings.dtype)
+    left = ratings.like(rows, columns, values - base.predict(rows, columns))
     problem = CompletionProblem(left, rank, ridge=ridge)
     generator = torch.Generator().manual_seed(seed)
     x0 = problem.manifold.random_point(generator=generator, dtype=ratings.dtype, device=ratings.device)
     options = {"step": 0.05, "fisher": "kronecker"} if solver == "rngd-vr" else {}
     result = minimize(problem, x0, solver, max_iter=max_iter, seed=seed, verbose=run.verbose, **options)  # type: ignore[arg-type]
-    coefficients = problem.fit(result.x).coefficients
+    coefficients = problem.samples.gather(problem.fit(result.x).coefficients)
+    base = base.gathered(ratings)
     at = replace(base, rows=result.x, columns=coefficients)
     if problem.transposed:
         at = replace(base, rows=coefficients, columns=result.x)

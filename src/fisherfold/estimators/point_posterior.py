@@ -15,6 +15,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from fisherfold.distributed import Axis
 from fisherfold.estimators.point_completion import Offsets, fit_point
 from fisherfold.estimators.point_model import PointFit
 from fisherfold.inference.completion import CompletionPosterior, half_step, moments, noise_floor
@@ -51,13 +52,18 @@ def point_posterior(
         tol=tol, seed=seed, callback=callback, on_interrupt="return" if return_on_interrupt else "raise",
     )  # fmt: skip
     rows, columns, values = ratings.entries()
-    residual = float((fit.predict(rows.long(), columns.long()) - values).double().square().mean())
+    i, j = rows.long() + ratings.row_axis.start, columns.long() + ratings.column_axis.start
+    residual = ratings.add((fit.predict(i, j) - values).double().square()) / ratings.n_ratings
     precision = 1 / max(residual, noise_floor(ratings.dtype))
+    axes = ratings.row_axis, ratings.column_axis
     sides = [
-        _side(fit.U, fit.row_offset, fit.row_penalty, fit, ratings.row_counts, precision, offsets in ("both", "rows")),
+        _side(
+            fit.U, fit.row_offset, fit.row_penalty, fit, ratings.row_counts, precision, offsets in ("both", "rows"),
+            axes,
+        ),
         _side(
             fit.A, fit.column_offset, fit.column_penalty, fit, ratings.column_counts, precision,
-            offsets in ("both", "columns"),
+            offsets in ("both", "columns"), axes[::-1],
         ),
     ]  # fmt: skip
     records = [{"iteration": float(k), **row} for k, row in enumerate(fit.trace.rows, start=1)]
@@ -70,10 +76,12 @@ def point_posterior(
 
 
 def _side(
-    factors: Tensor, offset: Tensor, penalty: Tensor, fit: PointFit, counts: Tensor, precision: float, has_offset: bool
-) -> Side:
-    mean = torch.cat([factors, offset[:, None]], dim=1)
-    side = Side.start(mean, counts, torch.ones(mean.shape[1], device=mean.device), has_offset=has_offset)
+    factors: Tensor, offset: Tensor, penalty: Tensor, fit: PointFit, counts: Tensor, precision: float, has_offset: bool,
+    axes: tuple[Axis, Axis],
+) -> Side:  # fmt: skip
+    mean = axes[0].part(torch.cat([factors, offset[:, None]], dim=1)).clone()
+    variance = torch.ones(mean.shape[1], device=mean.device)
+    side = Side.start(mean, counts, variance, has_offset=has_offset, axis=axes[0], others=axes[1])
     side.precision[:-1, :-1] = precision * penalty.double()
     if has_offset:
         side.precision[-1, -1] = precision * fit.offset_ridge

@@ -229,6 +229,10 @@ def evidence(weighted: Tensor, groups: Grouped, first: int, last: int) -> tuple[
     sums = bag_sum(weighted, indices, offsets)
     cross = bag_sum(weighted[:, -size:].contiguous(), indices, offsets, values)
     squares = bag_sum(weighted[:, -1:].contiguous(), indices, offsets, values * values)
+    if groups.across is not None:
+        length = sums.shape[1]
+        joint = groups.total(torch.cat([sums, cross, squares], dim=1))
+        sums, cross, squares = joint[:, :length], joint[:, length:-1], joint[:, -1:]
     return sums.T.contiguous(), cross.T.contiguous(), squares[:, 0]
 
 
@@ -317,11 +321,11 @@ def update_noise(posterior: CompletionPosterior, side: Side, residual: Tensor, f
     if strength:
         side.shortfall = residual * posterior.noise_precision
         side.weight = (strength + side.counts) / (strength + side.shortfall)
-    posterior.misfit = float((side.weight * residual).sum(dtype=torch.float64))
+    posterior.misfit = float(side.total((side.weight * residual).sum(dtype=torch.float64)))
     amount, total = float(posterior.n_ratings), posterior.misfit
     if posterior.fixed_ridge is not None:
         for each in (posterior.rows, posterior.columns):
-            amount += len(each.mean) * each.n_free
+            amount += each.size * each.n_free
             total += posterior.fixed_ridge * float(each.deviation().trace())
     posterior.noise_precision = amount / max(total, floor * amount)
 

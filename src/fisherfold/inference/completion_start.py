@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fisherfold.distributed import Axis
 from fisherfold.inference.sides import Side
 from fisherfold.problems.grouped import Grouped
 from fisherfold.problems.ratings import Ratings
@@ -56,26 +57,32 @@ def start_from_svd(
     """
     b, c = _offsets(ratings, row_offsets, column_offsets)
     by_row = _residuals(ratings.by_row, b, c)
-    variance = max(float(by_row.double().square().mean()), 1e-6)
+    variance = max(ratings.add(by_row.double().square()) / ratings.n_ratings, 1e-6)
     v = right_vectors(ratings, by_row, _residuals(ratings.by_column, c, b), rank, generator)
     v = v * math.sqrt(ratings.n_columns)
     mean = torch.cat([v, c[:, None]], dim=1)
     size_u, size_v = torch.full((rank,), FACTOR_SHARE * variance / rank), torch.ones(rank)
     row_variance, column_variance = (
-        torch.cat([s.to(v), o.var(correction=0).clamp(min=0.01)[None]]) for s, o in ((size_u, b), (size_v, c))
+        torch.cat([s.to(v), _variance(o, axis).clamp(min=0.01)[None]])
+        for s, o, axis in ((size_u, b, ratings.row_axis), (size_v, c, ratings.column_axis))
     )
-    empty = torch.cat([v.new_zeros(ratings.n_rows, rank), b[:, None]], dim=1)
+    empty = torch.cat([v.new_zeros(len(b), rank), b[:, None]], dim=1)
+    rows, columns = ratings.row_axis, ratings.column_axis
     return Start(
-        Side.start(empty, ratings.row_counts, row_variance, has_offset=row_offsets),
-        Side.start(mean, ratings.column_counts, column_variance, has_offset=column_offsets),
+        Side.start(empty, ratings.row_counts, row_variance, has_offset=row_offsets, axis=rows, others=columns),
+        Side.start(mean, ratings.column_counts, column_variance, has_offset=column_offsets, axis=columns, others=rows),
         1.2 / variance,
     )
+
+
+def _variance(x: Tensor, axis: Axis) -> Tensor:
+    return axis.mean((x - axis.mean(x)).square())
 
 
 def _offsets(ratings: Ratings, row_offsets: bool, column_offsets: bool) -> tuple[Tensor, Tensor]:
     """Two sweeps of damped means; zero where there is no offset."""
     values = [_sums(g, None) for g in (ratings.by_row, ratings.by_column)]
-    counts = [g.counts.to(v) + _DAMPING for g, v in zip((ratings.by_row, ratings.by_column), values, strict=True)]
+    counts = [n.to(v) + _DAMPING for n, v in zip((ratings.row_counts, ratings.column_counts), values, strict=True)]
     b, c = (torch.zeros_like(v) for v in values)
     for _ in range(2):
         if column_offsets:
@@ -88,10 +95,10 @@ def _offsets(ratings: Ratings, row_offsets: bool, column_offsets: bool) -> tuple
 def _sums(groups: Grouped, table: Tensor | None) -> Tensor:
     """Per group, the sum of its values, or of the entries of a vector that it refers to."""
     if table is not None:
-        return bag_sum(table[:, None].contiguous(), groups.indices(), groups.offsets)[:, 0]
+        return groups.total(bag_sum(table[:, None].contiguous(), groups.indices(), groups.offsets)[:, 0])
     values = groups.values()
-    ones = values.new_ones(int(groups.indices().max()) + 1, 1)
-    return bag_sum(ones, groups.indices(), groups.offsets, values)[:, 0]
+    ones = values.new_ones(int(groups.indices().max()) + 1 if len(values) else 0, 1)
+    return groups.total(bag_sum(ones, groups.indices(), groups.offsets, values)[:, 0])
 
 
 def _residuals(groups: Grouped, own: Tensor, other: Tensor) -> Tensor:
@@ -116,15 +123,16 @@ def right_vectors(
         A (n_columns, rank) table of orthonormal columns, followed by small noise if there are not so many.
     """
     width = min(rank + _OVERSAMPLING, ratings.n_columns)
-    v = torch.randn(ratings.n_columns, width, generator=generator, dtype=torch.float64).to(by_row)
+    axis = ratings.column_axis
+    v = axis.randn(width, generator).to(by_row)
     rows, columns = ratings.by_row, ratings.by_column
     for _ in range(_STEPS):
-        u = bag_sum(v, rows.indices(), rows.offsets, by_row)
-        v = torch.linalg.qr(bag_sum(u, columns.indices(), columns.offsets, by_column))[0].contiguous()
-    u = bag_sum(v, rows.indices(), rows.offsets, by_row)
-    directions = torch.linalg.eigh(u.T @ u)[1].flip(1)
+        u = rows.total(bag_sum(v, rows.indices(), rows.offsets, by_row))
+        v = axis.orthonormal(columns.total(bag_sum(u, columns.indices(), columns.offsets, by_column)))
+    u = rows.total(bag_sum(v, rows.indices(), rows.offsets, by_row))
+    directions = torch.linalg.eigh(ratings.row_axis.second_moment(u))[1].flip(1)
     v = v @ directions[:, :rank]
     if v.shape[1] < rank:  # more factors than columns: the surplus starts as noise and is switched off by the prior
-        spare = torch.randn(ratings.n_columns, rank - v.shape[1], generator=generator, dtype=torch.float64).to(v)
+        spare = axis.randn(rank - v.shape[1], generator).to(v)
         v = torch.cat([v, spare / math.sqrt(ratings.n_columns)], dim=1)
     return v

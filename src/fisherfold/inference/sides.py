@@ -15,11 +15,13 @@ so that K⁻¹ = (the matrix in brackets)/n.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from fisherfold.distributed import Axis
 from fisherfold.problems.grouped import Grouped
 from fisherfold.problems.packed import packed_positions
 from fisherfold.problems.segments import bag_sum
@@ -28,6 +30,7 @@ from fisherfold.problems.segments import bag_sum
 PRIOR_ROWS = 1.0
 # γ, chosen on a validation part of MovieLens-1M; raising the bound over it instead is slower and no more accurate.
 SET_STRENGTH = 3.0
+_PER_MEMBER = ("mean", "covariance", "weight", "shortfall", "counts", "log_det")
 
 
 @dataclass
@@ -61,6 +64,8 @@ class Side:
         has_offset: whether the offset is free; it is held at zero otherwise.
         set_effects: the rated-set part of the prior mean, if there is one.
         log_det: log|V_i|.
+        axis: which members are here; all of them if not given.
+        others: the same for the other side.
     """
 
     mean: Tensor
@@ -74,9 +79,14 @@ class Side:
     has_offset: bool
     log_det: Tensor
     set_effects: SetEffects | None = None
+    axis: Axis | None = None
+    others: Axis | None = None
 
     @classmethod
-    def start(cls, mean: Tensor, counts: Tensor, variance: Tensor, *, has_offset: bool) -> Side:
+    def start(
+        cls, mean: Tensor, counts: Tensor, variance: Tensor, *, has_offset: bool, axis: Axis | None = None,
+        others: Axis | None = None,
+    ) -> Side:  # fmt: skip
         """A side known exactly, with a diagonal prior.
 
         Args:
@@ -84,16 +94,20 @@ class Side:
             counts: the number of ratings of each member.
             variance: the prior variance of each of the q coefficients.
             has_offset: whether the offset is free.
+            axis: which members are here; all of them if not given.
+            others: the same for the other side.
 
         Returns:
             The side.
         """
         n, size = mean.shape
+        if axis is not None and others is not None and not (axis.is_shared or others.is_shared):
+            axis = others = None
         side = cls(
             mean=mean, covariance=mean.new_zeros(n, size * (size + 1) // 2), weight=mean.new_ones(n),
             shortfall=counts.to(mean), counts=counts.to(mean), precision=torch.diag(1 / variance.double()),
             center=mean.new_zeros(size), start_variance=variance.double(), has_offset=has_offset,
-            log_det=mean.new_zeros(n),
+            log_det=mean.new_zeros(n), axis=axis, others=others,
         )  # fmt: skip
         side._set_precision(side.precision)
         return side
@@ -106,6 +120,54 @@ class Side:
         return torch.addcmul(self.center[None], self.set_effects.sums, _inverse_root(self.counts)[:, None])
 
     @property
+    def size(self) -> int:
+        """The number of members, over all processes."""
+        return len(self.mean) if self.axis is None else self.axis.size
+
+    def total(self, sums: Tensor) -> Tensor:
+        """Complete a sum over the members.
+
+        Args:
+            sums: over the members that are here.
+
+        Returns:
+            The sum over all of them.
+        """
+        return sums if self.axis is None else self.axis.total(sums)
+
+    def gathered(self) -> Side:
+        """The side with all members, on every process.
+
+        Returns:
+            A copy, or this side if all are here already.
+        """
+        if self.axis is None or self.others is None:
+            return self
+        keep: dict[str, Any] = {name: self.axis.gather(getattr(self, name)) for name in _PER_MEMBER}
+        effects = self.set_effects
+        if effects is not None:
+            effects = SetEffects(
+                self.others.gather(effects.effects), self.axis.gather(effects.sums), self.others.gather(effects.shares)
+            )
+        return replace(self, **keep, set_effects=effects, axis=None, others=None)
+
+    def shared_out(self, axis: Axis, others: Axis) -> Side:
+        """The part of a side with all members that belongs to this process.
+
+        Args:
+            axis: which members are to stay here.
+            others: the same for the other side.
+
+        Returns:
+            A copy.
+        """
+        keep: dict[str, Any] = {name: axis.part(getattr(self, name)).clone() for name in _PER_MEMBER}
+        effects = self.set_effects
+        if effects is not None:
+            effects = SetEffects(others.part(effects.effects), axis.part(effects.sums), others.part(effects.shares))
+        return replace(self, **keep, set_effects=effects, axis=axis, others=others)
+
+    @property
     def n_free(self) -> int:
         """The number of free coefficients of a member."""
         return self.mean.shape[1] - (not self.has_offset)
@@ -113,24 +175,28 @@ class Side:
     def deviation(self) -> Tensor:
         """Σ_i E[(u_i - m_i)(u_i - m_i)ᵀ] + γ Σ_j x_j x_jᵀ in float64."""
         off = self.mean - self.prior_mean
-        total = self.covariance.sum(0, dtype=torch.float64)
-        second = (off.T @ off).double() + total[packed_positions(off.shape[1], off.device)]
+        spread = self.covariance.sum(0, dtype=torch.float64)
+        second = self.total((off.T @ off).double() + spread[packed_positions(off.shape[1], off.device)])
         if self.set_effects is not None:
             x = self.set_effects.effects
-            second += SET_STRENGTH * (x.T @ x).double()
+            within = (x.T @ x).double()
+            second += SET_STRENGTH * (within if self.others is None else self.others.total(within))
         return second
 
     def update_prior(self) -> None:
         """Set c and K to the values that maximise the bound."""
         if self.set_effects is None:
-            self.center = self.mean.mean(0)
+            self.center = self._mean(self.mean)
         else:
-            self.center = self.center + (self.mean - self.prior_mean).mean(0)
+            self.center = self.center + self._mean(self.mean - self.prior_mean)
         if not self.has_offset:
             self.center[-1] = 0
         second = self.deviation() + PRIOR_ROWS * torch.diag(self.start_variance)
-        precision = torch.linalg.inv(second / (len(self.mean) + PRIOR_ROWS))
+        precision = torch.linalg.inv(second / (self.size + PRIOR_ROWS))
         self._set_precision((precision + precision.T) / 2)
+
+    def _mean(self, table: Tensor) -> Tensor:
+        return table.mean(0) if self.axis is None else self.axis.mean(table)
 
     def fix_prior(self, precision: float) -> None:
         """Use a given multiple of the identity as the prior precision.
@@ -157,11 +223,11 @@ class Side:
         Returns:
             The share, up to a constant that depends on nothing learnt.
         """
-        n, k = len(self.mean), self.precision
+        n, k = self.size, self.precision
         extra = PRIOR_ROWS if learnt else 0.0
         prior = float((n + extra) * torch.logdet(k) - (k * self.deviation()).sum())
         prior -= extra * float(k.diagonal() @ self.start_variance)
-        gauss = 0.5 * (prior + float(self.log_det.sum(dtype=torch.float64)) + n * self.n_free)
+        gauss = 0.5 * (prior + float(self.total(self.log_det.sum(dtype=torch.float64))) + n * self.n_free)
         return gauss + (self._weight_bound(weight_strength) if weight_strength else 0.0)
 
     def _weight_bound(self, strength: float) -> float:
@@ -173,7 +239,7 @@ class Side:
             (shape - shape0) * torch.digamma(shape) - torch.lgamma(shape) + math.lgamma(shape0)
             + shape0 * (torch.log(rate) - math.log(shape0)) + shape * (shape0 - rate) / rate
         )  # fmt: skip
-        return float((0.5 * self.counts.double() * log_mean - divergence).sum())
+        return float(self.total((0.5 * self.counts.double() * log_mean - divergence).sum()))
 
 
 def _inverse_root(counts: Tensor) -> Tensor:
@@ -195,26 +261,26 @@ def update_set_effects(side: Side, own: Grouped, other: Grouped, *, steps: int =
     root = _inverse_root(side.counts)[:, None]
     if side.set_effects is None:
         zeros = side.mean.new_zeros(other.n_groups, side.mean.shape[1])
-        shares = bag_sum((root * root).contiguous(), other.indices(), other.offsets)[:, 0]
+        shares = _gather(root * root, other)[:, 0]
         side.set_effects = SetEffects(zeros, torch.zeros_like(side.mean), shares)
     state = side.set_effects
     scale = 1 / (state.shares[:, None] + SET_STRENGTH)
     x, sums = state.effects, state.sums
     residual = _gather((side.mean - side.prior_mean) * root, other) - SET_STRENGTH * x
     direction = scale * residual
-    progress = (residual * direction).sum(0)
+    progress = own.total((residual * direction).sum(0))
     for _ in range(steps):
         image_sums = _gather(direction, own)
         image = _gather(image_sums * (root * root), other) + SET_STRENGTH * direction
-        step = progress / (direction * image).sum(0).clamp(min=torch.finfo(x.dtype).tiny)
+        step = progress / own.total((direction * image).sum(0)).clamp(min=torch.finfo(x.dtype).tiny)
         x, sums = x + step * direction, sums + step * image_sums
         residual = residual - step * image
         fresh = scale * residual
-        new_progress = (residual * fresh).sum(0)
+        new_progress = own.total((residual * fresh).sum(0))
         direction = fresh + new_progress / progress.clamp(min=torch.finfo(x.dtype).tiny) * direction
         progress = new_progress
     side.set_effects = SetEffects(x, sums, state.shares)
 
 
 def _gather(table: Tensor, groups: Grouped) -> Tensor:
-    return bag_sum(table.contiguous(), groups.indices(), groups.offsets)
+    return groups.total(bag_sum(table.contiguous(), groups.indices(), groups.offsets))

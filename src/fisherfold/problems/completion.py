@@ -57,6 +57,7 @@ class CompletionProblem(Problem):
     Attributes:
         ratings: the ratings, transposed if the orientation asks for it.
         transposed: whether they are.
+        samples: which columns are here; all of them unless the ratings are shared out over processes.
         rank: p.
 
     Example:
@@ -90,9 +91,10 @@ class CompletionProblem(Problem):
         table: TableRule = "persistent",
     ) -> None:
         _check_options(ratings, rank, ridge, ridge_weighting, orientation, held_out)
-        small_side = ratings.n_columns < ratings.n_rows
-        self.transposed = orientation == "columns" or (orientation == "auto" and small_side)
+        self.transposed = orientation == "columns" or (orientation == "auto" and _auto_transposes(ratings))
         self.ratings = ratings.T if self.transposed else ratings
+        if self.ratings.row_axis.is_shared:
+            raise ValueError(f"orientation {orientation!r} would spread the subspace over processes; use 'auto'")
         if not rank < self.ratings.n_rows:
             raise ValueError(f"rank must be less than the {self.ratings.n_rows} rows of the subspace, got {rank}")
         self.rank, self.table = rank, table
@@ -100,7 +102,8 @@ class CompletionProblem(Problem):
         self.held_out = held_out.T if held_out is not None and self.transposed else held_out
         self.clip = clip
         self.manifold = Grassmann(self.ratings.n_rows, rank)
-        self.n_samples = self.ratings.n_columns
+        self.samples = self.ratings.column_axis
+        self.n_samples = self.samples.size
         self._squares = kernels.square_sum(self.ratings.by_column, torch.float64)
         self._last: tuple[Tensor, int, kernels.ColumnFit] | None = None
         self._dense: tuple[Tensor, Tensor] | None = None
@@ -113,13 +116,14 @@ class CompletionProblem(Problem):
             batch: column numbers; all columns if not given.
 
         Returns:
-            The fit, with one row per column of the batch.
+            The fit, with one row per column of the batch that is here.
         """
         if batch is not None:
-            side = self.ratings.by_column.take(batch)
+            side = self.ratings.by_column.take(self.samples.local(batch)[1])
             return kernels.fit_columns(side, x, self.ridges(side.counts, x))
         # Loss, gradient and Fisher at one point share the pass: solvers ask for them one after the other.
         if self._last is None or self._last[0] is not x or self._last[1] != x._version:
+            self.samples.check_same(x)
             ridge = self.ridges(self.ratings.column_counts, x)
             self._last = (x, x._version, kernels.fit_columns(self.ratings.by_column, x, ridge))
         return self._last[2]
@@ -152,26 +156,27 @@ class CompletionProblem(Problem):
         return self._dense
 
     def loss(self, x: Tensor, batch: Tensor | None = None) -> Tensor:  # noqa: D102
-        squares = self._squares if batch is None else self._squares[batch]
-        fit = self.fit(x, batch)
-        return fit.penalised_squares(squares.to(x.dtype)).sum() / (2 * len(squares))
+        return self._loss(x, batch, self.fit(x, batch))
 
     def gradient(self, x: Tensor, batch: Tensor | None = None) -> Tensor:  # noqa: D102
         return self._gradient(x, batch, self.fit(x, batch))
 
     def loss_and_gradient(self, x: Tensor, batch: Tensor | None = None) -> tuple[Tensor, Tensor]:  # noqa: D102
         fit = self.fit(x, batch)
-        squares = self._squares if batch is None else self._squares[batch]
-        loss = fit.penalised_squares(squares.to(x.dtype)).sum() / (2 * len(squares))
-        return loss, self._gradient(x, batch, fit)
+        return self._loss(x, batch, fit), self._gradient(x, batch, fit)
+
+    def _loss(self, x: Tensor, batch: Tensor | None, fit: kernels.ColumnFit) -> Tensor:
+        squares = self._squares if batch is None else self._squares[self.samples.local(batch)[1]]
+        total = self.samples.total(fit.penalised_squares(squares.to(x.dtype)).sum())
+        return total / (2 * (self.n_samples if batch is None else len(batch)))
 
     def _gradient(self, x: Tensor, batch: Tensor | None, fit: kernels.ColumnFit) -> Tensor:
         if batch is None:
-            gram, weighted = kernels.row_moments(self.ratings.by_row, fit.coefficients)
-            total = kernels.matvec(gram, x) - weighted
+            gram, weighted = kernels.row_moments(self.ratings.by_row.here(), fit.coefficients)
+            total = self.samples.total(kernels.matvec(gram, x) - weighted) / self.n_samples
         else:
-            total = self.column_gradients(x, batch, fit.coefficients)
-        return self.manifold.project(x, total / len(fit.coefficients))
+            total = self.column_gradients(x, batch, fit.coefficients) / len(batch)
+        return self.manifold.project(x, total)
 
     def column_gradients(self, x: Tensor, batch: Tensor, coefficients: Tensor) -> Tensor:
         """Σ_i P_iᵀ (U_i a_i - x_i) a_iᵀ over a batch, for given coefficients.
@@ -179,35 +184,38 @@ class CompletionProblem(Problem):
         Args:
             x: a frame U.
             batch: column numbers.
-            coefficients: one row per column of the batch.
+            coefficients: one row per column of the batch that is here.
 
         Returns:
             An ambient matrix like U.
         """
-        side = self.ratings.by_column.take(batch)
+        side = self.ratings.by_column.take(self.samples.local(batch)[1])
         rows, spread = side.indices(), coefficients.index_select(0, side.groups())
         residual = (x.index_select(0, rows) * spread).sum(1) - side.values().to(x.dtype)
-        return torch.zeros_like(x).index_add_(0, rows, residual[:, None] * spread)
+        return self.samples.total(torch.zeros_like(x).index_add_(0, rows, residual[:, None] * spread))
 
     def fisher(self, x: Tensor, batch: Tensor | None = None, *, kind: str = "row-block") -> FisherOperator:  # noqa: D102
         if kind not in self.fisher_kinds:
             raise ValueError(f"kind must be one of {list(self.fisher_kinds)}, got {kind!r}")
         fit = self.fit(x, batch)
-        a, count = fit.coefficients, len(fit.coefficients)
+        a, count = fit.coefficients, self.n_samples if batch is None else len(batch)
+        if kind in {"kronecker", "kronecker-rows"}:
+            factor = self.samples.second_moment(a) / count
         if kind == "kronecker":
-            return KroneckerFisher(self.manifold, x, left=None, right=a.mT @ a / count)
+            return KroneckerFisher(self.manifold, x, left=None, right=factor)
         ratings = self.ratings if batch is None else self.ratings.take_columns(batch)
         if kind == "kronecker-rows":
             share = ratings.row_counts.to(x.dtype) / count
-            return RowBlockFisher(self.manifold, x, share[:, None, None] * (a.mT @ a / count))
-        gram = kernels.row_moments(ratings.by_row, a)[0]
+            return RowBlockFisher(self.manifold, x, share[:, None, None] * factor)
         if kind == "row-block":
+            gram = kernels.row_moments(ratings.by_row, a)[0]
             return RowBlockFisher(self.manifold, x, unpack(gram) / count)
+        gram = kernels.row_moments(ratings.by_row.here(), a)[0]
         terms = {"exact": "expected", "gauss-newton": "none", "observed": "observed"}[kind]
         return CompletionFisher(self.manifold, x, ratings, fit, gram, residual_terms=terms)
 
     def descend(self, x: Tensor, batches: Iterable[Tensor], *, step: Callable[[int], float]) -> Tensor:  # noqa: D102
-        if self.manifold.retraction != "polar":
+        if self.manifold.retraction != "polar" or self.samples.is_shared:
             return super().descend(x, batches, step=step)
         nothing = NoAnchor(self, x, torch.zeros_like(x), x.new_zeros(self.n_samples, self.rank))
         return lazy_epoch(nothing, x, batches, step=step)
@@ -226,7 +234,7 @@ class CompletionProblem(Problem):
             A frame, in the dtype of the ratings.
         """
         generator = torch.Generator().manual_seed(seed)
-        right = torch.randn(self.n_samples, self.rank, generator=generator, dtype=torch.float64)
+        right = self.samples.randn(self.rank, generator)
         right = right.to(device=self.ratings.device, dtype=self.ratings.dtype)
         for _ in range(sweeps):
             left: Tensor = torch.linalg.qr(kernels.value_sum(self.ratings.by_row, right)).Q
@@ -244,7 +252,7 @@ class CompletionProblem(Problem):
         Returns:
             One value per pair, clipped if the problem has a range.
         """
-        return self._predict(x, self.fit(x).coefficients, rows, columns)
+        return self._predict(x, self.samples.gather(self.fit(x).coefficients), rows, columns)
 
     def _predict(self, x: Tensor, coefficients: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
         values = x.new_empty(len(rows))
@@ -266,7 +274,7 @@ class CompletionProblem(Problem):
             subspace and predicts nothing; ``train``: on the training ratings. The first two need ``held_out``.
         """
         fit = self.fit(x)
-        train = float(fit.residual_squares(self._squares.to(x.dtype)).sum()) / self.ratings.n_ratings
+        train = self.samples.add(fit.residual_squares(self._squares.to(x.dtype))) / self.ratings.n_ratings
         if self.held_out is None:
             return {"train": train}
         rows, columns, values = self.held_out.entries()
@@ -274,8 +282,16 @@ class CompletionProblem(Problem):
         side = self.held_out.by_column
         again = kernels.fit_columns(side, x, self.ridges(side.counts, x))
         squares = kernels.square_sum(side, x.dtype)
-        refit = float(again.residual_squares(squares).sum()) / self.held_out.n_ratings
-        return {"held_out": float(error.square().mean()), "refit": refit, "train": train}
+        refit = self.samples.add(again.residual_squares(squares)) / self.held_out.n_ratings
+        held_out = self.samples.add(error.square()) / self.held_out.n_ratings
+        return {"held_out": held_out, "refit": refit, "train": train}
+
+
+def _auto_transposes(ratings: Ratings) -> bool:
+    # what is shared out are the samples; in one process the longer side
+    if ratings.row_axis.is_shared or ratings.column_axis.is_shared:
+        return ratings.row_axis.is_shared
+    return ratings.n_columns < ratings.n_rows
 
 
 def _check_options(

@@ -28,7 +28,7 @@ class CompletionFisher(FisherOperator):
         point: the frame U.
         ratings: the observed entries of the columns that are summed over.
         fit: their coefficients at U.
-        row_gram: the packed Σ_i a_i a_iᵀ of every row.
+        row_gram: the packed Σ_i a_i a_iᵀ of every row, over the columns that are here.
         residual_terms: ``expected``, ``none`` or ``observed``, see ``kernels.fisher_product``.
     """
 
@@ -51,13 +51,14 @@ class CompletionFisher(FisherOperator):
 
     def _matvec(self, v: Tensor) -> Tensor:
         product = kernels.fisher_product(
-            self.ratings.by_column, self.ratings.by_row, self.point, self.fit, self._inverse, self.row_gram, v,
+            self.ratings.by_column, self.ratings.by_row.here(), self.point, self.fit, self._inverse, self.row_gram, v,
             residual_terms=self.residual_terms,
         )  # fmt: skip
         if self.residual_terms == "observed":
             # Uᵀ∇ = Σ_i U_iᵀr_i a_iᵀ = -Σ_i λ_i a_i a_iᵀ, zero without a ridge.
             a = self.fit.coefficients
             product = product + v @ (a.mT @ (self.fit.ridge[:, None] * a))
+        product = self.ratings.column_axis.total(product)
         return self.manifold.project(self.point, product / self.ratings.n_columns)
 
     def precondition(self, v: Tensor, damping: float) -> Tensor:
@@ -71,7 +72,7 @@ class CompletionFisher(FisherOperator):
             A tangent vector.
         """
         if self._blocks is None or self._blocks[0] != damping:
-            blocks = unpack(self.row_gram) / self.ratings.n_columns
+            blocks = unpack(self.ratings.column_axis.total(self.row_gram)) / self.ratings.n_columns
             # A row seen less often than the rank has a singular block; a hundredth of the mean keeps it invertible.
             scale = blocks.diagonal(dim1=1, dim2=2).mean().clamp(min=torch.finfo(v.dtype).tiny)
             blocks.diagonal(dim1=1, dim2=2).add_(damping + 1e-2 * scale)

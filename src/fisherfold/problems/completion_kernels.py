@@ -60,18 +60,19 @@ def square_sum(side: Grouped, dtype: torch.dtype) -> Tensor:
     Returns:
         One number per group.
     """
-    one = torch.ones(int(side.indices().max()) + 1, 1, dtype=dtype, device=side.offsets.device)
+    width = int(side.indices().max()) + 1 if side.n_ratings else 0
+    one = torch.ones(width, 1, dtype=dtype, device=side.offsets.device)
     return _chunked(side, one, lambda start, stop: side.values(start, stop).to(dtype).square()).squeeze(1)
 
 
 def _chunked(side: Grouped, table: Tensor, weights: Callable[[int, int], Tensor | None]) -> Tensor:
     if side.n_ratings <= CHUNK:
-        return bag_sum(table, side.indices(), side.offsets, weights(0, side.n_ratings))
+        return side.total(bag_sum(table, side.indices(), side.offsets, weights(0, side.n_ratings)))
     out = table.new_empty(side.n_groups, table.shape[1])
     for first, last, start, stop in side.chunks(CHUNK):
         offsets = side.offsets[first : last + 1] - start
         out[first:last] = bag_sum(table, side.indices(start, stop), offsets, weights(start, stop))
-    return out
+    return side.total(out)
 
 
 @dataclass(frozen=True)

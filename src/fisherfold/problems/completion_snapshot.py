@@ -50,7 +50,7 @@ class CompletionSnapshot(Snapshot):
         self.table = table
         self.anchor_coefficients = problem.fit(x).coefficients
         self.coefficients = self.anchor_coefficients.clone()
-        self.factor = self.coefficients.mT @ self.coefficients / problem.n_samples
+        self.factor = problem.samples.second_moment(self.coefficients) / problem.n_samples
         self._recent: tuple[Tensor, Tensor, ColumnFit] | None = None
 
     def _fit(self, x: Tensor, batch: Tensor) -> ColumnFit:
@@ -62,7 +62,7 @@ class CompletionSnapshot(Snapshot):
     def gradient(self, x: Tensor, batch: Tensor) -> Tensor:  # noqa: D102
         fit, problem = self._fit(x, batch), self.problem
         here = problem.column_gradients(x, batch, fit.coefficients)
-        there = problem.column_gradients(self.x, batch, self.anchor_coefficients[batch])
+        there = problem.column_gradients(self.x, batch, self.anchor_coefficients[problem.samples.local(batch)[1]])
         there = problem.manifold.project(self.x, there)
         return problem.manifold.project(x, self.full_gradient + (here - there) / len(batch))
 
@@ -73,13 +73,15 @@ class CompletionSnapshot(Snapshot):
         return KroneckerFisher(self.problem.manifold, x, left=None, right=factor)
 
     def _renewed(self, batch: Tensor, fresh: Tensor) -> Tensor:
-        known = self.coefficients[batch]
-        factor = self.factor + (fresh.mT @ fresh - known.mT @ known) / self.problem.n_samples
+        samples = self.problem.samples
+        here = samples.local(batch)[1]
+        known = self.coefficients[here]
+        factor = self.factor + samples.total(fresh.mT @ fresh - known.mT @ known) / self.problem.n_samples
         if self.table == "persistent":
             # A column drawn twice is one row of the table: the factor follows the table, not the batch.
-            self.coefficients[batch] = fresh
+            self.coefficients[here] = fresh
             if len(set(batch.tolist())) < len(batch):
-                factor = self.coefficients.mT @ self.coefficients / self.problem.n_samples
+                factor = samples.second_moment(self.coefficients) / self.problem.n_samples
             self.factor = factor
         return factor
 
@@ -103,6 +105,7 @@ class CompletionSnapshot(Snapshot):
     def epoch(  # noqa: D102
         self, x: Tensor, batches: Iterable[Tensor], *, step: float, kind: str | None = None, damping: float = 0.0
     ) -> Tensor:
-        if kind not in {None, "kronecker"} or self.problem.manifold.retraction != "polar":
+        general = kind not in {None, "kronecker"} or self.problem.manifold.retraction != "polar"
+        if general or self.problem.samples.is_shared:
             return super().epoch(x, batches, step=step, kind=kind, damping=damping)
         return lazy_epoch(self, x, batches, step=lambda _: step, natural=kind is not None, damping=damping)

@@ -102,6 +102,22 @@ class Factors:
         )  # fmt: skip
 
 
+    def gathered(self, ratings: Ratings) -> Factors:
+        """The same with the rows of all processes.
+
+        Args:
+            ratings: what it was fitted to.
+
+        Returns:
+            The whole point, on every process.
+        """
+        rows, columns = ratings.row_axis, ratings.column_axis
+        return replace(
+            self, rows=rows.gather(self.rows), row_offset=rows.gather(self.row_offset),
+            columns=columns.gather(self.columns), column_offset=columns.gather(self.column_offset),
+        )  # fmt: skip
+
+
 class TwoSided:
     """The problem: ratings with a penalty, and the exact steps in one side.
 
@@ -112,11 +128,13 @@ class TwoSided:
 
     def __init__(self, ratings: Ratings, penalty: Penalty) -> None:
         self.ratings, self.penalty = ratings, penalty
-        self.row_weights = _weights(ratings.by_row, penalty, ratings.dtype)
-        self.column_weights = _weights(ratings.by_column, penalty, ratings.dtype)
-        self._row_sums = _sums(ratings.by_row, ratings.n_columns, ratings.dtype)
-        self._column_sums = _sums(ratings.by_column, ratings.n_rows, ratings.dtype)
-        self._squares = float(square_sum(ratings.by_column, torch.float64).sum())
+        self.row_weights = penalty.weights(ratings.row_counts.to(ratings.dtype), ratings.n_ratings / ratings.n_rows)
+        self.column_weights = penalty.weights(
+            ratings.column_counts.to(ratings.dtype), ratings.n_ratings / ratings.n_columns
+        )
+        self._row_sums = _sums(ratings.by_row, len(ratings.column_axis), ratings.dtype)
+        self._column_sums = _sums(ratings.by_column, len(ratings.row_axis), ratings.dtype)
+        self._squares = ratings.add(square_sum(ratings.by_column.here(), torch.float64))
 
     def flipped(self) -> TwoSided:
         """The problem of the transposed matrix; nothing is computed again.
@@ -155,7 +173,7 @@ class TwoSided:
         if at.with_column_offset:
             new = replace(new, column_offset=solution[:, rank].contiguous())
         # At this minimum, squares + penalty of the columns = squares of what is left of the values - solution·rhs.
-        explained = float((solution * rhs).sum(dtype=torch.float64))
+        explained = self.ratings.column_axis.add(solution * rhs)
         return new, (self._left(known) - explained + self._row_penalty(at)) / (2 * self.ratings.n_ratings)
 
     def row_step(self, at: Factors) -> tuple[Factors, float]:
@@ -173,11 +191,11 @@ class TwoSided:
     def _left(self, known: Tensor) -> float:
         # Σ (x - known_j)² from the sums of each row, without touching the ratings again.
         known, counts = known.double(), self.ratings.row_counts.double()
-        return self._squares - 2 * float(known @ self._row_sums) + float(known.square() @ counts)
+        return self._squares + self.ratings.row_axis.add(known * (known * counts - 2 * self._row_sums))
 
     def _row_penalty(self, at: Factors) -> float:
         lengths = self.penalty.ridge * at.rows.square().sum(1) + self.penalty.offset_ridge * at.row_offset.square()
-        return float((self.row_weights * lengths).sum(dtype=torch.float64))
+        return self.ratings.row_axis.add(self.row_weights * lengths)
 
     def balance(self, at: Factors) -> Factors:
         """The best S for the product L Rᵀ: coordinates in which LᵀWL and RᵀVR are equal and diagonal.
@@ -190,20 +208,18 @@ class TwoSided:
         """
         left = at.rows * self.row_weights.sqrt()[:, None]
         right = at.columns * self.column_weights.sqrt()[:, None]
-        if float(left.norm()) * float(right.norm()) <= torch.finfo(left.dtype).tiny ** 0.25:
+        left_gram = self.ratings.row_axis.second_moment(left).double()
+        right_gram = self.ratings.column_axis.second_moment(right).double()
+        if float(left_gram.trace() * right_gram.trace()) ** 0.5 <= torch.finfo(left.dtype).tiny ** 0.25:
             return at  # nothing left to balance
-        values, vectors = torch.linalg.eigh((left.mT @ left).double())
+        values, vectors = torch.linalg.eigh(left_gram)
         values = values.clamp(min=float(values.max()) * 1e-14 + 1e-300).sqrt()
         root, inverse = (vectors * values) @ vectors.mT, (vectors / values) @ vectors.mT
-        strength, turn = torch.linalg.eigh(root @ (right.mT @ right).double() @ root)
+        strength, turn = torch.linalg.eigh(root @ right_gram @ root)
         strength, turn = strength.flip(0), turn.flip(1)
         scale = strength.clamp(min=float(strength.max()) * 1e-28 + 1e-300) ** 0.25
         rows = at.rows @ (inverse @ turn * scale).to(left)
         return replace(at, rows=rows, columns=at.columns @ (root @ turn / scale).to(left))
-
-
-def _weights(side: Grouped, penalty: Penalty, dtype: torch.dtype) -> Tensor:
-    return penalty.weights(side.counts.to(dtype), side.n_ratings / side.n_groups)
 
 
 def _sums(side: Grouped, others: int, dtype: torch.dtype) -> Tensor:
@@ -230,8 +246,8 @@ def additive_model(ratings: Ratings, penalty: Penalty, *, rows: bool, columns: b
         return torch.zeros(*shape, dtype=dtype, device=device)
 
     at = Factors(
-        ratings.mean if mean else 0.0, zeros(ratings.n_rows, 0), zeros(ratings.n_columns, 0), zeros(ratings.n_rows),
-        zeros(ratings.n_columns), rows, columns,
+        ratings.mean if mean else 0.0, zeros(len(ratings.row_axis), 0), zeros(len(ratings.column_axis), 0),
+        zeros(len(ratings.row_axis)), zeros(len(ratings.column_axis)), rows, columns,
     )  # fmt: skip
     problem = TwoSided(ratings, penalty)
     for _ in range(2 if rows and columns else 1):
@@ -280,10 +296,11 @@ def grow(ratings: Ratings, at: Factors, rank: int, generator: torch.Generator, *
     more = rank - at.rows.shape[1]
     if more <= 0:
         return at
-    right = torch.randn(ratings.n_columns, more, generator=generator, dtype=torch.float64).to(at.rows)
+    right = ratings.column_axis.randn(more, generator).to(at.rows)
     for _ in range(sweeps):
-        left = torch.linalg.qr(residual_product(ratings, at, right)).Q
+        left = ratings.row_axis.orthonormal(residual_product(ratings, at, right))
         right = residual_product(ratings.T, at.flipped(), left)
-    scale = right.norm(dim=0).clamp(min=torch.finfo(right.dtype).tiny).sqrt()
+    lengths = ratings.column_axis.total(right.square().sum(0)).sqrt()
+    scale = lengths.clamp(min=torch.finfo(right.dtype).tiny).sqrt()
     rows, columns = torch.cat([at.rows, left * scale], dim=1), torch.cat([at.columns, right / scale], dim=1)
     return replace(at, rows=rows, columns=columns)

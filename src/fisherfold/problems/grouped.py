@@ -6,15 +6,13 @@ The ratings of group g are the entries ``offsets[g]:offsets[g + 1]`` of two arra
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from scipy.sparse import csc_array, csr_array
 from torch import Tensor
 
-_MAX_CODES = 2**15
+from fisherfold.distributed import Axis
 
 
 @dataclass(frozen=True)
@@ -26,12 +24,14 @@ class Grouped:
         stored_indices: int32, the other coordinate of each rating, ascending within a group.
         stored_values: the values, or int16 codes into ``codebook``.
         codebook: the distinct values, if codes are stored.
+        across: the other side, if its members are shared out over processes: sums over a group are then partial.
     """
 
     offsets: Tensor
     stored_indices: Tensor
     stored_values: Tensor
     codebook: Tensor | None = None
+    across: Axis | None = None
 
     @property
     def n_groups(self) -> int:
@@ -149,6 +149,25 @@ class Grouped:
             values = self.codebook.index_select(0, values.int())
         return self.stored_indices[positions], values
 
+    def total(self, sums: Tensor) -> Tensor:
+        """Complete sums over the groups with what other processes hold of them.
+
+        Args:
+            sums: one row per group, over the ratings that are here.
+
+        Returns:
+            The sums over all ratings.
+        """
+        return sums if self.across is None else self.across.total(sums)
+
+    def here(self) -> Grouped:
+        """The same ratings with sums over what is here alone, to be completed by the caller after further algebra.
+
+        Returns:
+            This order without its other processes.
+        """
+        return self if self.across is None else replace(self, across=None)
+
     def take(self, groups: Tensor) -> Grouped:
         """Some of the groups, as ratings of their own.
 
@@ -159,7 +178,7 @@ class Grouped:
             A copy with one group per number, values stored directly.
         """
         positions, offsets = self.select(groups)
-        return Grouped(offsets, *self.at(positions))
+        return Grouped(offsets, *self.at(positions), across=self.across)
 
     def to(self, device: torch.device | str) -> Grouped:
         """The same on another device.
@@ -171,7 +190,8 @@ class Grouped:
             The copy.
         """
         table = None if self.codebook is None else self.codebook.to(device)
-        return Grouped(self.offsets.to(device), self.stored_indices.to(device), self.stored_values.to(device), table)
+        parts = (self.offsets.to(device), self.stored_indices.to(device), self.stored_values.to(device))
+        return Grouped(*parts, table, self.across)
 
 
 @dataclass(frozen=True)
@@ -207,40 +227,3 @@ class GroupedByPosition(Grouped):
 
     def to(self, device: torch.device | str) -> Grouped:  # noqa: D102
         raise RuntimeError("an order by position moves together with its source: use Ratings.to")
-
-
-def both_orders(matrix: csc_array) -> tuple[Grouped, Grouped]:
-    """The column order and the row order in the most compact form that keeps every value exactly.
-
-    Args:
-        matrix: the ratings by column, rows ascending, each pair once.
-
-    Returns:
-        The column order and the row order.
-    """
-    codebook = None if matrix.data.dtype == np.float32 else _codebook(matrix.data)
-    if matrix.data.dtype == np.float32 or codebook is not None:
-        table = None if codebook is None else torch.from_numpy(codebook)
-        if codebook is not None:
-            codes = np.searchsorted(codebook, matrix.data).astype(np.int16)
-            matrix = csc_array((codes, matrix.indices, matrix.indptr), shape=matrix.shape)
-        return _grouped(matrix, table), _grouped(matrix.tocsr(), table)
-    positions = np.arange(len(matrix.data), dtype=np.int32)
-    by_row = csc_array((positions, matrix.indices, matrix.indptr), shape=matrix.shape).tocsr()
-    column_side = _grouped(matrix, None)
-    there = torch.from_numpy(by_row.data)
-    return column_side, GroupedByPosition(torch.from_numpy(by_row.indptr), there, there, other=column_side)
-
-
-def _grouped(matrix: csc_array | csr_array, codebook: Tensor | None) -> Grouped:
-    parts = (np.ascontiguousarray(a) for a in (matrix.indptr, matrix.indices, matrix.data))
-    offsets, indices, values = (torch.from_numpy(a) for a in parts)
-    return Grouped(offsets.int(), indices.int(), values, codebook)
-
-
-def _codebook(values: npt.NDArray[np.floating]) -> npt.NDArray[np.floating] | None:
-    # The distinct values in ascending order, or None if there are too many for int16 codes.
-    if len(np.unique(values[:: max(1, len(values) // (4 * _MAX_CODES))])) > _MAX_CODES:
-        return None
-    distinct = np.unique(values)
-    return distinct if len(distinct) <= _MAX_CODES else None

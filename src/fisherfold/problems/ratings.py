@@ -5,21 +5,28 @@
 Both orders are kept because every pass sums over columns (coefficients) and over rows (gradients). A rating costs at
 most 16 bytes in all: two int32 indices, and its value twice as float32; or, for float64, twice as an int16 code into a
 table of the distinct values (12 bytes), or once with a position in place of the second index (16 bytes).
+
+Over several processes one side is shared out: each process holds all ratings of its members of that side, numbered from
+0 there, and sums over the groups of the other side are completed by ``Grouped.total``.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from scipy.sparse import csc_array, csr_array
 from torch import Tensor
 
-from fisherfold.problems.grouped import Grouped, GroupedByPosition, both_orders
+from fisherfold.distributed import ALONE, Axis, Group
+from fisherfold.problems.building import CHUNK, ColumnOrder
+from fisherfold.problems.grouped import Grouped, GroupedByPosition
 
 Duplicates = Literal["error", "mean", "last", "sum"]
+Chunk = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[Any]]
 
 _MAX_RATINGS = 2**31 - 1
 _DTYPES = (torch.float32, torch.float64)
@@ -29,10 +36,12 @@ class Ratings:
     """The observed entries of an ``n_rows`` × ``n_columns`` matrix.
 
     Attributes:
-        shape: the number of rows and columns.
+        shape: the number of rows and columns, over all processes.
         by_row: the ratings in row order, columns ascending.
         by_column: the ratings in column order, rows ascending.
-        dtype: the dtype of the values, float32 or float64.
+        row_axis: which rows are here; all of them in one process.
+        column_axis: which columns are here.
+        n_ratings: the number of observed entries, over all processes.
         n_duplicates: how many given entries were merged into another one by the rule ``duplicates``.
 
     Example:
@@ -42,6 +51,15 @@ class Ratings:
         >>> r.T.shape, r.row_counts.tolist()
         ((2, 3), [1, 0, 2])
     """
+
+    shape: tuple[int, int]
+    by_row: Grouped
+    by_column: Grouped
+    row_axis: Axis
+    column_axis: Axis
+    n_ratings: int
+    n_duplicates: int
+    _counts: tuple[Tensor, Tensor]
 
     def __init__(
         self,
@@ -67,24 +85,120 @@ class Ratings:
         """
         row_ids, column_ids = _ids(rows, "rows"), _ids(columns, "columns")
         data = _checked_values(values, dtype)
-        self.shape = _checked_shape(row_ids, column_ids, data, shape)
-        by_column = _column_order(row_ids, column_ids, data, self.shape)
-        by_column, self.n_duplicates = _merge(by_column, duplicates)
-        self.by_column, self.by_row = both_orders(by_column)
-        if device is not None and torch.device(device).type != "cpu":
-            moved = self.to(device)
-            self.by_column, self.by_row = moved.by_column, moved.by_row
+        shape = _checked_shape(row_ids, column_ids, data, shape)
+        axes = Axis.whole(shape[0]), Axis.whole(shape[1])
+        self._build(lambda: _slices(row_ids, column_ids, data), axes, data.dtype.type, duplicates, None, device)
 
     @classmethod
-    def _of(cls, shape: tuple[int, int], by_row: Grouped, by_column: Grouped, n_duplicates: int) -> Ratings:
+    def from_chunks(
+        cls,
+        chunks: Callable[[], Iterable[Chunk]],
+        axes: tuple[Axis, Axis],
+        *,
+        dtype: torch.dtype = torch.float32,
+        duplicates: Duplicates = "error",
+        column_counts: npt.NDArray[np.int64] | None = None,
+        device: torch.device | str | None = None,
+    ) -> Ratings:
+        """Sort entries that come in pieces and are never all in memory besides the result.
+
+        Args:
+            chunks: called to go through the entries: rows, columns (numbered from the start of their axis) and values,
+                int32 and floating, a bounded number at a time; called twice unless ``column_counts`` is given.
+            axes: the rows and the columns that are here.
+            dtype: float32 or float64.
+            duplicates: as for the constructor.
+            column_counts: how many entries come for each column that is here.
+            device: where to keep them; the CPU if not given.
+
+        Returns:
+            The ratings.
+
+        Example:
+            >>> pieces = [(np.array([0], "i4"), np.array([1], "i4"), np.array([5.0]))] * 2
+            >>> Ratings.from_chunks(lambda: pieces, (Axis.whole(2), Axis.whole(2)), duplicates="sum").entries()
+            (tensor([0], dtype=torch.int32), tensor([1], dtype=torch.int32), tensor([10.]))
+        """
         new = cls.__new__(cls)
-        new.shape, new.by_row, new.by_column, new.n_duplicates = shape, by_row, by_column, n_duplicates
+        kind = np.float32 if _checked_dtype(dtype) == torch.float32 else np.float64
+        new._build(chunks, axes, kind, duplicates, column_counts, device)
         return new
+
+    def _build(
+        self,
+        chunks: Callable[[], Iterable[Chunk]],
+        axes: tuple[Axis, Axis],
+        dtype: type[np.floating],
+        duplicates: str,
+        counts: npt.NDArray[np.int64] | None,
+        device: torch.device | str | None,
+    ) -> None:
+        if duplicates not in ("error", "mean", "last", "sum"):
+            raise ValueError(f"duplicates must be 'error', 'mean', 'last' or 'sum', got {duplicates!r}")
+        if counts is None:
+            counts = np.zeros(len(axes[1]), dtype=np.int64)
+            for _, columns, _ in chunks():
+                counts += np.bincount(columns, minlength=len(counts))
+        if int(counts.sum()) > _MAX_RATINGS:
+            raise ValueError(f"one process can hold {_MAX_RATINGS} ratings, got {int(counts.sum())}; use more of them")
+        order = ColumnOrder(counts, dtype)
+        for rows, columns, values in chunks():
+            order.place(rows, columns, values)
+        order.arrange()
+        merged = order.merge(duplicates)
+        order.compress()
+        by_column, by_row = order.both(len(axes[0]))
+        del order
+        self._set(axes, by_row, by_column, merged)
+        if device is not None and torch.device(device).type != "cpu":
+            self.__dict__ |= self.to(device).__dict__
+
+    def _set(self, axes: tuple[Axis, Axis], by_row: Grouped, by_column: Grouped, merged: int) -> None:
+        self.row_axis, self.column_axis = axes
+        self.shape = axes[0].size, axes[1].size
+        if axes[1].is_shared:
+            by_row = replace(by_row, across=axes[1])
+        if axes[0].is_shared:
+            by_column = replace(by_column, across=axes[0])
+        self.by_row, self.by_column = by_row, by_column
+        found = self.group.sum(torch.tensor([by_column.n_ratings, merged])).tolist()
+        self.n_ratings, self.n_duplicates = found
+        self._counts = by_row.total(by_row.counts), by_column.total(by_column.counts)
+
+    def _with(self, **changes: Any) -> Ratings:
+        new = type(self).__new__(type(self))
+        new.__dict__ |= self.__dict__ | changes
+        return new
+
+    def like(self, rows: Tensor, columns: Tensor, values: Tensor) -> Ratings:
+        """Other entries of the same matrix, over the same processes.
+
+        Args:
+            rows: row numbers as in ``entries``.
+            columns: column numbers as in ``entries``.
+            values: values.
+
+        Returns:
+            The ratings, of the same dtype and on the same device.
+        """
+        parts = [part.cpu().numpy() for part in (rows.int(), columns.int(), values.to(self.dtype))]
+        return Ratings.from_chunks(
+            lambda: _slices(*parts), (self.row_axis, self.column_axis), dtype=self.dtype, device=self.device
+        )
+
+    @property
+    def group(self) -> Group:
+        """The processes that hold the ratings together."""
+        shared = next((axis for axis in (self.row_axis, self.column_axis) if axis.is_shared), None)
+        return ALONE if shared is None else shared.group
 
     @property
     def T(self) -> Ratings:
         """The transposed matrix; nothing is copied."""
-        return Ratings._of((self.shape[1], self.shape[0]), self.by_column, self.by_row, self.n_duplicates)
+        return self._with(
+            shape=self.shape[::-1], by_row=self.by_column, by_column=self.by_row, row_axis=self.column_axis,
+            column_axis=self.row_axis, _counts=self._counts[::-1],
+        )  # fmt: skip
 
     @property
     def n_rows(self) -> int:
@@ -95,11 +209,6 @@ class Ratings:
     def n_columns(self) -> int:
         """The number of columns."""
         return self.shape[1]
-
-    @property
-    def n_ratings(self) -> int:
-        """The number of observed entries."""
-        return self.by_column.n_ratings
 
     @property
     def density(self) -> float:
@@ -119,13 +228,13 @@ class Ratings:
 
     @property
     def row_counts(self) -> Tensor:
-        """The number of ratings of each row, int32."""
-        return self.by_row.counts
+        """The number of ratings of each row that is here, over all processes, int32."""
+        return self._counts[0]
 
     @property
     def column_counts(self) -> Tensor:
-        """The number of ratings of each column, int32."""
-        return self.by_column.counts
+        """The number of ratings of each column that is here, over all processes, int32."""
+        return self._counts[1]
 
     @property
     def nbytes(self) -> int:
@@ -135,13 +244,24 @@ class Ratings:
     @property
     def mean(self) -> float:
         """The mean of the observed values."""
-        return float(self.by_column.values().double().mean())
+        return self.add(self.by_column.values()) / self.n_ratings
 
-    def entries(self) -> tuple[Tensor, Tensor, Tensor]:
-        """All entries in column order.
+    def add(self, x: Tensor) -> float:
+        """Σ over all ratings, in float64.
+
+        Args:
+            x: one number for each rating that is here.
 
         Returns:
-            Rows (int32), columns (int32) and values.
+            The sum over all processes.
+        """
+        return float(self.group.sum(x.sum(dtype=torch.float64)))
+
+    def entries(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The entries that are here, in column order.
+
+        Returns:
+            Rows (int32), columns (int32), both numbered from the start of their axis, and values.
         """
         return self.by_column.indices(), self.by_column.groups(), self.by_column.values()
 
@@ -154,12 +274,16 @@ class Ratings:
         Returns:
             A copy with ``len(columns)`` columns and all rows.
         """
-        by_column = self.by_column.take(columns)
+        chosen, here = self.column_axis.local(columns)
+        by_column = self.by_column.take(here)
         rows, order = by_column.indices().sort(stable=True)
-        offsets = torch.bincount(rows, minlength=self.n_rows).cumsum(0)
+        offsets = torch.bincount(rows, minlength=len(self.row_axis)).cumsum(0)
         offsets = torch.cat([offsets.new_zeros(1), offsets]).int()
-        by_row = Grouped(offsets, by_column.groups()[order], by_column.values()[order])
-        return Ratings._of((self.n_rows, len(columns)), by_row, by_column, 0)
+        by_row = Grouped(offsets, by_column.groups()[order], by_column.values()[order], across=self.by_row.across)
+        axis = replace(self.column_axis, size=len(columns), start=0, stop=len(chosen))
+        new = self._with(shape=(self.n_rows, len(columns)), by_row=by_row, by_column=by_column, column_axis=axis)
+        new._counts = by_row.total(by_row.counts), by_column.total(by_column.counts)
+        return new
 
     def to(self, device: torch.device | str) -> Ratings:
         """The same ratings on another device.
@@ -175,18 +299,20 @@ class Ratings:
         if isinstance(self.by_column, GroupedByPosition):
             return self.T.to(device).T
         by_column = self.by_column.to(device)
+        counts = self._counts[0].to(device), self._counts[1].to(device)
         if isinstance(self.by_row, GroupedByPosition):
             offsets, positions = self.by_row.offsets.to(device), self.by_row.stored_indices.to(device)
-            by_row: Grouped = GroupedByPosition(offsets, positions, positions, other=by_column)
+            by_row: Grouped = GroupedByPosition(
+                offsets, positions, positions, across=self.by_row.across, other=by_column
+            )
         else:
             by_row = self.by_row.to(device)
-        return Ratings._of(self.shape, by_row, by_column, self.n_duplicates)
+        return self._with(by_row=by_row, by_column=by_column, _counts=counts)
 
     def __repr__(self) -> str:
-        return (
-            f"Ratings({self.n_ratings} of {self.shape[0]} x {self.shape[1]}, "
-            f"{str(self.dtype).removeprefix('torch.')}, {self.nbytes / self.n_ratings:.1f} bytes each)"
-        )
+        each = self.nbytes / max(self.by_column.n_ratings, 1)
+        kind = str(self.dtype).removeprefix("torch.")
+        return f"Ratings({self.n_ratings} of {self.shape[0]} x {self.shape[1]}, {kind}, {each:.1f} bytes each)"
 
 
 def _ids(values: npt.ArrayLike | Tensor, name: str) -> npt.NDArray[np.int32]:
@@ -203,15 +329,26 @@ def _ids(values: npt.ArrayLike | Tensor, name: str) -> npt.NDArray[np.int32]:
     return array.astype(np.int32, copy=False)
 
 
+def _slices(
+    rows: npt.NDArray[np.int32], columns: npt.NDArray[np.int32], values: npt.NDArray[Any]
+) -> Iterable[Chunk]:
+    for start in range(0, len(rows), CHUNK):
+        part = slice(start, start + CHUNK)
+        yield rows[part], columns[part], values[part]
+
+
+def _checked_dtype(dtype: torch.dtype) -> torch.dtype:
+    if dtype not in _DTYPES:
+        raise ValueError(f"dtype must be torch.float32 or torch.float64, got {dtype}")
+    return dtype
+
+
 def _checked_values(values: npt.ArrayLike | Tensor, dtype: torch.dtype | None) -> npt.NDArray[np.floating]:
     # Finite floating values of the wanted dtype, or an error.
     array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
     if array.dtype.kind not in "fiub":
         raise TypeError(f"values must be numbers, got dtype {array.dtype}")
-    if dtype is None:
-        dtype = torch.float32 if array.dtype == np.float32 else torch.float64
-    if dtype not in _DTYPES:
-        raise ValueError(f"dtype must be torch.float32 or torch.float64, got {dtype}")
+    dtype = _checked_dtype(dtype or (torch.float32 if array.dtype == np.float32 else torch.float64))
     array = array.astype(np.float32 if dtype == torch.float32 else np.float64, copy=False)
     bad = np.count_nonzero(~np.isfinite(array))
     if bad:
@@ -238,56 +375,3 @@ def _checked_shape(
     if shape[0] < needed[0] or shape[1] < needed[1]:
         raise ValueError(f"shape must be at least {needed} for these rows and columns, got {tuple(shape)}")
     return int(shape[0]), int(shape[1])
-
-
-def _column_order(
-    rows: npt.NDArray[np.int32],
-    columns: npt.NDArray[np.int32],
-    values: npt.NDArray[np.floating],
-    shape: tuple[int, int],
-) -> csc_array:
-    # The entries by column, rows ascending, equal pairs in the given order: two counting sorts, in linear time.
-    if np.any(rows[1:] < rows[:-1]):
-        order = _radix_argsort(rows, shape[0])
-        rows, columns, values = rows[order], columns[order], values[order]
-    offsets = np.zeros(shape[0] + 1, dtype=np.int32)
-    np.cumsum(np.bincount(rows, minlength=shape[0]), out=offsets[1:])
-    return csr_array((values, columns, offsets), shape=shape).tocsc()
-
-
-def _radix_argsort(keys: npt.NDArray[np.int32], bound: int) -> npt.NDArray[np.intp]:
-    # A stable argsort of keys below ``bound`` in linear time: NumPy sorts 16-bit digits by counting.
-    order = np.argsort((keys & 0xFFFF).astype(np.uint16), kind="stable")
-    if bound > 2**16:
-        order = order[np.argsort((keys[order] >> 16).astype(np.uint16), kind="stable")]
-    return order
-
-
-def _merge(matrix: csc_array, rule: Duplicates) -> tuple[csc_array, int]:
-    # Apply the rule for pairs given twice, which are neighbours in the given order.
-    if rule not in ("error", "mean", "last", "sum"):
-        raise ValueError(f"duplicates must be 'error', 'mean', 'last' or 'sum', got {rule!r}")
-    rows, values = matrix.indices, matrix.data
-    fresh = np.ones(len(rows), dtype=bool)
-    np.not_equal(rows[1:], rows[:-1], out=fresh[1:])
-    starts_of_columns = matrix.indptr[:-1]
-    fresh[starts_of_columns[starts_of_columns < len(rows)]] = True
-    starts = np.flatnonzero(fresh)
-    repeated = len(rows) - len(starts)
-    if not repeated:
-        return matrix, 0
-    if rule == "error":
-        k = int(np.flatnonzero(~fresh)[0])
-        column = int(np.searchsorted(matrix.indptr, k, side="right")) - 1
-        raise ValueError(
-            f"{repeated} entries repeat a pair that was given before, the first is row {rows[k]}, column {column}; "
-            "choose duplicates='mean', 'last' or 'sum' to merge them"
-        )
-    counts = np.diff(np.append(starts, len(rows)))
-    if rule == "last":
-        merged = values[starts + counts - 1]
-    else:
-        merged = np.add.reduceat(values.astype(np.float64), starts)
-        merged = (merged / counts if rule == "mean" else merged).astype(values.dtype)
-    offsets = np.concatenate([[0], np.cumsum(fresh)])[matrix.indptr].astype(np.int32)
-    return csc_array((merged, rows[starts], offsets), shape=matrix.shape), repeated

@@ -1,0 +1,7 @@
+"""Several processes, one fit: who holds which samples, how partial sums are joined, and who is missing."""
+
+from fisherfold.distributed.axis import Axis, balanced_cuts
+from fisherfold.distributed.group import ALONE, Group, current_group
+from fisherfold.distributed.health import RankLost
+
+__all__ = ["ALONE", "Axis", "Group", "RankLost", "balanced_cuts", "current_group"]

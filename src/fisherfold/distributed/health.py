@@ -1,0 +1,157 @@
+"""Signs of life: which process has ended, when a collective operation breaks.
+
+A killed process closes its connections, so the operation that waits for it fails at once, but with an address and not
+with a rank. Every process therefore tells the others its host and process number when the group is made, and beats: it
+raises a counter in the rendezvous store. After a failure a process looks whether the others still run: on its own host
+by their number, elsewhere by their counters. The first to find out leaves the answer in the store, so that those who
+see only the second or third process leave name the same rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+_BEAT = 1.0
+_PATIENCE = 6.0
+_VERDICT = "lost"
+
+
+class RankLost(RuntimeError):
+    """A process of the group has ended or does not answer.
+
+    Attributes:
+        ranks: which ones; empty if it could not be found out.
+    """
+
+    def __init__(self, message: str, ranks: list[int]) -> None:
+        super().__init__(message)
+        self.ranks = ranks
+
+
+class Health:
+    """What is known about the other processes.
+
+    Args:
+        people: for each rank what ``describe`` gave there.
+        rank: the number of this process.
+    """
+
+    def __init__(self, people: list[str], rank: int) -> None:
+        self.people = [json.loads(text) for text in people]
+        self.rank = rank
+        self._store = _store()
+        if self._store is not None:
+            threading.Thread(target=self._beat, daemon=True, name="fisherfold-heartbeat").start()
+
+    @staticmethod
+    def describe() -> str:
+        """Host and process number of this process."""
+        return json.dumps({"host": socket.gethostname(), "pid": os.getpid()})
+
+    def _beat(self) -> None:
+        store, count = _store(), 0
+        while store is not None:
+            count += 1
+            try:
+                store.set(f"beat/{self.rank}", str(count))
+            except RuntimeError:  # the store has gone, and with it the run
+                return
+            time.sleep(_BEAT)
+
+    def verdict(self, error: Exception) -> RankLost:
+        """Find out who is missing.
+
+        Args:
+            error: what the collective operation raised.
+
+        Returns:
+            The exception to raise, which names the rank.
+        """
+        known = self._recorded()
+        ranks = known or self._search()
+        if ranks and not known:
+            self._record(ranks)
+        if not ranks:
+            reason = str(error).splitlines()[0][:200]
+            return RankLost(f"rank {self.rank} could not reach another rank, all of which still run: {reason}", [])
+        who = ", ".join(f"rank {r} (process {self.people[r]['pid']} on {self.people[r]['host']})" for r in ranks)
+        return RankLost(
+            f"{who} has ended or does not answer; rank {self.rank} stops. Under torchrun --max-restarts a fit with a "
+            "checkpoint goes on from there",
+            ranks,
+        )
+
+    def _search(self) -> list[int]:
+        deadline = time.monotonic() + _PATIENCE
+        beats, others = self._beats(), [r for r in range(len(self.people)) if r != self.rank]
+        while time.monotonic() < deadline:
+            if gone := [r for r in others if self._is_neighbour(r) and not _is_running(self.people[r]["pid"])]:
+                return gone
+            if known := self._recorded():
+                return known
+            time.sleep(0.05)
+        now = self._beats()
+        return [r for r in others if beats[r] == now[r]]
+
+    def _is_neighbour(self, rank: int) -> bool:
+        return bool(self.people[rank]["host"] == socket.gethostname())
+
+    def _beats(self) -> list[str]:
+        # a rank whose counter cannot be read is told apart from none: ranks on this host are judged by their number
+        found = []
+        for rank in range(len(self.people)):
+            text = ""
+            with contextlib.suppress(RuntimeError):
+                if self._store is not None and self._store.check([f"beat/{rank}"]):
+                    text = self._store.get(f"beat/{rank}").decode()
+            found.append(text or str(time.monotonic()))
+        return found
+
+    def _recorded(self) -> list[int]:
+        with contextlib.suppress(RuntimeError, ValueError):
+            if self._store is not None and self._store.check([_VERDICT]):
+                return [int(rank) for rank in json.loads(self._store.get(_VERDICT))]
+        return []
+
+    def _record(self, ranks: list[int]) -> None:
+        with contextlib.suppress(RuntimeError):
+            if self._store is not None:
+                self._store.compare_set(_VERDICT, "", json.dumps(ranks))
+
+
+def _store() -> Any:
+    """A connection of our own to the store of the rendezvous, if the environment names one."""
+    address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    if not (address and port):
+        return None
+    try:
+        plain = TCPStore(
+            address, int(port), is_master=False, wait_for_workers=False, timeout=timedelta(seconds=5)
+        )
+    except (RuntimeError, ValueError):
+        return None
+    start = os.environ.get("TORCHELASTIC_RUN_ID", ""), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return PrefixStore("fisherfold/" + "/".join(start), plain)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    with contextlib.suppress(OSError):
+        # a process that has ended but was not yet waited for still answers to signals
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] not in {"Z", "X"}
+    return True

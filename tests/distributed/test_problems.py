@@ -1,0 +1,131 @@
+"""Completion over several processes: every quantity, every Fisher matrix and every solver equals one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fisherfold.distributed import ALONE, Axis, Group
+from fisherfold.estimators.point_completion import fit_point, held_out_entries
+from fisherfold.inference.completion import fit_variational
+from fisherfold.problems.completion import CompletionProblem
+from fisherfold.problems.ratings import Ratings
+from fisherfold.solvers import minimize
+
+from ranks import compare, on_ranks, same_bits  # isort: skip
+
+ROWS, COLUMNS, RANK = 14, 30, 2
+
+
+def entries() -> tuple[Any, Any, Any]:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(ROWS, RANK)) @ rng.normal(size=(RANK, COLUMNS)) + 0.1 * rng.normal(size=(ROWS, COLUMNS))
+    seen = rng.random((ROWS, COLUMNS)) < 0.5
+    seen[:, 7] = False  # a column that nobody has rated
+    seen[4:, 9] = False
+    rows, columns = np.nonzero(seen)
+    return rows.astype(np.int32), columns.astype(np.int32), x[rows, columns]
+
+
+def cuts(world: int) -> list[int]:
+    """Uneven shares; with three or four ranks one of them has no column, with four one has nothing but an empty one."""
+    return {1: [0, 30], 2: [0, 25, 30], 3: [0, 11, 11, 30], 4: [0, 7, 8, 8, 30]}[world]
+
+
+def shared(group: Group, *, transposed: bool = False) -> Ratings:
+    rows, columns, values = entries()
+    edges = cuts(group.size)
+    axis = Axis(COLUMNS, edges[group.rank], edges[group.rank + 1], group)
+    mine = (columns >= axis.start) & (columns < axis.stop)
+    pieces = [(rows[mine], (columns[mine] - axis.start).astype(np.int32), values[mine])]
+    ratings = Ratings.from_chunks(lambda: pieces, (Axis.whole(ROWS), axis), dtype=torch.float64)
+    return ratings.T if transposed else ratings
+
+
+def quantities(group: Group) -> dict[str, Any]:
+    ratings = shared(group)
+    problem = CompletionProblem(ratings, RANK, ridge=0.01)
+    generator = torch.Generator().manual_seed(1)
+    x = problem.manifold.random_point(generator=generator, dtype=torch.float64)
+    v = problem.manifold.random_tangent(x, generator=generator)
+    batch = torch.tensor([3, 9, 9, 28, 7])
+    found: dict[str, Any] = {"counts": ratings.row_counts, "mean": ratings.mean, "start": problem.spectral_start()}
+    for name, chosen in (("full", None), ("batch", batch)):
+        found[name] = problem.loss_and_gradient(x, chosen)
+        for kind in problem.fisher_kinds:
+            found[f"{name} {kind}"] = problem.fisher(x, chosen, kind=kind).matvec(v)
+            found[f"{name} {kind} preconditioned"] = problem.fisher(x, chosen, kind=kind).precondition(v, 0.1)
+    found["predict"] = problem.predict(x, torch.tensor([0, 13]), torch.tensor([29, 8]))
+    found["metrics"] = problem.metrics(x)
+    return found
+
+
+def solves(group: Group, method: str, fisher: str | None, options: dict[str, Any]) -> dict[str, Any]:
+    problem = CompletionProblem(shared(group), RANK)
+    x0 = problem.manifold.random_point(generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    named = {} if fisher is None else {"fisher": fisher}
+    result = minimize(problem, x0, method, max_iter=4, seed=3, **named, **options)
+    names = ("loss", "gradient_norm", "samples")
+    return {"x": result.x, "value": result.value, "trace": [[row[n] for n in names] for row in result.trace.rows]}
+
+
+SOLVERS = [
+    ("rngd", "exact", {}), ("rngd", "row-block", {}), ("rngd", "kronecker", {"batch_size": 9}),
+    ("rngd-vr", "kronecker", {"step": 0.3, "batch_size": 4}), ("rsvrg", None, {"step": 0.05, "batch_size": 4}),
+    ("rsgd", None, {"step": 0.05, "batch_size": 4}), ("rcg", None, {}),
+]  # fmt: skip
+
+
+def fits(group: Group, transposed: bool) -> dict[str, Any]:
+    ratings = shared(group, transposed=transposed)
+    held = held_out_entries(ratings, 0.1, 5)
+    point = fit_point(ratings, RANK, max_iter=5, tol=0.0)
+    fixed = fit_point(ratings, RANK, ridge=0.1, max_iter=5, tol=0.0, validation=0.2, continuation=True)
+    paper = fit_point(ratings, RANK, solver="rngd", max_iter=3)
+    found: dict[str, Any] = {"held out": float(group.sum(held.sum()))}
+    for name, model in (("auto", point), ("fixed", fixed), ("paper", paper)):
+        found[name] = {"product": model.U @ model.A.T, "offsets": [model.row_offset, model.column_offset]}
+        found[name] |= {"ridge": model.ridge, "U": model.U}
+    posterior = fit_variational(ratings, RANK, max_iter=4, tol=0.0)
+    for name, side in (("rows", posterior.rows.gathered()), ("columns", posterior.columns.gathered())):
+        found[name] = [side.mean, side.covariance, side.weight, side.prior_mean, side.precision]
+    found["bound"] = [row["bound"] for row in posterior.trace]
+    given = fit_variational(ratings, RANK, max_iter=2, ridge=2.0, set_effects=False, column_offsets=False)
+    found["given"] = [given.noise_precision, given.rows.gathered().mean]
+    return found
+
+
+def everything() -> dict[str, Any]:
+    """All of the above on the ranks of the default group, so that processes are started once."""
+    group = Group()
+    found: dict[str, Any] = {"quantities": quantities(group)}
+    for method, fisher, options in SOLVERS:
+        found[f"{method} {fisher}"] = solves(group, method, fisher, options)
+    for transposed in (False, True):
+        found[f"fits {transposed}"] = fits(group, transposed)
+    return found
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, Any]:
+    found: dict[str, Any] = {"quantities": quantities(ALONE)}
+    for method, fisher, options in SOLVERS:
+        found[f"{method} {fisher}"] = solves(ALONE, method, fisher, options)
+    for transposed in (False, True):
+        found[f"fits {transposed}"] = fits(ALONE, transposed)
+    return found
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_ranks_equal_one_process(world: int, tmp_path: Path, alone: dict[str, Any]) -> None:
+    ranks = on_ranks(world, tmp_path, everything)
+    same_bits(ranks)
+    assert ranks[0].keys() == alone.keys()
+    for name, expected in alone.items():
+        # iterations amplify rounding a little
+        tolerance = 1e-10 if name == "quantities" else 1e-6
+        compare(expected, ranks[0][name], rtol=tolerance, atol=tolerance)
