@@ -1,7 +1,8 @@
 """Files that are whole or absent: tensors and a JSON header in one safetensors file, written atomically.
 
-A file is written under a temporary name in the same folder, flushed to the disk and renamed, so that a reader never
-sees half of it. It carries a format name, a version, a JSON header and a SHA-256 of all that; no pickle is involved.
+A file is written under a temporary name in the same folder, flushed to the disk and renamed, and the folder is flushed
+too, so that a reader never sees half of it, whatever is killed or unplugged. It carries a format name, a version, a
+JSON header and a SHA-256 of all that; no pickle is involved, and nothing is believed before it is checked.
 """
 
 from __future__ import annotations
@@ -11,21 +12,32 @@ import errno
 import hashlib
 import json
 import os
+import re
 import secrets
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NoReturn
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+try:
+    import fcntl
+except ImportError:  # not on Windows, where leftovers of killed writers stay until someone removes them
+    fcntl = None  # type: ignore[assignment]
+
 HEADER = "fisherfold"
+HEADER_LIMIT = 32 * 2**20  # bytes of JSON; parsed, it takes some twenty times as much memory
+_DTYPES = frozenset({"F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL"})
 
 
 def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
     """Write a file that is either complete or not there.
+
+    Temporary files that a killed process has left for the same name are removed.
 
     Args:
         path: where to write; the folder must exist.
@@ -34,26 +46,127 @@ def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
     Raises:
         FileNotFoundError: if the folder does not exist.
         IsADirectoryError: if the path is a folder.
-        PermissionError: if the folder cannot be written to.
     """
     target = Path(path)
     if target.is_dir():
         raise IsADirectoryError(f"cannot write {target}: it is a folder")
     if not target.parent.is_dir():
         raise FileNotFoundError(f"cannot write {target}: the folder {target.parent} does not exist")
-    # opened like any new file, so that others may read it as far as the user's umask allows
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(6)}")
+    with _said(target):
+        temporary, file = _temporary(target)
+        try:
+            with file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+                if fcntl is None:
+                    file.close()  # Windows renames closed files only
+                # inside the block, while the lock is held: nobody takes the finished file for a leftover
+                temporary.replace(target)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
+    _remove_leftovers(target)
+    _flush_folder(target.parent)
+
+
+def _temporary(target: Path) -> tuple[Path, IO[bytes]]:
+    """A new file beside the target, locked as long as its writer lives."""
+    while True:
+        # opened like any new file, so that others may read it as far as the user's umask allows
+        temporary = target.with_name(f".{target.name}.{secrets.token_hex(6)}")
+        file = temporary.open("xb")
+        if fcntl is None:
+            return temporary, file
+        with contextlib.suppress(OSError):  # a file system without locks: then nobody removes leftovers there either
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if temporary.exists():
+            return temporary, file
+        file.close()  # taken for a leftover between its creation and its lock
+
+
+def _remove_leftovers(target: Path) -> None:
+    """Remove temporary files of this name whose writer is dead: those that nobody has locked."""
+    if fcntl is None:
+        return
+    pattern = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{12}}")
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(target.parent):
+            if pattern.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
+                with contextlib.suppress(OSError), open(entry.path, "rb+") as file:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    os.unlink(entry.path)
+
+
+def _flush_folder(folder: Path) -> None:
+    """Make the new name last through a loss of power, where the system can."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _said(target: Path) -> Iterator[None]:
+    """Refusals of the system as one sentence."""
     try:
-        with temporary.open("xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(target)
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        if isinstance(error, OSError) and error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
-            raise PermissionError(f"cannot write {target}: the folder {target.parent} is read-only") from None
+        yield
+    except OSError as error:
+        number = error.errno
+        if number in {errno.EACCES, errno.EPERM, errno.EROFS}:
+            said: OSError = PermissionError(f"cannot write {target}: the folder {target.parent} is read-only")
+        else:
+            reasons = {
+                errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk quota is used up",
+                errno.EFBIG: "it would be larger than is allowed here", errno.ENAMETOOLONG: "its name is too long",
+                errno.ENOTDIR: f"{target.parent} is not a folder", errno.EEXIST: "it is a file",
+            }  # fmt: skip
+            said = OSError(f"cannot write {target}: {reasons.get(number or 0, error.strerror or str(error))}")
+        said.errno = number
+        raise said from None
+
+
+def make_folder(path: str | os.PathLike[str]) -> Path:
+    """Make a folder and those above it, if they do not exist.
+
+    Args:
+        path: the folder.
+
+    Returns:
+        The folder.
+    """
+    folder = Path(path)
+    with _said(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@contextlib.contextmanager
+def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A folder to write into; if it is new and the block fails, no trace of it is left.
+
+    Args:
+        path: the folder; it is made, with those above it, if it does not exist.
+
+    Yields:
+        The folder.
+
+    Raises:
+        ValueError: if the path is a file.
+    """
+    folder = Path(path)
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"cannot save into {folder}: it is a file, a folder is expected")
+    first = next((above for above in reversed([folder, *folder.parents]) if not above.exists()), None)
+    make_folder(folder)
+    try:
+        yield folder
+    except BaseException:
+        if first is not None:
+            shutil.rmtree(first, ignore_errors=True)
         raise
 
 
@@ -68,19 +181,27 @@ def write_tensors(
         kind: what the file holds, checked when it is read.
         version: the version of that kind's format.
         header: anything that JSON can hold; floats keep all their digits.
+
+    Raises:
+        ValueError: if the header is larger than a reader would accept.
     """
     # copies, because the format refuses two names for the same memory
     layout = torch.contiguous_format
     plain = {name: tensor.detach().cpu().clone(memory_format=layout) for name, tensor in tensors.items()}
     content = json.loads(json.dumps({"kind": kind, "version": version, "header": dict(header)}))
-    signed = content | {"sha256": _digest(plain, content)}
-    write_atomically(path, save(plain, metadata={HEADER: json.dumps(signed)}))
+    signed = json.dumps(content | {"sha256": _digest(plain, content)})
+    if len(signed) > HEADER_LIMIT // 2:  # quoted once more inside the file
+        raise ValueError(f"cannot write {path}: its header has {len(signed):,} bytes, more than {HEADER_LIMIT // 2:,}")
+    write_atomically(path, save(plain, metadata={HEADER: signed}))
 
 
 def read_tensors(
     path: str | os.PathLike[str], *, kind: str, version: int, device: str = "cpu"
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read what ``write_tensors`` wrote, and check it.
+
+    Nothing is allocated on the word of the file: its claims must agree with its true length first, then the checksum
+    is computed from the mapped file, then the tensors are copied into memory.
 
     Args:
         path: the file.
@@ -98,21 +219,103 @@ def read_tensors(
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no file {path}")
     try:
+        _check_size(Path(path))
         with safe_open(str(path), framework="pt") as file:
-            metadata = file.metadata() or {}
-            content = json.loads(metadata.get(HEADER, "null"))
-            if not isinstance(content, dict) or content.get("kind") != kind:
-                raise ValueError(f"{path} is not a {kind} file of fisherfold")
-            seen = content["version"]
-            if not isinstance(seen, int) or seen > version:
-                raise ValueError(f"{path} has version {seen} of the {kind} format, at most {version} is known here")
+            content = _checked_content(file, path, kind, version)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, json.JSONDecodeError, KeyError) as error:
-        raise ValueError(f"{path} is damaged or not a {kind} file of fisherfold: {error}") from None
-    if content.pop("sha256", None) != _digest(tensors, content):
-        raise ValueError(f"{path} is damaged: its checksum does not match")
-    # copies, because what lies in the file's buffer is not aligned, and sums over it can differ in their last bit
-    return {name: tensor.clone().to(device) for name, tensor in tensors.items()}, content["header"]
+            if content.pop("sha256", None) != _digest(tensors, content):
+                _refuse(f"{path} is damaged: its checksum does not match")
+            if not isinstance(content.get("header"), dict):
+                raise ValueError("it has no header")
+            # copies, because what lies in the file's buffer is not aligned, and sums over it can differ in the last bit
+            return {name: tensor.clone().to(device) for name, tensor in tensors.items()}, content["header"]
+    except _Refused as error:
+        raise ValueError(str(error)) from None
+    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
+        raise ValueError(f"{path} is damaged or not a {kind} file of fisherfold: {reason}") from None
+
+
+class _Refused(ValueError):
+    """A refusal that is a whole sentence already."""
+
+
+def _refuse(sentence: str) -> NoReturn:
+    raise _Refused(sentence)
+
+
+def _checked_content(file: Any, path: str | os.PathLike[str], kind: str, version: int) -> dict[str, Any]:
+    """The JSON beside the tensors, of a kind, version and tensor types that are known."""
+    content = parse_json((file.metadata() or {}).get(HEADER, "null"))
+    if not isinstance(content, dict) or content.get("kind") != kind:
+        _refuse(f"{path} is not a {kind} file of fisherfold")
+    seen = content["version"]
+    if not isinstance(seen, int) or isinstance(seen, bool) or seen < 1 or seen > version:
+        _refuse(f"{path} has version {seen} of the {kind} format, at most {version} is known here")
+    for name in file.keys():  # noqa: SIM118
+        if (dtype := file.get_slice(name).get_dtype()) not in _DTYPES:
+            raise ValueError(f"its tensor {name!r} has the type {dtype}")
+    return content
+
+
+def _check_size(path: Path) -> None:
+    """Refuse a header or a file too large to be read here before anything is read."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        claimed = int.from_bytes(file.read(8), "little")
+    if claimed > min(size, HEADER_LIMIT):
+        raise ValueError(f"it claims a header of {claimed:,} bytes, {min(size, HEADER_LIMIT):,} are possible")
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else size
+    if size > memory > 0:
+        raise ValueError(f"it has {size:,} bytes, more than the {memory:,} bytes of memory of this machine")
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Read JSON in which no object has the same key twice.
+
+    Args:
+        text: the text.
+
+    Returns:
+        What it says.
+
+    Raises:
+        ValueError: if it is not JSON, repeats a key, or is nested too deeply.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_unique_keys)
+    except RecursionError:
+        raise ValueError("its JSON is nested too deeply") from None
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("its JSON has the same key twice")
+    return found
+
+
+@contextlib.contextmanager
+def sound(path: str | os.PathLike[str], kind: str) -> Iterator[None]:
+    """Turn whatever goes wrong while a checked file is put together into a refusal of that file.
+
+    The checksum says that a file is as it was written, not that an honest program wrote it.
+
+    Args:
+        path: the file.
+        kind: what it holds.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        ValueError: naming the file and the reason.
+    """
+    try:
+        yield
+    except (KeyError, IndexError, AttributeError, TypeError, ValueError, ArithmeticError, RuntimeError) as error:
+        reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+        raise ValueError(f"{path} is not a sound {kind} file: {reason}") from None
 
 
 def _digest(tensors: Mapping[str, Tensor], content: Mapping[str, Any]) -> str:
@@ -120,5 +323,6 @@ def _digest(tensors: Mapping[str, Tensor], content: Mapping[str, Any]) -> str:
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b"")
+        if tensor.numel():
+            digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -55,7 +55,11 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         dtype: ``float32`` or ``float64``.
         n_jobs: the number of threads of the fit; None leaves it to torch, -1 takes all cores.
         verbose: whether to show a progress bar.
-        on_interrupt: at Ctrl-C ``raise``, or ``return`` the model of the passes done so far.
+        on_interrupt: at Ctrl-C ``raise``, or ``return`` the model so far; before the first pass that is the starting
+            point, or the mean of all values. While the table is still being sorted, Ctrl-C raises.
+        checkpoint: a file that keeps where the fit stands after every pass. A fit that was killed goes on from it to
+            the same bits when it is started again with the same data and parameters (``max_iter`` may grow); the file
+            is removed when the fit is done. Each fit needs a file of its own.
 
     Attributes:
         model_: the fitted model (ids, posterior, scale).
@@ -81,6 +85,7 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         rated_sets: bool = True, max_iter: int = 50, tol: float = 3e-4, clip: bool = True, unseen: str = "prior",
         duplicates: str = "mean", random_state: int | None = 0, device: str | None = None, dtype: str = "float32",
         n_jobs: int | None = None, verbose: bool = False, on_interrupt: str = "raise",
+        checkpoint: str | os.PathLike[str] | None = None,
     ) -> None:  # fmt: skip
         self.rank = rank
         self.ridge = ridge
@@ -98,6 +103,7 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self.n_jobs = n_jobs
         self.verbose = verbose
         self.on_interrupt = on_interrupt
+        self.checkpoint = checkpoint
 
     def fit(self, X: Any, y: Any = None) -> MatrixCompletion:
         """Fit the model.
@@ -149,7 +155,7 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             rank=rank, ridge=ridge, offsets=self.offsets, inference=self.inference, rated_sets=self.rated_sets,
             max_iter=self.max_iter, tol=self.tol, duplicates=self.duplicates, seed=int(seed),
             device=self.device or "cpu", dtype=DTYPES[str(self.dtype).removeprefix("torch.")], n_jobs=self.n_jobs,
-            verbose=bool(self.verbose), return_on_interrupt=self.on_interrupt == "return",
+            verbose=bool(self.verbose), return_on_interrupt=self.on_interrupt == "return", checkpoint=self.checkpoint,
         )  # fmt: skip
 
     def _validate(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import Any
 
@@ -9,9 +10,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fisherfold.estimators.checkpoint import FitCheckpoint
 from fisherfold.estimators.completion import MatrixCompletion, _whole
-from fisherfold.estimators.completion_fit import FitOptions, Prepared, prepare, run, threads
+from fisherfold.estimators.completion_fit import FitOptions, Prepared, checkpoint_of, prepare, run, threads
 from fisherfold.estimators.inputs import Observations
+from fisherfold.files import sound
 from fisherfold.inference.completion import CompletionPosterior
 from fisherfold.inference.completion_path import raise_rank
 from fisherfold.inference.predictive import predict_pairs
@@ -42,6 +45,7 @@ class MatrixCompletionCV(MatrixCompletion):
         n_jobs: see there.
         verbose: see there.
         on_interrupt: see there.
+        checkpoint: see there; the errors found so far lie beside it with the suffix ``.search``.
 
     Attributes:
         best_rank_: the chosen rank.
@@ -62,7 +66,7 @@ class MatrixCompletionCV(MatrixCompletion):
         offsets: str = "both", inference: str = "variational", rated_sets: bool = True, max_iter: int = 50,
         tol: float = 3e-4, clip: bool = True, unseen: str = "prior", duplicates: str = "mean",
         random_state: int | None = 0, device: str | None = None, dtype: str = "float32", n_jobs: int | None = None,
-        verbose: bool = False, on_interrupt: str = "raise",
+        verbose: bool = False, on_interrupt: str = "raise", checkpoint: str | os.PathLike[str] | None = None,
     ) -> None:  # fmt: skip
         self.ranks = ranks
         self.ridges = ridges
@@ -81,6 +85,7 @@ class MatrixCompletionCV(MatrixCompletion):
         self.n_jobs = n_jobs
         self.verbose = verbose
         self.on_interrupt = on_interrupt
+        self.checkpoint = checkpoint
 
     def fit_observations(self, found: Observations) -> MatrixCompletionCV:
         """Choose rank and ridge, then fit to all values.
@@ -95,9 +100,14 @@ class MatrixCompletionCV(MatrixCompletion):
         ranks = self._allowed_ranks(found)
         options = self._options(ranks[0], None)
         with threads(self.n_jobs):
-            errors = self._search(prepare(found, options), ranks, options)
+            ready = prepare(found, options)
+            chosen = {"ranks": ranks, "ridges": self.ridges, "cv": self.cv, "clip": self.clip}
+            saved = checkpoint_of(ready.ratings, options, **chosen)
+            errors = self._search(ready, ranks, options, saved)
         self._keep(ranks, errors)
         self._fit(found, self.best_rank_, self.best_ridge_)
+        if saved is not None:
+            saved.remove()
         return self
 
     def _validate(self) -> None:
@@ -120,11 +130,16 @@ class MatrixCompletionCV(MatrixCompletion):
             raise ValueError(f"cv={self.cv} folds need as many ratings, got {len(found.values)}")
         return allowed
 
-    def _search(self, ready: Prepared, ranks: list[int], options: FitOptions) -> npt.NDArray[np.float64]:
+    def _search(
+        self, ready: Prepared, ranks: list[int], options: FitOptions, saved: FitCheckpoint | None
+    ) -> npt.NDArray[np.float64]:
         """The held-out error of every (ridge, rank, fold)."""
         rows, columns, values = ready.ratings.entries()
         fold = np.random.default_rng(options.seed).permutation(len(values)) % self.cv
-        errors = np.empty((len(self.ridges), len(ranks), self.cv))
+        errors = np.full((len(self.ridges), len(ranks), self.cv), np.nan)
+        if saved is not None and (found := saved.load()) is not None:
+            with sound(saved.path, "checkpoint"):
+                errors[:] = found[0]["errors"].numpy()
         for k in range(self.cv):
             held = torch.from_numpy(fold == k).to(rows.device)
             train = Ratings(
@@ -133,7 +148,10 @@ class MatrixCompletionCV(MatrixCompletion):
             )  # fmt: skip
             test = rows[held].long(), columns[held].long(), values[held]
             for r, ridge in enumerate(self.ridges):
-                errors[r, :, k] = self._path(train, test, ranks, replace(options, ridge=ridge), ready)
+                if np.isnan(errors[r, :, k]).any():
+                    errors[r, :, k] = self._path(train, test, ranks, replace(options, ridge=ridge), ready)
+                    if saved is not None:
+                        saved.save({"errors": torch.from_numpy(errors)}, {})
         return errors
 
     def _path(

@@ -1,20 +1,25 @@
-"""From observed entries to a fitted model: numbering, centring, the solver, the progress bar, Ctrl-C."""
+"""From observed entries to a fitted model: numbering, centring, the solver, the progress bar, Ctrl-C, checkpoints."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
+from fisherfold.estimators.checkpoint import FitCheckpoint, digest
 from fisherfold.estimators.completion_model import CompletionModel
 from fisherfold.estimators.ids import IdIndex
 from fisherfold.estimators.inputs import Observations
 from fisherfold.estimators.point_posterior import point_posterior
-from fisherfold.inference.completion import CompletionPosterior, fit_variational
+from fisherfold.estimators.posterior_files import pack_posterior, unpack_posterior
+from fisherfold.files import sound
+from fisherfold.inference.completion import CompletionPosterior, fit_variational, start_posterior
 from fisherfold.problems.ratings import Ratings
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -38,6 +43,12 @@ class FitOptions:
     n_jobs: int | None
     verbose: bool
     return_on_interrupt: bool
+    checkpoint: str | os.PathLike[str] | None = None
+
+    def identity(self) -> dict[str, Any]:
+        """What decides the result of a fit, apart from the data; ``max_iter`` may grow."""
+        free = {"max_iter", "device", "n_jobs", "verbose", "return_on_interrupt", "checkpoint"}
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in free}
 
 
 @dataclass(frozen=True)
@@ -109,14 +120,37 @@ def fit_model(found: Observations, options: FitOptions) -> tuple[CompletionModel
     """
     with threads(options.n_jobs):
         ready = prepare(found, options)
-        outcome = run(ready.ratings, options)
+        saved = checkpoint_of(ready.ratings, options)
+        outcome = run(ready.ratings, options, saved=saved)
     by_row, posterior = ready.ratings.by_row, outcome.posterior
     model = CompletionModel(
         ready.row_ids, ready.column_ids, posterior, ready.center + outcome.level * ready.scale, ready.scale,
         ready.low, ready.high, by_row.offsets.cpu().long(), by_row.indices().cpu(), options.inference,
         posterior.n_ratings, ready.ratings.n_duplicates,
     )  # fmt: skip
+    if saved is not None and not outcome.interrupted:
+        saved.remove()
     return model, outcome.interrupted
+
+
+def checkpoint_of(ratings: Ratings, options: FitOptions, **search: Any) -> FitCheckpoint | None:
+    """The checkpoint of a fit, if there is to be one.
+
+    Args:
+        ratings: the centred and scaled ratings.
+        options: how to fit.
+        **search: what a search over ranks and ridges tries; its checkpoint lies beside that of the final fit.
+
+    Returns:
+        The checkpoint, which knows the data and the options by a digest.
+    """
+    if options.checkpoint is None:
+        return None
+    side = ratings.by_column
+    data = digest([side.offsets, side.indices(), side.values()])
+    identity = options.identity() | {"shape": ratings.shape, "data": data} | search
+    path = f"{os.fspath(options.checkpoint)}.search" if search else options.checkpoint
+    return FitCheckpoint(path, identity)
 
 
 @dataclass(frozen=True)
@@ -134,44 +168,70 @@ class Outcome:
     level: float = 0.0
 
 
-def run(ratings: Ratings, options: FitOptions, init: CompletionPosterior | None = None) -> Outcome:
+def run(
+    ratings: Ratings, options: FitOptions, init: CompletionPosterior | None = None, saved: FitCheckpoint | None = None
+) -> Outcome:
     """Run the solver behind a progress bar; end it in good order at Ctrl-C if so wanted.
 
     Args:
         ratings: the centred and scaled ratings.
         options: how to fit.
         init: where to start from (``variational`` only).
+        saved: where to keep the state of the fit, and to go on from if there is one.
 
     Returns:
         The posterior and how it came about.
 
     Raises:
-        KeyboardInterrupt: at Ctrl-C, if it is not to be caught or no pass was finished.
+        KeyboardInterrupt: at Ctrl-C, if it is not to be caught.
     """
-    last: list[CompletionPosterior] = []
-    with progress(options) as show:
-        if options.inference == "point":
-            posterior, level, interrupted = point_posterior(
-                ratings, options.rank, ridge=options.ridge, offsets=options.offsets, max_iter=options.max_iter,
-                tol=options.tol, seed=options.seed, return_on_interrupt=options.return_on_interrupt, callback=show,
-            )  # fmt: skip
-            return Outcome(posterior, interrupted, level)
-
-        def after_pass(posterior: CompletionPosterior) -> None:
-            last[:] = [posterior]
-            show(posterior.trace[-1])
-
-        try:
-            posterior = fit_variational(
-                ratings, options.rank, max_iter=options.max_iter, tol=options.tol, ridge=options.ridge,
-                row_offsets=options.offsets in ("both", "rows"), column_offsets=options.offsets in ("both", "columns"),
-                set_effects=options.rated_sets, seed=options.seed, callback=after_pass, init=init,
-            )  # fmt: skip
-        except KeyboardInterrupt:
-            if not (options.return_on_interrupt and last):
-                raise
-            return Outcome(last[0], True)
+    posterior = init
+    try:
+        with progress(options) as show:
+            if options.inference == "point":
+                return Outcome(*point_posterior(
+                    ratings, options.rank, ridge=options.ridge, offsets=options.offsets, max_iter=options.max_iter,
+                    tol=options.tol, seed=options.seed, return_on_interrupt=options.return_on_interrupt, callback=show,
+                    saved=saved,
+                ))  # fmt: skip
+            if posterior is None:
+                posterior = _resumed(saved) or start_posterior(ratings, options.rank, **_model(options))
+            posterior = _ascend(ratings, options, posterior, show, saved)
+    except KeyboardInterrupt:
+        if not options.return_on_interrupt:
+            raise
+        if posterior is None:  # nothing is known yet but the mean
+            posterior = start_posterior(ratings, options.rank, blank=True, **_model(options))
+        return Outcome(posterior, True)
     return Outcome(posterior, False)
+
+
+def _model(options: FitOptions) -> dict[str, Any]:
+    return {
+        "ridge": options.ridge, "row_offsets": options.offsets in ("both", "rows"),
+        "column_offsets": options.offsets in ("both", "columns"), "seed": options.seed,
+    }  # fmt: skip
+
+
+def _resumed(saved: FitCheckpoint | None) -> CompletionPosterior | None:
+    if saved is None or (found := saved.load()) is None:
+        return None
+    with sound(saved.path, "checkpoint"):
+        return unpack_posterior(*found)
+
+
+def _ascend(
+    ratings: Ratings, options: FitOptions, posterior: CompletionPosterior, show: _Show, saved: FitCheckpoint | None
+) -> CompletionPosterior:
+    def after_pass(posterior: CompletionPosterior) -> None:
+        if saved is not None:
+            saved.save(*pack_posterior(posterior))
+        show(posterior.trace[-1])
+
+    return fit_variational(
+        ratings, options.rank, max_iter=options.max_iter, tol=options.tol, set_effects=options.rated_sets,
+        callback=after_pass, init=posterior, **_model(options),
+    )  # fmt: skip
 
 
 class _Show:

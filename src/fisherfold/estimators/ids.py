@@ -78,6 +78,28 @@ class IdIndex:
         self._known: dict[Hashable, int] | None = None
         self.add(ids)
 
+    @classmethod
+    def restore(cls, labels: Ids) -> IdIndex:
+        """The index that had these labels, with the same numbers.
+
+        Args:
+            labels: the labels in the order of their numbers.
+
+        Returns:
+            The index.
+
+        Raises:
+            ValueError: if a label occurs twice.
+        """
+        index = cls(labels)
+        if len(index) != len(labels):
+            raise ValueError(f"{len(labels) - len(index)} of {len(labels)} ids occur twice")
+        if index._known is None:
+            # ids that came later stand after the first ones, not in ascending order
+            index.labels = labels
+            index._order = np.argsort(labels, kind="stable")
+        return index
+
     def __len__(self) -> int:
         return len(self.labels)
 

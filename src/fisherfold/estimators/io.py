@@ -19,16 +19,13 @@ from torch import Tensor
 from fisherfold._version import __version__
 from fisherfold.estimators.completion_model import CompletionModel
 from fisherfold.estimators.ids import IdIndex, Ids, plain
-from fisherfold.files import read_tensors, write_atomically, write_tensors
-from fisherfold.inference.completion import CompletionPosterior
-from fisherfold.inference.sides import SetEffects, Side
+from fisherfold.estimators.posterior_files import finite_number, pack_posterior, take, unpack_posterior
+from fisherfold.files import new_folder, read_tensors, sound, write_atomically, write_tensors
 
 KIND = "completion"
 VERSION = 1
-_SIDE_TENSORS = (
-    "mean", "covariance", "weight", "shortfall", "counts", "precision", "center", "start_variance", "log_det"
-)  # fmt: skip
-_SET_TENSORS = ("effects", "sums", "shares")
+INFERENCES = ("variational", "point")
+_ID_DTYPES = (torch.int64, torch.uint64, torch.float64)
 
 
 def save_completion(
@@ -41,40 +38,24 @@ def save_completion(
         model: the model.
         estimator: the name of the estimator's class.
         params: the estimator's parameters.
-
-    Raises:
-        ValueError: if the path is a file.
     """
-    folder = Path(path)
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"cannot save into {folder}: it is a file, a folder is expected")
-    tensors: dict[str, Tensor] = {}
-    posterior = model.posterior
+    tensors, numbers = pack_posterior(model.posterior)
+    has_offset = numbers.pop("has_offset")
     header: dict[str, Any] = {
         "estimator": estimator, "fisherfold": __version__, "params": _plain_params(params),
         "inference": model.inference, "center": model.center, "scale": model.scale,
         "low": float(model.low), "high": float(model.high),
-        "n_at_refresh": model.n_at_refresh, "n_merged": model.n_merged,
-        "posterior": {
-            "noise_precision": posterior.noise_precision, "weight_strength": posterior.weight_strength,
-            "n_ratings": posterior.n_ratings, "fixed_ridge": posterior.fixed_ridge, "misfit": posterior.misfit,
-            "converged": posterior.converged, "trace": posterior.trace,
-        },
+        "n_at_refresh": model.n_at_refresh, "n_merged": model.n_merged, "posterior": numbers,
     }  # fmt: skip
-    for name, side, ids in (
-        ("rows", posterior.rows, model.row_ids), ("columns", posterior.columns, model.column_ids)
-    ):  # fmt: skip
-        tensors |= {f"{name}.{key}": getattr(side, key) for key in _SIDE_TENSORS}
-        if side.set_effects is not None:
-            tensors |= {f"{name}.set.{key}": getattr(side.set_effects, key) for key in _SET_TENSORS}
+    for k, (name, ids) in enumerate((("rows", model.row_ids), ("columns", model.column_ids))):
         kind, parts = _pack_ids(ids.labels, name)
         tensors |= {f"{name}.ids.{key}": part for key, part in parts.items()}
-        header[name] = {"ids": kind, "count": len(ids), "has_offset": side.has_offset}
+        header[name] = {"ids": kind, "count": len(ids), "has_offset": has_offset[k]}
     tensors |= {"seen.offsets": model.seen_offsets, "seen.columns": model.seen_columns}
-    folder.mkdir(parents=True, exist_ok=True)
-    write_tensors(folder / "model.safetensors", tensors, kind=KIND, version=VERSION, header=header)
-    summary = {"kind": KIND, "version": VERSION, **header}
-    write_atomically(folder / "model.json", json.dumps(summary, indent=2).encode())
+    with new_folder(path) as folder:
+        write_tensors(folder / "model.safetensors", tensors, kind=KIND, version=VERSION, header=header)
+        summary = {"kind": KIND, "version": VERSION, **header}
+        write_atomically(folder / "model.json", json.dumps(summary, indent=2).encode())
 
 
 def load_completion(path: str | os.PathLike[str]) -> tuple[CompletionModel, dict[str, Any]]:
@@ -88,34 +69,51 @@ def load_completion(path: str | os.PathLike[str]) -> tuple[CompletionModel, dict
 
     Raises:
         FileNotFoundError: if there is no such folder.
+        ValueError: if the model is damaged or does not hold together.
     """
     if not Path(path).is_dir():
         raise FileNotFoundError(f"there is no model folder {path}")
-    tensors, header = read_tensors(Path(path) / "model.safetensors", kind=KIND, version=VERSION)
-    sides = [_side(tensors, name, header[name]["has_offset"]) for name in ("rows", "columns")]
-    ids = [IdIndex(_unpack_ids(tensors, name, header[name]["ids"])) for name in ("rows", "columns")]
-    model = CompletionModel(
-        row_ids=ids[0], column_ids=ids[1], posterior=CompletionPosterior(sides[0], sides[1], **header["posterior"]),
-        center=header["center"], scale=header["scale"], low=header["low"], high=header["high"],
-        seen_offsets=tensors["seen.offsets"], seen_columns=tensors["seen.columns"], inference=header["inference"],
-        n_at_refresh=header["n_at_refresh"], n_merged=header["n_merged"],
-    )  # fmt: skip
+    file = Path(path) / "model.safetensors"
+    tensors, header = read_tensors(file, kind=KIND, version=VERSION)
+    with sound(file, KIND):
+        has_offset = [header[name]["has_offset"] for name in ("rows", "columns")]
+        posterior = unpack_posterior(tensors, header["posterior"] | {"has_offset": has_offset})
+        sizes = len(posterior.rows.mean), len(posterior.columns.mean)
+        ids = [_index(tensors, name, header[name], n) for name, n in zip(("rows", "columns"), sizes, strict=True)]
+        numbers = {name: finite_number(name, header[name]) for name in ("center", "scale", "low", "high")}
+        refreshed, merged = (int(finite_number(name, header[name], least=0)) for name in ("n_at_refresh", "n_merged"))
+        if header["inference"] not in INFERENCES or not isinstance(header["params"], dict):
+            raise ValueError(f"inference is {header['inference']!r}, params {type(header['params']).__name__}")
+        offsets, columns = _seen(tensors, *sizes)
+        model = CompletionModel(
+            row_ids=ids[0], column_ids=ids[1], posterior=posterior, seen_offsets=offsets, seen_columns=columns,
+            inference=header["inference"], n_at_refresh=refreshed, n_merged=merged, **numbers,
+        )  # fmt: skip
     return model, header["params"]
 
 
-def _side(tensors: dict[str, Tensor], name: str, has_offset: bool) -> Side:
-    effects = None
-    if f"{name}.set.effects" in tensors:
-        effects = SetEffects(**{key: tensors[f"{name}.set.{key}"] for key in _SET_TENSORS})
-    parts: dict[str, Any] = {key: tensors[f"{name}.{key}"] for key in _SIDE_TENSORS}
-    return Side(**parts, has_offset=has_offset, set_effects=effects)
+def _index(tensors: dict[str, Tensor], name: str, facts: dict[str, Any], n: int) -> IdIndex:
+    labels = _unpack_ids(tensors, name, facts["ids"])
+    if len(labels) != n or facts["count"] != n:
+        raise ValueError(f"{len(labels)} ids for {n} {name}")
+    return IdIndex.restore(labels)
+
+
+def _seen(tensors: dict[str, Tensor], n_rows: int, n_columns: int) -> tuple[Tensor, Tensor]:
+    """Which columns each row has rated: runs that follow each other, of columns that exist."""
+    offsets = take(tensors, "seen.offsets", (n_rows + 1,), whole=True).long()
+    columns = take(tensors, "seen.columns", None, whole=True)
+    runs = int(offsets[0]) == 0 and int(offsets[-1]) == len(columns) and bool((offsets.diff() >= 0).all())
+    if not runs or (len(columns) and not 0 <= int(columns.min()) <= int(columns.max()) < n_columns):
+        raise ValueError("seen.offsets and seen.columns do not fit the table")
+    return offsets, columns.int()
 
 
 def _plain_params(params: dict[str, Any]) -> dict[str, Any]:
     """Parameters as JSON can hold them; a random generator is not kept."""
     out: dict[str, Any] = {}
     for name, value in params.items():
-        value = plain(value)
+        value = None if name == "checkpoint" else plain(value)
         if isinstance(value, torch.dtype):
             value = str(value).removeprefix("torch.")
         if isinstance(value, tuple):
@@ -143,9 +141,22 @@ def _pack_ids(labels: Ids, name: str) -> tuple[str, dict[str, Tensor]]:
 
 def _unpack_ids(tensors: dict[str, Tensor], name: str, kind: str) -> Ids:
     if kind != "json":
-        return tensors[f"{name}.ids.numbers"].numpy()
+        stored = tensors[f"{name}.ids.numbers"]
+        if stored.ndim != 1 or stored.dtype not in _ID_DTYPES or not bool(torch.isfinite(stored.double()).all()):
+            raise ValueError(f"{name}.ids.numbers must be finite numbers")
+        return stored.numpy()
     block = tensors[f"{name}.ids.bytes"].numpy().tobytes()
-    ends = [0, *tensors[f"{name}.ids.ends"].tolist()]
-    labels = np.empty(len(ends) - 1, dtype=object)
-    labels[:] = [json.loads(block[a:b]) for a, b in itertools.pairwise(ends)]
+    ends = take(tensors, f"{name}.ids.ends", None, whole=True)
+    bounds = [0, *ends.tolist()]
+    if bounds != sorted(bounds) or bounds[-1] != len(block):
+        raise ValueError(f"{name}.ids.ends does not cut {len(block)} bytes into ids")
+    labels = np.empty(len(bounds) - 1, dtype=object)
+    labels[:] = [_label(block[a:b]) for a, b in itertools.pairwise(bounds)]
     return labels
+
+
+def _label(text: bytes) -> str | int | float | bool:
+    label = json.loads(text)
+    if not isinstance(label, (str, int, float)) or label != label:
+        raise ValueError(f"an id is {str(label)[:40]!r}, text or a number is expected")
+    return label

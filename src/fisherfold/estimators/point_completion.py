@@ -12,13 +12,16 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from fisherfold.estimators.checkpoint import FitCheckpoint
 from fisherfold.estimators.point_model import PointFit
+from fisherfold.estimators.posterior_files import check_trace, finite_number, take
+from fisherfold.files import sound
 from fisherfold.problems.completion import CompletionProblem
 from fisherfold.problems.factors import Factors, Penalty, TwoSided, additive_model, grow
 from fisherfold.problems.ratings import Ratings
@@ -32,6 +35,7 @@ Callback = Callable[[dict[str, float]], object]
 _PATH = tuple(2.0 ** (k / 2) for k in range(2, 13))
 _DEFAULT_LEVEL = 8.0
 _ENOUGH_TO_VALIDATE = 50
+_FACTORS = ("rows", "columns", "row_offset", "column_offset")
 _WEIGHTING = {"none": 0.0, "root": 0.5, "count": 1.0}
 
 
@@ -52,6 +56,7 @@ def fit_point(
     callback: Callback | None = None,
     on_interrupt: Literal["raise", "return"] = "raise",
     verbose: bool = False,
+    saved: FitCheckpoint | None = None,
 ) -> PointFit:
     """Fit a completion model by a point estimate.
 
@@ -73,6 +78,8 @@ def fit_point(
         callback: called with the trace row of every iteration; a true value stops the fit.
         on_interrupt: ``return`` the model so far on Ctrl-C, or ``raise``.
         verbose: print one line per iteration.
+        saved: keeps the state of the fit after every iteration, once λ is chosen, for ``solver="auto"``; a fit that was
+            killed goes on from it.
 
     Returns:
         The model.
@@ -93,7 +100,7 @@ def fit_point(
     which = ("all" if offsets else "none") if isinstance(offsets, bool) else offsets
     generator = torch.Generator().manual_seed(seed)
     power = _WEIGHTING[ridge_weighting]
-    run = _Run(max_iter, tol, callback, on_interrupt, verbose)
+    run = _Run(max_iter, tol, callback, on_interrupt, verbose, saved)
     if solver != "auto":
         if validation is not None or callback is not None:
             raise ValueError(f"validation and callback work with solver='auto' only, got solver={solver!r}")
@@ -112,12 +119,14 @@ def fit_point(
         floor = torch.finfo(ratings.dtype).eps ** 0.5 * left
         return Penalty(max(level, floor), max(level / 3 if offset_ridge is None else offset_ridge, floor), power)
 
+    if (stand := run.resumed()) is not None:
+        return run.to_the_end(ratings if searching else train, *stand, None if searching else held_out)
     level = _PATH[0] * left if searching else _DEFAULT_LEVEL * left if ridge == "auto" else ridge
     first = _start(train, start, penalty(level), rank, generator, continuation)
     if searching and held_out is not None:
         level, first = _choose_ridge(run, train, held_out, first, left, penalty)
         train, held_out = ratings, None
-    return run.to_the_end(train, first, penalty(level), held_out)
+    return run.to_the_end(train, _Stand(first), penalty(level), held_out)
 
 
 def _additive(ratings: Ratings, offsets: str, power: float) -> Factors:
@@ -223,15 +232,28 @@ def _rmse(at: Factors, ratings: Ratings) -> float:
     return math.sqrt(_mean_square(ratings, at))
 
 
+@dataclass(frozen=True)
+class _Stand:
+    """Where the loop stands: the best factors so far, their objective and validation error (NaN before the first)."""
+
+    at: Factors
+    objective: float = math.nan
+    error: float = math.inf
+
+
 class _Run:
     """The loop: iterate, record, stop. ``ended`` holds the status and the reason once there is one."""
 
-    def __init__(self, max_iter: int, tol: float, callback: Callback | None, on_interrupt: str, verbose: bool) -> None:
+    def __init__(
+        self, max_iter: int, tol: float, callback: Callback | None, on_interrupt: str, verbose: bool,
+        saved: FitCheckpoint | None,
+    ) -> None:  # fmt: skip
         self.max_iter, self.tol, self.callback = max_iter, tol, callback
-        self.on_interrupt, self.verbose = on_interrupt, verbose
+        self.on_interrupt, self.verbose, self.saved = on_interrupt, verbose, saved
         self.trace = Trace()
         self.began = time.perf_counter()
         self.ended: tuple[str, str] | None = None
+        self.made = 0
 
     def record(self, row: dict[str, float]) -> None:
         row = {"iteration": float(len(self.trace) + 1), "seconds": time.perf_counter() - self.began, **row}
@@ -250,27 +272,50 @@ class _Run:
                 raise
             self.ended = ("interrupted", "interrupted by the user; the model is that of the last full iteration")
 
-    def to_the_end(self, ratings: Ratings, at: Factors, penalty: Penalty, held_out: Ratings | None) -> PointFit:
+    def resumed(self) -> tuple[_Stand, Penalty] | None:
+        """Where a fit that was killed stood, if its checkpoint is there."""
+        if self.saved is None or (found := self.saved.load()) is None:
+            return None
+        tensors, state = found
+        with sound(self.saved.path, "checkpoint"):
+            factors: dict[str, Any] = {name: take(tensors, name, None) for name in _FACTORS}
+            self.trace.rows = check_trace(state["trace"])
+            self.began -= self.trace.rows[-1]["seconds"] if self.trace.rows else 0.0
+            self.ended = None if state["ended"] is None else (str(state["ended"][0]), str(state["ended"][1]))
+            self.made = int(state["made"])
+            stand = _Stand(Factors(**factors, **state["factors"]), float(state["objective"]), float(state["error"]))
+            return stand, Penalty(*(finite_number("penalty", value) for value in state["penalty"]))
+
+    def _save(self, stand: _Stand, penalty: Penalty) -> None:
+        if self.saved is None:
+            return
+        at = stand.at
+        state = {
+            "trace": self.trace.rows, "ended": self.ended, "made": self.made, "objective": stand.objective,
+            "error": stand.error, "penalty": [penalty.ridge, penalty.offset_ridge, penalty.power],
+            "factors": {name: getattr(at, name) for name in ("mean", "with_row_offset", "with_column_offset")},
+        }  # fmt: skip
+        self.saved.save({name: getattr(at, name) for name in _FACTORS}, state)
+
+    def to_the_end(self, ratings: Ratings, stand: _Stand, penalty: Penalty, held_out: Ratings | None) -> PointFit:
         problem = TwoSided(ratings, penalty)
-        best, best_error = at, math.inf
-        before = math.inf
         with self.interruptible():
-            best, before = problem.column_step(at)
-            for _ in range(self.max_iter):
-                if self.ended is not None:
-                    break
-                at, objective = problem.column_step(problem.balance(problem.row_step(best)[0]))
+            if math.isnan(stand.objective):
+                stand = _Stand(*problem.column_step(stand.at))
+            while self.ended is None and self.made < self.max_iter:
+                at, objective = problem.column_step(problem.balance(problem.row_step(stand.at)[0]))
                 error = math.inf if held_out is None else _rmse(at, held_out)
+                self.made += 1
                 self._record_step(penalty, objective, error)
-                if held_out is not None and error >= best_error:
-                    self.ended = ("stopped", f"the validation error rose after {best_error:.6g}")
-                    break
-                best, best_error = at, error
-                if self.ended is None and before - objective <= self.tol * abs(objective):
-                    self.ended = ("converged", f"the objective fell by less than {self.tol:g} of itself")
-                before = objective
+                if held_out is not None and error >= stand.error:
+                    self.ended = ("stopped", f"the validation error rose after {stand.error:.6g}")
+                else:
+                    if self.ended is None and stand.objective - objective <= self.tol * abs(objective):
+                        self.ended = ("converged", f"the objective fell by less than {self.tol:g} of itself")
+                    stand = _Stand(at, objective, error)
+                self._save(stand, penalty)
         status, message = self.ended or ("max_iter", f"{self.max_iter} iterations are made")
-        return PointFit.of(best.gathered(ratings), ratings, penalty, self.trace, status, message)
+        return PointFit.of(stand.at.gathered(ratings), ratings, penalty, self.trace, status, message)
 
     def _record_step(self, penalty: Penalty, objective: float, error: float) -> None:
         row = {"ridge": penalty.ridge, "objective": objective}

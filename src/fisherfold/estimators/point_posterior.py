@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fisherfold.distributed import Axis
+from fisherfold.estimators.checkpoint import FitCheckpoint
 from fisherfold.estimators.point_completion import Offsets, fit_point
 from fisherfold.estimators.point_model import PointFit
 from fisherfold.inference.completion import CompletionPosterior, half_step, moments, noise_floor
@@ -29,8 +30,8 @@ _OFFSETS: dict[str, Offsets] = {
 
 def point_posterior(
     ratings: Ratings, rank: int, *, ridge: float | None, offsets: str, max_iter: int, tol: float, seed: int,
-    return_on_interrupt: bool, callback: Callable[[dict[str, float]], None],
-) -> tuple[CompletionPosterior, float, bool]:  # fmt: skip
+    return_on_interrupt: bool, callback: Callable[[dict[str, float]], None], saved: FitCheckpoint | None = None,
+) -> tuple[CompletionPosterior, bool, float]:  # fmt: skip
     """Fit a point estimate and write it as a posterior.
 
     Args:
@@ -43,13 +44,15 @@ def point_posterior(
         seed: of the start and of the validation part.
         return_on_interrupt: whether Ctrl-C returns what there is.
         callback: called with each record of the trace.
+        saved: where to keep the state of the fit, and to go on from if there is one.
 
     Returns:
-        The posterior, the global offset that it leaves out, and whether the fit was interrupted.
+        The posterior, whether the fit was interrupted, and the global offset that the posterior leaves out.
     """
     fit = fit_point(
         ratings, rank, ridge="auto" if ridge is None else float(ridge), offsets=_OFFSETS[offsets], max_iter=max_iter,
         tol=tol, seed=seed, callback=callback, on_interrupt="return" if return_on_interrupt else "raise",
+        saved=saved,
     )  # fmt: skip
     rows, columns, values = ratings.entries()
     i, j = rows.long() + ratings.row_axis.start, columns.long() + ratings.column_axis.start
@@ -72,7 +75,7 @@ def point_posterior(
         fit.status == "converged",
     )  # fmt: skip
     _laplace(posterior, ratings)
-    return posterior, float(fit.global_offset), fit.status == "interrupted"
+    return posterior, fit.status == "interrupted", float(fit.global_offset)
 
 
 def _side(

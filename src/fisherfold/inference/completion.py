@@ -103,7 +103,7 @@ def fit_variational(
         weight_strength: ν, the strength of the prior of the noise weights; 0 fixes them at 1.
         seed: of the random test matrix of the starting point.
         callback: called after every pass with the posterior so far.
-        init: the posterior to start from; by default one from the singular vectors of the residuals.
+        init: the posterior to start from; by default ``start_posterior``. One with a trace is a fit to go on with.
 
     Returns:
         The posterior.
@@ -115,17 +115,15 @@ def fit_variational(
         True
     """
     if init is None:
-        generator = torch.Generator().manual_seed(seed)
-        begin = start_from_svd(
-            ratings, rank, row_offsets=row_offsets, column_offsets=column_offsets, generator=generator
-        )
-        init = CompletionPosterior(
-            begin.rows, begin.columns, begin.noise_precision, weight_strength, ratings.n_ratings, ridge
-        )
+        init = start_posterior(
+            ratings, rank, ridge=ridge, row_offsets=row_offsets, column_offsets=column_offsets,
+            weight_strength=weight_strength, seed=seed,
+        )  # fmt: skip
     posterior, began = init, time.perf_counter()
+    before = posterior.trace[-1]["seconds"] if posterior.trace else 0.0
     floor = noise_floor(ratings.dtype)
     table = moments(posterior.columns.mean, posterior.columns.covariance)
-    for iteration in range(1, max_iter + 1):
+    for iteration in range(len(posterior.trace) + 1, 1 if posterior.converged else max_iter + 1):
         for side, given, groups, others in (
             (posterior.rows, posterior.columns, ratings.by_row, ratings.by_column),
             (posterior.columns, posterior.rows, ratings.by_column, ratings.by_row),
@@ -135,14 +133,48 @@ def fit_variational(
             if set_effects:
                 update_set_effects(side, groups, others)
             update_prior(posterior, side)
-        record = {"iteration": iteration, "seconds": time.perf_counter() - began, "bound": posterior.bound()}
+        seconds = before + time.perf_counter() - began
+        record = {"iteration": iteration, "seconds": seconds, "bound": posterior.bound()}
         posterior.trace.append(record | {"noise": posterior.noise_precision**-0.5})
+        gain = record["bound"] - posterior.trace[-2]["bound"] if len(posterior.trace) > 1 else math.inf
+        posterior.converged = gain < tol
         if callback is not None:
             callback(posterior)
-        if len(posterior.trace) > 1 and record["bound"] - posterior.trace[-2]["bound"] < tol:
-            posterior.converged = True
+        if posterior.converged:
             break
     return posterior
+
+
+def start_posterior(
+    ratings: Ratings, rank: int, *, ridge: float | None = None, row_offsets: bool = True, column_offsets: bool = True,
+    weight_strength: float = WEIGHT_STRENGTH, seed: int = 0, blank: bool = False,
+) -> CompletionPosterior:  # fmt: skip
+    """Where a fit starts: offsets and the singular vectors of the residuals, or nothing at all.
+
+    Args:
+        ratings: the ratings, centred and of about unit variance.
+        rank: the number of factors.
+        ridge: as in ``fit_variational``, like everything up to the seed.
+        row_offsets: see there.
+        column_offsets: see there.
+        weight_strength: see there.
+        seed: see there.
+        blank: know nothing but the mean of all ratings; this takes no pass over them.
+
+    Returns:
+        The posterior.
+    """
+    if blank:
+        zeros = [torch.zeros(n, rank + 1, dtype=ratings.dtype, device=ratings.device) for n in ratings.shape]
+        ones = torch.ones(rank + 1, device=ratings.device)
+        rows = Side.start(zeros[0], ratings.row_counts, ones, has_offset=row_offsets)
+        columns = Side.start(zeros[1], ratings.column_counts, ones, has_offset=column_offsets)
+        return CompletionPosterior(rows, columns, 1.0, weight_strength, ratings.n_ratings, ridge)
+    generator = torch.Generator().manual_seed(seed)
+    begin = start_from_svd(ratings, rank, row_offsets=row_offsets, column_offsets=column_offsets, generator=generator)
+    return CompletionPosterior(
+        begin.rows, begin.columns, begin.noise_precision, weight_strength, ratings.n_ratings, ridge
+    )
 
 
 def moments(mean: Tensor, covariance: Tensor) -> Tensor:

@@ -211,7 +211,8 @@ class Side:
         if not self.has_offset:  # an offset held at zero has no prior: unit precision keeps it out of |K|
             precision[-1], precision[:, -1] = 0, 0
             precision[-1, -1] = 1
-        self.precision = precision
+        # one memory layout, whatever made it, so that a fit that is resumed from a file keeps its bits
+        self.precision = precision.contiguous()
 
     def bound(self, weight_strength: float, *, learnt: bool = True) -> float:
         """This side's share of the evidence lower bound: minus its divergences from the priors, plus ½ Σ n_i E log α_i.

@@ -1,0 +1,101 @@
+"""Where a fit stands, in a file: a fit that was killed goes on from it to the same bits.
+
+The file names the fit it belongs to: a digest of the data and the options that decide the result. It is written
+atomically after every pass, read at the start if it is there, and removed when the fit is done.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fisherfold.files import read_tensors, write_tensors
+
+KIND, VERSION = "fit-checkpoint", 1
+
+
+class FitCheckpoint:
+    """The checkpoint file of one fit.
+
+    Args:
+        path: the file; its folder must exist.
+        identity: what decides the result: the options, and ``data``, a digest of the data.
+
+    Attributes:
+        path: the file.
+
+    Example:
+        >>> import tempfile, torch
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     here = FitCheckpoint(f"{folder}/fit.checkpoint", {"rank": 2})
+        ...     here.save({"x": torch.ones(2)}, {"pass": 3})
+        ...     here.load()[1]
+        {'pass': 3}
+    """
+
+    def __init__(self, path: str | os.PathLike[str], identity: Mapping[str, Any]) -> None:
+        self.path = Path(path)
+        self.identity = {name: str(value) for name, value in identity.items()}
+        if not self.path.parent.is_dir():
+            # better now than after the first hours of work
+            raise FileNotFoundError(f"checkpoint {path}: the folder {self.path.parent} does not exist")
+        if self.path.is_dir():
+            raise IsADirectoryError(f"checkpoint {path} must be a file, it is a folder")
+
+    def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """What was saved, if the file exists.
+
+        Returns:
+            Tensors and header, or None.
+
+        Raises:
+            ValueError: if the file belongs to another fit.
+        """
+        if not self.path.exists():
+            return None
+        tensors, header = read_tensors(self.path, kind=KIND, version=VERSION)
+        theirs = header.get("identity")
+        if theirs != self.identity:
+            theirs = theirs if isinstance(theirs, dict) else {}
+            names = sorted(k for k in {*theirs, *self.identity} if theirs.get(k) != self.identity.get(k))
+            raise ValueError(
+                f"checkpoint {self.path} belongs to another fit, it differs in {', '.join(names)}; "
+                "remove the file or name another one"
+            )
+        return tensors, header["state"]
+
+    def save(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+        """Write where the fit stands.
+
+        Args:
+            tensors: its tensors.
+            state: everything else, as JSON can hold it.
+        """
+        header = {"identity": self.identity, "state": dict(state)}
+        write_tensors(self.path, tensors, kind=KIND, version=VERSION, header=header)
+
+    def remove(self) -> None:
+        """Remove the file when the fit is done."""
+        self.path.unlink(missing_ok=True)
+
+
+def digest(tensors: Iterable[Tensor]) -> str:
+    """A fingerprint of data.
+
+    Args:
+        tensors: the data.
+
+    Returns:
+        The SHA-256 of their shapes and contents.
+    """
+    found = hashlib.sha256()
+    for tensor in tensors:
+        array = tensor.detach().cpu().contiguous().numpy()
+        found.update(f"{array.dtype} {array.shape}".encode())
+        found.update(array.data.cast("B") if array.size else b"")
+    return found.hexdigest()
