@@ -315,7 +315,8 @@ def sound(path: str | os.PathLike[str], kind: str) -> Iterator[None]:
         yield
     except (KeyError, IndexError, AttributeError, TypeError, ValueError, ArithmeticError, RuntimeError) as error:
         reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
-        raise ValueError(f"{path} is not a sound {kind} file: {reason}") from None
+        whole = reason.startswith(str(path))
+        raise ValueError(reason if whole else f"{path} is not a sound {kind} file: {reason}") from None
 
 
 def _digest(tensors: Mapping[str, Tensor], content: Mapping[str, Any]) -> str:

@@ -29,6 +29,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -38,16 +39,17 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 
 DONE, FAILED, UNUSABLE, INTERRUPTED = 0, 1, 2, 130
-# errors of these kinds are about what the user gave; the message alone helps
-THEIRS = (
-    ValueError, TypeError, FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, ConnectionError,
-    ImportError,
-)  # fmt: skip
+# errors of these kinds are about what the user gave or the machine has; the message alone helps
+THEIRS = (ValueError, TypeError, OSError, MemoryError, ImportError)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON and nothing else on standard output.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no remarks, only the result.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say every step, the time and the memory it took.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the full trace of an error.")]
+Checkpoint = Annotated[
+    Path | None,
+    typer.Option("--checkpoint", help="Keep where the fit stands in this file; the same command goes on from it."),
+]
 _SHARED = {"as_json": AsJson, "quiet": Quiet, "verbose": Verbose, "debug": Debug}
 
 

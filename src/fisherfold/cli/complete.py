@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from fisherfold.cli.common import Voice, command, group, one_of
+from fisherfold.cli.common import Checkpoint, Voice, command, group, one_of
 
 if TYPE_CHECKING:
     from fisherfold.estimators.completion import MatrixCompletion
@@ -78,6 +78,7 @@ def fit(
     keep_on_interrupt: Annotated[
         bool, typer.Option("--keep-on-interrupt", help="At Ctrl-C write the model of the passes done so far.")
     ] = False,
+    checkpoint: Checkpoint = None,
 ) -> None:  # fmt: skip
     """Fit a model to a file of ratings and write it into a folder."""
     from fisherfold.estimators.tables import read_ratings
@@ -90,8 +91,11 @@ def fit(
     model = _estimator(
         rank, random_state=seed, inference=inference, offsets=offsets, ridge=ridge, duplicates=duplicates,
         max_iter=max_iter, n_jobs=threads, verbose=voice.shows_progress or voice.verbose,
-        on_interrupt="return" if keep_on_interrupt else "raise",
+        on_interrupt="return" if keep_on_interrupt else "raise", checkpoint=checkpoint,
     )  # fmt: skip
+    resumed = checkpoint is not None and (checkpoint.exists() or Path(f"{checkpoint}.search").exists())
+    if checkpoint is not None:
+        voice.resume = f"no model was written; the same command goes on from {checkpoint}"
     began = time.perf_counter()
     _fit(model, table)
     seconds = time.perf_counter() - began
@@ -103,6 +107,8 @@ def fit(
         "rank": inside.posterior.rank, "passes": model.n_iter_, "converged": model.converged_,
         "interrupted": model.interrupted_, "noise": model.noise_, "seconds": seconds, "model": str(output),
     }  # fmt: skip
+    if checkpoint is not None:
+        found["went on from a checkpoint"] = resumed
     if hasattr(model, "cv_results_"):
         found["cv_rmse"] = dict(zip(map(str, model.cv_results_["rank"]), model.cv_results_["mean_rmse"], strict=True))
     voice.result(f"Completed {file.name}", found)

@@ -23,8 +23,9 @@ def demo(
     from fisherfold.experiments.adapters import demo_section
     from fisherfold.experiments.demo import FITS, draw, run_demo
     from fisherfold.experiments.report import write_page
+    from fisherfold.files import make_folder
 
-    output.mkdir(parents=True, exist_ok=True)
+    make_folder(output)
     with voice.progress("starting", FITS) as bar:
         names: list[str] = []
 

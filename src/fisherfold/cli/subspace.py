@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fisherfold.cli.common import Bar, Voice, command, group, one_of
+from fisherfold.cli.common import Bar, Checkpoint, Voice, command, group, one_of
 
 if TYPE_CHECKING:
     from fisherfold.estimators.task_tables import Roles, TaskTable
@@ -44,10 +45,12 @@ def fit(
     ] = "marginal",
     classify: Annotated[bool, typer.Option("--classify", help="The target has two classes.")] = False,
     seed: Annotated[int, typer.Option("--seed", "-s", help="Seed of everything random.")] = 0,
+    checkpoint: Checkpoint = None,
 ) -> None:
     """Fit a model and keep it in a folder."""
     from fisherfold.estimators.subspace import SubspaceRegressor
     from fisherfold.estimators.subspace_classifier import SubspaceClassifier
+    from fisherfold.estimators.subspace_files import save_model
     from fisherfold.estimators.tables import read_frame
     from fisherfold.estimators.task_tables import choose_columns, read_tasks
 
@@ -57,19 +60,21 @@ def fit(
         read_frame(data, header=True), target=target, task=task, features=chosen, estimator=estimator
     )
     table = read_tasks(data, roles, with_target=True, numeric_target=not classify)
-    model: Any = SubspaceClassifier(rank, random_state=seed)
+    resumed = checkpoint is not None and checkpoint.exists()
+    model: Any = SubspaceClassifier(rank, random_state=seed, checkpoint=checkpoint)
     if not classify:
-        model = SubspaceRegressor(rank, inference=inference, random_state=seed)
+        model = SubspaceRegressor(rank, inference=inference, random_state=seed, checkpoint=checkpoint)
     began = time.perf_counter()
-    voice.resume = "no model was written; the same command starts again"
+    again = "starts again" if checkpoint is None else f"goes on from {checkpoint}"
+    voice.resume = f"no model was written; the same command {again}"
     with voice.progress(f"fitting {len(table.X):,} rows", model.max_iter) as bar:
         _watch(model, bar)
         model.fit(table.X, table.y, task=table.task)
         del model.__dict__["_show"]
-    model.save(output)
-    roles.save(output)
+    save_model(output, model, with_statistics=True, columns=asdict(roles))
     seconds = time.perf_counter() - began
-    voice.result("Fitted", {"model": str(output), **_facts(model, table), "seconds": seconds})
+    kept = {} if checkpoint is None else {"went on from a checkpoint": resumed}
+    voice.result("Fitted", {"model": str(output), **_facts(model, table), "seconds": seconds, **kept})
 
 
 @command(app, examples=["fisherfold subspace predict model/ new.csv --std -o predictions.csv"])
@@ -126,13 +131,13 @@ def evaluate(voice: Voice, model: Model, data: Data) -> None:
 
 
 def _load(folder: Path) -> tuple[Roles, Any]:
-    from fisherfold import estimators
+    from fisherfold.estimators.subspace import SubspaceRegressor
+    from fisherfold.estimators.subspace_classifier import SubspaceClassifier
+    from fisherfold.estimators.subspace_files import load_model
     from fisherfold.estimators.task_tables import Roles
 
-    if not folder.is_dir():
-        raise FileNotFoundError(f"there is no model folder {folder}")
-    roles = Roles.load(folder)
-    return roles, getattr(estimators, roles.estimator).load(folder)
+    model: Any = load_model(folder, SubspaceRegressor, SubspaceClassifier)
+    return Roles.of(model, folder), model
 
 
 def _regression_errors(model: Any, table: TaskTable) -> dict[str, float]:

@@ -7,6 +7,7 @@ atomically after every pass, read at the start if it is there, and removed when 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -46,6 +47,11 @@ class FitCheckpoint:
             raise FileNotFoundError(f"checkpoint {path}: the folder {self.path.parent} does not exist")
         if self.path.is_dir():
             raise IsADirectoryError(f"checkpoint {path} must be a file, it is a folder")
+
+    @property
+    def tag(self) -> str:
+        """A short name of the fit."""
+        return hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()
 
     def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """What was saved, if the file exists.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,13 @@ from sklearn.base import RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
+from fisherfold.estimators.checkpoint import FitCheckpoint
 from fisherfold.estimators.ids import IdIndex
+from fisherfold.estimators.posterior_files import check_trace, take
 from fisherfold.estimators.subspace_point import SOLVERS, choose_ridge, fit_point
 from fisherfold.estimators.task_estimator import TaskEstimator
 from fisherfold.estimators.task_rows import Scaling
+from fisherfold.files import sound
 from fisherfold.inference.subspace import SubspacePrior, posterior
 from fisherfold.inference.subspace_fit import NOISES, fit_marginal, new_noise
 from fisherfold.problems.subspace import SubspaceProblem
@@ -48,6 +52,8 @@ class SubspaceRegressor(RegressorMixin, TaskEstimator):  # type: ignore[misc]
             smaller fraction (point).
         random_state: fixes the split for the ridge and the draws of stochastic solvers.
         verbose: print the progress.
+        checkpoint: a file that keeps where the fit stands; one that was killed goes on from it to the same bits when it
+            is started again with the same rows and parameters. It is removed when the fit is done.
 
     Attributes:
         coef_: coefficients per task in the units of X, shape (tasks, features).
@@ -84,6 +90,7 @@ class SubspaceRegressor(RegressorMixin, TaskEstimator):  # type: ignore[misc]
         tol: float = 1e-7,
         random_state: int | None = None,
         verbose: bool = False,
+        checkpoint: str | os.PathLike[str] | None = None,
     ) -> None:
         self.rank = rank
         self.inference = inference
@@ -97,6 +104,7 @@ class SubspaceRegressor(RegressorMixin, TaskEstimator):  # type: ignore[misc]
         self.tol = tol
         self.random_state = random_state
         self.verbose = verbose
+        self.checkpoint = checkpoint
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -281,28 +289,48 @@ class SubspaceRegressor(RegressorMixin, TaskEstimator):  # type: ignore[misc]
     def _learn(self, rows: _Rows | None) -> None:
         """Fit what is shared; with fresh rows the ridge is chosen, without them learning goes on."""
         rank = self._checked_rank(self.statistics_.n_features)
+        data = [getattr(self.statistics_, f.name) for f in fields(TaskStatistics)]
         if self.inference == "marginal":
-            prior = None
-            if rows is None:
-                prior = replace(self._prior, noise=new_noise(self.statistics_, self._prior, self.noise))
-            fit = fit_marginal(
-                self.statistics_, rank=rank, noise=self.noise, max_rounds=self.max_iter, tol=self.tol, prior=prior,
-                callback=self._show,
-            )  # fmt: skip
-            self.trace_, self.n_iter_ = fit.trace, len(fit.trace)
-            self._set_marginal(fit.prior)
+            self._learn_marginal(rank, self._saved(data), anew=rows is not None)
             return
         if rows is not None:
             self._choose_ridge(rows, rank)
+        saved = self._saved(data, chosen=self.ridge_)
         frame, weights, result = fit_point(
             self.statistics_, rank=rank, ridge=self._ridges(), solver=self.solver, options=self.solver_options or {},
             max_iter=self.max_iter, tol=self.tol, seed=self.random_state or 0,
-            frame=None if rows is not None else self._frame,
+            frame=None if rows is not None else self._frame, checkpoint=self.checkpoint,
+            tag="" if saved is None else saved.tag,
             callback=lambda state: self._show({"round": state.iteration, "loss": state.loss}),
         )  # fmt: skip
         self.trace_ = [] if result is None else result.trace.rows
         self.n_iter_ = 1 if result is None else max(1, result.iterations)
         self._set_point(frame, weights)
+        if saved is not None:
+            saved.remove()
+
+    def _learn_marginal(self, rank: int, saved: FitCheckpoint | None, *, anew: bool) -> None:
+        prior = None if anew else replace(self._prior, noise=new_noise(self.statistics_, self._prior, self.noise))
+        trace: list[dict[str, float]] = []
+        if saved is not None and (found := saved.load()) is not None:
+            n, tasks = self.statistics_.n_features, self.statistics_.n_tasks
+            shapes = {"mean": (n,), "frame": (n, rank), "covariance": (rank, rank), "noise": (tasks,)}
+            with sound(saved.path, "checkpoint"):
+                prior = SubspacePrior(**{name: take(found[0], name, shape) for name, shape in shapes.items()})
+                trace = check_trace(found[1]["trace"])
+
+        def save(prior: SubspacePrior, trace: list[dict[str, float]]) -> None:
+            if saved is not None:
+                saved.save(vars(prior), {"trace": trace})
+
+        fit = fit_marginal(
+            self.statistics_, rank=rank, noise=self.noise, max_rounds=self.max_iter, tol=self.tol, prior=prior,
+            trace=trace, callback=self._show, save=save,
+        )  # fmt: skip
+        self.trace_, self.n_iter_ = fit.trace, len(fit.trace)
+        self._set_marginal(fit.prior)
+        if saved is not None:
+            saved.remove()
 
     def _choose_ridge(self, rows: _Rows, rank: int) -> None:
         if isinstance(self.ridge, str):

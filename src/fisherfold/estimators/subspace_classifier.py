@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from sklearn.utils.multiclass import check_classification_targets, type_of_targe
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
+from fisherfold.estimators.checkpoint import FitCheckpoint
 from fisherfold.estimators.ids import IdIndex
 from fisherfold.estimators.subspace_point import RIDGES, held_out_rows
 from fisherfold.estimators.task_estimator import TaskEstimator
@@ -42,6 +44,8 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
         tol: stop when five iterations lower the loss by less than this fraction.
         random_state: fixes the split for the ridge.
         verbose: print the progress.
+        checkpoint: a file that keeps where the fit stands; one that was killed goes on from it to the same bits when it
+            is started again with the same rows and parameters. It is removed when the fit is done.
 
     Attributes:
         classes_: the two classes.
@@ -73,6 +77,7 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
         tol: float = 1e-6,
         random_state: int | None = None,
         verbose: bool = False,
+        checkpoint: str | os.PathLike[str] | None = None,
     ) -> None:
         self.rank = rank
         self.ridge = ridge
@@ -83,6 +88,7 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
         self.tol = tol
         self.random_state = random_state
         self.verbose = verbose
+        self.checkpoint = checkpoint
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -116,11 +122,14 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
         rank = self._checked_rank(X.shape[1] + int(self.fit_intercept))
         rows = self._rows(X, y, labels, weight)
         self.ridge_ = self._choose_ridge(rows, rank) if isinstance(self.ridge, str) else float(self.ridge)
-        frame, weights, result = self._solve(rows, rank, self.ridge_, self.max_iter, self.tol)
+        saved = self._saved([rows.X, rows.y, rows.task, rows.weight], chosen=self.ridge_)
+        frame, weights, result = self._solve(rows, rank, self.ridge_, self.max_iter, self.tol, saved)
         self.trace_ = [] if result is None else result.trace.rows
         self.n_iter_ = 1 if result is None else max(1, result.iterations)
         self._frame = frame
         self._set_coefficients(weights @ frame.mT)
+        if saved is not None:
+            saved.remove()
         return self
 
     def fold_in(self, X: Any, y: Any, task: Any, sample_weight: Any = None) -> SubspaceClassifier:
@@ -224,7 +233,7 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
         )
 
     def _solve(
-        self, rows: LabelledRows, rank: int, ridge: float, max_iter: int, tol: float
+        self, rows: LabelledRows, rank: int, ridge: float, max_iter: int, tol: float, saved: FitCheckpoint | None = None
     ) -> tuple[Tensor, Tensor, Result | None]:
         """The frame, the coefficients and the solver's result (None where there is no subspace to learn)."""
         n = rows.X.shape[1]
@@ -237,8 +246,10 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
         frame = start_frame(own, rows.X.mT @ rows.X, rank)[0]
         stop = GradientNorm(1e-10) | Stagnation(rtol=tol)
         result = minimize(
-            problem, frame, "rngd", max_iter=max_iter, stop=stop, fisher=self.fisher, sigma=1e-3, callback=self._show
-        )
+            problem, frame, "rngd", max_iter=max_iter, stop=stop, fisher=self.fisher, sigma=1e-3, callback=self._show,
+            checkpoint=None if saved is None else saved.path, checkpoint_every=1, resume=saved is not None,
+            tag="" if saved is None else saved.tag,
+        )  # fmt: skip
         return result.x, problem.state(result.x).weights, result
 
     def _choose_ridge(self, rows: LabelledRows, rank: int) -> float:

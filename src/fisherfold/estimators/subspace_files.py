@@ -14,30 +14,29 @@ from torch import Tensor
 
 from fisherfold._version import __version__
 from fisherfold.estimators.ids import IdIndex, id_array, plain
+from fisherfold.estimators.posterior_files import check_trace, finite_number, take
 from fisherfold.estimators.task_rows import Scaling
-from fisherfold.files import read_tensors, write_atomically, write_tensors
+from fisherfold.files import new_folder, read_tensors, sound, write_atomically, write_tensors
 from fisherfold.inference.subspace import SubspacePrior
 from fisherfold.problems.tasks import TaskStatistics
 
 KIND, VERSION = "subspace", 1
 _PRIOR = ("mean", "covariance", "noise")
+_OPTIONAL = ("ridge_", "ridge_errors_", "_outputs", "feature_names_in_", "classes_")
 Model = TypeVar("Model")
 
 
-def save_model(path: str | os.PathLike[str], model: Any, *, with_statistics: bool) -> None:
+def save_model(
+    path: str | os.PathLike[str], model: Any, *, with_statistics: bool, columns: dict[str, Any] | None = None
+) -> None:
     """Write a fitted multi-task estimator.
 
     Args:
         path: the folder; it is made if it does not exist.
         model: the estimator.
         with_statistics: keep the statistics of the rows.
-
-    Raises:
-        ValueError: if the path is a file.
+        columns: what the columns of the table stand for, if it was fitted to a file.
     """
-    folder = Path(path)
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"cannot save into {folder}: it is a file, a folder is expected")
     scaling = model.scaling_
     tensors = {
         "frame": model._frame,
@@ -52,76 +51,92 @@ def save_model(path: str | os.PathLike[str], model: Any, *, with_statistics: boo
     statistics = getattr(model, "statistics_", None)
     if with_statistics and statistics is not None:
         tensors |= {f"statistics.{f.name}": getattr(statistics, f.name) for f in dataclasses.fields(TaskStatistics)}
-    header = _header(model, scaling)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_tensors(folder / "model.safetensors", tensors, kind=KIND, version=VERSION, header=header)
-    shown = {"kind": KIND, "version": VERSION, **header} | {"trace": f"{len(header['trace'])} rows"}
-    write_atomically(folder / "model.json", json.dumps(shown, indent=1).encode())
+    header = _header(model, scaling) | ({} if columns is None else {"columns": columns})
+    with new_folder(path) as folder:
+        write_tensors(folder / "model.safetensors", tensors, kind=KIND, version=VERSION, header=header)
+        shown = {"kind": KIND, "version": VERSION, **header} | {"trace": f"{len(header['trace'])} rows"}
+        write_atomically(folder / "model.json", json.dumps(shown, indent=1).encode())
 
 
 def _header(model: Any, scaling: Scaling) -> dict[str, Any]:
-    optional = ("ridge_", "ridge_errors_", "_outputs", "feature_names_in_", "classes_")
     return {
         "estimator": type(model).__name__,
         "fisherfold": __version__,
-        "params": {name: _plain(value) for name, value in model.get_params().items()},
+        "params": {name: _plain(value) for name, value in model.get_params().items() if name != "checkpoint"},
         "offset": scaling.offset,
         "intercept": scaling.intercept,
         "tasks": [_label(label) for label in model.task_ids_.tolist()],
         "n_features_in": int(model.n_features_in_),
         "n_iter": int(model.n_iter_),
         "trace": model.trace_,
-        "fitted": {name: _plain(getattr(model, name)) for name in optional if hasattr(model, name)},
+        "fitted": {name: _plain(getattr(model, name)) for name in _OPTIONAL if hasattr(model, name)},
     }
 
 
-def load_model(path: str | os.PathLike[str], cls: type[Model]) -> Model:
+def load_model(path: str | os.PathLike[str], *classes: type[Model]) -> Model:
     """Read a fitted multi-task estimator.
 
     Args:
         path: the folder.
-        cls: its class.
+        *classes: what it may be.
 
     Returns:
-        The estimator.
+        The estimator; ``_columns`` says what the columns of its table stand for, if it was fitted to a file.
 
     Raises:
         FileNotFoundError: if there is no such folder.
-        ValueError: if the folder holds another estimator.
+        ValueError: if the folder holds another estimator, or one that does not hold together.
     """
     if not Path(path).is_dir():
         raise FileNotFoundError(f"there is no model folder {path}")
-    tensors, header = read_tensors(Path(path) / "model.safetensors", kind=KIND, version=VERSION)
-    if header["estimator"] != cls.__name__:
-        raise ValueError(f"{path} holds a {header['estimator']}, not a {cls.__name__}")
-    model: Any = cls(**header["params"])
-    model.scaling_ = Scaling(
-        tensors["scaling.center"].numpy(), tensors["scaling.scale"].numpy(), header["offset"], header["intercept"]
-    )
-    model.n_features_in_, model.n_iter_, model.trace_ = header["n_features_in"], header["n_iter"], header["trace"]
-    labels = np.empty(len(header["tasks"]), dtype=object)
-    labels[:] = header["tasks"]
-    numbers = all(isinstance(label, (int, float)) and not isinstance(label, bool) for label in header["tasks"])
-    model._index = IdIndex(id_array(header["tasks"] if numbers else labels, "task"))
-    for name, value in header["fitted"].items():
-        setattr(model, name, _fitted(name, value))
-    _restore(model, tensors)
+    file = Path(path) / "model.safetensors"
+    tensors, header = read_tensors(file, kind=KIND, version=VERSION)
+    cls = next((c for c in classes if c.__name__ == header.get("estimator")), None)
+    if cls is None:
+        raise ValueError(f"{path} holds a {header.get('estimator')}, not a {' or '.join(c.__name__ for c in classes)}")
+    with sound(file, KIND):
+        model: Any = cls(**header["params"])
+        features = header["n_features_in"]
+        if not isinstance(features, int) or features < 1 or not isinstance(header["intercept"], bool):
+            raise ValueError(f"it claims {features!r} features and intercept {header['intercept']!r}")
+        center, scale = (take(tensors, f"scaling.{name}", (features,)).numpy() for name in ("center", "scale"))
+        model.scaling_ = Scaling(center, scale, finite_number("offset", header["offset"]), header["intercept"])
+        model.n_features_in_, model.trace_ = features, check_trace(header["trace"])
+        model.n_iter_ = int(finite_number("n_iter", header["n_iter"], least=0))
+        model._index = _tasks(header["tasks"])
+        for name, value in header["fitted"].items():
+            if name not in _OPTIONAL:
+                raise ValueError(f"it sets {name!r}")
+            setattr(model, name, _fitted(name, value))
+        _restore(model, tensors, features + int(header["intercept"]), len(header["tasks"]))
+        model._columns = header.get("columns")
     return cast("Model", model)
 
 
-def _restore(model: Any, tensors: dict[str, Tensor]) -> None:
-    model._frame = tensors["frame"]
-    model._set_coefficients(tensors["weights"])
+def _tasks(labels: list[Any]) -> IdIndex:
+    """The ids of the tasks, in the order of their numbers."""
+    stored = np.empty(len(labels), dtype=object)
+    stored[:] = [_label(label) for label in labels]
+    numbers = all(isinstance(label, (int, float)) and not isinstance(label, bool) for label in labels)
+    return IdIndex.restore(id_array(labels if numbers else stored, "task"))
+
+
+def _restore(model: Any, tensors: dict[str, Tensor], n: int, tasks: int) -> None:
+    rank = take(tensors, "frame", None).shape[-1]
+    model._frame = take(tensors, "frame", (n, rank))
+    model._set_coefficients(take(tensors, "weights", (tasks, n)))
     if "prior.mean" in tensors:
-        model._prior = SubspacePrior(frame=model._frame, **{name: tensors[f"prior.{name}"] for name in _PRIOR})
+        shapes = {"mean": (n,), "covariance": (rank, rank), "noise": (tasks,)}
+        prior = {name: take(tensors, f"prior.{name}", shape) for name, shape in shapes.items()}
+        model._prior = SubspacePrior(frame=model._frame, **prior)
         model.prior_covariance_ = model._prior.covariance.numpy()
         model.noise_variance_ = model._prior.noise.numpy()
-        model._spread = tensors["spread"]
+        model._spread = take(tensors, "spread", (tasks, rank, rank))
+    model.statistics_ = None
     if "statistics.gram" in tensors:
-        parts = {f.name: tensors[f"statistics.{f.name}"] for f in dataclasses.fields(TaskStatistics)}
+        shapes = {"gram": (tasks, n, n), "cross": (tasks, n), "power": (tasks,), "sums": (tasks,), "counts": (tasks,)}
+        parts = {name: take(tensors, f"statistics.{name}", shape) for name, shape in shapes.items()}
         model.statistics_ = TaskStatistics(**parts)
-    else:
-        model.statistics_ = None
 
 
 def _plain(value: Any) -> Any:

@@ -7,6 +7,7 @@ The problem:
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -37,6 +38,8 @@ def fit_point(
     seed: int,
     frame: Tensor | None = None,
     callback: Any = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    tag: str = "",
 ) -> tuple[Tensor, Tensor, Result | None]:
     """Learn the subspace with a given ridge.
 
@@ -51,6 +54,8 @@ def fit_point(
         seed: for the stochastic solvers.
         frame: where to start; the leading directions of per-task ridge solutions if not given.
         callback: called with the solver's state.
+        checkpoint: a file that keeps where the solver stands; it goes on from there if the file exists.
+        tag: names the data in that file.
 
     Returns:
         The frame U, the coefficients w and the solver's result (None without a subspace).
@@ -65,7 +70,10 @@ def fit_point(
     x0 = start(statistics, rank=rank).frame if frame is None else frame
     chosen = _defaults(problem, x0, solver) | dict(options)
     stop = GradientNorm(1e-10) | Stagnation(rtol=tol)
-    result = minimize(problem, x0, solver, max_iter=max_iter, seed=seed, stop=stop, callback=callback, **chosen)
+    result = minimize(
+        problem, x0, solver, max_iter=max_iter, seed=seed, stop=stop, callback=callback, checkpoint=checkpoint,
+        checkpoint_every=1, resume=checkpoint is not None, tag=tag, **chosen,
+    )  # fmt: skip
     return result.x, problem.coefficients(result.x), result
 
 

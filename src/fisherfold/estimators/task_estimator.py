@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from torch import Tensor
 from typing_extensions import Self
 
+from fisherfold.estimators.checkpoint import FitCheckpoint, digest
 from fisherfold.estimators.ids import IdIndex, plain
 from fisherfold.estimators.task_rows import Scaling, read_rows, reject_text, task_labels
 
@@ -22,10 +24,12 @@ DEFAULT_RANK = 6
 class TaskEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
     """An estimator with rows of many tasks and a frame that they share.
 
-    A subclass has the parameters ``rank``, ``fit_intercept``, ``scale``, ``max_iter`` and ``tol``, and sets ``_frame``,
+    A subclass has the parameters ``rank``, ``fit_intercept``, ``scale``, ``max_iter``, ``tol`` and
+    ``checkpoint``, and sets ``_frame``,
     ``_index`` and ``scaling_`` when it is fitted.
     """
 
+    checkpoint: str | os.PathLike[str] | None
     _frame: Tensor
     _index: IdIndex
     scaling_: Scaling
@@ -83,6 +87,14 @@ class TaskEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         from fisherfold.estimators.subspace_files import load_model
 
         return load_model(path, cls)
+
+    def _saved(self, data: Iterable[Tensor], **more: Any) -> FitCheckpoint | None:
+        """The checkpoint of a fit to these data, if there is to be one."""
+        if self.checkpoint is None:
+            return None
+        free = {"max_iter", "verbose", "checkpoint"}
+        params = {name: value for name, value in self.get_params(deep=False).items() if name not in free}
+        return FitCheckpoint(self.checkpoint, params | more | {"estimator": type(self).__name__, "data": digest(data)})
 
     def _features(self, X: Any) -> Array:
         check_is_fitted(self)

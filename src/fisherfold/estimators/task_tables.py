@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,6 @@ import polars as pl
 from numpy.typing import NDArray
 
 from fisherfold.estimators.tables import read_frame
-from fisherfold.files import write_atomically
-
-ROLES = "columns.json"
 
 
 @dataclass(frozen=True)
@@ -33,31 +29,28 @@ class Roles:
     task: str | None
     estimator: str
 
-    def save(self, folder: str | Path) -> None:
-        """Keep them beside a model.
-
-        Args:
-            folder: the model's folder.
-        """
-        write_atomically(Path(folder) / ROLES, json.dumps(asdict(self), indent=1).encode())
-
     @classmethod
-    def load(cls, folder: str | Path) -> Roles:
-        """Read what ``save`` wrote.
+    def of(cls, model: Any, folder: str | Path) -> Roles:
+        """The roles that were kept with a model.
 
         Args:
-            folder: the model's folder.
+            model: a model that was loaded.
+            folder: its folder, for messages.
 
         Returns:
             The roles.
 
         Raises:
-            FileNotFoundError: if the folder has none.
+            ValueError: if it has none, or they are not sound.
         """
-        file = Path(folder) / ROLES
-        if not file.is_file():
-            raise FileNotFoundError(f"{folder} is no model of `fisherfold subspace fit`: it has no {ROLES}")
-        return cls(**json.loads(file.read_text(encoding="utf-8")))
+        kept = getattr(model, "_columns", None)
+        if kept is None:
+            raise ValueError(f"{folder} is no model of `fisherfold subspace fit`: it does not name its columns")
+        names = kept.get("features") if isinstance(kept, dict) else None
+        if not isinstance(names, list) or not all(isinstance(n, str) for n in [*names, kept.get("target")]):
+            raise ValueError(f"{folder} is not a sound model: its columns are no names")
+        task = kept.get("task")
+        return cls(list(names), kept["target"], None if task is None else str(task), type(model).__name__)
 
 
 @dataclass(frozen=True)

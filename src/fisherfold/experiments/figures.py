@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from fisherfold._version import __version__
-from fisherfold.files import write_atomically
+from fisherfold.files import make_folder, write_atomically
 from fisherfold.manifolds.base import Point
 from fisherfold.problems.base import Problem
 from fisherfold.solvers import minimize
@@ -230,7 +230,7 @@ def run_figure(
         raise ValueError(f"seeds must be at least 1, got {seeds}")
     record = None if output is None else Path(output) / "runs"
     if record is not None:
-        record.mkdir(parents=True, exist_ok=True)
+        make_folder(record)
     runner = Runner(plan, record, fresh, say, spread)
     searching = [m for m in plan.methods if len(m.steps) > 1]
     decades = {m.label: [s for s in m.steps if _is_decade(s)] or list(m.steps) for m in searching}

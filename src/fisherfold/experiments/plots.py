@@ -13,7 +13,7 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from fisherfold.experiments.figures import FigureResult, band
-from fisherfold.files import write_atomically
+from fisherfold.files import make_folder, write_atomically
 
 AXES = {
     "paper_grads": "#grad/N as counted in the paper",
@@ -89,7 +89,7 @@ def write_figure(result: FigureResult, output: str | os.PathLike[str]) -> dict[s
         The files by kind: ``png``, ``csv``, ``json``.
     """
     folder = Path(output)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     files = {kind: folder / f"{result.plan.name}.{kind}" for kind in ("png", "csv", "json")}
     picture = io.BytesIO()
     with matplotlib.rc_context({"font.size": 9}):

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from fisherfold._version import __version__
 from fisherfold.experiments.sections import Cell, Section, Table, finite
-from fisherfold.files import write_atomically
+from fisherfold.files import make_folder, write_atomically
 
 # colour alone never carries a verdict: the words stand beside it
 _CLASSES = {"holds": "good", "holds partly": "fair", "does not hold": "bad"}
@@ -45,7 +45,7 @@ def write_page(
     Returns:
         The file, ``index.html``.
     """
-    Path(folder).mkdir(parents=True, exist_ok=True)
+    make_folder(Path(folder))
     target = Path(folder) / "index.html"
     write_atomically(target, page(sections, Path(folder), title=title, lead=lead, rules=rules).encode())
     return target

@@ -29,7 +29,7 @@ from fisherfold.experiments.theory import Part, Settings, write_report
 from fisherfold.experiments.theory.records import run_recorded
 from fisherfold.experiments.verdicts import RULES
 from fisherfold.experiments.workers import workers
-from fisherfold.files import write_atomically
+from fisherfold.files import make_folder, write_atomically
 
 FIGURES: dict[str, Callable[..., FigurePlan]] = {
     "jester": completion.jester,
@@ -137,7 +137,7 @@ def reproduce_figure(name: str, options: Options) -> Reproduced:
     folder = options.folder(name)
     source = partial(make_plan, name, options.quick, options.sarcos_file)
     plan = source()
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     seeds = min(options.seeds, 2) if options.quick else options.seeds
     more = _default_estimator(name, seeds, options) if name in {"jester", "movielens"} else {}
     pool = workers(source, folder, jobs=options.jobs, fresh=options.fresh) if options.jobs > 1 else nullcontext()
@@ -170,7 +170,7 @@ def make_plan(name: str, quick: bool, sarcos_file: Path | None = None) -> Figure
 def _default_estimator(name: str, seeds: int, options: Options) -> dict[str, str]:
     """What ``MatrixCompletion`` reaches on the same splits, recorded like a run."""
     file = options.folder(name) / "runs" / f"estimator-{seeds}-{__version__}.json"
-    file.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(file.parent)
     if file.is_file() and not options.fresh:
         found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     else:

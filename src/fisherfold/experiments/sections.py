@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from fisherfold.files import write_atomically
+from fisherfold.files import make_folder, write_atomically
 
 Verdict = Literal["holds", "holds partly", "does not hold", "no claim", "not run", "data not found"]
 Cell = float | int | str | None
@@ -122,7 +122,7 @@ class Section:
         Args:
             path: the file; its folder is made if needed.
         """
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        make_folder(Path(path).parent)
         write_atomically(path, json.dumps(finite(asdict(self)), allow_nan=False, ensure_ascii=False).encode())
 
     @classmethod

@@ -70,7 +70,9 @@ def fit_marginal(
     max_rounds: int = 300,
     tol: float = 1e-7,
     prior: SubspacePrior | None = None,
+    trace: list[dict[str, float]] | None = None,
     callback: Callable[[dict[str, float]], object] | None = None,
+    save: Callable[[SubspacePrior, list[dict[str, float]]], None] | None = None,
 ) -> MarginalFit:
     """Learn what the tasks share.
 
@@ -81,7 +83,9 @@ def fit_marginal(
         max_rounds: the most rounds.
         tol: stop when a round lowers the loss per row by less than this.
         prior: where to start; ``start(statistics)`` if not given.
+        trace: the rounds that have led there, to go on with a fit that was ended.
         callback: called with every row of the trace; a true value stops.
+        save: called after every round with where the fit stands.
 
     Returns:
         The fit.
@@ -106,20 +110,28 @@ def fit_marginal(
     prior = start(statistics, rank=rank) if prior is None else prior
     floor = noise_floor(statistics)
     rows = max(float(statistics.counts.sum()), 1.0)
-    trace: list[dict[str, float]] = []
-    converged, before = False, float("inf")
-    for number in range(max_rounds):
+    trace = list(trace or [])
+    limit = tol * rows / statistics.n_tasks
+    converged = _settled(trace, limit)
+    for number in range(len(trace), 0 if converged else max_rounds):
         prior = _update_mean(statistics, prior)
         prior = _update_moments(statistics, prior, noise, floor)
         prior, gradient_norm = _update_frame(statistics, prior)
+        # one memory layout, whatever made it, so that a fit that is resumed from a file keeps its bits
+        prior = SubspacePrior(*(part.contiguous() for part in (prior.mean, prior.frame, prior.covariance, prior.noise)))
         loss = float(posterior(statistics, prior).losses.sum() + _noise_penalty(prior.noise, noise))
         row = {"round": float(number + 1), "loss": loss / statistics.n_tasks, "gradient_norm": gradient_norm}
         trace.append(row)
-        converged = before - loss <= tol * rows
+        converged = _settled(trace, limit)
+        if save is not None:
+            save(prior, trace)
         if (callback is not None and callback(row)) or converged:
             break
-        before = loss
     return MarginalFit(prior, posterior(statistics, prior), trace, converged)
+
+
+def _settled(trace: list[dict[str, float]], limit: float) -> bool:
+    return len(trace) > 1 and trace[-2]["loss"] - trace[-1]["loss"] <= limit
 
 
 def new_noise(statistics: TaskStatistics, prior: SubspacePrior, noise: str) -> Tensor:

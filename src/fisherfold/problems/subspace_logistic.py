@@ -229,7 +229,6 @@ class LogisticSubspaceProblem(Problem):
             raise ValueError(f"ridge must be positive, got {float(self.ridge.min())}")
         self.rows, self.n_samples, self.manifold = rows, rows.n_tasks, Grassmann(n, rank)
         self._kept: tuple[Tensor, int, LogisticState] | None = None
-        self._warm: Tensor | None = None
 
     def state(self, x: Tensor, batch: Tensor | None = None) -> LogisticState:
         """Coefficients, probabilities and losses of all tasks or of a batch; the last full one is kept.
@@ -243,17 +242,19 @@ class LogisticSubspaceProblem(Problem):
         """
         if batch is None and self._kept is not None and self._kept[0] is x and self._kept[1] == x._version:
             return self._kept[2]
-        rows, ridge, warm = self.rows, self.ridge, self._warm
+        rows, ridge = self.rows, self.ridge
         if batch is not None:
             check_batch(batch, self.n_samples)
-            rows, ridge, warm = rows.of(batch), ridge[batch], None
+            rows, ridge = rows.of(batch), ridge[batch]
         features = rows.X @ x
-        weights, losses = newton_coefficients(rows, features, ridge, warm)
+        # from zero, not from the last point's coefficients: the loss is a function of x to the last bit, whatever was
+        # evaluated before, and a run that is resumed goes on as if it had never stopped
+        weights, losses = newton_coefficients(rows, features, ridge)
         mu = torch.sigmoid(rows.offset + (features * weights[rows.task]).sum(-1))
         error = rows.total((rows.weight * (mu - rows.y))[:, None] * rows.X)
         state = LogisticState(rows, features, weights, losses, mu, error)
         if batch is None:
-            self._kept, self._warm = (x, x._version, state), weights
+            self._kept = (x, x._version, state)
         return state
 
     @override

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fisherfold.manifolds.base import Point, leaves, tree_map
 from fisherfold.problems.base import Problem
@@ -44,6 +45,7 @@ def minimize(
     checkpoint: str | os.PathLike[str] | None = None,
     checkpoint_every: int = 10,
     resume: bool = False,
+    tag: str = "",
     **options: Any,
 ) -> Result:
     """Minimise a loss over its manifold.
@@ -63,6 +65,7 @@ def minimize(
         checkpoint: a file to keep the state in.
         checkpoint_every: iterations between two checkpoints; one is also written at the end and on an interrupt.
         resume: go on from the checkpoint if the file exists.
+        tag: kept in the checkpoint, such as a digest of the data; a run goes on only from one with its own tag.
         **options: for the method; see its class in ``fisherfold.solvers``.
 
     Returns:
@@ -89,7 +92,7 @@ def minimize(
     if method not in METHODS:
         raise ValueError(f"method must be one of {sorted(METHODS)}, got {method!r}")
     solver = _construct(METHODS[method], problem, options)
-    state = _begin(solver, x0, seed, checkpoint, resume)
+    state = _begin(solver, x0, seed, checkpoint if resume else None, tag)
     stop = stop or GradientNorm(1e-8 if leaves(x0)[0].dtype == torch.float64 else 1e-4)
     verdict = _verdict(state, stop, max_iter)
     before: State | None = None
@@ -104,11 +107,11 @@ def minimize(
                 if callback is not None and (answer := callback(state)) and verdict is None:
                     verdict = ("stopped", answer if isinstance(answer, str) else "the callback asked to stop")
                 if checkpoint is not None and (verdict is not None or state.iteration % checkpoint_every == 0):
-                    state.save(checkpoint, method=method)
+                    state.save(checkpoint, method=method, tag=tag)
         except KeyboardInterrupt:
             if checkpoint is not None:
                 # in the middle of a step the state is neither here nor there: keep the last whole one
-                (before or state).save(checkpoint, method=method)
+                (before or state).save(checkpoint, method=method, tag=tag)
             raise
     status, message = verdict
     return Result(state.best, state.best_loss, status, message, state.trace, state.iteration, last=state.x)
@@ -147,9 +150,9 @@ def _construct(method: type[Method], problem: Problem, options: dict[str, Any]) 
         raise TypeError(f"method {method.name!r}: {str(error).split('__init__() ')[-1]}") from None
 
 
-def _begin(solver: Method, x0: Point, seed: int, checkpoint: str | os.PathLike[str] | None, resume: bool) -> State:
-    if resume and checkpoint is not None and Path(checkpoint).exists():
-        return State.load(checkpoint, method=solver.name, like=x0)
+def _begin(solver: Method, x0: Point, seed: int, saved: str | os.PathLike[str] | None, tag: str) -> State:
+    if saved is not None and Path(saved).exists():
+        return State.load(saved, method=solver.name, like=x0, tag=tag)
     state = State(x=tree_map(torch.clone, x0), generator=torch.Generator().manual_seed(seed))
     state.best = state.x
     began = time.perf_counter()
@@ -167,6 +170,9 @@ def _advance(solver: Method, state: State, evaluate_every: int, max_iter: int) -
     state.record = {}
     began = time.perf_counter()
     solver.step(state)
+    # one memory layout, whatever made it, so that a run that is resumed from a file keeps its bits
+    state.x = tree_map(Tensor.contiguous, state.x)
+    state.vectors = {name: tree_map(Tensor.contiguous, tree) for name, tree in state.vectors.items()}
     state.seconds += time.perf_counter() - began
     state.iteration += 1
     if not solver.exact:

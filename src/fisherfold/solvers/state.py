@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fisherfold.files import read_tensors, write_tensors
+from fisherfold.files import read_tensors, sound, write_tensors
 from fisherfold.manifolds.base import Point
 from fisherfold.solvers.result import Trace
 
@@ -70,29 +71,32 @@ class State:
         numbers, vectors, record, trace = memory
         return replace(self, generator=generator, numbers=numbers, vectors=vectors, record=record, trace=trace)
 
-    def save(self, path: str | os.PathLike[str], *, method: str) -> None:
+    def save(self, path: str | os.PathLike[str], *, method: str, tag: str = "") -> None:
         """Write a checkpoint, atomically.
 
         Args:
             path: the file.
             method: the name of the method, checked on resume.
+            tag: names the problem, checked on resume.
         """
         tensors = {"generator": self.generator.get_state()}
         memory = {f"vectors.{name}": tree for name, tree in self.vectors.items()}
         for name, tree in {"x": self.x, "best": self.best, **memory}.items():
             tensors |= _named(name, tree)
         header = {name: getattr(self, name) for name in self._COUNTERS}
-        header |= {"method": method, "numbers": self.numbers, "trace": self.trace.rows, "vectors": list(self.vectors)}
+        header |= {"method": method, "tag": tag, "numbers": self.numbers, "vectors": list(self.vectors)}
+        header["trace"] = self.trace.rows
         write_tensors(path, tensors, kind=KIND, version=VERSION, header=header)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], *, method: str, like: Point) -> State:
+    def load(cls, path: str | os.PathLike[str], *, method: str, like: Point, tag: str = "") -> State:
         """Read a checkpoint.
 
         Args:
             path: the file.
             method: the method that will go on.
             like: a point of the problem, for the form and the device.
+            tag: names the problem.
 
         Returns:
             The state.
@@ -101,17 +105,27 @@ class State:
             ValueError: if the checkpoint belongs to another method or another problem.
         """
         tensors, header = read_tensors(path, kind=KIND, version=VERSION)
-        if header["method"] != method:
-            raise ValueError(f"{path} is a checkpoint of method {header['method']!r}, not of {method!r}")
+        if header.get("method") != method:
+            raise ValueError(f"{path} is a checkpoint of method {header.get('method')!r}, not of {method!r}")
+        if header.get("tag", "") != tag:
+            raise ValueError(f"{path} is a checkpoint of another problem; remove the file or name another one")
+        with sound(path, KIND):
+            return cls._of(tensors, header, like, path)
+
+    @classmethod
+    def _of(
+        cls, tensors: dict[str, Tensor], header: dict[str, Any], like: Point, path: str | os.PathLike[str]
+    ) -> State:
         generator = torch.Generator()
         generator.set_state(tensors.pop("generator"))
         state = cls(x=_restored("x", tensors, like, path), generator=generator)
         state.best = _restored("best", tensors, like, path)
         for name in cls._COUNTERS:
-            setattr(state, name, header[name])
-        state.numbers = dict(header["numbers"])
+            whole = name in ("iteration", "samples", "products")
+            setattr(state, name, int(header[name]) if whole else float(header[name]))
+        state.numbers = {name: float(value) for name, value in header["numbers"].items()}
         state.vectors = {name: _restored(f"vectors.{name}", tensors, like, path) for name in header["vectors"]}
-        state.trace = Trace([dict(row) for row in header["trace"]])
+        state.trace = Trace([{name: _number(value) for name, value in row.items()} for row in header["trace"]])
         if tensors:
             raise ValueError(f"{path} is a checkpoint of another problem: it also holds {sorted(tensors)}")
         return state
@@ -121,6 +135,12 @@ def _named(name: str, tree: Point) -> dict[str, Tensor]:
     if isinstance(tree, dict):
         return {key: leaf for branch, sub in tree.items() for key, leaf in _named(f"{name}/{branch}", sub).items()}
     return {name: tree}
+
+
+def _number(value: Any) -> Any:
+    if not isinstance(value, (int, float)):
+        raise TypeError(f"its trace holds {str(value)[:40]!r}")
+    return value
 
 
 def _restored(name: str, tensors: dict[str, Tensor], like: Point, path: str | os.PathLike[str]) -> Point:

@@ -22,7 +22,7 @@ from fisherfold.experiments.theory import PARTS, run_theory
 from fisherfold.experiments.theory.charts import charts_of
 from fisherfold.experiments.theory.report import Finding, Part, Settings, write_part
 from fisherfold.experiments.workers import processes
-from fisherfold.files import write_atomically
+from fisherfold.files import make_folder, write_atomically
 
 Tick = Callable[[int, int], None]
 
@@ -54,7 +54,7 @@ def run_recorded(
     """
     if unknown := sorted(set(only) - set(PARTS)):
         raise ValueError(f"part must be one of {list(PARTS)}, got {unknown}")
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     names = [name for name in PARTS if not only or name in only]
     missing = [name for name in names if fresh or _read(folder, name, settings) is None]
     done = len(names) - len(missing)

@@ -20,7 +20,7 @@ import torch
 from matplotlib.figure import Figure
 
 from fisherfold.experiments.sections import Chart
-from fisherfold.files import write_atomically
+from fisherfold.files import make_folder, write_atomically
 
 Verdict = Literal["holds", "partly", "fails"]
 Say = Callable[[str], None]
@@ -153,7 +153,7 @@ def write_report(parts: Sequence[Part], folder: Path) -> dict[str, str]:
     Returns:
         The files by name.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     files: dict[str, str] = {}
     for part in parts:
         files |= write_part(part, folder)

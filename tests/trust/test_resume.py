@@ -1,0 +1,216 @@
+"""A fit that ends after any pass goes on from its checkpoint to the same bits as one that was left alone."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+
+from fisherfold.estimators import MatrixCompletion, MatrixCompletionCV, SubspaceClassifier, SubspaceRegressor
+from fisherfold.estimators.checkpoint import FitCheckpoint
+from fisherfold.estimators.posterior_files import pack_posterior
+from fisherfold.solvers.state import State
+
+
+class Killed(BaseException):
+    """Ends a fit as nothing inside it expects."""
+
+
+@pytest.fixture(scope="module")
+def ratings():
+    rng = np.random.default_rng(0)
+    rows, columns = np.nonzero(rng.random((60, 40)) < 0.4)
+    truth = rng.normal(size=(60, 3)) @ rng.normal(size=(3, 40))
+    return np.column_stack([rows, columns]), truth[rows, columns] + 0.3 * rng.normal(size=len(rows))
+
+
+@pytest.fixture(scope="module")
+def tasks():
+    rng = np.random.default_rng(1)
+    X, task = rng.normal(size=(400, 7)), rng.integers(20, size=400)
+    slopes = rng.normal(size=(20, 2)) @ rng.normal(size=(2, 7))
+    return X, (X * slopes[task]).sum(1) + 0.2 * rng.normal(size=400), task
+
+
+@contextmanager
+def killed_after(monkeypatch, saves):
+    """Let a number of checkpoints be written and end the fit right after the last of them."""
+    with monkeypatch.context() as patch:
+        _count_saves(patch, saves)
+        with pytest.raises(Killed):
+            yield
+
+
+def _count_saves(patch, saves):
+    for owner in (FitCheckpoint, State):
+        save, count = owner.save, [0]
+
+        def counted(self, *args, _save=save, _count=count, **options):
+            _save(self, *args, **options)
+            _count[0] += 1
+            if _count[0] == saves:
+                raise Killed
+
+        patch.setattr(owner, "save", counted)
+
+
+COMPLETIONS = {
+    "variational": {},
+    "float64": {"dtype": "float64", "rated_sets": False},
+    "fixed ridge": {"ridge": 2.0},
+    "no offsets": {"offsets": "none"},
+    "point": {"inference": "point"},
+    "point with a ridge": {"inference": "point", "ridge": 0.5, "offsets": "rows", "dtype": "float64"},
+}
+
+
+def assert_same_completion(ours, theirs):
+    one, two = (pack_posterior(m.model_.posterior) for m in (ours, theirs))
+    assert set(one[0]) == set(two[0])
+    for name, tensor in one[0].items():
+        assert torch.equal(tensor, two[0][name]), name
+    traces = [[{k: v for k, v in row.items() if k != "seconds"} for row in part[1].pop("trace")] for part in (one, two)]
+    assert traces[0] == traces[1]
+    assert one[1] == two[1]
+
+
+@pytest.mark.parametrize("name", list(COMPLETIONS))
+@pytest.mark.parametrize("passes", [1, 3])
+def test_completion(ratings, tmp_path, monkeypatch, name, passes):
+    options = {"rank": 3, "max_iter": 8, "tol": 0.0, **COMPLETIONS[name]}
+    whole = MatrixCompletion(**options).fit(*ratings)
+    file = tmp_path / "fit.checkpoint"
+    with killed_after(monkeypatch, passes):
+        MatrixCompletion(**options, checkpoint=file).fit(*ratings)
+    assert file.is_file()
+    resumed = MatrixCompletion(**options, checkpoint=file).fit(*ratings)
+    assert_same_completion(whole, resumed)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("inference", ["variational", "point"])
+def test_a_fit_killed_after_its_last_pass_makes_no_further_one(ratings, tmp_path, monkeypatch, inference):
+    options = {"rank": 2, "inference": inference}
+    whole = MatrixCompletion(**options).fit(*ratings)
+    assert whole.converged_
+    steps = whole.n_iter_ if inference == "variational" else sum("objective" in row for row in whole.trace_)
+    with killed_after(monkeypatch, steps):
+        MatrixCompletion(**options, checkpoint=tmp_path / "c").fit(*ratings)
+    assert_same_completion(whole, MatrixCompletion(**options, checkpoint=tmp_path / "c").fit(*ratings))
+
+
+def test_more_passes_may_be_asked_for(ratings, tmp_path, monkeypatch):
+    whole = MatrixCompletion(rank=3, max_iter=9, tol=0.0).fit(*ratings)
+    with killed_after(monkeypatch, 4):
+        MatrixCompletion(rank=3, max_iter=4, tol=0.0, checkpoint=tmp_path / "c").fit(*ratings)
+    assert_same_completion(
+        whole, MatrixCompletion(rank=3, max_iter=9, tol=0.0, checkpoint=tmp_path / "c").fit(*ratings)
+    )
+
+
+@pytest.mark.parametrize("saves", [1, 4, 8])
+def test_cross_validation(ratings, tmp_path, monkeypatch, saves):
+    """Three folds with two ridges are six saves of the search; the final fit comes after them."""
+    options = {"ranks": (1, 3), "ridges": (None, 1.0), "max_iter": 6}
+    whole = MatrixCompletionCV(**options).fit(*ratings)
+    with killed_after(monkeypatch, saves):
+        MatrixCompletionCV(**options, checkpoint=tmp_path / "c").fit(*ratings)
+    resumed = MatrixCompletionCV(**options, checkpoint=tmp_path / "c").fit(*ratings)
+    assert_same_completion(whole, resumed)
+    for name in ("mean_rmse", "std_rmse"):
+        assert whole.cv_results_[name].tolist() == resumed.cv_results_[name].tolist()
+    assert list(tmp_path.iterdir()) == []
+
+
+REGRESSIONS = {
+    "marginal": {"tol": 0.0},
+    "shared noise": {"noise": "shared", "tol": 0.0},
+    **{
+        solver: {"inference": "point", "ridge": 1.0, "solver": solver, "tol": 0.0}
+        for solver in ("rngd", "rngd-vr", "rsgd", "rsvrg", "rcg")
+    },
+    "chosen ridge": {"inference": "point", "tol": 0.0},
+}
+
+
+@pytest.mark.parametrize("name", list(REGRESSIONS))
+@pytest.mark.parametrize("rounds", [1, 4])
+def test_subspace_regression(tasks, tmp_path, monkeypatch, name, rounds):
+    X, y, task = tasks
+    options = {"rank": 2, "max_iter": 7, "random_state": 0, **REGRESSIONS[name]}
+    whole = SubspaceRegressor(**options).fit(X, y, task=task)
+    with killed_after(monkeypatch, rounds):
+        SubspaceRegressor(**options, checkpoint=tmp_path / "c").fit(X, y, task=task)
+    resumed = SubspaceRegressor(**options, checkpoint=tmp_path / "c").fit(X, y, task=task)
+    assert whole.coef_.tobytes() == resumed.coef_.tobytes()
+    assert whole.components_.tobytes() == resumed.components_.tobytes()
+    assert [row["loss"] for row in whole.trace_] == [row["loss"] for row in resumed.trace_]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("fisher", ["kronecker", "exact"])
+def test_subspace_classification(tasks, tmp_path, monkeypatch, fisher):
+    X, y, task = tasks
+    options = {"rank": 2, "ridge": 1.0, "fisher": fisher, "max_iter": 6, "tol": 0.0}
+    whole = SubspaceClassifier(**options).fit(X, y > 0, task=task)
+    with killed_after(monkeypatch, 3):
+        SubspaceClassifier(**options, checkpoint=tmp_path / "c").fit(X, y > 0, task=task)
+    resumed = SubspaceClassifier(**options, checkpoint=tmp_path / "c").fit(X, y > 0, task=task)
+    assert whole.coef_.tobytes() == resumed.coef_.tobytes()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_checkpoint_of_another_fit_is_refused(ratings, tasks, tmp_path, monkeypatch):
+    X, y = ratings
+    file = tmp_path / "c"
+    with killed_after(monkeypatch, 1):
+        MatrixCompletion(rank=2, checkpoint=file).fit(X, y)
+    with pytest.raises(ValueError, match=r"checkpoint .*c belongs to another fit, it differs in rank; remove the file"):
+        MatrixCompletion(rank=3, checkpoint=file).fit(X, y)
+    with pytest.raises(ValueError, match="it differs in data"):
+        MatrixCompletion(rank=2, checkpoint=file).fit(X, y + 0.1 * np.sin(y))
+    with pytest.raises(ValueError, match=r"belongs to another fit, it differs in .*estimator"):
+        SubspaceRegressor(2, checkpoint=file).fit(*tasks[:2], task=tasks[2])
+    with pytest.raises(ValueError, match="is not a checkpoint file of fisherfold"):
+        SubspaceClassifier(2, ridge=1.0, checkpoint=file).fit(tasks[0], tasks[1] > 0, task=tasks[2])
+    with killed_after(monkeypatch, 1):
+        SubspaceClassifier(2, ridge=1.0, checkpoint=tmp_path / "d").fit(tasks[0], tasks[1] > 0, task=tasks[2])
+    with pytest.raises(ValueError, match="d is a checkpoint of another problem; remove the file"):
+        SubspaceClassifier(2, ridge=2.0, checkpoint=tmp_path / "d").fit(tasks[0], tasks[1] > 0, task=tasks[2])
+
+
+def test_a_checkpoint_needs_a_folder(ratings, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"checkpoint .*c: the folder .*no does not exist"):
+        MatrixCompletion(rank=2, checkpoint=tmp_path / "no" / "c").fit(*ratings)
+    with pytest.raises(IsADirectoryError, match="must be a file, it is a folder"):
+        MatrixCompletion(rank=2, checkpoint=tmp_path).fit(*ratings)
+
+
+@pytest.mark.parametrize("inference", ["variational", "point"])
+@pytest.mark.parametrize("moment", ["start_from_svd", "half_step", "additive_model", "balance"])
+def test_an_interrupt_before_the_first_pass_returns_a_model(ratings, monkeypatch, inference, moment):
+    """With on_interrupt="return": the starting point if there is one, else the mean of all values."""
+    from fisherfold.estimators import point_completion
+    from fisherfold.inference import completion
+
+    def stop(*args, **options):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(completion, moment, stop, raising=False)
+        patch.setattr(point_completion, moment, stop, raising=False)
+        patch.setattr(point_completion.TwoSided, "balance" if moment == "balance" else "none", stop, raising=False)
+        model = MatrixCompletion(rank=2, inference=inference, on_interrupt="return").fit(*ratings)
+        raised = MatrixCompletion(rank=2, inference=inference)
+        if model.interrupted_:
+            with pytest.raises(KeyboardInterrupt):
+                raised.fit(*ratings)
+    early = {"variational": ("start_from_svd", "half_step"), "point": ("additive_model", "balance")}[inference]
+    assert model.interrupted_ == (moment in early)
+    predicted = model.predict(ratings[0])
+    assert np.isfinite(predicted).all()
+    if moment in ("start_from_svd", "additive_model") and model.interrupted_:
+        np.testing.assert_allclose(predicted, ratings[1].mean(), rtol=1e-5)
+    assert np.isfinite(model.recommend(3, 4)[1]).all()
