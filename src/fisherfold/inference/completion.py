@@ -165,10 +165,15 @@ def start_posterior(
         The posterior.
     """
     if blank:
-        zeros = [torch.zeros(n, rank + 1, dtype=ratings.dtype, device=ratings.device) for n in ratings.shape]
+        counts, axes = (ratings.row_counts, ratings.column_counts), (ratings.row_axis, ratings.column_axis)
         ones = torch.ones(rank + 1, device=ratings.device)
-        rows = Side.start(zeros[0], ratings.row_counts, ones, has_offset=row_offsets)
-        columns = Side.start(zeros[1], ratings.column_counts, ones, has_offset=column_offsets)
+        rows, columns = (
+            Side.start(
+                torch.zeros(len(counts[k]), rank + 1, dtype=ratings.dtype, device=ratings.device), counts[k], ones,
+                has_offset=has_offset, axis=axes[k], others=axes[1 - k],
+            )
+            for k, has_offset in enumerate((row_offsets, column_offsets))
+        )  # fmt: skip
         return CompletionPosterior(rows, columns, 1.0, weight_strength, ratings.n_ratings, ridge)
     generator = torch.Generator().manual_seed(seed)
     begin = start_from_svd(ratings, rank, row_offsets=row_offsets, column_offsets=column_offsets, generator=generator)
