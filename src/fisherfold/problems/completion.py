@@ -24,6 +24,7 @@ from fisherfold.problems.base import Problem
 from fisherfold.problems.completion_epoch import NoAnchor, lazy_epoch
 from fisherfold.problems.completion_fisher import CompletionFisher
 from fisherfold.problems.completion_snapshot import CompletionSnapshot, TableRule
+from fisherfold.problems.crowded import dense_form, with_dense_form
 from fisherfold.problems.packed import unpack
 from fisherfold.problems.ratings import Ratings
 
@@ -92,7 +93,7 @@ class CompletionProblem(Problem):
     ) -> None:
         _check_options(ratings, rank, ridge, ridge_weighting, orientation, held_out)
         self.transposed = orientation == "columns" or (orientation == "auto" and _auto_transposes(ratings))
-        self.ratings = ratings.T if self.transposed else ratings
+        self.ratings = with_dense_form(ratings.T if self.transposed else ratings)
         if self.ratings.row_axis.is_shared:
             raise ValueError(f"orientation {orientation!r} would spread the subspace over processes; use 'auto'")
         if not rank < self.ratings.n_rows:
@@ -148,11 +149,7 @@ class CompletionProblem(Problem):
             Two tables with one row per column.
         """
         if self._dense is None:
-            rows, columns, values = self.ratings.entries()
-            shape = (self.ratings.n_columns, self.ratings.n_rows)
-            matrix, mask = torch.zeros(shape, dtype=values.dtype), torch.zeros(shape, dtype=values.dtype)
-            matrix[columns, rows], mask[columns, rows] = values, 1.0
-            self._dense = matrix, mask
+            self._dense = dense_form(self.ratings)
         return self._dense
 
     def loss(self, x: Tensor, batch: Tensor | None = None) -> Tensor:  # noqa: D102

@@ -1,13 +1,15 @@
 r"""The inner epoch of variance reduction for columns that see most of the rows.
 
 When a column is nearly full, gathering its rows costs more than reading all of them. The iterate is kept transposed, a
-few long vectors, and one step with column i is a single product of a small and a tall matrix,
+few long vectors, and one step with column i is two products of a small and a tall matrix: the inner products that the
+step needs, and the step
 
-    Uᵀ ← Sᵀ[ (I + t E X)ᵀ, -t X, -t X a, t X a₀ ] (Uᵀ; Gᵀ; rᵀ; r₀ᵀ),    E = Uᵀ(G + r aᵀ - r₀ a₀ᵀ),  X = (C + λI)⁻¹
+    Uᵀ ← Sᵀ[ t X a₀, -t X a, -t X, (I + t E X)ᵀ ] (r₀ᵀ; rᵀ; Gᵀ; Uᵀ),    E = Uᵀ(G + r aᵀ - r₀ a₀ᵀ),  X = (C + λI)⁻¹
 
 with r = m ∘ (U a) - x, r₀ = m ∘ (U₀ a₀) - x on the mask m of the column. The polar factor S is known before the
 product, because the Gram matrix of its right-hand side is small algebra: UᵀU = I, and UᵀG follows the recursion of U.
-That algebra is done in float64 with NumPy, whose calls on 5×5 matrices cost a quarter of a tensor library's.
+All of it runs in NumPy, whose products of so thin matrices take half the time of a tensor library's and whose calls on
+5×5 matrices a quarter; the small algebra is float64.
 """
 
 from __future__ import annotations
@@ -17,14 +19,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from scipy.linalg import lapack
 from torch import Tensor
 
 from fisherfold.problems.completion_kernels import fit_columns
+from fisherfold.problems.crowded import SMALL_PRODUCT
 
 if TYPE_CHECKING:
     from fisherfold.problems.completion_epoch import NoAnchor
     from fisherfold.problems.completion_snapshot import CompletionSnapshot
 
+Array = npt.NDArray[Any]
 Small = npt.NDArray[np.float64]
 
 
@@ -40,23 +45,26 @@ class DenseEpoch:
 
     def __init__(self, snapshot: CompletionSnapshot | NoAnchor, x: Tensor, *, natural: bool, damping: float) -> None:
         self.snapshot, self.natural, self.damping = snapshot, natural, damping
+        self.values, self.mask = (table.numpy() for table in snapshot.problem.dense_columns())
         n, p = x.shape
         self.size = p
-        self.anchor = snapshot.x.mT.contiguous()
-        # Uᵀ, Gᵀ, r, r₀ lie above each other; two such stacks take turns, so that no product is written onto its input.
-        self.stacks = [x.new_empty(2 * p + 2, n) for _ in range(2)]
+        self.anchor = _numpy(snapshot.x.mT)
+        # m ∘ Uᵀ, x, r₀, r, Gᵀ, Uᵀ lie above each other, so that every product reads neighbours; two such stacks take
+        # turns, so that no product is written onto its input.
+        self.stacks = [np.empty((3 * p + 3, n), dtype=self.anchor.dtype) for _ in range(2)]
+        still = _numpy(snapshot.full_gradient.mT)
         for stack in self.stacks:
-            stack[:p], stack[p : 2 * p] = x.mT, snapshot.full_gradient.mT
-        still = self.stacks[0][p : 2 * p]
-        self.masked = torch.empty_like(still)
-        self.known_tensor = snapshot.anchor_coefficients
-        self.known = _small(snapshot.anchor_coefficients)
-        self.table = self.known.copy()
+            stack[p + 3 : 2 * p + 3], stack[2 * p + 3 :] = still, _numpy(x.mT)
+        self.chunk = max(64, SMALL_PRODUCT // (p * (2 * p + 2)))
+        self.known = _numpy(snapshot.anchor_coefficients)
+        self.table = self.known.astype(np.float64)
         self.factor = self.table.T @ self.table / len(self.table)
+        # the Gram matrix of r₀, r, G, U
         self.gram = np.eye(2 * p + 2)
-        self.gram[p : 2 * p, p : 2 * p] = _small(still @ still.mT)
-        self._set_cross(_small(self.stacks[0][:p] @ still.mT))
-        self.weak = torch.finfo(x.dtype).eps ** 0.5
+        self.gram[2 : p + 2, 2 : p + 2] = still @ still.T
+        self._set_cross(self.stacks[0][2 * p + 3 :] @ still.T)
+        self.weak = float(torch.finfo(x.dtype).eps) ** 0.5
+        self.rounding = n * float(torch.finfo(x.dtype).eps)
 
     def step(self, column: int, size: float) -> None:
         """Move along one column.
@@ -66,46 +74,52 @@ class DenseEpoch:
             size: t.
         """
         p, stack = self.size, self.stacks[0]
-        values, mask = (table[column] for table in self.snapshot.problem.dense_columns())
-        a = self._coefficients(column, stack[:p], values, mask)
-        tail = stack[2 * p :]
-        for out, frame, coefficients in (
-            (tail[0], stack[:p], torch.from_numpy(a).to(stack.dtype)),
-            (tail[1], self.anchor, self.known_tensor[column]),
-        ):
-            torch.mv(frame.mT, coefficients, out=out)
-            out.mul_(mask).sub_(values)
-        against = _small(tail @ stack.mT)
-        pull = np.stack([a, -self.known[column]])
+        here, known = stack[2 * p + 3 :], self.known[column]
+        np.multiply(here, self.mask[column], out=stack[:p])
+        stack[p] = self.values[column]
+        self._residual(column, known, self.anchor, stack[p + 1])
+        products = (stack[: p + 2] @ here.T).astype(np.float64)
+        a = self._coefficients(column, here, products[:p], products[p])
+        self._residual(column, a.astype(here.dtype), here, stack[p + 2])
+        against = stack[p + 1 : p + 3] @ stack[p + 1 : 2 * p + 3].T
+        along = np.stack([products[p + 1], products[:p] @ a - products[p]])
+        gram = self.gram
+        gram[:2, : p + 2], gram[: p + 2, :2] = against, against.T
+        gram[:2, p + 2 :], gram[p + 2 :, :2] = along, along.T
+        pull = np.stack([-known.astype(np.float64), a])
         inverse = self._inverse(column, a) if self.natural else np.eye(p)
-        self.gram[2 * p :], self.gram[:, 2 * p :] = against, against.T
-        along = self.gram[:p, p : 2 * p] + against[:, :p].T @ pull
-        pieces = [np.eye(p) + size * along @ inverse, -size * inverse]
-        weights = np.concatenate([*pieces, -size * (pull @ inverse)]).T
-        image = weights @ self.gram
-        lengths, vectors = np.linalg.eigh(image @ weights.T)
-        turn = (vectors / np.sqrt(lengths)) @ vectors.T
-        torch.mm(torch.from_numpy(turn @ weights).to(stack.dtype), stack, out=self.stacks[1][:p])
-        self._set_cross(turn @ image[:, p : 2 * p])
+        down = -size * inverse
+        slope = gram[p + 2 :, 2 : p + 2] + along.T @ pull
+        weights = np.concatenate([pull @ down, down, np.eye(p) - slope @ down]).T
+        image = weights @ gram
+        turn = _inverse_root(image @ weights.T)
+        self._move((turn @ weights).astype(here.dtype))
+        self._set_cross(turn @ image[:, 2 : p + 2])
+
+    def _move(self, weights: Array) -> None:
+        # Chunks that stay below the size at which the product would be packed first.
+        p, (old, new) = self.size, self.stacks
+        for start in range(0, old.shape[1], self.chunk):
+            part = slice(start, start + self.chunk)
+            np.matmul(weights, old[p + 1 :, part], out=new[2 * p + 3 :, part])
         self.stacks.reverse()
 
-    def _set_cross(self, cross: Small) -> None:
-        p = self.size
-        self.gram[:p, p : 2 * p], self.gram[p : 2 * p, :p] = cross, cross.T
+    def _residual(self, column: int, coefficients: Array, frame: Array, out: Array) -> None:
+        np.matmul(coefficients, frame, out=out)
+        np.multiply(out, self.mask[column], out=out)
+        np.subtract(out, self.values[column], out=out)
 
-    def _coefficients(self, column: int, here: Tensor, values: Tensor, mask: Tensor) -> Small:
-        torch.mul(here, mask, out=self.masked)
-        gram = _small(self.masked @ here.mT)
-        try:
-            factor = np.linalg.cholesky(gram)
-            pivots = np.diagonal(factor) ** 2 / np.diagonal(gram)
-        except np.linalg.LinAlgError:
-            pivots = np.zeros(1)
-        if pivots.min() > self.weak:
-            return np.linalg.solve(gram, _small(here @ values))
-        chosen = torch.tensor([column])
-        side = self.snapshot.problem.ratings.by_column.take(chosen)
-        return _small(fit_columns(side, here.mT.contiguous(), here.new_zeros(1)).coefficients[0])
+    def _set_cross(self, cross: Array) -> None:
+        p = self.size
+        self.gram[p + 2 :, 2 : p + 2], self.gram[2 : p + 2, p + 2 :] = cross, cross.T
+
+    def _coefficients(self, column: int, here: Array, gram: Small, right: Small) -> Small:
+        factor, solution, failed = lapack.dposv(gram, right)
+        if failed == 0 and (np.diagonal(factor) ** 2 > self.weak * np.diagonal(gram)).all():
+            return np.asarray(solution)
+        side = self.snapshot.problem.ratings.by_column.take(torch.tensor([column]))
+        frame = torch.from_numpy(np.ascontiguousarray(here.T))
+        return fit_columns(side, frame, frame.new_zeros(1)).coefficients[0].double().numpy()
 
     def _inverse(self, column: int, a: Small) -> Small:
         # The rule of CompletionSnapshot for the table of coefficients, then (C + λI)⁻¹.
@@ -113,11 +127,11 @@ class DenseEpoch:
         factor = self.factor + (np.outer(a, a) - np.outer(stored, stored)) / len(self.table)
         if self.snapshot.table == "persistent":
             self.table[column], self.factor = a, factor
-        values, vectors = np.linalg.eigh(factor)
+        values, vectors = _spectrum(factor)
         values = np.maximum(values, 0) + self.damping
-        floor = values.max() * self.masked.shape[1] * torch.finfo(self.masked.dtype).eps if self.damping == 0 else 0.0
+        floor = values.max() * self.rounding if self.damping == 0 else 0.0
         inverse = np.divide(1.0, values, out=np.zeros_like(values), where=values > floor)
-        return (vectors * inverse) @ vectors.T
+        return np.asarray((vectors * inverse) @ vectors.T)
 
     def point(self) -> Tensor:
         """The iterate as a frame.
@@ -125,8 +139,21 @@ class DenseEpoch:
         Returns:
             An n×p tensor.
         """
-        return self.stacks[0][: self.size].mT.contiguous()
+        return torch.from_numpy(np.ascontiguousarray(self.stacks[0][2 * self.size + 3 :].T))
 
 
-def _small(x: Tensor) -> Any:
-    return x.double().numpy()
+def _inverse_root(matrix: Small) -> Small:
+    lengths, vectors = _spectrum(matrix)
+    return np.asarray((vectors / np.sqrt(lengths)) @ vectors.T)
+
+
+def _spectrum(matrix: Small) -> tuple[Small, Small]:
+    # LAPACK itself: the wrappers cost more than the 5×5 problem.
+    values, vectors, failed = lapack.dsyevd(matrix)
+    if failed or not np.isfinite(values).all():
+        raise np.linalg.LinAlgError(f"a spectrum did not converge (code {failed})")
+    return values, vectors
+
+
+def _numpy(tensor: Tensor) -> Array:
+    return np.asarray(tensor.detach().contiguous().numpy())

@@ -17,11 +17,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fisherfold.problems.completion_dense_epoch import DenseEpoch
 from fisherfold.problems.completion_kernels import fit_columns
+from fisherfold.problems.crowded import CROWDED
 from fisherfold.problems.grouped import Grouped
 
 if TYPE_CHECKING:
@@ -31,8 +33,6 @@ if TYPE_CHECKING:
 
 # Rounding grows with the square of ‖B₁⁻¹‖; beyond this bound U is formed and B starts again from the identity.
 _LARGEST_INVERSE = 16.0
-# From this share of rated entries on, single columns are read whole instead of gathered.
-_CROWDED = 0.3
 
 
 class LazyFrame:
@@ -166,19 +166,45 @@ def lazy_epoch(
     batches = list(batches)
     problem = snapshot.problem
     single = all(len(batch) == 1 for batch in batches) and problem.ridge == 0
-    if single and problem.ratings.density >= _CROWDED and x.device.type == "cpu":
-        epoch = DenseEpoch(snapshot, x, natural=natural, damping=damping)
-        for k, batch in enumerate(batches):
-            epoch.step(int(batch), step(k))
-        last = epoch.point()
-    else:
-        frame = LazyFrame(x, snapshot.full_gradient, snapshot.x)
-        for k, batch in enumerate(batches):
-            _step(snapshot, frame, batch, step(k), natural, damping)
-        last = frame.dense()
+    crowded = single and problem.ratings.density >= CROWDED and x.device.type == "cpu"
+    walk = _dense_walk if crowded else _lazy_walk
+    try:
+        last = walk(snapshot, x, batches, step, natural, damping)
+    except (torch.linalg.LinAlgError, np.linalg.LinAlgError):  # type: ignore[attr-defined]
+        # A step so large that the frame overflows: a point that is not finite, which the solver takes back.
+        return torch.full_like(x, torch.nan)
     if not bool(torch.isfinite(last).all()):
         return last
     return problem.manifold.retract(last, torch.zeros_like(last))
+
+
+def _dense_walk(
+    snapshot: CompletionSnapshot | NoAnchor,
+    x: Tensor,
+    batches: list[Tensor],
+    step: Callable[[int], float],
+    natural: bool,
+    damping: float,
+) -> Tensor:
+    epoch = DenseEpoch(snapshot, x, natural=natural, damping=damping)
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        for k, batch in enumerate(batches):
+            epoch.step(int(batch), step(k))
+    return epoch.point()
+
+
+def _lazy_walk(
+    snapshot: CompletionSnapshot | NoAnchor,
+    x: Tensor,
+    batches: list[Tensor],
+    step: Callable[[int], float],
+    natural: bool,
+    damping: float,
+) -> Tensor:
+    frame = LazyFrame(x, snapshot.full_gradient, snapshot.x)
+    for k, batch in enumerate(batches):
+        _step(snapshot, frame, batch, step(k), natural, damping)
+    return frame.dense()
 
 
 def _step(

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fisherfold.problems.crowded import CrowdedGrouped, crowded_sum
 from fisherfold.problems.grouped import Grouped
 from fisherfold.problems.packed import outer_table, solve_positive, unpack
 from fisherfold.problems.segments import bag_sum
@@ -34,6 +35,8 @@ def plain_sum(side: Grouped, table: Tensor) -> Tensor:
     Returns:
         One row per group.
     """
+    if isinstance(side, CrowdedGrouped) and side.mask.dtype == table.dtype:
+        return crowded_sum(side.mask, table)
     return _chunked(side, table, lambda start, stop: None)
 
 
@@ -47,6 +50,8 @@ def value_sum(side: Grouped, table: Tensor) -> Tensor:
     Returns:
         One row per group.
     """
+    if isinstance(side, CrowdedGrouped) and side.filled.dtype == table.dtype:
+        return crowded_sum(side.filled, table)
     return _chunked(side, table, lambda start, stop: side.values(start, stop).to(table.dtype))
 
 

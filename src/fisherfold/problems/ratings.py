@@ -192,6 +192,18 @@ class Ratings:
         shared = next((axis for axis in (self.row_axis, self.column_axis) if axis.is_shared), None)
         return ALONE if shared is None else shared.group
 
+    def with_sides(self, by_row: Grouped, by_column: Grouped) -> Ratings:
+        """The same ratings, their orders held in another form.
+
+        Args:
+            by_row: the ratings in row order.
+            by_column: the ratings in column order.
+
+        Returns:
+            Ratings that share everything else.
+        """
+        return self._with(by_row=by_row, by_column=by_column)
+
     @property
     def T(self) -> Ratings:
         """The transposed matrix; nothing is copied."""
