@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from fisherfold.fisher.blocks import apply_blocks, inverse_blocks
 from fisherfold.fisher.kronecker import frame_turn
 from fisherfold.fisher.operators import FisherOperator
 from fisherfold.manifolds import Euclidean, Grassmann, Oblique
@@ -79,8 +80,7 @@ class RowBlockFisher(FisherOperator):
 
     @override
     def _matvec(self, v: Tensor) -> Tensor:
-        product = (self.blocks @ v.unsqueeze(-1)).squeeze(-1)
-        return self.manifold.project(self.point, product)
+        return self.manifold.project(self.point, apply_blocks(self.blocks, v))
 
     @override
     def structured_solve(self, g: Tensor, damping: float, *, factored: bool = False) -> Tensor | None:
@@ -90,17 +90,18 @@ class RowBlockFisher(FisherOperator):
         if isinstance(self.manifold, Oblique):
             blocks = _complement(x, blocks)
         inverse, singular = _damped_inverse(blocks, damping)
-        free = (inverse @ g.unsqueeze(-1)).squeeze(-1)
+        free = apply_blocks(inverse, g)
         if isinstance(self.manifold, (Euclidean, Oblique)):
             return self.manifold.project(x, free)
         if singular:
             return None
         p = x.shape[1]
         # (K S)_{ab} = Σ_j x_ja Σ_d (B_j + λ)⁻¹_{bd} (Sᵀ x_j)_d must equal Σ_j x_ja free_jb
-        system = torch.einsum("ja,jc,jbd->abcd", x, x, inverse).reshape(p * p, p * p)
+        outer = (x.unsqueeze(2) * x.unsqueeze(1)).flatten(1)
+        system = (outer.mT @ inverse.flatten(1)).view(p, p, p, p).transpose(1, 2).reshape(p * p, p * p)
         # positive definite, since the blocks are and x has full rank; blocks that are not finite give NaN, not a crash
         multipliers = torch.linalg.solve_ex(system, (x.mT @ free).reshape(-1, 1)).result.reshape(p, p)
-        corrected = free - (inverse @ (x @ multipliers).unsqueeze(-1)).squeeze(-1)
+        corrected = free - apply_blocks(inverse, x @ multipliers)
         return self.manifold.project(x, corrected)
 
     @override
@@ -111,7 +112,7 @@ class RowBlockFisher(FisherOperator):
         if singular:
             # a pseudo-inverse would keep CG out of directions that the restriction to the tangent space needs
             return v
-        return self.manifold.project(self.point, (inverse @ v.unsqueeze(-1)).squeeze(-1))
+        return self.manifold.project(self.point, apply_blocks(inverse, v))
 
 
 def _complement(x: Tensor, blocks: Tensor) -> Tensor:
@@ -126,6 +127,9 @@ def _complement(x: Tensor, blocks: Tensor) -> Tensor:
 def _damped_inverse(blocks: Tensor, damping: float) -> tuple[Tensor, bool]:
     """(B_j + λ)⁻¹ for every row, the pseudo-inverse where nothing damps a singular block; and whether there is one."""
     damped = blocks + damping * torch.eye(blocks.shape[-1], dtype=blocks.dtype, device=blocks.device)
+    quick = inverse_blocks(damped)
+    if quick is not None:
+        return quick, False
     factors, info = torch.linalg.cholesky_ex(damped)
     pivots = factors.diagonal(dim1=1, dim2=2)
     rounding = blocks.shape[-1] * torch.finfo(blocks.dtype).eps

@@ -1,12 +1,8 @@
 """The inverses of many small symmetric positive definite matrices at once.
 
 A batch is *packed*, the lower triangle of each matrix in one row of a (n, q(q+1)/2) table (``problems.packed``), or
-*batch-last*, a (q, q, n) tensor in which each matrix entry is one vector of length n. The inverse is the sweep
-operator, q rank-one updates of the whole batch:
-
-    for k = 1..q:   A ← A - a_k a_kᵀ / A_kk  off row and column k,   a_k / A_kk  on them,   -1 / A_kk  at (k, k)
-
-which leaves -A⁻¹ in place of A and the pivots of the Cholesky factorisation on the way.
+*batch-last*, a (q, q, n) tensor in which each matrix entry is one vector of length n. A⁻¹ and log|A| = Σ_k log d_k come
+from the sweep operator and its pivots d_k (``fisher.blocks``).
 """
 
 from __future__ import annotations
@@ -14,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fisherfold.fisher.blocks import sweep
 from fisherfold.problems.packed import triangle
 
 
@@ -65,17 +62,6 @@ def invert_batch_last(matrices: Tensor) -> tuple[Tensor, Tensor]:
 
 def _sweep(matrices: Tensor) -> tuple[Tensor, bool]:
     """Sweep every pivot in place; the log-determinants, and whether all pivots were positive."""
-    log_det = matrices.new_zeros(matrices.shape[2])
-    smallest = matrices.new_full((), torch.inf)
-    for k in range(len(matrices)):
-        row = matrices[k].clone()
-        pivot = row[k]
-        smallest = torch.minimum(smallest, pivot.min())
-        log_det += pivot.log()
-        reciprocal = pivot.reciprocal()
-        scaled = row * reciprocal
-        torch.addcmul(matrices, row[:, None], scaled[None], value=-1, out=matrices)
-        matrices[k] = scaled
-        matrices[:, k] = scaled
-        matrices[k, k] = -reciprocal
-    return log_det, bool((smallest > 0) & torch.isfinite(log_det).all())
+    pivots = sweep(matrices)
+    log_det = pivots.log().sum(dim=0)
+    return log_det, bool((pivots > 0).all() & torch.isfinite(log_det).all())

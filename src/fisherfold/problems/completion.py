@@ -107,6 +107,7 @@ class CompletionProblem(Problem):
         self.n_samples = self.samples.size
         self._squares = kernels.square_sum(self.ratings.by_column, torch.float64)
         self._last: tuple[Tensor, int, kernels.ColumnFit] | None = None
+        self._moments: tuple[kernels.ColumnFit, Tensor, Tensor] | None = None
         self._dense: tuple[Tensor, Tensor] | None = None
 
     def fit(self, x: Tensor, batch: Tensor | None = None) -> kernels.ColumnFit:
@@ -169,11 +170,18 @@ class CompletionProblem(Problem):
 
     def _gradient(self, x: Tensor, batch: Tensor | None, fit: kernels.ColumnFit) -> Tensor:
         if batch is None:
-            gram, weighted = kernels.row_moments(self.ratings.by_row.here(), fit.coefficients)
+            gram, weighted = self._row_moments(fit)
             total = self.samples.total(kernels.matvec(gram, x) - weighted) / self.n_samples
         else:
             total = self.column_gradients(x, batch, fit.coefficients) / len(batch)
         return self.manifold.project(x, total)
+
+    def _row_moments(self, fit: kernels.ColumnFit) -> tuple[Tensor, Tensor]:
+        # Of the columns that are here. Kept for the Fisher matrices, which a solver asks for where it has just had the
+        # gradient.
+        if self._moments is None or self._moments[0] is not fit:
+            self._moments = (fit, *kernels.row_moments(self.ratings.by_row.here(), fit.coefficients))
+        return self._moments[1], self._moments[2]
 
     def column_gradients(self, x: Tensor, batch: Tensor, coefficients: Tensor) -> Tensor:
         """Σ_i P_iᵀ (U_i a_i - x_i) a_iᵀ over a batch, for given coefficients.
@@ -204,10 +212,10 @@ class CompletionProblem(Problem):
         if kind == "kronecker-rows":
             share = ratings.row_counts.to(x.dtype) / count
             return RowBlockFisher(self.manifold, x, share[:, None, None] * factor)
+        here = ratings.by_row.here()
+        gram = (self._row_moments(fit) if batch is None else kernels.row_moments(here, a))[0]
         if kind == "row-block":
-            gram = kernels.row_moments(ratings.by_row, a)[0]
-            return RowBlockFisher(self.manifold, x, unpack(gram) / count)
-        gram = kernels.row_moments(ratings.by_row.here(), a)[0]
+            return RowBlockFisher(self.manifold, x, unpack(ratings.by_row.total(gram)) / count)
         terms = {"exact": "expected", "gauss-newton": "none", "observed": "observed"}[kind]
         return CompletionFisher(self.manifold, x, ratings, fit, gram, residual_terms=terms)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fisherfold.fisher.blocks import apply_blocks, inverse_blocks
 from fisherfold.fisher.operators import FisherOperator
 from fisherfold.manifolds.base import Manifold
 from fisherfold.problems import completion_kernels as kernels
@@ -76,5 +77,6 @@ class CompletionFisher(FisherOperator):
             # A row seen less often than the rank has a singular block; a hundredth of the mean keeps it invertible.
             scale = blocks.diagonal(dim1=1, dim2=2).mean().clamp(min=torch.finfo(v.dtype).tiny)
             blocks.diagonal(dim1=1, dim2=2).add_(damping + 1e-2 * scale)
-            self._blocks = damping, torch.linalg.inv(blocks)
-        return self.manifold.project(self.point, (self._blocks[1] @ v.unsqueeze(-1)).squeeze(-1))
+            inverse = inverse_blocks(blocks)
+            self._blocks = damping, torch.linalg.inv(blocks) if inverse is None else inverse
+        return self.manifold.project(self.point, apply_blocks(self._blocks[1], v))

@@ -16,13 +16,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fisherfold.fisher.blocks import apply_blocks, inverse_blocks
 from fisherfold.problems.crowded import CrowdedGrouped, crowded_sum
 from fisherfold.problems.grouped import Grouped
-from fisherfold.problems.packed import outer_table, solve_positive, unpack
+from fisherfold.problems.packed import outer_table, packed_positions, solve_positive, unpack
 from fisherfold.problems.segments import bag_sum
 
 # Values that are decoded on the fly exist for this many ratings at a time.
 CHUNK = 2**20
+_ROWS = 2**12
 
 
 def plain_sum(side: Grouped, table: Tensor) -> Tensor:
@@ -133,7 +135,9 @@ class ColumnFit:
         square = unpack(self.gram)
         square.diagonal(dim1=1, dim2=2).add_(self.ridge[:, None])
         square[self.fallback] = torch.eye(square.shape[1], dtype=square.dtype, device=square.device)
-        inverse = torch.cholesky_inverse(torch.linalg.cholesky(square))
+        inverse = inverse_blocks(square)
+        if inverse is None:
+            inverse = torch.cholesky_inverse(torch.linalg.cholesky(square))
         inverse[self.fallback] = self.fallback_inverse
         return inverse
 
@@ -224,20 +228,15 @@ def matvec(packed: Tensor, x: Tensor) -> Tensor:
     Returns:
         A (n, p) table.
     """
-    return apply(unpack(packed), x)
-
-
-def apply(matrices: Tensor, x: Tensor) -> Tensor:
-    """The products of small matrices with the rows of a table; for so small ones quicker than a batched product.
-
-    Args:
-        matrices: a (n, p, p) tensor.
-        x: a (n, p) table.
-
-    Returns:
-        A (n, p) table.
-    """
-    return (matrices * x.unsqueeze(1)).sum(dim=2)
+    # Entry by entry, each a vector over a run of rows that stays in the cache: no (n, p, p) tensor is formed.
+    size = x.shape[1]
+    positions = packed_positions(size, x.device).flatten()
+    out = torch.empty_like(x)
+    for start in range(0, len(x), _ROWS):
+        part = slice(start, start + _ROWS)
+        square = packed[part].T.contiguous().index_select(0, positions).view(size, size, -1)
+        out[part] = square.mul_(x[part].T.contiguous()).sum(dim=1).T
+    return out
 
 
 def fisher_product(
@@ -274,13 +273,13 @@ def fisher_product(
     """
     a, size = fit.coefficients, frame.shape[1]
     cross = plain_sum(by_column, _products(direction, frame)).view(-1, size, size)
-    w = apply(inverse, apply(cross.mT, a))
+    w = apply_blocks(inverse, apply_blocks(cross.mT, a))
     product = matvec(row_gram, direction)
     if residual_terms == "none":
         mixed = -_products(a, w)
     else:
-        q = apply(cross, a) - value_sum(by_column, direction)
-        m = apply(inverse, q)
+        q = apply_blocks(cross, a) - value_sum(by_column, direction)
+        m = apply_blocks(inverse, q)
         if residual_terms == "expected":
             mixed = _products(m, a) - _products(a, w)
             product = product - value_sum(by_row, m)
@@ -288,7 +287,7 @@ def fisher_product(
             mixed = -_products(a, w + m) - _products(w + m, a)
             product = product + value_sum(by_row, w + m)
     back = plain_sum(by_row, mixed).view(-1, size, size)
-    return product + apply(back, frame)
+    return product + apply_blocks(back, frame)
 
 
 def _products(x: Tensor, y: Tensor) -> Tensor:

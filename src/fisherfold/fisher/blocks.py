@@ -1,0 +1,85 @@
+"""Many small symmetric positive definite matrices at once, stored so that the long axis is the one that vectorises.
+
+A batch of n matrices of order q is *batch-last*, a (q, q, n) tensor in which each matrix entry is one vector of length
+n. The inverse is the sweep operator, q rank-one updates of the whole batch:
+
+    for k = 1..q:   A ← A - a_k a_kᵀ / A_kk  off row and column k,   a_k / A_kk  on them,   -1 / A_kk  at (k, k)
+
+which leaves -A⁻¹ in place of A and the pivots of the Cholesky factorisation on the way.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+# LAPACK is quicker for few or large matrices (benchmarks/completion_kernels.py).
+_FEWEST, _LARGEST_ORDER = 400, 24
+# Entries of a batch that is swept at once: it stays in the cache.
+_ENTRIES = 2**17
+
+
+def sweep(matrices: Tensor) -> Tensor:
+    """Replace every matrix of a batch-last tensor by its negative inverse.
+
+    Args:
+        matrices: a (q, q, n) tensor of symmetric matrices; overwritten.
+
+    Returns:
+        The (q, n) pivots; one that is not positive spoils its inverse.
+
+    Example:
+        >>> a = torch.tensor([[2.0, 1.0], [1.0, 3.0]]).unsqueeze(-1)
+        >>> sweep(a)[:, 0].tolist(), a[..., 0].neg().mul(5).round(decimals=4).tolist()
+        ([2.0, 2.5], [[3.0, -1.0], [-1.0, 2.0]])
+    """
+    pivots = matrices.new_empty(len(matrices), matrices.shape[2])
+    for k in range(len(matrices)):
+        row = matrices[k].clone()
+        pivots[k] = row[k]
+        reciprocal = row[k].reciprocal()
+        scaled = row * reciprocal
+        torch.addcmul(matrices, row[:, None], scaled[None], value=-1, out=matrices)
+        matrices[k] = scaled
+        matrices[:, k] = scaled
+        matrices[k, k] = -reciprocal
+    return pivots
+
+
+def inverse_blocks(blocks: Tensor) -> Tensor | None:
+    """The inverses of many small well-conditioned matrices.
+
+    Args:
+        blocks: a (n, q, q) tensor of symmetric positive definite matrices.
+
+    Returns:
+        Their inverses; None where LAPACK should be asked: few or large matrices, or a pivot that has lost half of the
+        digits of the diagonal entry it came from.
+    """
+    count, size, _ = blocks.shape
+    if count < _FEWEST or size > _LARGEST_ORDER:
+        return None
+    inverse = torch.empty_like(blocks)
+    least = torch.finfo(blocks.dtype).eps ** 0.5
+    step = max(256, _ENTRIES // size**2)
+    for start in range(0, count, step):
+        part = slice(start, start + step)
+        work = blocks[part].permute(1, 2, 0).contiguous()
+        diagonal = work.diagonal(dim1=0, dim2=1).mT.clone()
+        if not bool((sweep(work) > least * diagonal).all()):
+            return None
+        inverse[part] = work.neg_().permute(2, 0, 1)
+    return inverse
+
+
+def apply_blocks(blocks: Tensor, x: Tensor) -> Tensor:
+    """The products of small matrices with the rows of a table; for so small ones quicker than a batched product.
+
+    Args:
+        blocks: a (n, q, q) tensor.
+        x: a (n, q) table.
+
+    Returns:
+        A (n, q) table.
+    """
+    return (blocks * x.unsqueeze(1)).sum(dim=2)
