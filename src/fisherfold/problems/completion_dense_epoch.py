@@ -14,6 +14,7 @@ All of it runs in NumPy, whose products of so thin matrices take half the time o
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -59,10 +60,11 @@ class DenseEpoch:
         self.known = _numpy(snapshot.anchor_coefficients)
         self.table = self.known.astype(np.float64)
         self.factor = self.table.T @ self.table / len(self.table)
-        # the Gram matrix of r₀, r, G, U
-        self.gram = np.eye(2 * p + 2)
+        # the Gram matrix of r₀, r, G, U, the weights of the step, and a₀, a: filled at every step
+        self.gram, self.weights, self.pull = np.eye(2 * p + 2), np.empty((2 * p + 2, p)), np.empty((2, p))
         self.gram[2 : p + 2, 2 : p + 2] = still @ still.T
         self._set_cross(self.stacks[0][2 * p + 3 :] @ still.T)
+        self.identity = np.eye(p)
         self.weak = float(torch.finfo(x.dtype).eps) ** 0.5
         self.rounding = n * float(torch.finfo(x.dtype).eps)
 
@@ -73,27 +75,28 @@ class DenseEpoch:
             column: its number.
             size: t.
         """
-        p, stack = self.size, self.stacks[0]
-        here, known = stack[2 * p + 3 :], self.known[column]
+        p, stack, gram, weights, pull = self.size, self.stacks[0], self.gram, self.weights, self.pull
+        here = stack[2 * p + 3 :]
         np.multiply(here, self.mask[column], out=stack[:p])
         stack[p] = self.values[column]
-        self._residual(column, known, self.anchor, stack[p + 1])
-        products = (stack[: p + 2] @ here.T).astype(np.float64)
-        a = self._coefficients(column, here, products[:p], products[p])
-        self._residual(column, a.astype(here.dtype), here, stack[p + 2])
+        self._residual(column, self.known[column], self.anchor, stack[p + 1])
+        products = np.asarray(stack[: p + 2] @ here.T, dtype=np.float64)
+        a = self._coefficients(column, here, products)
+        self._residual(column, a.astype(here.dtype, copy=False), here, stack[p + 2])
         against = stack[p + 1 : p + 3] @ stack[p + 1 : 2 * p + 3].T
-        along = np.stack([products[p + 1], products[:p] @ a - products[p]])
-        gram = self.gram
         gram[:2, : p + 2], gram[: p + 2, :2] = against, against.T
-        gram[:2, p + 2 :], gram[p + 2 :, :2] = along, along.T
-        pull = np.stack([-known.astype(np.float64), a])
-        inverse = self._inverse(column, a) if self.natural else np.eye(p)
-        down = -size * inverse
-        slope = gram[p + 2 :, 2 : p + 2] + along.T @ pull
-        weights = np.concatenate([pull @ down, down, np.eye(p) - slope @ down]).T
-        image = weights @ gram
-        turn = _inverse_root(image @ weights.T)
-        self._move((turn @ weights).astype(here.dtype))
+        along = gram[:2, p + 2 :]
+        along[0], along[1] = products[p + 1], products[:p] @ a - products[p]
+        gram[p + 2 :, :2] = along.T
+        np.negative(self.known[column], out=pull[0])
+        pull[1] = a
+        down = self._inverse(column, a) * -size if self.natural else self.identity * -size
+        np.matmul(pull, down, out=weights[:2])
+        weights[2 : p + 2] = down
+        np.subtract(self.identity, (gram[p + 2 :, 2 : p + 2] + along.T @ pull) @ down, out=weights[p + 2 :])
+        image = weights.T @ gram
+        turn = _inverse_root(image @ weights)
+        self._move((turn @ weights.T).astype(here.dtype, copy=False))
         self._set_cross(turn @ image[:, 2 : p + 2])
 
     def _move(self, weights: Array) -> None:
@@ -113,9 +116,10 @@ class DenseEpoch:
         p = self.size
         self.gram[p + 2 :, 2 : p + 2], self.gram[2 : p + 2, p + 2 :] = cross, cross.T
 
-    def _coefficients(self, column: int, here: Array, gram: Small, right: Small) -> Small:
-        factor, solution, failed = lapack.dposv(gram, right)
-        if failed == 0 and (np.diagonal(factor) ** 2 > self.weak * np.diagonal(gram)).all():
+    def _coefficients(self, column: int, here: Array, products: Small) -> Small:
+        gram = products[: self.size]
+        factor, solution, failed = lapack.dposv(gram, products[self.size])
+        if failed == 0 and (factor.diagonal() ** 2 > self.weak * gram.diagonal()).all():
             return np.asarray(solution)
         side = self.snapshot.problem.ratings.by_column.take(torch.tensor([column]))
         frame = torch.from_numpy(np.ascontiguousarray(here.T))
@@ -124,13 +128,15 @@ class DenseEpoch:
     def _inverse(self, column: int, a: Small) -> Small:
         # The rule of CompletionSnapshot for the table of coefficients, then (C + λI)⁻¹.
         stored = self.table[column]
-        factor = self.factor + (np.outer(a, a) - np.outer(stored, stored)) / len(self.table)
+        factor = self.factor + (a[:, None] * a - stored[:, None] * stored) / len(self.table)
         if self.snapshot.table == "persistent":
             self.table[column], self.factor = a, factor
         values, vectors = _spectrum(factor)
-        values = np.maximum(values, 0) + self.damping
-        floor = values.max() * self.rounding if self.damping == 0 else 0.0
-        inverse = np.divide(1.0, values, out=np.zeros_like(values), where=values > floor)
+        # in ascending order; rounding may leave the least below zero
+        if self.damping == 0 and not values[0] > values[-1] * self.rounding:
+            inverse = np.divide(1.0, values, out=np.zeros_like(values), where=values > values[-1] * self.rounding)
+        else:
+            inverse = 1 / (np.maximum(values, 0) + self.damping)
         return np.asarray((vectors * inverse) @ vectors.T)
 
     def point(self) -> Tensor:
@@ -150,7 +156,7 @@ def _inverse_root(matrix: Small) -> Small:
 def _spectrum(matrix: Small) -> tuple[Small, Small]:
     # LAPACK itself: the wrappers cost more than the 5×5 problem.
     values, vectors, failed = lapack.dsyevd(matrix)
-    if failed or not np.isfinite(values).all():
+    if failed or not math.isfinite(values[-1]):
         raise np.linalg.LinAlgError(f"a spectrum did not converge (code {failed})")
     return values, vectors
 

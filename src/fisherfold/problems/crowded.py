@@ -112,7 +112,8 @@ def crowded_sum(matrix: Tensor, table: Tensor) -> Tensor:
         for start in range(0, others, step):
             total += left[:, start : start + step] @ right[start : start + step]
         return torch.from_numpy(total)
-    out = np.empty((groups, right.shape[1]), dtype=right.dtype)
+    # Entry-major, as the small systems that follow want it.
+    out, thin = np.empty((right.shape[1], groups), dtype=right.dtype), np.ascontiguousarray(right.T)
     for start in range(0, groups, step):
-        np.matmul(left[start : start + step], right, out=out[start : start + step])
-    return torch.from_numpy(out)
+        np.matmul(thin, left[start : start + step].T, out=out[:, start : start + step])
+    return torch.from_numpy(out).mT
