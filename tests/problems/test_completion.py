@@ -140,6 +140,34 @@ def test_gauss_newton_drops_the_residual_term():
     torch.testing.assert_close(problem.fisher(x, kind="exact") @ h, expected + extra, rtol=0, atol=1e-13)
 
 
+def test_the_efficient_form_is_the_expected_hessian():
+    """Over draws of the noise the Hessian averages to (I - Π) ⊗ ααᵀ, as the efficient information does."""
+    generator = torch.Generator().manual_seed(0)
+    mask = torch.rand(20, 8, generator=generator) < 0.8
+    seen = mask.nonzero().T
+    frame = torch.linalg.qr(torch.randn(20, 2, generator=generator, dtype=torch.float64)).Q
+    truth = torch.randn(8, 2, generator=generator, dtype=torch.float64)
+    clean = (frame @ truth.T)[mask]
+    kinds = ("exact", "gauss-newton", "efficient", "observed")
+    draws = {kind: [] for kind in kinds}
+    noise = 0.3 * torch.randn(600, len(clean), generator=generator, dtype=torch.float64)
+    for each in noise:
+        problem = CompletionProblem(Ratings(*seen, clean + each, shape=(20, 8)), 2, orientation="rows")
+        if not draws["exact"]:
+            h = problem.manifold.random_tangent(frame, generator=generator)
+            silent = CompletionProblem(Ratings(*seen, clean, shape=(20, 8)), 2, orientation="rows")
+            expected = float((h * silent.fisher(frame, kind="gauss-newton")._matvec(h)).sum())
+        for kind in kinds:
+            draws[kind].append(float((h * problem.fisher(frame, kind=kind)._matvec(h)).sum()))
+    means = {kind: torch.tensor(v, dtype=torch.float64).mean().item() for kind, v in draws.items()}
+    errors = {kind: torch.tensor(v, dtype=torch.float64).std().item() / 600**0.5 for kind, v in draws.items()}
+    for kind in ("efficient", "observed"):
+        assert abs(means[kind] - expected) < 4 * errors[kind]
+    bias = means["gauss-newton"] - expected
+    assert bias > 10 * errors["gauss-newton"]
+    assert abs(means["exact"] - expected - 2 * bias) < 4 * (errors["exact"] + 2 * errors["gauss-newton"])
+
+
 def test_the_kronecker_and_row_block_forms():
     ratings, values = table(density=0.9)
     problem = CompletionProblem(ratings, RANK, orientation="rows")

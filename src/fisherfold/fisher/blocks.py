@@ -64,7 +64,7 @@ def inverse_blocks(blocks: Tensor) -> Tensor | None:
     step = max(256, _ENTRIES // size**2)
     for start in range(0, count, step):
         part = slice(start, start + step)
-        work = blocks[part].permute(1, 2, 0).contiguous()
+        work = blocks[part].permute(1, 2, 0).clone(memory_format=torch.contiguous_format)
         diagonal = work.diagonal(dim1=0, dim2=1).mT.clone()
         if not bool((sweep(work) > least * diagonal).all()):
             return None

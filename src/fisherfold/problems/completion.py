@@ -3,7 +3,7 @@
     min over U ∈ Gr(n, p) of  Ψ(U) = (1/2N) Σ_i min_a ‖P_i(U a - x_i)‖² + λ_i ‖a‖²
 
 The coefficients are eliminated (variable projection), so by the envelope theorem the Euclidean gradient is
-(1/N) Σ_i P_iᵀ r_i a_iᵀ with r_i = U_i a_i - x_i; without a ridge it is tangent already. Five Fisher matrices, from the
+(1/N) Σ_i P_iᵀ r_i a_iᵀ with r_i = U_i a_i - x_i; without a ridge it is tangent already. Seven Fisher matrices, from the
 paper's p×p factor to the exact product, are offered under the names of ``CompletionProblem.fisher_kinds``.
 """
 
@@ -41,7 +41,8 @@ class CompletionProblem(Problem):
     - ``kronecker-rows``: row j of H C times the share of the columns that row j is seen in;
     - ``row-block``: h_j ↦ (1/N) Σ_{i ∈ Ω^j} a_i a_iᵀ h_j; with step 1 it is a half-step of alternating least squares;
     - ``exact``: the Fisher information of the partially observed model, as a product for CG;
-    - ``gauss-newton``: the same without the term r_i r_iᵀ;
+    - ``gauss-newton``: the same without the term r_i r_iᵀ: the Schur complement of the joint Fisher information;
+    - ``efficient``: the same less its bias by the noise in the coefficients, the expected Hessian;
     - ``observed``: the Hessian, for the last digits; positive definite near a minimum only.
 
     Args:
@@ -76,6 +77,7 @@ class CompletionProblem(Problem):
         "kronecker-rows",
         "exact",
         "gauss-newton",
+        "efficient",
         "observed",
     )
 
@@ -216,8 +218,18 @@ class CompletionProblem(Problem):
         gram = (self._row_moments(fit) if batch is None else kernels.row_moments(here, a))[0]
         if kind == "row-block":
             return RowBlockFisher(self.manifold, x, unpack(ratings.by_row.total(gram)) / count)
-        terms = {"exact": "expected", "gauss-newton": "none", "observed": "observed"}[kind]
-        return CompletionFisher(self.manifold, x, ratings, fit, gram, residual_terms=terms)
+        terms = {"exact": "expected", "observed": "observed"}.get(kind, "none")
+        noise = self._noise(fit, batch) if kind == "efficient" else None
+        return CompletionFisher(self.manifold, x, ratings, fit, gram, residual_terms=terms, noise=noise)
+
+    def _noise(self, fit: kernels.ColumnFit, batch: Tensor | None) -> Tensor:
+        # ‖r_i‖²/(|Ω_i| - p), zero for columns that the fit uses up.
+        squares, counts = self._squares, self.ratings.column_counts
+        if batch is not None:
+            squares, counts = squares[batch], counts[batch]
+        spare = counts.to(fit.rhs.dtype) - self.rank
+        rest = fit.residual_squares(squares.to(fit.rhs.dtype))
+        return torch.where(spare > 0, rest / spare.clamp(min=1), 0.0)
 
     def descend(self, x: Tensor, batches: Iterable[Tensor], *, step: Callable[[int], float]) -> Tensor:  # noqa: D102
         if self.manifold.retraction != "polar" or self.samples.is_shared:

@@ -249,6 +249,7 @@ def fisher_product(
     direction: Tensor,
     *,
     residual_terms: str,
+    weights: Tensor | None = None,
 ) -> Tensor:
     r"""N times the exact Fisher product, Σ_i P_iᵀ[(I - Π_i) H_i a_i a_iᵀ + r_i r_iᵀ H_i M_i⁻¹].
 
@@ -263,19 +264,22 @@ def fisher_product(
         frame: U.
         fit: the coefficients at U.
         inverse: M_i⁻¹.
-        row_gram: the packed Σ_i a_i a_iᵀ of every row.
+        row_gram: the packed Σ_i a_i a_iᵀ of every row; Σ_i W_i if there are weights.
         direction: H.
         residual_terms: ``expected``: as above; ``none``: without r rᵀ, the Gauss-Newton matrix of Kaufman's form;
             ``observed``: the Hessian, whose terms in r are -r rᵀ H M⁻¹ - U M⁻¹ Hᵀ r aᵀ - r aᵀ Hᵀ U M⁻¹.
+        weights: matrices W_i that take the place of a_i a_iᵀ, for ``none``.
 
     Returns:
         A matrix like H.
     """
     a, size = fit.coefficients, frame.shape[1]
     cross = plain_sum(by_column, _products(direction, frame)).view(-1, size, size)
-    w = apply_blocks(inverse, apply_blocks(cross.mT, a))
     product = matvec(row_gram, direction)
-    if residual_terms == "none":
+    w = apply_blocks(inverse, apply_blocks(cross.mT, a))
+    if weights is not None:
+        mixed = -(weights @ cross @ inverse).flatten(1)
+    elif residual_terms == "none":
         mixed = -_products(a, w)
     else:
         q = apply_blocks(cross, a) - value_sum(by_column, direction)
