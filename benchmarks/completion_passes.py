@@ -91,7 +91,7 @@ def reached(values: list[float], passes: list[float], bound: float) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--noise", type=float, default=0.1, help="of the synthetic table, whose entries have variance 5")
+    parser.add_argument("--noise", type=float, default=0.1, help="of the synthetic table (entries: variance 5)")
     arguments = parser.parse_args()
     quick = arguments.quick
     limit, seconds = (60, 12.0) if quick else (400, 40.0)

@@ -226,7 +226,8 @@ class CompletionProblem(Problem):
         # ‖r_i‖²/(|Ω_i| - p), zero for columns that the fit uses up.
         squares, counts = self._squares, self.ratings.column_counts
         if batch is not None:
-            squares, counts = squares[batch], counts[batch]
+            chosen = self.samples.local(batch)[1]
+            squares, counts = squares[chosen], counts[chosen]
         spare = counts.to(fit.rhs.dtype) - self.rank
         rest = fit.residual_squares(squares.to(fit.rhs.dtype))
         return torch.where(spare > 0, rest / spare.clamp(min=1), 0.0)
