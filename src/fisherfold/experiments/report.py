@@ -18,7 +18,7 @@ from importlib import resources
 from pathlib import Path
 
 from fisherfold._version import __version__
-from fisherfold.experiments.sections import Cell, Section, Table, finite
+from fisherfold.experiments.sections import Cell, Chart, Section, Table, finite
 from fisherfold.files import make_folder, write_atomically
 
 # colour alone never carries a verdict: the words stand beside it
@@ -131,7 +131,7 @@ def _section(section: Section, folder: Path) -> str:
         reasons = "".join(f"<li>{_text(reason)}</li>" for reason in section.why)
         parts.append(f'<ul class="why">{reasons}</ul>')
     charts = "".join(
-        f"<figure><figcaption>{_text(chart.title)}</figcaption>"
+        f"<figure>{_caption(chart)}"
         f'<div class="chart" data-chart="{_text(section.name)}-{i}">'
         "<noscript>The curves need JavaScript; the picture below does not.</noscript></div></figure>"
         for i, chart in enumerate(section.charts)
@@ -148,6 +148,11 @@ def _section(section: Section, folder: Path) -> str:
         verb = "To run it" if section.verdict in {"not run", "data not found"} else "To repeat it"
         parts.append(f'<p class="command">{verb}: <code>{_text(section.command)}</code></p>')
     return f'<section id="{_text(section.name)}">\n' + "\n".join(filter(None, parts)) + "\n</section>"
+
+
+def _caption(chart: Chart) -> str:
+    """The title of a chart, unless its only error says the same already."""
+    return "" if chart.title in chart.metrics.values() else f"<figcaption>{_text(chart.title)}</figcaption>"
 
 
 def _picture(section: Section, folder: Path) -> str:

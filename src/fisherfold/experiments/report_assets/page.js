@@ -93,7 +93,8 @@
     choice(bar, label, options, change) {
       const keys = Object.keys(options);
       if (keys.length < 2) {
-        make(bar, "span", { class: "only" }, options[keys[0]]);
+        // a single horizontal axis has its name below the curves already
+        if (label === "error") make(bar, "span", { class: "only" }, options[keys[0]]);
         return;
       }
       const select = make(bar, "select", { "aria-label": label, class: label.replace(" ", "-") });

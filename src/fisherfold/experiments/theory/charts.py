@@ -1,7 +1,8 @@
 """The curves of a picture for the page: what matplotlib has drawn, read back from its panels.
 
-So the page shows the numbers of the picture and nothing has to be said twice. Lines that share the colour and the style
-of a labelled line, such as the other seeds, become its band from the least to the greatest value.
+So the page shows the numbers of the picture and nothing has to be said twice. Lines without a label that follow a
+labelled one of the same colour and style, such as the other seeds, become its band from the least to the greatest. A
+label that begins with ``_guide`` is kept from the legend of the picture, but has its place on the page.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from fisherfold.experiments.sections import Band, Chart, Series
+
+GUIDE = "_guide "
 
 
 def charts_of(figure: Figure) -> list[Chart]:
@@ -46,16 +49,18 @@ def charts_of(figure: Figure) -> list[Chart]:
 
 
 def _series(panel: Axes) -> list[Series]:
-    labels: dict[tuple[str, str], str] = {}
-    lines: dict[tuple[str, str], list[Any]] = {}
+    groups: list[tuple[str, list[Any]]] = []
+    latest: dict[tuple[str, str], list[Any]] = {}
     for line in panel.get_lines():
         key = (to_hex(line.get_color()), f"{line.get_linestyle()} {line.get_marker()}")
-        label = str(line.get_label())
+        label = str(line.get_label()).removeprefix(GUIDE)
         # matplotlib names lines without a label itself, with a leading underscore
-        if not label.startswith("_"):
-            labels[key] = label
-        lines.setdefault(key, []).append(line)
-    return [_merged(label, lines[key]) for key, label in labels.items()]
+        if label.startswith("_"):
+            latest.get(key, []).append(line)
+            continue
+        latest[key] = [line]
+        groups.append((label, latest[key]))
+    return [_merged(label, lines) for label, lines in groups]
 
 
 def _merged(label: str, lines: Iterable[Any]) -> Series:

@@ -146,7 +146,7 @@ def draw_rates(rows: Rows, poisson: Rows, orders: Rows) -> Figure:
             path.plot([v for v in seen if v > 1e-12], style, color=colour, marker=".", label=label)
         if step < 1:
             guide = [seen[0] * (1 - step / 2) ** k for k in range(len(seen))]
-            path.plot(guide, "--", color=colour, linewidth=0.8, alpha=0.6)
+            path.plot(guide, "--", color=colour, linewidth=0.8, alpha=0.6, label=f"_guide 1 - t/2 for t = {step:g}")
     _finish(path, f"iteration (m = {wide}; dashed: 1 - t/2)", "‖u - y‖", log="y")
     for step, colour in zip(sorted({r["step"] for r in rows}), COLOURS, strict=False):
         for activation, style in (("relu", "o-"), ("tanh", "^:")):
@@ -154,7 +154,8 @@ def draw_rates(rows: Rows, poisson: Rows, orders: Rows) -> Figure:
             widths = sorted({r["width"] for r in some})
             worst = [max(r["worst"] for r in some if r["width"] == w) for w in widths]
             factor.plot(widths, worst, style, color=colour, label=f"t = {step:g}, {activation}")
-        factor.axhline(1 - step / 2, color=colour, linestyle="--", linewidth=0.8)
+        bound = [1 - step / 2] * len(widths)
+        factor.plot(widths, bound, "--", color=colour, linewidth=0.8, label=f"_guide 1 - t/2 for t = {step:g}")
     _finish(factor, "width m", "worst factor of any step (dashed: 1 - t/2)", log="x", legend=None)
     factor.set_ylim(0, 1.5)
     _order_panel(order, orders, "left", "what one step of t = 1 leaves")
@@ -216,7 +217,8 @@ def draw_stability(rows: Rows, caps: Rows, c: Constants) -> Figure:
         some = [r for r in caps if r["dimension"] == dim]
         gammas = [r["gamma"] for r in some]
         cap.plot(gammas, [r["simulated"] / r["bound"] for r in some], "o", color=colour, label=f"n = {dim}")
-        cap.plot(gammas, [r["exact"] / r["bound"] for r in some], "-", color=colour, linewidth=0.8)
+        exact = [r["exact"] / r["bound"] for r in some]
+        cap.plot(gammas, exact, "-", color=colour, linewidth=0.8, label=f"_guide n = {dim}, exact")
     cap.axhline(1, color=_GREY, linestyle="--")
     cap.set_ylim(0, 1.1)
     _finish(cap, "γ", "P(|xᵀv| ≤ γ) over √(πn) γ", log="x")
