@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 export FISHERFOLD_DATA ?= $(wildcard $(abspath ../shared/data))
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help setup demo test unit doctest lint types rooms docs wheel clean
+.PHONY: help setup demo test unit doctest lint types rooms docs gallery wheel clean
 
 help: ## show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -46,6 +46,9 @@ rooms: $(VENV)/.dev
 
 docs: $(VENV)/.dev ## build the documentation, warnings are errors
 	$(BIN)/mkdocs build --strict -q
+
+gallery: $(VENV)/.dev ## run the examples, make their pictures and docs/gallery.md
+	OMP_NUM_THREADS=1 $(BIN)/python examples/_gallery.py
 
 wheel: $(VENV)/.dev ## build the wheel, install it elsewhere and test what was installed
 	bash .ci/test_wheel
