@@ -3,8 +3,8 @@
     python examples/rotation.py rotation.png
 
 Stars are seen in known directions x_i, but through a camera that is rotated by an unknown R: y_i has the
-von Mises-Fisher distribution around R x_i. R is an orthogonal frame (Stiefel(3, 3)); the likelihood is ten lines. The inverse
-of the Riemannian Fisher information over N predicts the error of the estimate, and that is the error that is seen.
+von Mises-Fisher distribution around R x_i. R is an orthogonal frame (Stiefel(3, 3)); the likelihood is ten lines. The
+inverse of the Riemannian Fisher information over N predicts the error of the estimate, and that error is seen.
 """
 
 from __future__ import annotations
