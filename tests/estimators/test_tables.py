@@ -5,7 +5,8 @@ from __future__ import annotations
 import polars as pl
 import pytest
 
-from fisherfold.estimators.tables import read_frame, read_pairs, read_ratings
+from fisherfold.estimators.table_files import read_table
+from fisherfold.estimators.tables import read_pairs, read_ratings
 
 LINES = [("1", "10", "5"), ("2", "10", "3.5"), ("2", "11", "1")]
 
@@ -74,24 +75,24 @@ def test_ids_keep_their_digits(tmp_path):
 
 def test_files_that_are_no_tables(tmp_path):
     with pytest.raises(FileNotFoundError, match="there is no file"):
-        read_frame(tmp_path / "nothing.csv")
+        read_table(tmp_path / "nothing.csv")
     (tmp_path / "empty.csv").write_text("")
     with pytest.raises(ValueError, match="is empty"):
-        read_frame(tmp_path / "empty.csv")
+        read_table(tmp_path / "empty.csv")
     (tmp_path / "bad.parquet").write_text("not parquet")
     with pytest.raises(ValueError, match="cannot be read as a table"):
-        read_frame(tmp_path / "bad.parquet")
+        read_table(tmp_path / "bad.parquet")
     narrow = write(tmp_path / "narrow.csv", ",", ("u", "i"), [("1", "2")])
     with pytest.raises(ValueError, match=r"must have 3 columns \(row, column, value\)"):
         read_ratings(narrow)
     with pytest.raises(ValueError, match="format must be one of csv, tsv, ::, parquet, got 'xls'"):
-        read_frame(narrow, "xls")
+        read_table(narrow, file_format="xls")
 
 
 def test_pairs_follow_the_model(tmp_path):
     path = write(tmp_path / "p.csv", ",", None, [("1", "10"), ("2", "11")])
-    frame, rows, columns = read_pairs(path, text=(False, True))
-    assert frame.height == 2
+    table, rows, columns = read_pairs(path, text=(False, True))
+    assert table.frame.height == 2
     assert rows.tolist() == [1, 2]
     assert columns.tolist() == ["10", "11"]
     no_digits = write(tmp_path / "n.csv", ",", None, [("ann", "tea"), ("bob", "rum")])

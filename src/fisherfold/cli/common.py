@@ -46,6 +46,12 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON a
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no remarks, only the result.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say every step, the time and the memory it took.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the full trace of an error.")]
+Encoding = Annotated[
+    str | None, typer.Option("--encoding", help="Of text that is neither UTF-8 nor UTF-16, such as latin-1.")
+]
+UnpackLimit = Annotated[
+    float, typer.Option("--unpack-limit", min=0, help="The most GiB that a packed file may take unpacked.")
+]
 Checkpoint = Annotated[
     Path | None,
     typer.Option("--checkpoint", help="Keep where the fit stands in this file; the same command goes on from it."),

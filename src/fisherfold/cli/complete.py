@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from fisherfold.cli.common import Checkpoint, Voice, command, group, one_of
+from fisherfold.cli.common import Checkpoint, Encoding, UnpackLimit, Voice, command, group, one_of
 
 if TYPE_CHECKING:
     from fisherfold.estimators.completion import MatrixCompletion
@@ -73,6 +73,7 @@ MaxIter = Annotated[int, typer.Option("--max-iter", help="The largest number of 
 def fit(
     voice: Voice, file: File, output: Annotated[Path, typer.Option("--output", "-o", help="The folder of the model.")],
     rank: Rank = "10", seed: Seed = 0, columns: Columns = None, file_format: Format = None, header: Header = None,
+    encoding: Encoding = None, unpack_limit: UnpackLimit = 4.0,
     inference: Inference = "variational", offsets: Offsets = "both", ridge: Ridge = None,
     duplicates: Duplicates = "mean", max_iter: MaxIter = 50, threads: Threads = None,
     keep_on_interrupt: Annotated[
@@ -86,7 +87,10 @@ def fit(
     if output.exists() and not output.is_dir():
         raise ValueError(f"--output must be a folder, {output} is a file")
     voice.resume = "no model was written; with --keep-on-interrupt the passes done so far are kept"
-    table = read_ratings(file, columns=_split(columns), file_format=file_format, header=header)
+    table = read_ratings(
+        file, columns=_split(columns), file_format=file_format, header=header, encoding=encoding,
+        max_bytes=int(unpack_limit * 2**30),
+    )  # fmt: skip
     voice.detail(f"read {table.n_read:,} lines of {file}")
     model = _estimator(
         rank, random_state=seed, inference=inference, offsets=offsets, ridge=ridge, duplicates=duplicates,
@@ -102,7 +106,7 @@ def fit(
     model.save(output)
     inside = model.model_
     found: dict[str, Any] = {
-        "file": str(file), "lines": table.n_read, "refused": table.refused, "rows": len(inside.row_ids),
+        "file": str(file), **_read(table.header, table.n_read, table.refused), "rows": len(inside.row_ids),
         "columns": len(inside.column_ids), "ratings": inside.posterior.n_ratings, "merged": model.n_duplicates_,
         "rank": inside.posterior.rank, "passes": model.n_iter_, "converged": model.converged_,
         "interrupted": model.interrupted_, "noise": model.noise_, "seconds": seconds, "model": str(output),
@@ -121,6 +125,7 @@ def predict(
     pairs: Annotated[Path, typer.Argument(help="A table whose first two columns are row id and column id.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The CSV file to write.")],
     columns: Columns = None, file_format: Format = None, header: Header = None,
+    encoding: Encoding = None, unpack_limit: UnpackLimit = 4.0,
     std: Annotated[bool, typer.Option("--std", help="Add the predictive standard deviation, column std.")] = False,
 ) -> None:  # fmt: skip
     """Predict pairs: the table is written with a last column `prediction`."""
@@ -133,7 +138,11 @@ def predict(
 
     model = MatrixCompletion.load(folder)
     text = model.model_.row_ids.kind == "objects", model.model_.column_ids.kind == "objects"
-    frame, rows, ids = read_pairs(pairs, text=text, columns=_split(columns), file_format=file_format, header=header)
+    table, rows, ids = read_pairs(
+        pairs, text=text, columns=_split(columns), file_format=file_format, header=header, encoding=encoding,
+        max_bytes=int(unpack_limit * 2**30), is_data=lambda fields: _known(model, fields, columns),
+    )  # fmt: skip
+    frame = table.frame
     i, j = model.model_.locate(rows, ids, "prior")
     if std and model.model_.inference == "point":
         raise ValueError("--std needs a model of --inference variational: a point estimate has no error bars")
@@ -145,7 +154,10 @@ def predict(
     frame = frame.with_columns(pl.Series("prediction", mean))
     write_atomically(output, frame.write_csv().encode())
     unknown = int(np.count_nonzero(((i < 0) | (j < 0)).cpu().numpy()))
-    found = {"pairs": len(mean), "with ids not seen in the fit": unknown, "written": str(output)}
+    found = {
+        **_read(table.header, len(mean) + sum(table.refused.values()), table.refused), "pairs": len(mean),
+        "with ids not seen in the fit": unknown, "written": str(output),
+    }  # fmt: skip
     voice.result("Predicted", found)
 
 
@@ -179,7 +191,8 @@ def recommend(
 def evaluate(
     voice: Voice, file: File, rank: Rank = "10", seed: Seed = 0,
     folds: Annotated[int, typer.Option("--folds", "-k", min=2, help="The number of folds.")] = 5,
-    columns: Columns = None, file_format: Format = None, header: Header = None, inference: Inference = "variational",
+    columns: Columns = None, file_format: Format = None, header: Header = None, encoding: Encoding = None,
+    unpack_limit: UnpackLimit = 4.0, inference: Inference = "variational",
     offsets: Offsets = "both", ridge: Ridge = None, duplicates: Duplicates = "mean", max_iter: MaxIter = 50,
     threads: Threads = None,
 ) -> None:  # fmt: skip
@@ -189,7 +202,10 @@ def evaluate(
 
     from fisherfold.estimators.tables import read_ratings
 
-    table = read_ratings(file, columns=_split(columns), file_format=file_format, header=header)
+    table = read_ratings(
+        file, columns=_split(columns), file_format=file_format, header=header, encoding=encoding,
+        max_bytes=int(unpack_limit * 2**30),
+    )  # fmt: skip
     if folds > len(table.values):
         raise ValueError(f"--folds must be at most the number of ratings, {len(table.values)}, got {folds}")
     model = _estimator(
@@ -203,7 +219,7 @@ def evaluate(
             bar.say(f"fold {number} of {folds}")
             scores.append(_score(model, table, train, test))
             bar.advance()
-    found: dict[str, Any] = {"file": str(file), "lines": table.n_read, "refused": table.refused, "folds": folds}
+    found: dict[str, Any] = {"file": str(file), **_read(table.header, table.n_read, table.refused), "folds": folds}
     for name in scores[0]:
         values = np.array([score[name] for score in scores])
         found[name] = {"mean": float(values.mean()), "standard error": float(values.std(ddof=1) / np.sqrt(folds))}
@@ -247,6 +263,19 @@ def _score(model: MatrixCompletion, table: RatingTable, train: Any, test: Any) -
     if std is not None:
         scores["covered by 90 % intervals"] = float(np.mean(np.abs(error) <= 1.6449 * std))
     return scores
+
+
+def _read(header: list[str] | None, lines: int, refused: dict[str, int]) -> dict[str, Any]:
+    """What was read, and what of it was refused."""
+    return {"header": "none" if header is None else ", ".join(header), "lines": lines, "refused": refused}
+
+
+def _known(model: MatrixCompletion, fields: list[str], columns: str | None) -> bool:
+    """Whether the first line of a file of pairs holds an id of the model, and so is data, not a header."""
+    places = [int(word) - 1 for word in _split(columns) or ("1", "2") if word.isdigit()]
+    sides = (model.model_.row_ids, model.model_.column_ids)
+    words = [(ids, fields[k].strip()) for ids, k in zip(sides, places, strict=False) if 0 <= k < len(fields)]
+    return any(ids.kind == "objects" and ids.numbers([word])[0] >= 0 for ids, word in words)
 
 
 def _row_id(model: MatrixCompletion, text: str) -> Any:

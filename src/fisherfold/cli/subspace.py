@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fisherfold.cli.common import Bar, Checkpoint, Voice, command, group, one_of
+from fisherfold.cli.common import Bar, Checkpoint, Encoding, UnpackLimit, Voice, command, group, one_of
 
 if TYPE_CHECKING:
     from fisherfold.estimators.task_tables import Roles, TaskTable
@@ -45,21 +45,24 @@ def fit(
     ] = "marginal",
     classify: Annotated[bool, typer.Option("--classify", help="The target has two classes.")] = False,
     seed: Annotated[int, typer.Option("--seed", "-s", help="Seed of everything random.")] = 0,
+    encoding: Encoding = None,
+    unpack_limit: UnpackLimit = 4.0,
     checkpoint: Checkpoint = None,
 ) -> None:
     """Fit a model and keep it in a folder."""
     from fisherfold.estimators.subspace import SubspaceRegressor
     from fisherfold.estimators.subspace_classifier import SubspaceClassifier
     from fisherfold.estimators.subspace_files import save_model
-    from fisherfold.estimators.tables import read_frame
+    from fisherfold.estimators.table_files import read_table
     from fisherfold.estimators.task_tables import choose_columns, read_tasks
 
     estimator = "SubspaceClassifier" if classify else "SubspaceRegressor"
     chosen = None if features is None else [name.strip() for name in features.split(",") if name.strip()]
+    reading: dict[str, Any] = {"encoding": encoding, "max_bytes": int(unpack_limit * 2**30)}
     roles = choose_columns(
-        read_frame(data, header=True), target=target, task=task, features=chosen, estimator=estimator
+        read_table(data, header=True, **reading).frame, target=target, task=task, features=chosen, estimator=estimator
     )
-    table = read_tasks(data, roles, with_target=True, numeric_target=not classify)
+    table = read_tasks(data, roles, with_target=True, numeric_target=not classify, **reading)
     resumed = checkpoint is not None and checkpoint.exists()
     model: Any = SubspaceClassifier(rank, random_state=seed, checkpoint=checkpoint)
     if not classify:
@@ -92,13 +95,15 @@ def predict(
             autocompletion=one_of("error", "mean"),
         ),
     ] = "error",
+    encoding: Encoding = None,
+    unpack_limit: UnpackLimit = 4.0,
 ) -> None:
     """Write a table with predictions added to it."""
     from fisherfold.estimators.task_tables import read_tasks
     from fisherfold.files import write_atomically
 
     roles, fitted = _load(model)
-    table = read_tasks(data, roles, with_target=False)
+    table = read_tasks(data, roles, with_target=False, encoding=encoding, max_bytes=int(unpack_limit * 2**30))
     options = {"return_std": True} if std else {}
     if std and roles.estimator != "SubspaceRegressor":
         raise ValueError("--std needs a regression model")
@@ -107,18 +112,23 @@ def predict(
     added = {f"{roles.target}_predicted": values} | ({} if deviations is None else {f"{roles.target}_std": deviations})
     frame = table.frame.with_columns(**added)
     write_atomically(output, frame.write_csv().encode())
-    voice.result("Predicted", {"rows": len(frame), "output": str(output)})
+    voice.result("Predicted", {**_read(table), "output": str(output)})
 
 
 @command(app, examples=["fisherfold subspace evaluate model/ held_out.csv"])
-def evaluate(voice: Voice, model: Model, data: Data) -> None:
+def evaluate(
+    voice: Voice, model: Model, data: Data, encoding: Encoding = None, unpack_limit: UnpackLimit = 4.0
+) -> None:
     """Compare predictions with known targets."""
     from fisherfold.estimators.task_tables import read_tasks
 
     roles, fitted = _load(model)
     regression = roles.estimator == "SubspaceRegressor"
-    table = read_tasks(data, roles, with_target=True, numeric_target=regression)
-    facts: dict[str, Any] = {"rows": len(table.X), "tasks": 1 if table.task is None else len(set(table.task.tolist()))}
+    table = read_tasks(
+        data, roles, with_target=True, numeric_target=regression, encoding=encoding,
+        max_bytes=int(unpack_limit * 2**30),
+    )  # fmt: skip
+    facts: dict[str, Any] = {**_read(table), "tasks": 1 if table.task is None else len(set(table.task.tolist()))}
     if regression:
         facts |= _regression_errors(fitted, table)
     else:
@@ -140,6 +150,12 @@ def _load(folder: Path) -> tuple[Roles, Any]:
     return Roles.of(model, folder), model
 
 
+def _read(table: TaskTable) -> dict[str, Any]:
+    """What was read, and what of it was refused."""
+    rows = len(table.X)
+    return {"lines": rows + sum(table.refused.values()), "refused": table.refused, "rows": rows}
+
+
 def _regression_errors(model: Any, table: TaskTable) -> dict[str, float]:
     import numpy as np
 
@@ -158,7 +174,7 @@ def _regression_errors(model: Any, table: TaskTable) -> dict[str, float]:
 
 def _facts(model: Any, table: TaskTable) -> dict[str, Any]:
     facts = {
-        "rows": len(table.X),
+        **_read(table),
         "tasks": len(model.task_ids_),
         "features": model.n_features_in_,
         "rank": model.components_.shape[1],

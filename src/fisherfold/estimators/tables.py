@@ -1,7 +1,9 @@
 """Tables of ratings in files: CSV, TSV, MovieLens ``::`` and Parquet, with an account of what was refused.
 
-A line is refused, and counted with its reason, if an id is missing, or if its value is missing, is not a number or is
-not finite. Ids are whole numbers if all of them are, text otherwise.
+A line is refused, and counted with its reason, if it is no record, if an id is missing or not text of the encoding, or
+if its value is missing, is not a number or is not finite. Ids are whole numbers if all of them are, text otherwise;
+text is compared code point by code point after white space around it is dropped, so that é as one code point and é as
+two are different ids.
 """
 
 from __future__ import annotations
@@ -15,9 +17,7 @@ import numpy.typing as npt
 import polars as pl
 
 from fisherfold.estimators.ids import Ids
-
-_SEPARATORS = {"csv": ",", "tsv": "\t", "tab": "\t", "psv": "|"}
-FORMATS = ("csv", "tsv", "::", "parquet")
+from fisherfold.estimators.table_files import SIZE_LIMIT, IsData, TextTable, read_table
 
 
 @dataclass
@@ -29,9 +29,10 @@ class RatingTable:
         columns: column ids.
         values: values, NaN-free; empty if only pairs were wanted.
         names: the names of the columns that were read.
-        n_read: how many lines the file has.
-        refused: how many lines were refused, by reason.
-        kept: the numbers of the lines that were kept.
+        n_read: how many records the file has, those refused included.
+        refused: how many of them were refused, by reason.
+        kept: the numbers of the records that were kept, among those that could be cut into fields.
+        header: the names in the first line, None if it was read as data.
     """
 
     rows: Ids
@@ -41,6 +42,7 @@ class RatingTable:
     n_read: int
     refused: dict[str, int] = field(default_factory=dict)
     kept: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    header: list[str] | None = None
 
     @property
     def n_refused(self) -> int:
@@ -50,15 +52,17 @@ class RatingTable:
 
 def read_ratings(
     path: str | Path, *, columns: tuple[str, ...] | None = None, file_format: str | None = None,
-    header: bool | None = None,
+    header: bool | None = None, encoding: str | None = None, max_bytes: int = SIZE_LIMIT,
 ) -> RatingTable:  # fmt: skip
     """Read (row id, column id, value) lines.
 
     Args:
-        path: the file.
+        path: the file, gzip included.
         columns: the three columns by name or by position from 1; the first three if not given.
         file_format: ``csv``, ``tsv``, ``::`` or ``parquet``; found out if not given.
         header: whether the first line names the columns; found out if not given.
+        encoding: of text that is neither UTF-8 nor UTF-16 with a byte order mark.
+        max_bytes: the most that a packed file may take unpacked.
 
     Returns:
         The table.
@@ -66,30 +70,37 @@ def read_ratings(
     Raises:
         ValueError: if nothing usable is left.
     """
-    frame = read_frame(path, file_format, header)
+    found = read_table(path, file_format=file_format, header=header, encoding=encoding, max_bytes=max_bytes)
+    frame = found.frame
     names = _chosen(frame, columns, ("row", "column", "value"), path)
-    row, column, raw = (frame[name] for name in names)
+    row, column = (_text_or_whole(frame[name], path) for name in names[:2])
+    raw = _flat(frame[names[2]], path)
     value = raw.cast(pl.Float64, strict=False) if raw.dtype != pl.String else _parse(raw)
     missing_id = _is_missing(row) | _is_missing(column)
+    broken_id = (_is_broken(row) | _is_broken(column)) & ~missing_id
+    bad_id = missing_id | broken_id
     reasons = {
         "missing id": missing_id,
-        "missing value": _is_missing(raw) & ~missing_id,
-        "value is not a number": value.is_null() & ~_is_missing(raw) & ~missing_id,
-        "value is not finite": ~value.is_finite().fill_null(True) & ~missing_id,
+        "id is not UTF-8 text": broken_id,
+        "missing value": _is_missing(raw) & ~bad_id,
+        "value is not a number": value.is_null() & ~_is_missing(raw) & ~bad_id,
+        "value is not finite": ~value.is_finite().fill_null(True) & ~bad_id,
     }
-    refused = {reason: int(mask.sum()) for reason, mask in reasons.items() if mask.any()}
-    good = ~(missing_id | value.is_null() | ~value.is_finite().fill_null(False))
+    refused = found.refused | {reason: int(mask.sum()) for reason, mask in reasons.items() if mask.any()}
+    n_read = frame.height + sum(found.refused.values())
+    good = ~(bad_id | value.is_null() | ~value.is_finite().fill_null(False))
     if not good.any():
-        raise ValueError(_nothing_left(path, frame.height, names[2], raw, refused))
+        raise ValueError(_nothing_left(path, n_read, names[2], raw, refused))
     ids = [_ids(side.filter(good)) for side in (row, column)]
     kept = np.flatnonzero(good.to_numpy())
-    return RatingTable(ids[0], ids[1], value.filter(good).to_numpy(), names, frame.height, refused, kept)
+    return RatingTable(ids[0], ids[1], value.filter(good).to_numpy(), names, n_read, refused, kept, found.header)
 
 
 def read_pairs(
     path: str | Path, *, text: tuple[bool, bool], columns: tuple[str, ...] | None = None,
-    file_format: str | None = None, header: bool | None = None,
-) -> tuple[pl.DataFrame, Ids, Ids]:  # fmt: skip
+    file_format: str | None = None, header: bool | None = None, encoding: str | None = None,
+    max_bytes: int = SIZE_LIMIT, is_data: IsData | None = None,
+) -> tuple[TextTable, Ids, Ids]:  # fmt: skip
     """Read (row id, column id) lines of a file whose other columns are kept.
 
     Args:
@@ -98,98 +109,29 @@ def read_pairs(
         columns: the two columns by name or by position from 1; the first two if not given.
         file_format: as for ``read_ratings``.
         header: as for ``read_ratings``.
+        encoding: as for ``read_ratings``.
+        max_bytes: as for ``read_ratings``.
+        is_data: says of the fields of the first line that they are data, where nothing else tells.
 
     Returns:
         The whole table as it stands, the row ids and the column ids.
 
     Raises:
-        ValueError: if an id is missing or is not a whole number where the model has whole numbers.
+        ValueError: if an id is missing, is not text, or is not a whole number where the model has whole numbers.
     """
-    frame = read_frame(path, file_format, header)
-    names = _chosen(frame, columns, ("row", "column"), path)
+    table = read_table(
+        path, file_format=file_format, header=header, encoding=encoding, max_bytes=max_bytes, is_data=is_data
+    )
+    names = _chosen(table.frame, columns, ("row", "column"), path)
     found = []
     for name, as_text in zip(names, text, strict=True):
-        side = frame[name]
-        if (missing := _is_missing(side)).any():
-            line = int(missing.arg_true()[0]) + 1
-            raise ValueError(f"{path}: the id in column {name!r} is missing in data line {line}")
+        side = _text_or_whole(table.frame[name], path)
+        for fault, mask in (("missing", _is_missing(side)), ("not UTF-8 text", _is_broken(side))):
+            if mask.any():
+                line = int(mask.arg_true()[0]) + 1
+                raise ValueError(f"{path}: the id in column {name!r} is {fault} in data line {line}")
         found.append(_objects(side) if as_text else _ids(side))
-    return frame, found[0], found[1]
-
-
-def read_frame(path: str | Path, file_format: str | None = None, header: bool | None = None) -> pl.DataFrame:
-    """Read a table of any accepted format; the columns of text formats are text.
-
-    Args:
-        path: the file.
-        file_format: ``csv``, ``tsv``, ``::`` or ``parquet``; found out if not given.
-        header: whether the first line names the columns; it does if none of its fields is a number, unless told.
-
-    Returns:
-        The table; columns without a header are called column_1, column_2, ...
-
-    Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: if the file is empty or cannot be read.
-    """
-    file = Path(path)
-    if not file.is_file():
-        raise FileNotFoundError(f"there is no file {file}")
-    if file_format is not None and file_format not in FORMATS:
-        raise ValueError(f"format must be one of {', '.join(FORMATS)}, got {file_format!r}")
-    try:
-        if file_format == "parquet" or (file_format is None and file.suffix.lower() in (".parquet", ".pq")):
-            return pl.read_parquet(file)
-        with file.open(encoding="utf-8", errors="replace") as lines:
-            first = lines.readline().rstrip("\n\r")
-        if not first:
-            raise ValueError(f"{file} is empty")
-        separator = _separator(file, first, file_format)
-        named = _has_header(first.split(separator)) if header is None else header
-        return _split(file, first, named) if separator == "::" else _delimited(file, separator, named)
-    except pl.exceptions.PolarsError as error:
-        raise ValueError(f"{file} cannot be read as a table: {str(error).splitlines()[0]}") from None
-
-
-def _separator(file: Path, first: str, file_format: str | None) -> str:
-    if file_format is not None:
-        return _SEPARATORS.get(file_format, file_format)
-    if "::" in first:
-        return "::"
-    by_name = _SEPARATORS.get(file.suffix.lower().lstrip("."))
-    if by_name is not None and by_name in first:
-        return by_name
-    return max(("\t", ";", "|", ","), key=first.count)
-
-
-def _delimited(file: Path, separator: str, header: bool) -> pl.DataFrame:
-    return pl.read_csv(
-        file, separator=separator, has_header=header, infer_schema=False, truncate_ragged_lines=True,
-        encoding="utf8-lossy",
-    )  # fmt: skip
-
-
-def _split(file: Path, first: str, header: bool) -> pl.DataFrame:
-    """Lines cut at ``::``, which a CSV reader cannot do."""
-    lines = pl.read_csv(
-        file, separator="\x1f", has_header=False, infer_schema=False, quote_char=None, encoding="utf8-lossy"
-    ).to_series(0)
-    width = first.count("::") + 1
-    frame = lines.str.splitn("::", width).struct.unnest()
-    names = first.split("::") if header else [f"column_{k + 1}" for k in range(width)]
-    frame.columns = names
-    return frame[1:] if header else frame
-
-
-def _has_header(fields: list[str]) -> bool:
-    """A first line is a header if none of its fields is a number; of two fields none may hold a digit either."""
-    for text in fields:
-        try:
-            float(text.strip().strip('"'))
-        except ValueError:
-            continue
-        return False
-    return len(fields) != 2 or not any(character.isdigit() for text in fields for character in text)
+    return table, found[0], found[1]
 
 
 def _chosen(
@@ -219,6 +161,24 @@ def _is_missing(column: pl.Series) -> pl.Series:
     if column.dtype == pl.String:
         return column.is_null() | (column.str.strip_chars() == "").fill_null(True)
     return column.is_null()
+
+
+def _is_broken(column: pl.Series) -> pl.Series:
+    """Ids with the sign that a decoder puts where bytes made no sense: different ids would become one."""
+    if column.dtype == pl.String:
+        return column.str.contains("\ufffd", literal=True).fill_null(False)
+    return pl.Series([False]).new_from_index(0, len(column))
+
+
+def _flat(column: pl.Series, path: str | Path) -> pl.Series:
+    """A column of a Parquet file that can hold ids or values: no lists, records or bytes."""
+    if column.dtype.is_nested() or column.dtype in (pl.Binary, pl.Object):
+        raise ValueError(f"{path}: column {column.name!r} holds {column.dtype}, text or numbers are expected")
+    return column
+
+
+def _text_or_whole(column: pl.Series, path: str | Path) -> pl.Series:
+    return column if column.dtype.is_integer() else _flat(column, path).cast(pl.String)
 
 
 def _parse(column: pl.Series) -> pl.Series:

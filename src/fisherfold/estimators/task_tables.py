@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from fisherfold.estimators.tables import read_frame
+from fisherfold.estimators.table_files import read_table
 
 
 @dataclass(frozen=True)
@@ -62,12 +62,14 @@ class TaskTable:
         X: the features as numbers.
         y: the targets, or None if they were not asked for.
         task: one id per row, or None.
+        refused: how many lines are no records, by reason; a record with a bad cell is an error.
     """
 
     frame: pl.DataFrame
     X: pl.DataFrame
     y: NDArray[Any] | None
     task: NDArray[Any] | None
+    refused: dict[str, int] = field(default_factory=dict)
 
 
 def choose_columns(
@@ -97,7 +99,9 @@ def choose_columns(
     return Roles(chosen, target, task, estimator)
 
 
-def read_tasks(path: str | Path, roles: Roles, *, with_target: bool, numeric_target: bool = True) -> TaskTable:
+def read_tasks(
+    path: str | Path, roles: Roles, *, with_target: bool, numeric_target: bool = True, **reading: Any
+) -> TaskTable:
     """Read rows by their roles.
 
     Args:
@@ -105,6 +109,7 @@ def read_tasks(path: str | Path, roles: Roles, *, with_target: bool, numeric_tar
         roles: what the columns stand for.
         with_target: whether the target is needed.
         numeric_target: whether it is a number (else a class).
+        **reading: the encoding of the file and the most it may unpack to, as in ``read_table``.
 
     Returns:
         The rows.
@@ -112,7 +117,8 @@ def read_tasks(path: str | Path, roles: Roles, *, with_target: bool, numeric_tar
     Raises:
         ValueError: if a column is missing, or a cell is missing or no number.
     """
-    frame = read_frame(path, header=True)
+    read = read_table(path, header=True, **reading)
+    frame = read.frame
     needed = [*roles.features, *([roles.task] if roles.task else []), *([roles.target] if with_target else [])]
     if absent := [name for name in needed if name not in frame.columns]:
         raise ValueError(f"{path}: the columns {', '.join(absent)} are missing; it has {', '.join(frame.columns)}")
@@ -121,7 +127,7 @@ def read_tasks(path: str | Path, roles: Roles, *, with_target: bool, numeric_tar
     if with_target:
         y = _numbers(frame[roles.target], path).to_numpy() if numeric_target else _labels(frame[roles.target], path)
     task = None if roles.task is None else _labels(frame[roles.task], path)
-    return TaskTable(frame, X, y, task)
+    return TaskTable(frame, X, y, task, read.refused)
 
 
 def _numbers(column: pl.Series, path: str | Path) -> pl.Series:
@@ -143,6 +149,9 @@ def _labels(column: pl.Series, path: str | Path) -> NDArray[Any]:
     missing = (text.is_null() | (text == "").fill_null(True)).arg_true()
     if len(missing):
         raise ValueError(f"{path}: column {column.name!r} is missing in data line {int(missing[0]) + 1}")
+    broken = text.str.contains("\ufffd", literal=True).arg_true()
+    if len(broken):
+        raise ValueError(f"{path}: column {column.name!r} is not UTF-8 text in data line {int(broken[0]) + 1}")
     whole = text.cast(pl.Int64, strict=False)
     if not whole.has_nulls() and (whole.cast(pl.String) == text).all():
         return np.asarray(whole.to_numpy())

@@ -1,0 +1,286 @@
+"""Tables in files, whatever they hold: found out, unpacked within a limit, decoded, and cut into fields.
+
+Nothing is executed and nothing disappears: a line that cannot be a record is refused and counted with its reason, a
+file that cannot be a table is refused with a sentence. Text is UTF-8 (a byte order mark is dropped), UTF-16 with a byte
+order mark, or what the caller names. Quoted fields may hold separators and line ends. Gzip is unpacked up to a limit.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import gzip
+import io
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import polars as pl
+
+FORMATS = ("csv", "tsv", "::", "parquet")
+SIZE_LIMIT = 4 * 2**30  # bytes that a packed file may unpack to
+_SEPARATORS = {"csv": ",", "tsv": "\t", "tab": "\t", "psv": "|"}
+_FIRST_LINE = 2**20
+_QUOTED_LINES = 100  # a quoted field may run over so many lines
+_PACKED = {b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"PK\x03\x04": "zip"}
+IsData = Callable[[list[str]], bool]
+
+
+@dataclass(frozen=True)
+class TextTable:
+    """What a file held.
+
+    Attributes:
+        frame: the records, all of them text unless the file is Parquet.
+        header: the names in its first line; None if it has none.
+        refused: how many lines were refused, by reason.
+    """
+
+    frame: pl.DataFrame
+    header: list[str] | None
+    refused: dict[str, int] = field(default_factory=dict)
+
+
+def read_table(
+    path: str | Path, *, file_format: str | None = None, header: bool | None = None, encoding: str | None = None,
+    max_bytes: int = SIZE_LIMIT, is_data: IsData | None = None,
+) -> TextTable:  # fmt: skip
+    """Read a table of any accepted format.
+
+    Args:
+        path: the file.
+        file_format: ``csv``, ``tsv``, ``::`` or ``parquet``; found out if not given.
+        header: whether the first line names the columns; it does if none of its fields is a number, unless told.
+        encoding: of text that is neither UTF-8 nor UTF-16 with a byte order mark.
+        max_bytes: the most that a packed file, or a Parquet file, may take unpacked.
+        is_data: says of the fields of the first line that they are data where nothing else tells.
+
+    Returns:
+        The table; columns without a header are called column_1, column_2, ...
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if the file is empty, too large unpacked, or no table.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise FileNotFoundError(f"there is no file {file}")
+    if file_format is not None and file_format not in FORMATS:
+        raise ValueError(f"format must be one of {', '.join(FORMATS)}, got {file_format!r}")
+    with file.open("rb") as opened:
+        start = opened.read(8)
+    try:
+        named = file_format is None and file.suffix.lower() in (".parquet", ".pq")
+        if file_format == "parquet" or named or (file_format is None and start[:4] == b"PAR1"):
+            return TextTable(_parquet(file, max_bytes), None)
+        source = _text(file, start, encoding, max_bytes)
+        return _cut(file, source, file_format, header, is_data)
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
+        reason = (str(error).splitlines() or ["it is damaged"])[0]
+        raise ValueError(f"{file} cannot be read as a table: {reason}") from None
+
+
+def _parquet(file: Path, max_bytes: int) -> pl.DataFrame:
+    """A Parquet file, unless a few bytes of it stand for more rows than fit."""
+    lazy = pl.scan_parquet(file.resolve(), glob=False, hive_partitioning=False)
+    width = len(lazy.collect_schema())
+    rows = int(lazy.select(pl.len()).collect().item())
+    if rows * width * 8 > max_bytes:
+        raise ValueError(_too_large(file, f"{rows:,} rows of {width} columns", max_bytes))
+    return lazy.collect()
+
+
+def _too_large(file: Path, what: str, max_bytes: int) -> str:
+    return f"{file} unpacks to {what}, {max_bytes:,} bytes are allowed; raise the limit (max_bytes, --unpack-limit)"
+
+
+def _text(file: Path, start: bytes, encoding: str | None, max_bytes: int) -> Path | bytes:
+    """The file itself if it is plain UTF-8, else its content as UTF-8."""
+    for magic, name in _PACKED.items():
+        if start.startswith(magic):
+            raise ValueError(f"{file} is packed with {name}; unpack it first (only gzip is unpacked here)")
+    content = _gunzip(file, max_bytes) if start[:2] == b"\x1f\x8b" else None
+    start = start if content is None else content[:8]
+    if start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        encoding = "utf-16"
+    if encoding is not None:
+        content = file.read_bytes() if content is None else content
+        try:
+            return content.decode(encoding).encode()
+        except LookupError:
+            raise ValueError(f"there is no encoding {encoding!r}; latin-1 and utf-16 are examples") from None
+        except UnicodeError as error:
+            raise ValueError(f"{file} is not {encoding} text: {error}") from None
+    return file if content is None else content
+
+
+def _gunzip(file: Path, max_bytes: int) -> bytes:
+    parts, size = [], 0
+    try:
+        with gzip.open(file) as stream:
+            while part := stream.read(2**20):
+                size += len(part)
+                if size > max_bytes:
+                    raise ValueError(_too_large(file, "more bytes than that", max_bytes))
+                parts.append(part)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(f"{file} is a damaged gzip file: {error}") from None
+    return b"".join(parts)
+
+
+def _cut(
+    file: Path, source: Path | bytes, file_format: str | None, header: bool | None, is_data: IsData | None
+) -> TextTable:
+    first, source = _first_line(file, source)
+    separator = _separator(file, first, file_format)
+    fields = first.split("::") if separator == "::" else next(csv.reader([first], delimiter=separator), [first])
+    if header is None:
+        header = _has_header(fields) and not (is_data is not None and is_data(fields))
+    names = _distinct(fields) if header else [f"column_{k + 1}" for k in range(len(fields))]
+    try:
+        fast = _lines(source, len(fields)) if separator == "::" else _delimited(source, separator)
+        frame, refused = fast[int(header) :], dict[str, int]()
+        if frame.width != len(names):  # the fields of the first line run over several lines
+            raise pl.exceptions.ComputeError("the first line is not a whole record")
+        frame.columns = names
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException):
+        frame, refused = _slowly(source, separator, names, header)
+    blank = frame.select(pl.all_horizontal(pl.all().is_null())).to_series()
+    if blank.any():
+        refused["blank line"] = int(blank.sum())
+        frame = frame.filter(~blank)
+    return TextTable(frame, names if header else None, refused)
+
+
+def _first_line(file: Path, source: Path | bytes) -> tuple[str, Path | bytes]:
+    """The first line that holds anything, and the source from there on, with line ends that readers know."""
+    if isinstance(source, bytes):
+        head = source[:_FIRST_LINE]
+    else:
+        with source.open("rb") as opened:
+            head = opened.read(_FIRST_LINE)
+    plain = head.removeprefix(codecs.BOM_UTF8)
+    if b"\n" not in plain and b"\r" in plain:
+        whole = (source if isinstance(source, bytes) else source.read_bytes()).replace(b"\r", b"\n")
+        return _first_line(file, whole)
+    if plain[:1] in (b"\n", b"\r"):
+        whole = source if isinstance(source, bytes) else source.read_bytes()
+        stripped = whole.removeprefix(codecs.BOM_UTF8).lstrip(b"\r\n")
+        if stripped:
+            return _first_line(file, stripped)
+    line = plain.split(b"\n", 1)[0].rstrip(b"\r")
+    if not line.strip():
+        raise ValueError(f"{file} is empty" if not plain.strip() else f"{file} starts with a blank line")
+    if len(line) >= _FIRST_LINE - 4:
+        raise ValueError(f"{file} is no table: its first line has more than {_FIRST_LINE:,} bytes")
+    return line.decode("utf-8", errors="replace"), source
+
+
+def _separator(file: Path, first: str, file_format: str | None) -> str:
+    if file_format is not None:
+        return _SEPARATORS.get(file_format, file_format)
+    if "::" in first:
+        return "::"
+    name = file.name.lower().removesuffix(".gz")
+    by_name = _SEPARATORS.get(Path(name).suffix.lstrip("."))
+    if by_name is not None and by_name in first:
+        return by_name
+    return max(("\t", ";", "|", ","), key=first.count)
+
+
+def _has_header(fields: list[str]) -> bool:
+    """A first line is a header if none of its fields is a number; of two fields none may hold a digit either."""
+    for text in fields:
+        try:
+            float(text.strip())
+        except ValueError:
+            continue
+        return False
+    return len(fields) != 2 or not any(character.isdigit() for text in fields for character in text)
+
+
+def _distinct(names: list[str]) -> list[str]:
+    """Column names; one that is empty or occurs again gets its position."""
+    found: list[str] = []
+    for k, name in enumerate(names, start=1):
+        plain = name.strip()
+        while not plain or plain in found:
+            plain = f"{plain}_{k}" if plain else f"column_{k}"
+        found.append(plain)
+    return found
+
+
+def _delimited(source: Path | bytes, separator: str) -> pl.DataFrame:
+    # the header is read as data: names that occur twice, or look like paths, are our business
+    return pl.read_csv(
+        _plain(source), separator=separator, has_header=False, infer_schema=False, encoding="utf8-lossy", glob=False,
+    )  # fmt: skip
+
+
+def _lines(source: Path | bytes, width: int) -> pl.DataFrame:
+    """Lines cut at ``::``, which a CSV reader cannot do."""
+    lines = pl.read_csv(
+        _plain(source), separator="\x1f", has_header=False, infer_schema=False, quote_char=None,
+        encoding="utf8-lossy", glob=False,
+    )  # fmt: skip
+    if lines.width > 1:
+        raise pl.exceptions.ComputeError("a line holds the character that was to hold lines together")
+    return lines.to_series(0).str.splitn("::", width).struct.unnest()
+
+
+def _plain(source: Path | bytes) -> Path | bytes:
+    # an absolute path is nobody's home folder and no address
+    return source.resolve() if isinstance(source, Path) else source
+
+
+def _slowly(
+    source: Path | bytes, separator: str, names: list[str], header: bool
+) -> tuple[pl.DataFrame, dict[str, int]]:
+    """Line by line, for files that the fast reader refuses as a whole: only the broken lines are refused."""
+    content = source if isinstance(source, bytes) else source.read_bytes()
+    text = content.removeprefix(codecs.BOM_UTF8).decode("utf-8", errors="replace")
+    lines = text.split("\n")
+    if lines and not lines[-1]:
+        lines.pop()
+    width, refused, rows = len(names), dict[str, int](), list[list[str | None]]()
+    for number, fields in enumerate(_records(lines, separator, width)):
+        if number == 0 and header:
+            continue
+        if fields is None or len(fields) > width:
+            reason = "broken quotes" if fields is None else "too many fields"
+            refused[reason] = refused.get(reason, 0) + 1
+            continue
+        rows.append([value or None for value in fields] + [None] * (width - len(fields)))
+    return pl.DataFrame(rows, schema=dict.fromkeys(names, pl.String), orient="row"), refused
+
+
+def _records(lines: list[str], separator: str, width: int) -> Iterator[list[str] | None]:
+    """The fields of each record; None for a line with quotes that make no sense, and only for that line."""
+    place = 0
+    while place < len(lines):
+        line = lines[place].removesuffix("\r")
+        place += 1
+        if separator == "::":
+            yield line.split("::", width - 1)
+            continue
+        fields = _fields(line, separator)
+        if fields is None and line.count('"') % 2 and (after := _closing(lines, place)) is not None:
+            fields = _fields("\n".join([line, *lines[place:after]]), separator)
+            place = place if fields is None else after
+        yield fields
+
+
+def _fields(record: str, separator: str) -> list[str] | None:
+    try:
+        return next(csv.reader(io.StringIO(record, newline=""), delimiter=separator, strict=True), [])
+    except csv.Error:
+        return None
+
+
+def _closing(lines: list[str], place: int) -> int | None:
+    """Where a quote that is open before a line is closed: the number after that line's."""
+    for k in range(place, min(place + _QUOTED_LINES, len(lines))):
+        if lines[k].count('"') % 2:
+            return k + 1
+    return None
