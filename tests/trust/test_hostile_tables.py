@@ -78,10 +78,10 @@ def test_broken_lines_are_refused_alone(put):
     table = read_ratings(put("\n".join(lines) + "\n"))
     assert entries(table) == [("a", "b", 1.0), ("a", '5" disk', 4.0), ("b", "c", 6.0)]
     assert table.n_read == 7
-    assert table.refused == {"too many fields": 1, "broken quotes": 1, "blank line": 1, "missing value": 1}
+    assert table.refused == {"too many fields": 1, "broken quotes or line ends": 1, "blank line": 1, "missing value": 1}
     alone = read_ratings(put('u,i,r\na,b,1\na,"d,3\nb,c,6\n'))
     assert entries(alone) == [("a", "b", 1.0), ("b", "c", 6.0)]
-    assert alone.refused == {"broken quotes": 1}
+    assert alone.refused == {"broken quotes or line ends": 1}
 
 
 def test_the_slow_reader_agrees_with_the_fast_one(put):

@@ -24,6 +24,7 @@ from fisherfold.estimators.completion_model import UNSEEN, CompletionModel, Floa
 from fisherfold.estimators.ids import Ids, id_array
 from fisherfold.estimators.inputs import Observations, numbers, observations, pairs
 from fisherfold.estimators.io import load_completion, save_completion
+from fisherfold.files import sound
 
 OFFSETS = ("both", "rows", "columns", "global", "none")
 
@@ -304,6 +305,8 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         known = cls._get_param_names()
         params = {"rank": model.posterior.rank, **params}
         estimator = cls(**{name: value for name, value in params.items() if name in known})
+        with sound(path, "completion"):
+            estimator._validate()
         estimator.n_features_in_ = 2
         return estimator._adopt(model, False)
 

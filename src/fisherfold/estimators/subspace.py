@@ -260,6 +260,13 @@ class SubspaceRegressor(RegressorMixin, TaskEstimator):  # type: ignore[misc]
         if isinstance(self.ridge, str) and self.ridge != "auto":
             raise ValueError(f"ridge must be a number, one number per task, or 'auto', got {self.ridge!r}")
 
+    def _check_loaded(self) -> None:
+        """Whether everything is there that a fitted model has."""
+        self._check_parameters()
+        needed = {"_outputs"} | ({"_prior"} if self.inference == "marginal" else {"ridge_"})
+        if missing := sorted(name for name in needed if not hasattr(self, name)):
+            raise ValueError(f"it has no {', '.join(missing)}")
+
     def _rows(self, X: Array, y: Array, labels: Array | None, weight: Array | None) -> _Rows:
         """Rows in the model's features with task numbers; several outputs are one block of rows per output."""
         Z, target = self.scaling_(X), torch.from_numpy(np.ascontiguousarray(y - self.scaling_.offset))

@@ -107,14 +107,8 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
         Returns:
             The estimator.
 
-        Raises:
-            ValueError: if an argument is out of range or there are not two classes.
         """
-        self._check_common()
-        if self.fisher not in LogisticSubspaceProblem.fisher_kinds:
-            raise ValueError(f"fisher must be one of {LogisticSubspaceProblem.fisher_kinds}, got {self.fisher!r}")
-        if self.ridge != "auto" and (isinstance(self.ridge, str) or not self.ridge > 0):
-            raise ValueError(f"ridge must be a positive number or 'auto', got {self.ridge!r}")
+        self._check_parameters()
         X, y, labels, weight = self._read(X, y, task, sample_weight, reset=True, numeric=False)
         self.classes_ = _two_classes(y)
         self.scaling_ = Scaling.learn(X, np.zeros(len(X)), weight, intercept=self.fit_intercept, scale=self.scale)
@@ -223,6 +217,19 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
             The accuracy.
         """
         return float(np.average(self.predict(X, task=task) == np.asarray(y), weights=sample_weight))
+
+    def _check_parameters(self) -> None:
+        self._check_common()
+        if self.fisher not in LogisticSubspaceProblem.fisher_kinds:
+            raise ValueError(f"fisher must be one of {LogisticSubspaceProblem.fisher_kinds}, got {self.fisher!r}")
+        if self.ridge != "auto" and (isinstance(self.ridge, str) or not self.ridge > 0):
+            raise ValueError(f"ridge must be a positive number or 'auto', got {self.ridge!r}")
+
+    def _check_loaded(self) -> None:
+        """Whether everything is there that a fitted model has."""
+        self._check_parameters()
+        if len(getattr(self, "classes_", ())) != 2 or not hasattr(self, "ridge_"):
+            raise ValueError("it must have two classes and a ridge")
 
     def _rows(self, X: Array, y: Array, labels: Array | None, weight: Array | None) -> LabelledRows:
         numbers = np.zeros(len(X), np.int64) if labels is None else self._index.numbers(labels, "task")

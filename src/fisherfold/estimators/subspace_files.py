@@ -110,6 +110,7 @@ def load_model(path: str | os.PathLike[str], *classes: type[Model]) -> Model:
             setattr(model, name, _fitted(name, value))
         _restore(model, tensors, features + int(header["intercept"]), len(header["tasks"]))
         model._columns = header.get("columns")
+        model._check_loaded()
     return cast("Model", model)
 
 
@@ -157,5 +158,13 @@ def _label(label: Any) -> Any:
 
 def _fitted(name: str, value: Any) -> Any:
     if name == "ridge_errors_":
-        return {float(key): entry for key, entry in value.items()}
-    return np.array(value) if isinstance(value, list) else value
+        return {float(key): float(entry) for key, entry in value.items()}
+    if name == "ridge_":
+        return np.array([float(v) for v in value]) if isinstance(value, list) else finite_number(name, value)
+    if name == "_outputs":
+        if not isinstance(value, bool):
+            raise ValueError(f"_outputs is {value!r}")
+        return value
+    if not isinstance(value, list) or not all(isinstance(v, (str, int, float)) for v in value):
+        raise ValueError(f"{name} must be a list of names or numbers")
+    return np.array(value, dtype=object if name == "feature_names_in_" else None)

@@ -134,7 +134,7 @@ def _cut(
 ) -> TextTable:
     first, source = _first_line(file, source)
     separator = _separator(file, first, file_format)
-    fields = first.split("::") if separator == "::" else next(csv.reader([first], delimiter=separator), [first])
+    fields = (None if separator == "::" else _fields(first, separator)) or first.split(separator)
     if header is None:
         header = _has_header(fields) and not (is_data is not None and is_data(fields))
     names = _distinct(fields) if header else [f"column_{k + 1}" for k in range(len(fields))]
@@ -248,7 +248,7 @@ def _slowly(
         if number == 0 and header:
             continue
         if fields is None or len(fields) > width:
-            reason = "broken quotes" if fields is None else "too many fields"
+            reason = "broken quotes or line ends" if fields is None else "too many fields"
             refused[reason] = refused.get(reason, 0) + 1
             continue
         rows.append([value or None for value in fields] + [None] * (width - len(fields)))

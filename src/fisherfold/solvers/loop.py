@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fisherfold.files import sound
 from fisherfold.manifolds.base import Point, leaves, tree_map
 from fisherfold.problems.base import Problem
 from fisherfold.solvers.method import Method
@@ -152,7 +153,10 @@ def _construct(method: type[Method], problem: Problem, options: dict[str, Any]) 
 
 def _begin(solver: Method, x0: Point, seed: int, saved: str | os.PathLike[str] | None, tag: str) -> State:
     if saved is not None and Path(saved).exists():
-        return State.load(saved, method=solver.name, like=x0, tag=tag)
+        state = State.load(saved, method=solver.name, like=x0, tag=tag)
+        with sound(saved, "checkpoint"):
+            solver.problem.manifold.check_point(state.x, name="its x")
+        return state
     state = State(x=tree_map(torch.clone, x0), generator=torch.Generator().manual_seed(seed))
     state.best = state.x
     began = time.perf_counter()

@@ -148,4 +148,6 @@ def _restored(name: str, tensors: dict[str, Tensor], like: Point, path: str | os
         return {branch: _restored(f"{name}/{branch}", tensors, sub, path) for branch, sub in like.items()}
     if name not in tensors or tensors[name].shape != like.shape or tensors[name].dtype != like.dtype:
         raise ValueError(f"{path} is a checkpoint of another problem: its {name} does not fit the starting point")
+    if name.split("/")[0] in ("x", "best") and not bool(torch.isfinite(tensors[name]).all()):
+        raise ValueError(f"its {name} is not finite")
     return tensors.pop(name).to(like.device)
