@@ -162,6 +162,53 @@ def test_partial_fit_adds_rows_columns_and_ratings(table):
     assert not set(model.recommend(row, k=40)[0].tolist()) & set(seen.tolist())
 
 
+def test_a_stream_ends_where_a_fit_would(table):
+    """Ten small batches, of which the first cannot support the factors, against one fit on everything."""
+    _, pairs, values, held, truth = table
+    order = np.random.default_rng(0).permutation(len(values))
+    model = MatrixCompletion(rank=2)
+    for part in np.array_split(order, 10):
+        model.partial_fit(pairs[part], values[part])
+    whole = MatrixCompletion(rank=2).fit(pairs, values)
+    assert rmse(model.predict(held), truth) < 1.05 * rmse(whole.predict(held), truth)
+    assert model.n_iter_ == len(model.trace_)
+
+
+def test_what_is_remembered_of_a_stream(table):
+    """Values stay with their pairs and rows; a few new ratings take a step and no look back."""
+    _, pairs, values, _, _ = table
+    model = MatrixCompletion(rank=2).fit(pairs[:-3], values[:-3])
+    looked = model.model_.n_at_look
+    model.partial_fit(np.append(pairs[-3:], [[999, 0]], axis=0), np.append(values[-3:], 1.5))
+    kept = model.model_
+    assert kept.n_at_look == looked
+    assert kept.posterior.n_ratings == len(values) + 1
+    rows = np.repeat(np.arange(len(kept.row_ids)), kept.seen_offsets.diff().numpy())
+    found = {
+        (kept.row_ids.labels[i], kept.column_ids.labels[j]): v * kept.scale + kept.center
+        for i, j, v in zip(rows, kept.seen_columns.tolist(), kept.seen_values.tolist(), strict=True)
+    }
+    given = dict(zip(map(tuple, pairs.tolist()), values.tolist(), strict=True)) | {(999, 0): 1.5}
+    assert found == pytest.approx(given, rel=1e-5, abs=1e-5)
+
+
+@pytest.mark.parametrize(("rule", "value"), [("mean", 2.0), ("last", 3.0), ("sum", 4.0), ("error", 2.0)])
+def test_a_pair_that_is_rated_again_follows_the_rule_at_the_next_look_back(rule, value):
+    pairs = [(i, j) for i in range(6) for j in range(5)]
+    model = MatrixCompletion(rank=1, duplicates=rule, dtype="float64").fit(pairs, np.ones(30))
+    again = model.partial_fit(pairs, 3 * np.ones(30))
+    np.testing.assert_allclose(again.predict(pairs), value, atol=0.02)
+
+
+def test_sums_are_taken_before_the_centre(table):
+    _, pairs, values, held, _ = table
+    once = MatrixCompletion(rank=2, duplicates="sum", dtype="float64").fit(pairs, values)
+    twice = MatrixCompletion(rank=2, duplicates="sum", dtype="float64")
+    twice.fit(np.concatenate([pairs, pairs]), np.concatenate([values / 4, 3 * values / 4]))
+    np.testing.assert_allclose(twice.predict(held), once.predict(held), atol=1e-8)
+    assert (once.n_duplicates_, twice.n_duplicates_) == (0, len(values))
+
+
 def test_files_keep_everything(table, tmp_path):
     _, pairs, values, held, _ = table
     names = np.array([[f"u{i}", f"é{j}"] for i, j in pairs], dtype=object)

@@ -19,7 +19,7 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted
 
-from fisherfold.estimators.completion_fit import DTYPES, FitOptions, fit_model
+from fisherfold.estimators.completion_fit import DTYPES, FitOptions, fit_model, threads
 from fisherfold.estimators.completion_model import UNSEEN, CompletionModel, Floats
 from fisherfold.estimators.ids import Ids, id_array
 from fisherfold.estimators.inputs import Observations, numbers, observations, pairs
@@ -262,12 +262,14 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return self._predict(model, torch.zeros_like(j), j, return_std)
 
     def partial_fit(self, X: Any, y: Any = None) -> MatrixCompletion:
-        """Add new ratings, rows and columns without a new fit; the first call fits.
+        """Add new ratings, rows and columns; the first call fits.
 
-        One natural-gradient step adds the evidence of the new ratings to the posteriors of the rows and columns they
-        touch. A pair that was rated before counts as one more observation. Priors are learnt anew whenever a tenth more
-        ratings have come in; the rank stays. The first batch should be large enough to find the factors in: some ten
-        ratings per row and column.
+        A few new ratings change the rows and columns they touch, by one natural-gradient step that adds their evidence.
+        When a twentieth more ratings have come in than at the last look back, two passes go over all of them from where
+        the posterior stands, and when there are twice as many as at the last start, the factors are found anew: at a
+        cost per rating that does not grow, a stream ends where a fit would (``variational``). The rank stays. A pair
+        that was rated before is one more observation until the next look back, then ``duplicates`` decides (``error``:
+        the mean).
 
         Args:
             X: as for ``fit``.
@@ -279,8 +281,10 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         if not hasattr(self, "model_"):
             return self.fit(X, y)
         self._validate()
-        self.model_.absorb(observations(X, y))
-        return self
+        found, options = observations(X, y), self._options(self.model_.posterior.rank, None)
+        with threads(self.n_jobs):
+            self.model_.absorb(found, duplicates=self.duplicates, seed=options.seed)
+        return self._adopt(self.model_, self.interrupted_)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model into a folder: ``model.safetensors`` and a readable ``model.json``; no pickle.

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from fisherfold.estimators.checkpoint import FitCheckpoint, digest
-from fisherfold.estimators.completion_model import CompletionModel
+from fisherfold.estimators.completion_model import CompletionModel, summed
 from fisherfold.estimators.ids import IdIndex
 from fisherfold.estimators.inputs import Observations
 from fisherfold.estimators.point_posterior import point_posterior
@@ -63,6 +63,7 @@ class Prepared:
         scale: what was divided by.
         low: the smallest value.
         high: the largest value.
+        n_merged: how many entries were merged into another one.
     """
 
     ratings: Ratings
@@ -72,6 +73,7 @@ class Prepared:
     scale: float
     low: float
     high: float
+    n_merged: int
 
 
 def prepare(found: Observations, options: FitOptions) -> Prepared:
@@ -94,18 +96,22 @@ def prepare(found: Observations, options: FitOptions) -> Prepared:
             f"rank must be between 1 and min(n_rows, n_columns)=min({len(row_ids)}, {len(column_ids)})={limit}, "
             f"got {options.rank}"
         )
-    center = 0.0 if options.offsets == "none" else float(found.values.mean())
-    off = found.values - center
+    rows, columns, values = row_ids.numbers(found.rows), column_ids.numbers(found.columns), found.values
+    if options.duplicates == "sum":
+        # before the centre is taken off: two halves of a value are one value
+        rows, columns, values = summed(rows, columns, values)
+    center = 0.0 if options.offsets == "none" else float(values.mean())
+    off = values - center
     largest = float(np.abs(off).max())
     # constant values (up to rounding) have no scale of their own; dividing first keeps the squares in range
     scale = largest * float(np.sqrt(np.mean((off / largest) ** 2))) if largest > 1e-12 * abs(center) else 1.0
     ratings = Ratings(
-        row_ids.numbers(found.rows), column_ids.numbers(found.columns), off / scale,
-        (len(row_ids), len(column_ids)), dtype=options.dtype, duplicates=options.duplicates,  # type: ignore[arg-type]
-        device=options.device,
+        rows, columns, off / scale, (len(row_ids), len(column_ids)), dtype=options.dtype,
+        duplicates=options.duplicates, device=options.device,  # type: ignore[arg-type]
     )  # fmt: skip
-    low, high = float(found.values.min()), float(found.values.max())
-    return Prepared(ratings, row_ids, column_ids, center, scale, low, high)
+    merged = ratings.n_duplicates + len(found.values) - len(values)
+    low, high = float(values.min()), float(values.max())
+    return Prepared(ratings, row_ids, column_ids, center, scale, low, high, merged)
 
 
 def fit_model(found: Observations, options: FitOptions) -> tuple[CompletionModel, bool]:
@@ -125,8 +131,9 @@ def fit_model(found: Observations, options: FitOptions) -> tuple[CompletionModel
     by_row, posterior = ready.ratings.by_row, outcome.posterior
     model = CompletionModel(
         ready.row_ids, ready.column_ids, posterior, ready.center + outcome.level * ready.scale, ready.scale,
-        ready.low, ready.high, by_row.offsets.cpu().long(), by_row.indices().cpu(), options.inference,
-        posterior.n_ratings, ready.ratings.n_duplicates,
+        ready.low, ready.high, by_row.offsets.cpu().long(), by_row.indices().cpu(),
+        by_row.values().cpu() - outcome.level, options.inference, posterior.n_ratings, posterior.n_ratings,
+        ready.n_merged,
     )  # fmt: skip
     if saved is not None and not outcome.interrupted:
         saved.remove()

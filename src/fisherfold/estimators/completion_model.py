@@ -19,14 +19,16 @@ from torch import Tensor
 
 from fisherfold.estimators.ids import IdIndex, Ids, describe
 from fisherfold.estimators.inputs import Observations
-from fisherfold.inference.completion import CompletionPosterior
+from fisherfold.inference.completion import CompletionPosterior, fit_variational
 from fisherfold.inference.predictive import predict_pairs
-from fisherfold.inference.stream import absorb, grow, prior_member, refresh_priors
+from fisherfold.inference.stream import absorb, grow, look_back, prior_member
 from fisherfold.problems.ratings import Ratings
 
 Floats = npt.NDArray[np.float64]
 UNSEEN = ("prior", "nan", "error")
-_REFRESH_GROWTH = 0.1  # the priors are learnt anew when a stream has brought this share of new ratings
+# A stream looks back at all its ratings when this share of new ones has come, and starts anew when there are twice as
+# many as at the last start: dimensions that the first ratings could not support would else stay empty.
+_LOOK_BACK, _START_ANEW = 0.05, 2.0
 
 
 @dataclass
@@ -43,8 +45,10 @@ class CompletionModel:
         high: the largest observed value.
         seen_offsets: where the seen columns of each row start.
         seen_columns: the seen columns, row after row.
+        seen_values: the values there, centred and scaled.
         inference: ``variational`` or ``point``.
-        n_at_refresh: the number of ratings when the priors were last learnt.
+        n_at_look: the number of ratings when all of them were last gone through.
+        n_at_start: the number of ratings when the posterior was last fitted from scratch.
         n_merged: how many entries of the fit were merged into another one.
     """
 
@@ -57,8 +61,10 @@ class CompletionModel:
     high: float
     seen_offsets: Tensor
     seen_columns: Tensor
+    seen_values: Tensor
     inference: str
-    n_at_refresh: int
+    n_at_look: int
+    n_at_start: int
     n_merged: int
 
     @property
@@ -133,11 +139,16 @@ class CompletionModel:
         """
         return self.seen_columns[int(self.seen_offsets[row]) : int(self.seen_offsets[row + 1])].long()
 
-    def absorb(self, found: Observations) -> None:
-        """Add new ratings, with new rows and columns if need be, without a new fit.
+    def absorb(self, found: Observations, *, duplicates: str = "mean", seed: int = 0) -> None:
+        """Add new ratings, with new rows and columns if need be.
+
+        A few change the rows and columns they touch; when they have become many, all ratings are gone through again.
 
         Args:
             found: the new entries.
+            duplicates: what becomes of a pair that was rated before: ``mean``, ``last`` or ``sum``. Until all ratings
+                are gone through again it is one more observation.
+            seed: of a start from scratch.
         """
         posterior = self.posterior
         for index, ids, side, other in (
@@ -148,14 +159,36 @@ class CompletionModel:
             index.add(ids)
             grow(side, other, len(index) - before)
         i, j = self.row_ids.numbers(found.rows), self.column_ids.numbers(found.columns)
-        batch, rows, columns = self._batch(i, j, found.values)
-        absorb(posterior, batch, rows, columns)
-        self._remember(i, j)
+        self._remember(i, j, (found.values - self.center) / self.scale)
         self.low, self.high = min(self.low, found.values.min()), max(self.high, found.values.max())
-        learnt = self.inference == "variational" and posterior.fixed_ridge is None
-        if learnt and posterior.n_ratings > (1 + _REFRESH_GROWTH) * self.n_at_refresh:
-            refresh_priors(posterior)
-            self.n_at_refresh = posterior.n_ratings
+        many = len(self.seen_values) > (1 + _LOOK_BACK) * self.n_at_look
+        if many and self.inference == "variational":
+            self._look_back(duplicates, seed)
+        else:
+            absorb(posterior, *self._batch(i, j, found.values))
+
+    def _look_back(self, duplicates: str, seed: int) -> None:
+        rows = np.repeat(np.arange(len(self.row_ids)), self.seen_offsets.diff().numpy())
+        shape, values = (len(self.row_ids), len(self.column_ids)), self.seen_values.numpy()
+        columns = self.seen_columns.numpy()
+        if duplicates == "sum":
+            rows, columns, given = summed(rows, columns, values.astype(np.float64) * self.scale + self.center)
+            values = (given - self.center) / self.scale
+            self.low, self.high = min(self.low, given.min()), max(self.high, given.max())
+        ratings = Ratings(
+            rows, columns, values, shape, dtype=self.posterior.rows.mean.dtype,
+            duplicates="last" if duplicates == "last" else "mean", device=self.device,
+        )  # fmt: skip
+        old, self.n_at_look = self.posterior, len(self.seen_values)
+        if self.n_at_look < _START_ANEW * self.n_at_start:
+            look_back(old, ratings)
+            return
+        self.n_at_start = self.n_at_look
+        self.posterior = fit_variational(
+            ratings, old.rank, ridge=old.fixed_ridge, row_offsets=old.rows.has_offset,
+            column_offsets=old.columns.has_offset, set_effects=old.rows.set_effects is not None,
+            weight_strength=old.weight_strength, seed=seed,
+        )  # fmt: skip
 
     def of_new_row(self, columns: Ids, values: Floats, unseen: str) -> CompletionModel:
         """A model of one new row, number 0, and the same columns; these do not move, unknown ones are left out.
@@ -193,16 +226,44 @@ class CompletionModel:
         behind = [torch.from_numpy(t).long().to(self.device) for t in (rows, columns)]
         return batch, behind[0], behind[1]
 
-    def _remember(self, i: Any, j: Any) -> None:
-        """Enter new pairs into the seen columns of each row."""
-        counts = self.seen_offsets.diff().numpy()
-        old = np.repeat(np.arange(len(counts)), counts)
-        rows = np.concatenate([old, np.asarray(i)])
-        columns = np.concatenate([self.seen_columns.numpy(), np.asarray(j, dtype=np.int32)])
-        order = np.argsort(rows, kind="stable")
-        totals = np.bincount(rows, minlength=len(self.posterior.rows.mean))
-        self.seen_columns = torch.from_numpy(columns[order].astype(np.int32))
-        self.seen_offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(totals)]).astype(np.int64))
+    def _remember(self, i: Any, j: Any, values: Floats) -> None:
+        """Enter new entries behind those that each row has, without sorting the old ones."""
+        n_rows, order = len(self.posterior.rows.mean), np.argsort(i, kind="stable")
+        old = self.seen_offsets.diff().numpy()
+        had = np.concatenate([old, np.zeros(n_rows - len(old), dtype=np.int64)])
+        added = np.bincount(i, minlength=n_rows)
+        ends = np.cumsum(had + added)
+        starts = ends - had - added
+        kept = np.arange(len(self.seen_columns)) + np.repeat(starts - (np.cumsum(had) - had), had)
+        rows = np.asarray(i)[order]
+        place = starts[rows] + had[rows] + np.arange(len(rows)) - (np.cumsum(added) - added)[rows]
+        for name, fresh in (("seen_columns", j), ("seen_values", values)):
+            before = getattr(self, name).numpy()
+            merged = np.empty(len(kept) + len(rows), dtype=before.dtype)
+            merged[kept], merged[place] = before, np.asarray(fresh)[order]
+            setattr(self, name, torch.from_numpy(merged))
+        self.seen_offsets = torch.from_numpy(np.concatenate([[0], ends]).astype(np.int64))
+
+
+def summed(rows: Any, columns: Any, values: Any) -> tuple[Any, Any, Any]:
+    """Entries with the values of equal pairs added up.
+
+    Args:
+        rows: row numbers.
+        columns: column numbers.
+        values: values.
+
+    Returns:
+        The same three, each pair once.
+
+    Example:
+        >>> [part.tolist() for part in summed(np.array([0, 1, 0]), np.array([2, 2, 2]), np.array([1.0, 5.0, 2.0]))]
+        [[0, 1], [2, 2], [3.0, 5.0]]
+    """
+    order = np.lexsort((columns, rows))
+    rows, columns, values = (np.asarray(part)[order] for part in (rows, columns, values))
+    starts = np.flatnonzero(np.concatenate([[True], (np.diff(rows) != 0) | (np.diff(columns) != 0)]))
+    return rows[starts], columns[starts], np.add.reduceat(values, starts)
 
 
 def _other_kind(ids: Ids, index: IdIndex) -> bool:

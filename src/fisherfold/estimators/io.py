@@ -45,13 +45,14 @@ def save_completion(
         "estimator": estimator, "fisherfold": __version__, "params": _plain_params(params),
         "inference": model.inference, "center": model.center, "scale": model.scale,
         "low": float(model.low), "high": float(model.high),
-        "n_at_refresh": model.n_at_refresh, "n_merged": model.n_merged, "posterior": numbers,
+        "n_at_look": model.n_at_look, "n_at_start": model.n_at_start, "n_merged": model.n_merged,
+        "posterior": numbers,
     }  # fmt: skip
     for k, (name, ids) in enumerate((("rows", model.row_ids), ("columns", model.column_ids))):
         kind, parts = _pack_ids(ids.labels, name)
         tensors |= {f"{name}.ids.{key}": part for key, part in parts.items()}
         header[name] = {"ids": kind, "count": len(ids), "has_offset": has_offset[k]}
-    tensors |= {"seen.offsets": model.seen_offsets, "seen.columns": model.seen_columns}
+    tensors |= {f"seen.{name}": getattr(model, f"seen_{name}") for name in ("offsets", "columns", "values")}
     with new_folder(path) as folder:
         write_tensors(folder / "model.safetensors", tensors, kind=KIND, version=VERSION, header=header)
         summary = {"kind": KIND, "version": VERSION, **header}
@@ -81,13 +82,14 @@ def load_completion(path: str | os.PathLike[str]) -> tuple[CompletionModel, dict
         sizes = len(posterior.rows.mean), len(posterior.columns.mean)
         ids = [_index(tensors, name, header[name], n) for name, n in zip(("rows", "columns"), sizes, strict=True)]
         numbers = {name: finite_number(name, header[name]) for name in ("center", "scale", "low", "high")}
-        refreshed, merged = (int(finite_number(name, header[name], least=0)) for name in ("n_at_refresh", "n_merged"))
+        counts = [int(finite_number(n, header[n], least=0)) for n in ("n_at_look", "n_at_start", "n_merged")]
         if header["inference"] not in INFERENCES or not isinstance(header["params"], dict):
             raise ValueError(f"inference is {header['inference']!r}, params {type(header['params']).__name__}")
-        offsets, columns = _seen(tensors, *sizes)
+        offsets, columns, values = _seen(tensors, *sizes)
         model = CompletionModel(
             row_ids=ids[0], column_ids=ids[1], posterior=posterior, seen_offsets=offsets, seen_columns=columns,
-            inference=header["inference"], n_at_refresh=refreshed, n_merged=merged, **numbers,
+            seen_values=values, inference=header["inference"], n_at_look=counts[0], n_at_start=counts[1],
+            n_merged=counts[2], **numbers,
         )  # fmt: skip
     return model, header["params"]
 
@@ -99,14 +101,14 @@ def _index(tensors: dict[str, Tensor], name: str, facts: dict[str, Any], n: int)
     return IdIndex.restore(labels)
 
 
-def _seen(tensors: dict[str, Tensor], n_rows: int, n_columns: int) -> tuple[Tensor, Tensor]:
-    """Which columns each row has rated: runs that follow each other, of columns that exist."""
+def _seen(tensors: dict[str, Tensor], n_rows: int, n_columns: int) -> tuple[Tensor, Tensor, Tensor]:
+    """What each row has rated: runs that follow each other, of columns that exist, and a value each."""
     offsets = take(tensors, "seen.offsets", (n_rows + 1,), whole=True).long()
     columns = take(tensors, "seen.columns", None, whole=True)
     runs = int(offsets[0]) == 0 and int(offsets[-1]) == len(columns) and bool((offsets.diff() >= 0).all())
     if not runs or (len(columns) and not 0 <= int(columns.min()) <= int(columns.max()) < n_columns):
         raise ValueError("seen.offsets and seen.columns do not fit the table")
-    return offsets, columns.int()
+    return offsets, columns.int(), take(tensors, "seen.values", (len(columns),))
 
 
 def _plain_params(params: dict[str, Any]) -> dict[str, Any]:

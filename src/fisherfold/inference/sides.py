@@ -261,9 +261,7 @@ def update_set_effects(side: Side, own: Grouped, other: Grouped, *, steps: int =
     """
     root = _inverse_root(side.counts)[:, None]
     if side.set_effects is None:
-        zeros = side.mean.new_zeros(other.n_groups, side.mean.shape[1])
-        shares = _gather(root * root, other)[:, 0]
-        side.set_effects = SetEffects(zeros, torch.zeros_like(side.mean), shares)
+        side.set_effects = set_effects_of(side, side.mean.new_zeros(other.n_groups, side.mean.shape[1]), own, other)
     state = side.set_effects
     scale = 1 / (state.shares[:, None] + SET_STRENGTH)
     x, sums = state.effects, state.sums
@@ -281,6 +279,22 @@ def update_set_effects(side: Side, own: Grouped, other: Grouped, *, steps: int =
         direction = fresh + new_progress / progress.clamp(min=torch.finfo(x.dtype).tiny) * direction
         progress = new_progress
     side.set_effects = SetEffects(x, sums, state.shares)
+
+
+def set_effects_of(side: Side, effects: Tensor, own: Grouped, other: Grouped) -> SetEffects:
+    """Effects x_j with what is needed to apply them.
+
+    Args:
+        side: the side whose prior mean they shift.
+        effects: x_j.
+        own: the ratings grouped by the members of this side.
+        other: the ratings grouped by the members of the other side.
+
+    Returns:
+        The effects, their sums over each rated set, and the shares.
+    """
+    root = _inverse_root(side.counts)[:, None]
+    return SetEffects(effects, _gather(effects, own), _gather(root * root, other)[:, 0])
 
 
 def _gather(table: Tensor, groups: Grouped) -> Tensor:

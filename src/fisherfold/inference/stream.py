@@ -8,6 +8,9 @@ the posterior so far in the place of the prior, adds their evidence:
 
 (free rows and columns, offsets of the other side subtracted; see ``completion``). Rows first, then columns, repeated a
 few times for the same batch. ``decay`` < 1 shrinks old evidence first, for streams that drift.
+
+Old evidence was gathered with what was known of the other side then, and keeps that: on a stream that brings most of
+its ratings later it trails a fit by far. ``look_back`` passes over all ratings again from where the posterior stands.
 """
 
 from __future__ import annotations
@@ -21,12 +24,13 @@ from fisherfold.inference.completion import (
     CompletionPosterior,
     evidence,
     expected_residual,
+    fit_variational,
     moments,
     noise_floor,
     normal_equations,
 )
 from fisherfold.inference.inverse import pack
-from fisherfold.inference.sides import SetEffects, Side
+from fisherfold.inference.sides import SetEffects, Side, set_effects_of
 from fisherfold.problems.grouped import Grouped
 from fisherfold.problems.packed import unpack
 from fisherfold.problems.ratings import Ratings
@@ -183,23 +187,21 @@ def _natural_step(
     return residual.to(side.mean)
 
 
-def refresh_priors(posterior: CompletionPosterior) -> None:
-    """Learn the priors anew from all members, and exchange them under the evidence that is kept.
+def look_back(posterior: CompletionPosterior, ratings: Ratings, *, passes: int = 2) -> None:
+    """Passes of coordinate ascent over all ratings so far, with their priors, from where the posterior stands.
 
     Args:
-        posterior: the posterior; changed in place. Nothing happens if the ridge was given.
+        posterior: the posterior, with a member for every row and column; changed in place.
+        ratings: all ratings so far.
+        passes: how many.
     """
-    if posterior.fixed_ridge is not None:
-        return
-    for side in (posterior.rows, posterior.columns):
-        everyone = torch.arange(len(side.mean), device=side.mean.device)
-        before = _before(side, everyone, 1.0)
-        side.update_prior()
-        precision = side.precision + before.precision
-        total = side.prior_mean.double() @ side.precision + before.pull
-        covariance = torch.linalg.inv(precision)
-        side.mean = (covariance @ total[:, :, None])[:, :, 0].to(side.mean)
-        if not side.has_offset:
-            side.mean[:, -1], covariance[:, -1], covariance[:, :, -1] = 0, 0, 0
-        side.covariance = pack(covariance).to(side.mean)
-        side.log_det = -torch.logdet(precision).to(side.mean)
+    posterior.n_ratings, posterior.converged = ratings.n_ratings, False
+    orders = ratings.by_row, ratings.by_column
+    for side, own, other in ((posterior.rows, *orders), (posterior.columns, *orders[::-1])):
+        side.counts = own.counts.to(side.counts)
+        if side.set_effects is not None:
+            side.set_effects = set_effects_of(side, side.set_effects.effects, own, other)
+    fit_variational(
+        ratings, posterior.rank, max_iter=len(posterior.trace) + passes, tol=-torch.inf, init=posterior,
+        set_effects=posterior.rows.set_effects is not None,
+    )  # fmt: skip
