@@ -9,6 +9,8 @@ from fuzz_targets import TARGETS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fisherfold.estimators import MatrixCompletion
+
 CORPUS = Path(__file__).parents[1] / "corpus"
 SEEDS = {name: sorted(p for p in (CORPUS / name).iterdir() if p.is_file()) for name in TARGETS}
 
@@ -21,6 +23,14 @@ def test_every_target_has_seeds():
 @pytest.mark.parametrize("seed", [f"{name}/{path.name}" for name, paths in SEEDS.items() for path in paths])
 def test_corpus(seed):
     TARGETS[seed.split("/")[0]]((CORPUS / seed).read_bytes())
+
+
+@pytest.mark.parametrize("path", SEEDS["completion"], ids=lambda path: path.name)
+def test_the_models_of_the_corpus_are_models(path, tmp_path):
+    """A change of the format would else leave the fuzzer with files that are refused at the door."""
+    (tmp_path / "model.safetensors").write_bytes(path.read_bytes())
+    model = MatrixCompletion.load(tmp_path)
+    assert len(model.model_.seen_values) == model.model_.posterior.n_ratings
 
 
 @st.composite
