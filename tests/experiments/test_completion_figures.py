@@ -46,3 +46,17 @@ def test_a_split_keeps_every_rating_once():
     assert set(test.row_counts.tolist()) == {5}
     total = float(train.by_row.values().sum() + test.by_row.values().sum())
     assert total == pytest.approx(float(data.values.sum()), rel=1e-12)
+
+
+@needs_data
+def test_the_curve_of_the_default_falls_from_the_mean_to_convergence():
+    data = datasets.load_ratings("movielens100k")
+    rows = completion.default_curve(data, 5, seed=0)
+    held = completion.hold_out(data.rows, 5, seed=0)
+    assert rows[0]["train"] == pytest.approx(float(data.values[~held].var()))
+    assert [row["paper_grads"] for row in rows] == list(range(len(rows)))
+    errors = [row["held_out"] for row in rows]
+    assert errors[-1] < 0.8 * errors[0]
+    assert errors[-1] == pytest.approx(min(errors), rel=0.01)
+    assert rows[-1]["loss"] == pytest.approx(rows[-1]["train"] * (~held).sum() / (2 * data.shape[1]))
+    assert all("refit" not in row for row in rows)

@@ -193,7 +193,7 @@ def _table(result: FigureResult) -> Table:
         table.add_column(name, justify="left" if name == "method" else "right")
     for row in result.table():
         step = "-" if row["step"] is None else f"{row['step']:.3g}"
-        errors = (f"{row[c]:.4f} ± {row[f'{c}_sd']:.4f}" for c in result.plan.metrics)
+        errors = ("-" if row[c] is None else f"{row[c]:.4f} ± {row[f'{c}_sd']:.4f}" for c in result.plan.metrics)
         cost = (f"{row['seconds']:.2f}", f"{row['paper_grads']:.0f}", f"{row['true_grads']:.0f}")
         table.add_row(row["method"], step, *errors, *cost)
     return table

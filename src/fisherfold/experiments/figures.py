@@ -45,6 +45,7 @@ class MethodPlan:
         steps: the step sizes to search, largest first; one for a fixed step, none for a line search.
         options: further options for ``minimize``.
         paper: whether the paper has it; ours are drawn beside and take no part in its claim.
+        curve: makes the rows for a seed where no ``minimize`` is run, with ``paper_grads`` and ``true_grads``.
     """
 
     label: str
@@ -53,6 +54,7 @@ class MethodPlan:
     steps: tuple[float, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
     paper: bool = True
+    curve: Callable[[int], list[dict[str, float]]] | None = None
 
 
 @dataclass(frozen=True)
@@ -143,15 +145,16 @@ class FigureResult:
         """Final figures per method: mean and standard deviation over the seeds.
 
         Returns:
-            One row per method.
+            One row per method; None for an error that a method does not have.
         """
         rows = []
         for label, runs in self.runs.items():
             row: dict[str, Any] = {"method": label, "step": runs[0].step}
             for column in (*self.plan.metrics, "loss", "seconds", "paper_grads", "true_grads"):
+                known = all(column in run.rows[-1] for run in runs)
                 values = [run.last(column) for run in runs]
-                row[column] = statistics.fmean(values)
-                row[f"{column}_sd"] = statistics.stdev(values) if len(values) > 1 else 0.0
+                row[column] = statistics.fmean(values) if known else None
+                row[f"{column}_sd"] = statistics.stdev(values) if known and len(values) > 1 else 0.0
             rows.append(row)
         return rows
 
@@ -326,6 +329,8 @@ class Runner:
         return (self.record or Path()) / f"{self._key(method, step, seed)}.json"
 
     def _make(self, method: MethodPlan, step: float | None, seed: int) -> Run:
+        if method.curve is not None:
+            return Run(method.label, step, seed, "converged", method.curve(seed))
         if seed not in self.problems:
             self.problems[seed] = self.plan.make(seed)
         problem, x0 = self.problems[seed]

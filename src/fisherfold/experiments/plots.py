@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ AXES = {
     "seconds": "seconds (solver time)",
 }
 # colours that stay apart for colour-blind readers, and a marker each
-_STYLES = (("#000000", "<"), ("#0072b2", "o"), ("#d55e00", "s"), ("#009e73", "^"), ("#cc79a7", "D"))
+_STYLES = (("#000000", "<"), ("#0072b2", "o"), ("#d55e00", "s"), ("#009e73", "^"), ("#cc79a7", "D"), ("#e69f00", "v"))
 
 
 def draw(result: FigureResult) -> Figure:
@@ -49,13 +50,16 @@ def draw(result: FigureResult) -> Figure:
 
 def _panel(panel: Any, result: FigureResult, axis: str, column: str) -> None:
     for (label, runs), (colour, marker) in zip(result.runs.items(), _STYLES, strict=False):
+        if column not in runs[0].rows[-1]:
+            continue
         x, median, least, greatest = band(runs, axis, column)
         name = label if runs[0].step is None else f"{label} (step {runs[0].step:.3g})"
         panel.fill_between(x, least, greatest, color=colour, alpha=0.15, linewidth=0)
         panel.plot(x, median, color=colour, marker=marker, markevery=max(1, len(x) // 10), markersize=4, label=name)
     panel.grid(alpha=0.3)
-    values = [v for runs in result.runs.values() for v in band(runs, axis, column)[1]]
-    if min(values) > 0 and max(values) > 20 * min(values):
+    edges = [v for runs in result.runs.values() for values in band(runs, axis, column)[2:] for v in values]
+    known = [v for v in edges if math.isfinite(v)]
+    if min(known) > 0 and max(known) > 20 * min(known):
         panel.set_yscale("log")
 
 

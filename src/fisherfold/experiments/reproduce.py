@@ -10,15 +10,13 @@ in ``options.folder(name)`` and its section with ``keep``; its command goes to `
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from fisherfold._version import __version__
 from fisherfold.experiments import completion, subspace
 from fisherfold.experiments.adapters import CLAIMS, THEORY_CLAIMS, figure_section, theory_section
 from fisherfold.experiments.figures import FigurePlan, FigureResult, Say, Tick, run_figure
@@ -29,7 +27,7 @@ from fisherfold.experiments.theory import Part, Settings, write_report
 from fisherfold.experiments.theory.records import run_recorded
 from fisherfold.experiments.verdicts import RULES
 from fisherfold.experiments.workers import workers
-from fisherfold.files import make_folder, write_atomically
+from fisherfold.files import make_folder
 
 FIGURES: dict[str, Callable[..., FigurePlan]] = {
     "jester": completion.jester,
@@ -139,7 +137,7 @@ def reproduce_figure(name: str, options: Options) -> Reproduced:
     plan = source()
     make_folder(folder)
     seeds = min(options.seeds, 2) if options.quick else options.seeds
-    more = _default_estimator(name, seeds, options) if name in {"jester", "movielens"} else {}
+    more = {"what refit hides": completion.HIDDEN} if name in {"jester", "movielens"} else {}
     pool = workers(source, folder, jobs=options.jobs, fresh=options.fresh) if options.jobs > 1 else nullcontext()
     with pool as spread:
         result = run_figure(
@@ -165,23 +163,6 @@ def make_plan(name: str, quick: bool, sarcos_file: Path | None = None) -> Figure
     """
     plan = FIGURES[name](**({"sarcos_file": sarcos_file} if name == "sarcos" else {}))
     return plan.quick() if quick else plan
-
-
-def _default_estimator(name: str, seeds: int, options: Options) -> dict[str, str]:
-    """What ``MatrixCompletion`` reaches on the same splits, recorded like a run."""
-    file = options.folder(name) / "runs" / f"estimator-{seeds}-{__version__}.json"
-    make_folder(file.parent)
-    if file.is_file() and not options.fresh:
-        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    else:
-        options.say("MatrixCompletion with its defaults")
-        found = completion.default_estimator(name, seeds)
-        write_atomically(file, json.dumps(found).encode())
-    sentence = f"held-out MSE {found['held_out']:.4f} ± {found['held_out_sd']:.4f}, {found['seconds']:.2f} s a fit"
-    return {
-        "MatrixCompletion with its defaults, same rank and splits": sentence,
-        "what refit hides": completion.HIDDEN,
-    }
 
 
 def reproduce_theory(options: Options) -> tuple[list[Part], dict[str, str]]:
