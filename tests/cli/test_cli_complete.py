@@ -91,6 +91,16 @@ def test_recommend(model):
     assert "Recommendations" in call("recommend", model, "u1")
 
 
+def test_recommend_says_when_a_row_is_a_stranger(model):
+    shown = CliRunner().invoke(app, ["complete", "recommend", str(model), "nobody", "u1"])
+    assert shown.stderr.strip() == "row nobody was not in the fit: these are the columns that do best on average"
+
+
+def test_fit_says_what_to_do_next(ratings, tmp_path):
+    shown = CliRunner().invoke(app, ["complete", "fit", str(ratings), "--rank", "1", "-o", str(tmp_path / "a model")])
+    assert shown.stderr.strip() == f"next: fisherfold complete recommend '{tmp_path / 'a model'}' u0"
+
+
 def test_evaluate_has_error_bars(ratings):
     found = json.loads(call("evaluate", ratings, "--rank", 1, "--folds", 4, "--json"))
     assert found["folds"] == 4

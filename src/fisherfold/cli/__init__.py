@@ -23,10 +23,10 @@ app = group(
 )
 command(app, examples=["fisherfold demo", "fisherfold demo --output pictures --seed 1"])(demo)
 command(app, examples=["fisherfold info", "fisherfold info --json"])(info)
-app.add_typer(datasets.app, name="datasets")
 app.add_typer(complete.app, name="complete")
-app.add_typer(reproduce.app, name="reproduce")
 app.add_typer(subspace.app, name="subspace")
+app.add_typer(reproduce.app, name="reproduce")
+app.add_typer(datasets.app, name="datasets")
 
 
 def _show_version(value: bool) -> None:

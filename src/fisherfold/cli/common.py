@@ -242,6 +242,7 @@ def command(
             voice = Voice(**{key: given.pop(key) for key in _SHARED})
             began = time.perf_counter()
             try:
+                _load_torch(voice)
                 run(voice, **given)
             except KeyboardInterrupt:
                 Console(stderr=True).print(f"stopped; {voice.resume}", markup=False, highlight=False, soft_wrap=True)
@@ -327,6 +328,13 @@ def report(error: Exception, path: str, *, as_json: bool = False) -> int:
     console.print(f"[bold red]error:[/] {escape(text)}", highlight=False, soft_wrap=True)
     console.print(f"[bold]hint:[/] {escape(hint)}", highlight=False, soft_wrap=True)
     return code
+
+
+def _load_torch(voice: Voice) -> None:
+    """Load what takes seconds on a cold machine while a line says so."""
+    if voice.shows_progress and "torch" not in sys.modules:
+        with Console(stderr=True).status("loading torch"):
+            import torch  # noqa: F401
 
 
 def _memory() -> str:

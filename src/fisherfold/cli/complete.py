@@ -5,6 +5,7 @@ Files are written under a temporary name and renamed, so that none is ever half 
 
 from __future__ import annotations
 
+import shlex
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -116,6 +117,8 @@ def fit(
     if hasattr(model, "cv_results_"):
         found["cv_rmse"] = dict(zip(map(str, model.cv_results_["rank"]), model.cv_results_["mean_rmse"], strict=True))
     voice.result(f"Completed {file.name}", found)
+    some = shlex.quote(str(inside.row_ids.labels[0]))
+    voice.remark(f"next: fisherfold complete recommend {shlex.quote(str(output))} {some}")
 
 
 @command(app, examples=["fisherfold complete predict model/ pairs.csv -o predictions.csv"])
@@ -176,7 +179,10 @@ def recommend(
     model = MatrixCompletion.load(folder)
     lists = {}
     for text in row:
-        ids, scores = model.recommend(_row_id(model, text), k, exclude_seen=not include_seen)
+        given = _row_id(model, text)
+        if model.model_.row_ids.numbers([given])[0] < 0:
+            voice.remark(f"row {text} was not in the fit: these are the columns that do best on average")
+        ids, scores = model.recommend(given, k, exclude_seen=not include_seen)
         lists[text] = [{"column": plain(c), "prediction": float(s)} for c, s in zip(ids, scores, strict=True)]
     table = Table(title="Recommendations")
     for name in ("row", "place", "column", "prediction"):

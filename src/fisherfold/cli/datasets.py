@@ -36,7 +36,8 @@ def list_sets(voice: Voice) -> None:
     for column in ("name", "what it is", "state"):
         table.add_column(column, no_wrap=column == "name")
     for row in rows:
-        state = f"found in {row['found']}" if row["found"] else "can be fetched" if row["download"] else "not found"
+        state = "can be fetched" if row["download"] else f"by hand: datasets info {row['name']}"
+        state = f"found in {row['found']}" if row["found"] else state
         table.add_row(str(row["name"]), str(row["title"]), state)
     voice.answer({"datasets": rows}, table)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -78,6 +79,7 @@ def fit(
     seconds = time.perf_counter() - began
     kept = {} if checkpoint is None else {"went on from a checkpoint": resumed}
     voice.result("Fitted", {"model": str(output), **_facts(model, table), "seconds": seconds, **kept})
+    voice.remark(f"next: fisherfold subspace evaluate {shlex.quote(str(output))} HELD_OUT_ROWS.csv")
 
 
 @command(app, examples=["fisherfold subspace predict model/ new.csv --std -o predictions.csv"])
