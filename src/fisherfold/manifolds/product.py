@@ -243,19 +243,22 @@ class Product(Manifold):
 
     # The hooks of the base class speak of one tensor; a product has none, and every public method above goes around
     # them.
+    def _no_tensor(self, name: str) -> TypeError:
+        return TypeError(f"{self!r} has no single tensor for {name}: its points are dictionaries")
+
     def _project(self, x: Tensor, v: Tensor) -> Tensor:
-        raise NotImplementedError
+        raise self._no_tensor("_project")
 
     def _retract(self, x: Tensor, v: Tensor, method: str) -> Tensor:
-        raise NotImplementedError
+        raise self._no_tensor("_retract")
 
     def _random(
         self, shape: tuple[int, ...], generator: torch.Generator | None, dtype: torch.dtype, device: Any
     ) -> Tensor:
-        raise NotImplementedError
+        raise self._no_tensor("_random")
 
     def _constraint_error(self, x: Tensor) -> Tensor:
-        raise NotImplementedError
+        raise self._no_tensor("_constraint_error")
 
     def __repr__(self) -> str:
         return f"Product({self.factors!r})"

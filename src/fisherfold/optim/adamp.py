@@ -7,16 +7,17 @@ With the usual bias-corrected moments m̂, v̂:  d = Π(m̂/(√v̂ + ε)),  w �
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
+from typing_extensions import override
 
 from fisherfold.optim.groups import check_number
-from fisherfold.optim.projection import drop_radial
+from fisherfold.optim.projection import ProjectedOptimizer
 
 
-class AdamP(torch.optim.Optimizer):
+class AdamP(ProjectedOptimizer):
     """Adam with the projection of Heo et al. (2021), equal to their code, without its host synchronisation.
 
     Args:
@@ -57,26 +58,7 @@ class AdamP(torch.optim.Optimizer):
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, {**defaults, "delta": delta, "wd_ratio": wd_ratio, "nesterov": nesterov})
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update all parameters that have a gradient.
-
-        Args:
-            closure: reevaluates the model and returns the loss, if given.
-
-        Returns:
-            What the closure returned.
-        """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._update(parameter, parameter.grad, group)
-        return loss
-
+    @override
     def _update(self, w: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]) -> None:
         state = self.state[w]
         if not state:
@@ -92,12 +74,7 @@ class AdamP(torch.optim.Optimizer):
         denominator = (square.sqrt() / correction2.sqrt()).add_(group["eps"])
         update = (beta1 * mean + (1 - beta1) * gradient if group["nesterov"] else mean) / denominator
         decay = group["lr"] * group["weight_decay"]
-        if w.ndim > 1:
-            update, projected = drop_radial(w, gradient, update, group["delta"], group["eps"])
-            decay = decay * (1 - (1 - group["wd_ratio"]) * projected)
-        if group["weight_decay"] > 0:
-            w.mul_(1 - decay)
-        w.sub_(group["lr"] / correction1 * update)
+        self._move(w, gradient, update, group, rate=group["lr"] / correction1, decay=decay)
 
 
 def _correction(beta: float, step: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The projection of SGDP and AdamP: the part of an update along the weight is dropped where it looks scale invariant.
+"""What SGDP and AdamP share: the part of an update along the weight is dropped where it looks scale invariant.
 
 A weight counts as scale invariant in this step when max |cos(w_i, g_i)| < δ/√dim over its rows or, failing that, over
 the whole tensor (Heo et al. 2021, as in their code). The published code reads that maximum back to the host once or
@@ -7,9 +7,54 @@ twice per weight and step; here the choice is made on the device.
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+
+class ProjectedOptimizer(torch.optim.Optimizer):
+    """An optimizer whose updates pass through ``drop_radial``; groups have ``delta``, ``eps`` and ``wd_ratio``."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update all parameters that have a gradient.
+
+        Args:
+            closure: reevaluates the model and returns the loss, if given.
+
+        Returns:
+            What the closure returned.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, parameter.grad, group)
+        return loss
+
+    @abstractmethod
+    def _update(self, w: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        """Update the state of a parameter, and move it."""
+
+    @staticmethod
+    def _move(
+        w: Tensor, gradient: Tensor, update: Tensor, group: dict[str, Any], *, rate: float | Tensor, decay: float
+    ) -> None:
+        """Move: w ← (1 - decay ρ) w - rate Π(update), with ρ = ``wd_ratio`` where Π acted, else 1."""
+        shrink: float | Tensor = decay
+        if w.ndim > 1:
+            update, projected = drop_radial(w, gradient, update, group["delta"], group["eps"])
+            shrink = decay * (1 - (1 - group["wd_ratio"]) * projected)
+        if group["weight_decay"] > 0:
+            w.mul_(1 - shrink)
+        w.sub_(rate * update)
 
 
 def drop_radial(weight: Tensor, gradient: Tensor, update: Tensor, delta: float, eps: float) -> tuple[Tensor, Tensor]:

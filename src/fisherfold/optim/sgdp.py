@@ -6,16 +6,17 @@ projection of ``projection.py`` and ρ = ``wd_ratio`` where it acted, else 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
+from typing_extensions import override
 
 from fisherfold.optim.groups import check_number
-from fisherfold.optim.projection import drop_radial
+from fisherfold.optim.projection import ProjectedOptimizer
 
 
-class SGDP(torch.optim.Optimizer):
+class SGDP(ProjectedOptimizer):
     """SGD with the projection of Heo et al. (2021), equal to their code, without its host synchronisation.
 
     Args:
@@ -57,26 +58,7 @@ class SGDP(torch.optim.Optimizer):
         defaults = {"lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay}
         super().__init__(params, {**defaults, "nesterov": nesterov, "eps": eps, "delta": delta, "wd_ratio": wd_ratio})
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update all parameters that have a gradient.
-
-        Args:
-            closure: reevaluates the model and returns the loss, if given.
-
-        Returns:
-            What the closure returned.
-        """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._update(parameter, parameter.grad, group)
-        return loss
-
+    @override
     def _update(self, w: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]) -> None:
         state = self.state[w]
         if not state:
@@ -84,10 +66,4 @@ class SGDP(torch.optim.Optimizer):
         mu, buffer = group["momentum"], state["momentum_buffer"]
         buffer.mul_(mu).add_(gradient, alpha=1 - group["dampening"])
         update = gradient + mu * buffer if group["nesterov"] else buffer
-        decay = group["lr"] * group["weight_decay"] / (1 - mu)
-        if w.ndim > 1:
-            update, projected = drop_radial(w, gradient, update, group["delta"], group["eps"])
-            decay = decay * (1 - (1 - group["wd_ratio"]) * projected)
-        if group["weight_decay"] > 0:
-            w.mul_(1 - decay)
-        w.sub_(group["lr"] * update)
+        self._move(w, gradient, update, group, rate=group["lr"], decay=group["lr"] * group["weight_decay"] / (1 - mu))
