@@ -39,7 +39,12 @@ def file(tmp_path_factory):
         [name, value, *range(11)] for name, value in (("b", 10.0), ("c", None), ("a", 9.0), ("d", 1e-3))
     ])  # fmt: skip
     section = Section("one", "One", "a claim", "holds", charts=[chart], tables=[wide], command="x " * 80)
-    return write_page([section], tmp_path_factory.mktemp("page"), title=HOSTILE, lead="lead")
+    # as the theory has it: one axis, one error, both logarithmic
+    powers = [10.0**-k for k in range(5)]
+    cubes = Series("cubes", {"x": powers}, {"y": Band(*3 * [[t**3 for t in powers]])})
+    theory = Chart("the remainder", {"x": "t"}, {"y": "the remainder"}, [cubes], True, True)
+    other = Section("two", "Two", "another claim", "no claim", charts=[theory], files=["a b/t<i>.csv"])
+    return write_page([section, other], tmp_path_factory.mktemp("page"), title=HOSTILE, lead="lead")
 
 
 def test_nothing_is_asked_of_any_host_and_nothing_fails(browser, file):
@@ -119,14 +124,14 @@ def test_a_logarithmic_y_makes_powers_a_straight_line(browser, file):
 
 def test_a_click_on_a_head_sorts_numbers_as_numbers_and_blanks_last(browser, file):
     browser.open(file)
-    rows = "[...document.querySelectorAll('tbody tr')].map(row => row.cells[0].textContent).join('')"
+    rows = "[...document.querySelectorAll('#one tbody tr')].map(row => row.cells[0].textContent).join('')"
     assert browser.ask(rows) == "bcad"
-    browser.click("th:nth-child(2) button")
+    browser.click("#one th:nth-child(2) button")
     assert browser.ask(rows) == "dabc"
-    browser.click("th:nth-child(2) button")
+    browser.click("#one th:nth-child(2) button")
     assert browser.ask(rows) == "badc"
-    assert browser.ask("document.querySelector('th:nth-child(2)').getAttribute('aria-sort')") == "descending"
-    browser.click("th:nth-child(1) button")
+    assert browser.ask("document.querySelector('#one th:nth-child(2)').getAttribute('aria-sort')") == "descending"
+    browser.click("#one th:nth-child(1) button")
     assert browser.ask(rows) == "abcd"
 
 
@@ -155,3 +160,35 @@ def test_nothing_is_wider_than_the_screen(browser, file, width):
     assert browser.ask("document.querySelector('#one').scrollWidth") <= width
     # the wide table moves inside its own box
     assert browser.ask("(box => box.scrollWidth > box.clientWidth)(document.querySelector('#one .scroll'))")
+
+
+def test_a_chart_of_one_axis_and_one_error_is_logarithmic_from_the_start_and_says_each_once(browser, file):
+    browser.open(file)
+    path = browser.ask("document.querySelector('#two .curve').getAttribute('d')")
+    points = [tuple(map(float, pair.split(","))) for pair in path[1:].split("L")]
+    slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in pairwise(points)]
+    assert max(slopes) - min(slopes) < 0.01, "a power is a straight line"
+    assert browser.ask("document.querySelector('#two figcaption') === null")
+    assert browser.ask("document.querySelector('#two .controls').textContent") == "the remainderlog xlog y"
+    assert browser.ask("document.querySelector('#two .x-label').textContent") == "t"
+    width = browser.ask("document.querySelector('#two .chart svg').viewBox.baseVal.width")
+    browser.move("#two .chart svg", (64 + 0.5 * (width - 78)) / width)
+    assert browser.ask("document.querySelector('#two .tip').textContent") == "cubes at 0.01: 1.00e-6"
+    browser.click("#two .logX")
+    assert browser.ask("document.querySelector('#two .logX').getAttribute('aria-pressed')") == "false"
+    assert browser.ask("document.querySelector('#two .curve').getAttribute('d')") != path
+
+
+def test_raw_tables_are_links_beside_the_page(browser, file):
+    browser.open(file)
+    link = "document.querySelector('#two .files a')"
+    assert browser.ask(f"{link}.textContent") == "a b/t<i>.csv"
+    assert browser.ask(f"{link}.getAttribute('href')") == "a%20b/t%3Ci%3E.csv"
+
+
+def test_the_overview_leaves_the_claims_to_the_sections_on_a_phone(browser, file):
+    shown = "getComputedStyle(document.querySelector('.overview td:last-child')).display"
+    browser.open(file, width=390)
+    assert browser.ask(shown) == "none"
+    browser.open(file)
+    assert browser.ask(shown) == "table-cell"

@@ -58,15 +58,15 @@ def figure_section(
     why = [c.sentence(plan.metrics[c.column], first) for c in comparisons]
     series = [_series(label, runs, plan.metrics) for label, runs in result.runs.items()]
     chart = Chart(_spread(result), AXES, plan.metrics, series, any(map(_spans_decades, series)))
-    raw = ", ".join(f"{picture.removesuffix('png')}{kind}" for kind in ("csv", "json"))
+    raw = [f"{picture.removesuffix('png')}{kind}" for kind in ("csv", "json")]
     settings = {
         **plan.settings, "budget (#grad/N, the paper's count)": plan.budget, "seeds": len(result.seeds),
-        "version": __version__, "raw tables": raw,
+        "version": __version__,
     }  # fmt: skip
     notes = [*(f"{name}: {sentence}" for name, sentence in (more or {}).items()), *filter(None, [plan.note])]
     return Section(
         plan.name, plan.title, claim, judge(comparisons, true), [*why, true_count(result, true)],
-        settings, command, [chart], [_final_table(result), _search_table(result)], picture, notes,
+        settings, command, [chart], [_final_table(result), _search_table(result)], picture, notes, raw,
     )  # fmt: skip
 
 
@@ -124,7 +124,8 @@ def theory_section(part: Part, *, command: str, folder: Path, settings: Mapping[
         The section.
     """
     sketch = " (quick sketch)" if settings.get("quick") else ""
-    settings = {**settings, "version": __version__, "raw tables": f"{folder / part.name}.csv, {folder}/theory.json"}
+    raw = [(folder / file).as_posix() for file in (f"{part.name}.csv", "theory.json")]
+    settings = {**settings, "version": __version__}
     seen = Counter(str(finding.verdict) for finding in part.findings)
     words = {"holds": "hold", "partly": "hold with a restriction", "fails": "do not hold"}
     counts = ", ".join(f"{seen[verdict]} {word}" for verdict, word in words.items() if seen[verdict])
@@ -135,6 +136,7 @@ def theory_section(part: Part, *, command: str, folder: Path, settings: Mapping[
     return Section(
         f"theory-{part.name}", f"Theory: {part.title}{sketch}", THEORY_CLAIMS[part.name], theory_verdict(seen), why,
         settings, command, part.charts, [table], (folder / f"{part.name}.png").as_posix(), [part.sentence],
+        raw,
     )  # fmt: skip
 
 

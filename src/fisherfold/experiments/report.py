@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from importlib import resources
 from pathlib import Path
+from urllib.parse import quote
 
 from fisherfold._version import __version__
 from fisherfold.experiments.sections import Cell, Chart, Section, Table, finite
@@ -144,6 +145,9 @@ def _section(section: Section, folder: Path) -> str:
     if section.settings:
         pairs = "".join(f"<dt>{_text(k)}</dt><dd>{_text(_plain(v))}</dd>" for k, v in section.settings.items())
         parts.append(f"<details><summary>Settings</summary><dl>{pairs}</dl></details>")
+    if section.files:
+        links = ", ".join(f'<a href="{_text(quote(file))}">{_text(file)}</a>' for file in section.files)
+        parts.append(f'<p class="files">Raw tables: {links}</p>')
     if section.command:
         verb = "To run it" if section.verdict in {"not run", "data not found"} else "To repeat it"
         parts.append(f'<p class="command">{verb}: <code>{_text(section.command)}</code></p>')

@@ -102,6 +102,7 @@ class Section:
         tables: numbers.
         picture: a PNG file below the folder of the page, if there is one.
         notes: what the reader has to know beside it.
+        files: its raw tables, below the folder of the page.
     """
 
     name: str
@@ -115,6 +116,7 @@ class Section:
     tables: Sequence[Table] = ()
     picture: str = ""
     notes: Sequence[str] = ()
+    files: Sequence[str] = ()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the section as JSON.
