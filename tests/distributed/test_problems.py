@@ -13,7 +13,7 @@ from fisherfold.distributed import ALONE, Axis, Group
 from fisherfold.estimators.point_completion import fit_point, held_out_entries
 from fisherfold.inference.completion import fit_variational
 from fisherfold.problems.completion import CompletionProblem
-from fisherfold.problems.ratings import Ratings
+from fisherfold.problems.ratings import Chunk, Ratings
 from fisherfold.solvers import minimize
 
 from ranks import compare, on_ranks, same_bits  # isort: skip
@@ -41,7 +41,7 @@ def shared(group: Group, *, transposed: bool = False) -> Ratings:
     edges = cuts(group.size)
     axis = Axis(COLUMNS, edges[group.rank], edges[group.rank + 1], group)
     mine = (columns >= axis.start) & (columns < axis.stop)
-    pieces = [(rows[mine], (columns[mine] - axis.start).astype(np.int32), values[mine])]
+    pieces = [Chunk(rows[mine], (columns[mine] - axis.start).astype(np.int32), values[mine])]
     ratings = Ratings.from_chunks(lambda: pieces, (Axis.whole(ROWS), axis), dtype=torch.float64)
     return ratings.T if transposed else ratings
 

@@ -315,11 +315,15 @@ def report(error: Exception, path: str, *, as_json: bool = False) -> int:
     """
     theirs = isinstance(error, THEIRS)
     text = " ".join(str(error).split()) or type(error).__name__
-    if not theirs:
+    # named, not imported: most commands have no use for torch
+    lost = type(error).__name__ == "RankLost"
+    if not theirs and not lost:
         text = f"unexpected {type(error).__name__}: {text}"
     hint = f"'{path} --help' shows examples; --debug shows the trace"
     if not theirs:
         hint = "run it again with --debug for the trace, and add 'fisherfold info' to a report of it"
+    if lost:
+        hint = "the page on several processes says how a fit goes on from its checkpoint"
     code = UNUSABLE if theirs else FAILED
     if as_json:
         print(json.dumps({"error": text, "hint": hint, "exit_code": code}, ensure_ascii=False), file=sys.stderr)

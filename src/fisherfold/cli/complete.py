@@ -69,6 +69,7 @@ MaxIter = Annotated[int, typer.Option("--max-iter", help="The largest number of 
     examples=[
         "fisherfold complete fit ratings.csv --rank 10 --seed 0 -o model/",
         "fisherfold complete fit ratings.dat --format :: --rank auto -o model/",
+        "torchrun --nproc-per-node 4 -m fisherfold complete fit ratings.parquet -o model/",
     ],
 )
 def fit(
@@ -83,16 +84,12 @@ def fit(
     checkpoint: Checkpoint = None,
 ) -> None:  # fmt: skip
     """Fit a model to a file of ratings and write it into a folder."""
+    from fisherfold.distributed import joined, under_torchrun
     from fisherfold.estimators.tables import read_ratings
 
     if output.exists() and not output.is_dir():
         raise ValueError(f"--output must be a folder, {output} is a file")
     voice.resume = "no model was written; with --keep-on-interrupt the passes done so far are kept"
-    table = read_ratings(
-        file, columns=_split(columns), file_format=file_format, header=header, encoding=encoding,
-        max_bytes=int(unpack_limit * 2**30),
-    )  # fmt: skip
-    voice.detail(f"read {table.n_read:,} lines of {file}")
     model = _estimator(
         rank, random_state=seed, inference=inference, offsets=offsets, ridge=ridge, duplicates=duplicates,
         max_iter=max_iter, n_jobs=threads, verbose=voice.shows_progress or voice.verbose,
@@ -102,16 +99,35 @@ def fit(
     if checkpoint is not None:
         voice.resume = f"no model was written; the same command goes on from {checkpoint}"
     began = time.perf_counter()
-    _fit(model, table)
-    seconds = time.perf_counter() - began
-    model.save(output)
+    with joined() as processes:
+        if under_torchrun():
+            if encoding is not None:
+                raise ValueError("--encoding needs one process: parts of a file are read as UTF-8, convert it first")
+            model.fit_file_share(file, columns=_split(columns), file_format=file_format, header=header)
+            n_read, refused, names = model.n_read_, model.refused_, model.header_
+        else:
+            table = read_ratings(
+                file, columns=_split(columns), file_format=file_format, header=header, encoding=encoding,
+                max_bytes=int(unpack_limit * 2**30),
+            )  # fmt: skip
+            voice.detail(f"read {table.n_read:,} lines of {file}")
+            began, n_read, refused, names = time.perf_counter(), table.n_read, table.refused, table.header
+            _fit(model, table)
+        seconds = time.perf_counter() - began
+        with processes.together():
+            if processes.is_first:
+                model.save(output)
+    if not processes.is_first:
+        return
     inside = model.model_
     found: dict[str, Any] = {
-        "file": str(file), **_read(table.header, table.n_read, table.refused), "rows": len(inside.row_ids),
+        "file": str(file), **_read(names, n_read, refused), "rows": len(inside.row_ids),
         "columns": len(inside.column_ids), "ratings": inside.posterior.n_ratings, "merged": model.n_duplicates_,
         "rank": inside.posterior.rank, "passes": model.n_iter_, "converged": model.converged_,
         "interrupted": model.interrupted_, "noise": model.noise_, "seconds": seconds, "model": str(output),
     }  # fmt: skip
+    if under_torchrun():
+        found["processes"] = processes.size
     if checkpoint is not None:
         found["went on from a checkpoint"] = resumed
     if hasattr(model, "cv_results_"):

@@ -3,5 +3,6 @@
 from fisherfold.distributed.axis import Axis, balanced_cuts
 from fisherfold.distributed.group import ALONE, Group, current_group
 from fisherfold.distributed.health import RankLost
+from fisherfold.distributed.launch import joined, under_torchrun
 
-__all__ = ["ALONE", "Axis", "Group", "RankLost", "balanced_cuts", "current_group"]
+__all__ = ["ALONE", "Axis", "Group", "RankLost", "balanced_cuts", "current_group", "joined", "under_torchrun"]

@@ -3,8 +3,8 @@
 A killed process closes its connections, so the operation that waits for it fails at once, but with an address and not
 with a rank. Every process therefore tells the others its host and process number when the group is made, and beats: it
 raises a counter in the rendezvous store. After a failure a process looks whether the others still run: on its own host
-by their number, elsewhere by their counters. The first to find out leaves the answer in the store, so that those who
-see only the second or third process leave name the same rank.
+by their number, elsewhere by their counters. It then waits for a moment before it leaves, so that the others, who look
+around all the time, see the first process missing before they see the second; and it writes the answer into the store.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from typing import Any
 
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
-_BEAT = 1.0
+_LOOK = 0.2
+_LOOKS_PER_BEAT = 5
 _PATIENCE = 6.0
+_FAREWELL = 3 * _LOOK
 _VERDICT = "lost"
 
 
@@ -49,24 +51,29 @@ class Health:
     def __init__(self, people: list[str], rank: int) -> None:
         self.people = [json.loads(text) for text in people]
         self.rank = rank
+        self._others = [r for r in range(len(people)) if r != rank]
         self._store = _store()
-        if self._store is not None:
-            threading.Thread(target=self._beat, daemon=True, name="fisherfold-heartbeat").start()
+        self._first_missed: list[int] = []
+        threading.Thread(target=self._watch, daemon=True, name="fisherfold-watch").start()
 
     @staticmethod
     def describe() -> str:
         """Host and process number of this process."""
         return json.dumps({"host": socket.gethostname(), "pid": os.getpid()})
 
-    def _beat(self) -> None:
+    def _watch(self) -> None:
         store, count = _store(), 0
-        while store is not None:
+        while not self._first_missed:
+            self._first_missed = self._missing()
+            if store is not None and count % _LOOKS_PER_BEAT == 0:
+                with contextlib.suppress(RuntimeError):
+                    store.set(f"beat/{self.rank}", str(count))
             count += 1
-            try:
-                store.set(f"beat/{self.rank}", str(count))
-            except RuntimeError:  # the store has gone, and with it the run
-                return
-            time.sleep(_BEAT)
+            time.sleep(_LOOK)
+
+    def _missing(self) -> list[int]:
+        """The ranks on this host whose process has ended."""
+        return [r for r in self._others if self._is_neighbour(r) and not _is_running(self.people[r]["pid"])]
 
     def verdict(self, error: Exception) -> RankLost:
         """Find out who is missing.
@@ -77,10 +84,10 @@ class Health:
         Returns:
             The exception to raise, which names the rank.
         """
-        known = self._recorded()
-        ranks = known or self._search()
-        if ranks and not known:
+        ranks = self._first_missed or self._recorded() or self._search()
+        if ranks:
             self._record(ranks)
+        time.sleep(_FAREWELL)
         if not ranks:
             reason = str(error).splitlines()[0][:200]
             return RankLost(f"rank {self.rank} could not reach another rank, all of which still run: {reason}", [])
@@ -93,15 +100,13 @@ class Health:
 
     def _search(self) -> list[int]:
         deadline = time.monotonic() + _PATIENCE
-        beats, others = self._beats(), [r for r in range(len(self.people)) if r != self.rank]
+        beats = self._beats()
         while time.monotonic() < deadline:
-            if gone := [r for r in others if self._is_neighbour(r) and not _is_running(self.people[r]["pid"])]:
-                return gone
-            if known := self._recorded():
+            if known := self._first_missed or self._missing() or self._recorded():
                 return known
-            time.sleep(0.05)
+            time.sleep(_LOOK / 4)
         now = self._beats()
-        return [r for r in others if beats[r] == now[r]]
+        return [r for r in self._others if beats[r] == now[r]]
 
     def _is_neighbour(self, rank: int) -> bool:
         return bool(self.people[rank]["host"] == socket.gethostname())

@@ -13,9 +13,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from fisherfold.distributed import ALONE, Group
 from fisherfold.files import read_tensors, write_tensors
+from fisherfold.problems.ratings import Ratings
 
 KIND, VERSION = "fit-checkpoint", 1
 
@@ -26,6 +29,7 @@ class FitCheckpoint:
     Args:
         path: the file; its folder must exist.
         identity: what decides the result: the options, and ``data``, a digest of the data.
+        group: the processes of the fit; the first one reads and writes the file, and tells the others.
 
     Attributes:
         path: the file.
@@ -39,14 +43,21 @@ class FitCheckpoint:
         {'pass': 3}
     """
 
-    def __init__(self, path: str | os.PathLike[str], identity: Mapping[str, Any]) -> None:
-        self.path = Path(path)
+    def __init__(
+        self, path: str | os.PathLike[str], identity: Mapping[str, Any], group: Group = ALONE
+    ) -> None:
+        self.path, self.group = Path(path), group
         self.identity = {name: str(value) for name, value in identity.items()}
+        with group.together():
+            if group.is_first:
+                self._check_path()
+
+    def _check_path(self) -> None:
         if not self.path.parent.is_dir():
             # better now than after the first hours of work
-            raise FileNotFoundError(f"checkpoint {path}: the folder {self.path.parent} does not exist")
+            raise FileNotFoundError(f"checkpoint {self.path}: the folder {self.path.parent} does not exist")
         if self.path.is_dir():
-            raise IsADirectoryError(f"checkpoint {path} must be a file, it is a folder")
+            raise IsADirectoryError(f"checkpoint {self.path} must be a file, it is a folder")
 
     @property
     def tag(self) -> str:
@@ -57,11 +68,15 @@ class FitCheckpoint:
         """What was saved, if the file exists.
 
         Returns:
-            Tensors and header, or None.
-
-        Raises:
-            ValueError: if the file belongs to another fit.
+            Tensors and header, or None; the same on every process.
         """
+        found: tuple[dict[str, Tensor], dict[str, Any]] | None = None
+        with self.group.together():
+            if self.group.is_first:
+                found = self._read()
+        return found if self.group.size == 1 else _tell(found, self.group)
+
+    def _read(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         if not self.path.exists():
             return None
         tensors, header = read_tensors(self.path, kind=KIND, version=VERSION)
@@ -83,11 +98,30 @@ class FitCheckpoint:
             state: everything else, as JSON can hold it.
         """
         header = {"identity": self.identity, "state": dict(state)}
-        write_tensors(self.path, tensors, kind=KIND, version=VERSION, header=header)
+        with self.group.together():
+            if self.group.is_first:
+                write_tensors(self.path, tensors, kind=KIND, version=VERSION, header=header)
 
     def remove(self) -> None:
         """Remove the file when the fit is done."""
-        self.path.unlink(missing_ok=True)
+        if self.group.is_first:
+            self.path.unlink(missing_ok=True)
+
+
+def _tell(
+    found: tuple[dict[str, Tensor], dict[str, Any]] | None, group: Group
+) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    """Give what the first process has read to all."""
+    tensors, state = found if found is not None else ({}, {})
+    layout = [(name, str(t.dtype).removeprefix("torch."), list(t.shape)) for name, t in tensors.items()]
+    told = json.loads(group.gather_texts(json.dumps({"found": found is not None, "state": state, "layout": layout}))[0])
+    if not told["found"]:
+        return None
+    joint: dict[str, Tensor] = {}
+    for name, dtype, shape in told["layout"]:
+        mine = tensors[name].flatten() if group.is_first else None
+        joint[name] = group.broadcast(mine, 0, getattr(torch, dtype)).reshape(shape)
+    return joint, told["state"]
 
 
 def digest(tensors: Iterable[Tensor]) -> str:
@@ -105,3 +139,18 @@ def digest(tensors: Iterable[Tensor]) -> str:
         found.update(f"{array.dtype} {array.shape}".encode())
         found.update(array.data.cast("B") if array.size else b"")
     return found.hexdigest()
+
+
+def fingerprint(ratings: Ratings) -> str:
+    """A fingerprint of ratings that does not depend on how they are shared out, nor on the rounding of their scale.
+
+    Args:
+        ratings: the ratings.
+
+    Returns:
+        A sum of hashes of their pairs, their number and their mean square.
+    """
+    rows, columns, values = ratings.entries()
+    key = (rows.long() + ratings.row_axis.start) * 0x9E3779B97F4A7C1 + (columns.long() + ratings.column_axis.start)
+    pairs = int(ratings.group.sum(((key ^ (key >> 29)) * 0x2545F4914F6CDD1D).sum()))
+    return f"{pairs:x} {ratings.n_ratings} {ratings.add(values.double().square()) / ratings.n_ratings:.4e}"

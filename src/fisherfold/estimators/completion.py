@@ -21,6 +21,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from fisherfold.estimators.completion_fit import DTYPES, FitOptions, fit_model, threads
 from fisherfold.estimators.completion_model import UNSEEN, CompletionModel, Floats
+from fisherfold.estimators.completion_shared import SharedFits
 from fisherfold.estimators.ids import Ids, id_array
 from fisherfold.estimators.inputs import Observations, numbers, observations, pairs
 from fisherfold.estimators.io import load_completion, save_completion
@@ -29,7 +30,7 @@ from fisherfold.files import sound
 OFFSETS = ("both", "rows", "columns", "global", "none")
 
 
-class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
+class MatrixCompletion(SharedFits, RegressorMixin, BaseEstimator):  # type: ignore[misc]
     """Low-rank completion of a partially observed matrix, with error bars and nothing to tune.
 
     The input of ``fit`` is a table of (row id, column id) pairs with their values; or a sparse matrix (stored zeros are

@@ -12,8 +12,9 @@ import torch
 
 from fisherfold.estimators.checkpoint import FitCheckpoint
 from fisherfold.estimators.completion import MatrixCompletion, _whole
-from fisherfold.estimators.completion_fit import FitOptions, Prepared, checkpoint_of, prepare, run, threads
+from fisherfold.estimators.completion_fit import FitOptions, checkpoint_of, prepare, run, threads
 from fisherfold.estimators.inputs import Observations
+from fisherfold.estimators.shared_ratings import Prepared
 from fisherfold.files import sound
 from fisherfold.inference.completion import CompletionPosterior
 from fisherfold.inference.completion_path import raise_rank

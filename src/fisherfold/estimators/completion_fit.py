@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from fisherfold.estimators.checkpoint import FitCheckpoint, digest
+from fisherfold.distributed import ALONE, Group
+from fisherfold.estimators.checkpoint import FitCheckpoint, digest, fingerprint
 from fisherfold.estimators.completion_model import CompletionModel, summed
 from fisherfold.estimators.ids import IdIndex
 from fisherfold.estimators.inputs import Observations
 from fisherfold.estimators.point_posterior import point_posterior
 from fisherfold.estimators.posterior_files import pack_posterior, unpack_posterior
+from fisherfold.estimators.shared_ratings import Prepared, Share, seen_entries, share_out
 from fisherfold.files import sound
 from fisherfold.inference.completion import CompletionPosterior, fit_variational, start_posterior
 from fisherfold.problems.ratings import Ratings
@@ -44,36 +46,12 @@ class FitOptions:
     verbose: bool
     return_on_interrupt: bool
     checkpoint: str | os.PathLike[str] | None = None
+    group: Group = ALONE
 
     def identity(self) -> dict[str, Any]:
         """What decides the result of a fit, apart from the data; ``max_iter`` may grow."""
-        free = {"max_iter", "device", "n_jobs", "verbose", "return_on_interrupt", "checkpoint"}
+        free = {"max_iter", "device", "n_jobs", "verbose", "return_on_interrupt", "checkpoint", "group"}
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in free}
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """Entries as the solvers want them.
-
-    Attributes:
-        ratings: numbered, centred and scaled.
-        row_ids: the names of the rows.
-        column_ids: the names of the columns.
-        center: what was subtracted.
-        scale: what was divided by.
-        low: the smallest value.
-        high: the largest value.
-        n_merged: how many entries were merged into another one.
-    """
-
-    ratings: Ratings
-    row_ids: IdIndex
-    column_ids: IdIndex
-    center: float
-    scale: float
-    low: float
-    high: float
-    n_merged: int
 
 
 def prepare(found: Observations, options: FitOptions) -> Prepared:
@@ -85,17 +63,9 @@ def prepare(found: Observations, options: FitOptions) -> Prepared:
 
     Returns:
         What the solvers want.
-
-    Raises:
-        ValueError: if the rank is larger than the table allows.
     """
     row_ids, column_ids = IdIndex(found.all_rows), IdIndex(found.all_columns)
-    limit = min(len(row_ids), len(column_ids))
-    if options.rank > limit:
-        raise ValueError(
-            f"rank must be between 1 and min(n_rows, n_columns)=min({len(row_ids)}, {len(column_ids)})={limit}, "
-            f"got {options.rank}"
-        )
+    _check_rank(options.rank, len(row_ids), len(column_ids))
     rows, columns, values = row_ids.numbers(found.rows), column_ids.numbers(found.columns), found.values
     if options.duplicates == "sum":
         # before the centre is taken off: two halves of a value are one value
@@ -114,26 +84,40 @@ def prepare(found: Observations, options: FitOptions) -> Prepared:
     return Prepared(ratings, row_ids, column_ids, center, scale, low, high, merged)
 
 
-def fit_model(found: Observations, options: FitOptions) -> tuple[CompletionModel, bool]:
-    """Fit a model.
+def _check_rank(rank: int, n_rows: int, n_columns: int) -> None:
+    limit = min(n_rows, n_columns)
+    if rank > limit:
+        raise ValueError(
+            f"rank must be between 1 and min(n_rows, n_columns)=min({n_rows}, {n_columns})={limit}, got {rank}"
+        )
+
+
+def fit_model(found: Observations | Share, options: FitOptions) -> tuple[CompletionModel, bool]:
+    """Fit a model, alone or together with the other processes of ``options.group``.
 
     Args:
-        found: the observed entries.
+        found: the observed entries, or this process's share of them.
         options: how to fit.
 
     Returns:
-        The model, and whether the fit was interrupted.
+        The model, the same on every process, and whether the fit was interrupted.
     """
     with threads(options.n_jobs):
-        ready = prepare(found, options)
+        if isinstance(found, Share):
+            centred = options.offsets != "none"
+            ready = share_out(
+                found, options.group, dtype=options.dtype, duplicates=options.duplicates, centred=centred
+            )
+            _check_rank(options.rank, len(ready.row_ids), len(ready.column_ids))
+        else:
+            ready = prepare(found, options)
         saved = checkpoint_of(ready.ratings, options)
         outcome = run(ready.ratings, options, saved=saved)
-    by_row, posterior = ready.ratings.by_row, outcome.posterior
+    posterior = outcome.posterior.gathered()
     model = CompletionModel(
         ready.row_ids, ready.column_ids, posterior, ready.center + outcome.level * ready.scale, ready.scale,
-        ready.low, ready.high, by_row.offsets.cpu().long(), by_row.indices().cpu(),
-        by_row.values().cpu() - outcome.level, options.inference, posterior.n_ratings, posterior.n_ratings,
-        ready.n_merged,
+        ready.low, ready.high, *seen_entries(ready.ratings, outcome.level), options.inference, posterior.n_ratings,
+        posterior.n_ratings, ready.n_merged,
     )  # fmt: skip
     if saved is not None and not outcome.interrupted:
         saved.remove()
@@ -153,11 +137,14 @@ def checkpoint_of(ratings: Ratings, options: FitOptions, **search: Any) -> FitCh
     """
     if options.checkpoint is None:
         return None
-    side = ratings.by_column
-    data = digest([side.offsets, side.indices(), side.values()])
+    if ratings.group.size > 1:
+        data = fingerprint(ratings)
+    else:
+        side = ratings.by_column
+        data = digest([side.offsets, side.indices(), side.values()])
     identity = options.identity() | {"shape": ratings.shape, "data": data} | search
     path = f"{os.fspath(options.checkpoint)}.search" if search else options.checkpoint
-    return FitCheckpoint(path, identity)
+    return FitCheckpoint(path, identity, ratings.group)
 
 
 @dataclass(frozen=True)
@@ -202,7 +189,7 @@ def run(
                     saved=saved,
                 ))  # fmt: skip
             if posterior is None:
-                posterior = _resumed(saved) or start_posterior(ratings, options.rank, **_model(options))
+                posterior = _resumed(saved, ratings) or start_posterior(ratings, options.rank, **_model(options))
             posterior = _ascend(ratings, options, posterior, show, saved)
     except KeyboardInterrupt:
         if not options.return_on_interrupt:
@@ -220,11 +207,11 @@ def _model(options: FitOptions) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _resumed(saved: FitCheckpoint | None) -> CompletionPosterior | None:
+def _resumed(saved: FitCheckpoint | None, ratings: Ratings) -> CompletionPosterior | None:
     if saved is None or (found := saved.load()) is None:
         return None
     with sound(saved.path, "checkpoint"):
-        return unpack_posterior(*found)
+        return unpack_posterior(*found).shared_out(ratings.row_axis, ratings.column_axis)
 
 
 def _ascend(
@@ -232,7 +219,7 @@ def _ascend(
 ) -> CompletionPosterior:
     def after_pass(posterior: CompletionPosterior) -> None:
         if saved is not None:
-            saved.save(*pack_posterior(posterior))
+            saved.save(*pack_posterior(posterior.gathered()))
         show(posterior.trace[-1])
 
     return fit_variational(
@@ -247,7 +234,7 @@ class _Show:
     def __init__(self, options: FitOptions) -> None:
         self.total = options.max_iter
         self.bar = None
-        if options.verbose:
+        if options.verbose and options.group.is_first:
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 

@@ -137,7 +137,15 @@ class CompletionModel:
         Returns:
             Column numbers.
         """
+        self._check_kept()
         return self.seen_columns[int(self.seen_offsets[row]) : int(self.seen_offsets[row + 1])].long()
+
+    def _check_kept(self) -> None:
+        if len(self.seen_columns) == 0 and self.posterior.n_ratings > 0:
+            raise ValueError(
+                "this model was fitted over several processes to more ratings than it keeps; it can predict, and "
+                "recommend with exclude_seen=False"
+            )
 
     def absorb(self, found: Observations, *, duplicates: str = "mean", seed: int = 0) -> None:
         """Add new ratings, with new rows and columns if need be.
@@ -150,6 +158,7 @@ class CompletionModel:
                 are gone through again it is one more observation.
             seed: of a start from scratch.
         """
+        self._check_kept()
         posterior = self.posterior
         for index, ids, side, other in (
             (self.row_ids, found.all_rows, posterior.rows, posterior.columns),

@@ -119,7 +119,7 @@ def fit_point(
         floor = torch.finfo(ratings.dtype).eps ** 0.5 * left
         return Penalty(max(level, floor), max(level / 3 if offset_ridge is None else offset_ridge, floor), power)
 
-    if (stand := run.resumed()) is not None:
+    if (stand := run.resumed(ratings)) is not None:
         return run.to_the_end(ratings if searching else train, *stand, None if searching else held_out)
     level = _PATH[0] * left if searching else _DEFAULT_LEVEL * left if ridge == "auto" else ridge
     first = _start(train, start, penalty(level), rank, generator, continuation)
@@ -272,7 +272,7 @@ class _Run:
                 raise
             self.ended = ("interrupted", "interrupted by the user; the model is that of the last full iteration")
 
-    def resumed(self) -> tuple[_Stand, Penalty] | None:
+    def resumed(self, ratings: Ratings) -> tuple[_Stand, Penalty] | None:
         """Where a fit that was killed stood, if its checkpoint is there."""
         if self.saved is None or (found := self.saved.load()) is None:
             return None
@@ -283,13 +283,14 @@ class _Run:
             self.began -= self.trace.rows[-1]["seconds"] if self.trace.rows else 0.0
             self.ended = None if state["ended"] is None else (str(state["ended"][0]), str(state["ended"][1]))
             self.made = int(state["made"])
-            stand = _Stand(Factors(**factors, **state["factors"]), float(state["objective"]), float(state["error"]))
+            at = Factors(**factors, **state["factors"]).shared_out(ratings)
+            stand = _Stand(at, float(state["objective"]), float(state["error"]))
             return stand, Penalty(*(finite_number("penalty", value) for value in state["penalty"]))
 
-    def _save(self, stand: _Stand, penalty: Penalty) -> None:
+    def _save(self, ratings: Ratings, stand: _Stand, penalty: Penalty) -> None:
         if self.saved is None:
             return
-        at = stand.at
+        at = stand.at.gathered(ratings)
         state = {
             "trace": self.trace.rows, "ended": self.ended, "made": self.made, "objective": stand.objective,
             "error": stand.error, "penalty": [penalty.ridge, penalty.offset_ridge, penalty.power],
@@ -313,7 +314,7 @@ class _Run:
                     if self.ended is None and stand.objective - objective <= self.tol * abs(objective):
                         self.ended = ("converged", f"the objective fell by less than {self.tol:g} of itself")
                     stand = _Stand(at, objective, error)
-                self._save(stand, penalty)
+                self._save(ratings, stand, penalty)
         status, message = self.ended or ("max_iter", f"{self.max_iter} iterations are made")
         return PointFit.of(stand.at.gathered(ratings), ratings, penalty, self.trace, status, message)
 

@@ -129,17 +129,69 @@ def _gunzip(file: Path, max_bytes: int) -> bytes:
     return b"".join(parts)
 
 
+@dataclass(frozen=True)
+class Layout:
+    """How the lines of a text file are cut.
+
+    Attributes:
+        separator: what stands between fields.
+        names: the names of the columns.
+        header: whether the first line holds them.
+    """
+
+    separator: str
+    names: list[str]
+    header: bool
+
+
 def _cut(
     file: Path, source: Path | bytes, file_format: str | None, header: bool | None, is_data: IsData | None
 ) -> TextTable:
     first, source = _first_line(file, source)
+    layout = layout_of(file, first, file_format, header, is_data)
+    return cut(source, layout, header=layout.header)
+
+
+def layout_of(
+    file: Path, first: str, file_format: str | None, header: bool | None, is_data: IsData | None = None
+) -> Layout:
+    """Find out how a file is cut from its first line.
+
+    Args:
+        file: the file.
+        first: its first line.
+        file_format: ``csv``, ``tsv`` or ``::``; found out if not given.
+        header: whether the first line names the columns; found out if not given.
+        is_data: says of the fields of the first line that they are data where nothing else tells.
+
+    Returns:
+        The layout.
+    """
     separator = _separator(file, first, file_format)
     fields = (None if separator == "::" else _fields(first, separator)) or first.split(separator)
     if header is None:
         header = _has_header(fields) and not (is_data is not None and is_data(fields))
     names = _distinct(fields) if header else [f"column_{k + 1}" for k in range(len(fields))]
+    return Layout(separator, names, header)
+
+
+def cut(source: Path | bytes, layout: Layout, *, header: bool) -> TextTable:
+    """Cut a file, or whole lines of one, into fields.
+
+    Args:
+        source: where the lines are.
+        layout: how they are cut.
+        header: whether the first of them holds the names.
+
+    Returns:
+        The table.
+
+    Raises:
+        ComputeError: inside, where a block is no table for the fast reader; it is then read line by line.
+    """
+    separator, names = layout.separator, layout.names
     try:
-        fast = _lines(source, len(fields)) if separator == "::" else _delimited(source, separator)
+        fast = _lines(source, len(names)) if separator == "::" else _delimited(source, separator)
         frame, refused = fast[int(header) :], dict[str, int]()
         if frame.width != len(names):  # the fields of the first line run over several lines
             raise pl.exceptions.ComputeError("the first line is not a whole record")

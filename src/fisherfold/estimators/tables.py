@@ -73,6 +73,28 @@ def read_ratings(
     found = read_table(path, file_format=file_format, header=header, encoding=encoding, max_bytes=max_bytes)
     frame = found.frame
     names = _chosen(frame, columns, ("row", "column", "value"), path)
+    row, column, value, refused, good = accepted(frame, names, path)
+    refused = found.refused | refused
+    n_read = frame.height + sum(found.refused.values())
+    if not good.any():
+        raise ValueError(_nothing_left(path, n_read, names[2], frame[names[2]], refused))
+    kept = np.flatnonzero(good.to_numpy())
+    return RatingTable(_ids(row), _ids(column), value.to_numpy(), names, n_read, refused, kept, found.header)
+
+
+def accepted(
+    frame: pl.DataFrame, names: list[str], path: str | Path
+) -> tuple[pl.Series, pl.Series, pl.Series, dict[str, int], pl.Series]:
+    """Sort the lines of a table into those that can be used and those that are refused.
+
+    Args:
+        frame: the table.
+        names: its row id, column id and value columns.
+        path: where it comes from, for messages.
+
+    Returns:
+        Row ids, column ids and values of the good lines, how many lines were refused by reason, and which are good.
+    """
     row, column = (_text_or_whole(frame[name], path) for name in names[:2])
     raw = _flat(frame[names[2]], path)
     value = raw.cast(pl.Float64, strict=False) if raw.dtype != pl.String else _parse(raw)
@@ -86,14 +108,9 @@ def read_ratings(
         "value is not a number": value.is_null() & ~_is_missing(raw) & ~bad_id,
         "value is not finite": ~value.is_finite().fill_null(True) & ~bad_id,
     }
-    refused = found.refused | {reason: int(mask.sum()) for reason, mask in reasons.items() if mask.any()}
-    n_read = frame.height + sum(found.refused.values())
+    refused = {reason: int(mask.sum()) for reason, mask in reasons.items() if mask.any()}
     good = ~(bad_id | value.is_null() | ~value.is_finite().fill_null(False))
-    if not good.any():
-        raise ValueError(_nothing_left(path, n_read, names[2], raw, refused))
-    ids = [_ids(side.filter(good)) for side in (row, column)]
-    kept = np.flatnonzero(good.to_numpy())
-    return RatingTable(ids[0], ids[1], value.filter(good).to_numpy(), names, n_read, refused, kept, found.header)
+    return row.filter(good), column.filter(good), value.filter(good), refused, good
 
 
 def read_pairs(

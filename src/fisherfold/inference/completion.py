@@ -21,12 +21,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
+from fisherfold.distributed import Axis
 from fisherfold.inference.completion_start import start_from_svd
 from fisherfold.inference.inverse import invert_batch_last
 from fisherfold.inference.sides import Side, update_set_effects
@@ -69,6 +70,30 @@ class CompletionPosterior:
     def rank(self) -> int:
         """The number of factors."""
         return self.rows.mean.shape[1] - 1
+
+    def gathered(self) -> CompletionPosterior:
+        """The posterior with all rows and columns, on every process.
+
+        Returns:
+            A copy, or this posterior if all are here already.
+        """
+        if self.rows.axis is None:
+            return self
+        return replace(self, rows=self.rows.gathered(), columns=self.columns.gathered())
+
+    def shared_out(self, rows: Axis, columns: Axis) -> CompletionPosterior:
+        """The part of a whole posterior that belongs to this process.
+
+        Args:
+            rows: which rows are to be here.
+            columns: which columns are to be here.
+
+        Returns:
+            A copy, or this posterior if nothing is shared out.
+        """
+        if not (rows.is_shared or columns.is_shared):
+            return self
+        return replace(self, rows=self.rows.shared_out(rows, columns), columns=self.columns.shared_out(columns, rows))
 
     def bound(self) -> float:
         """The evidence lower bound per rating.

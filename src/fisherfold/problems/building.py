@@ -30,7 +30,8 @@ class ColumnOrder:
     """Entries by column while they come in.
 
     Args:
-        counts: how many entries each column will have.
+        counts: how many entries each column will have; or a table of them, one line for each source of entries, whose
+            entries then count as coming one source after the other.
         dtype: float32 or float64.
 
     Attributes:
@@ -41,22 +42,24 @@ class ColumnOrder:
     """
 
     def __init__(self, counts: Array, dtype: type[np.floating]) -> None:
-        self.offsets = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+        counts = np.atleast_2d(np.asarray(counts, dtype=np.int64))
+        self.offsets = np.concatenate([[0], np.cumsum(counts.sum(0))])
         total = int(self.offsets[-1])
         self.rows: Array = np.empty(total, dtype=np.int32)
         self.values: Array = np.empty(total, dtype=dtype)
         self.codebook: Array | None = None
-        self._next = self.offsets[:-1].copy()
+        self._next = self.offsets[:-1] + np.cumsum(counts, axis=0) - counts
 
-    def place(self, rows: Int32, columns: Int32, values: Array) -> None:
+    def place(self, rows: Int32, columns: Int32, values: Array, source: int = 0) -> None:
         """Take in some entries.
 
         Args:
             rows: their rows.
             columns: their columns.
             values: their values.
+            source: where they come from.
         """
-        _scatter(columns, (rows, values), self._next, (self.rows, self.values))
+        _scatter(columns, (rows, values), self._next[source], (self.rows, self.values))
 
     def arrange(self) -> None:
         """Sort the rows of every column."""

@@ -118,6 +118,22 @@ class Factors:
         )  # fmt: skip
 
 
+    def shared_out(self, ratings: Ratings) -> Factors:
+        """The part of a whole point that belongs to this process.
+
+        Args:
+            ratings: what it is fitted to.
+
+        Returns:
+            The part.
+        """
+        rows, columns = ratings.row_axis, ratings.column_axis
+        return replace(
+            self, rows=rows.part(self.rows).clone(), row_offset=rows.part(self.row_offset).clone(),
+            columns=columns.part(self.columns).clone(), column_offset=columns.part(self.column_offset).clone(),
+        )  # fmt: skip
+
+
 class TwoSided:
     """The problem: ratings with a penalty, and the exact steps in one side.
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,16 @@ from fisherfold.problems.building import CHUNK, ColumnOrder
 from fisherfold.problems.grouped import Grouped, GroupedByPosition
 
 Duplicates = Literal["error", "mean", "last", "sum"]
-Chunk = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[Any]]
+
+
+class Chunk(NamedTuple):
+    """Some entries, from one of several sources that count as coming one after the other."""
+
+    rows: npt.NDArray[np.int32]
+    columns: npt.NDArray[np.int32]
+    values: npt.NDArray[Any]
+    source: int = 0
+
 
 _MAX_RATINGS = 2**31 - 1
 _DTYPES = (torch.float32, torch.float64)
@@ -108,14 +117,14 @@ class Ratings:
             axes: the rows and the columns that are here.
             dtype: float32 or float64.
             duplicates: as for the constructor.
-            column_counts: how many entries come for each column that is here.
+            column_counts: how many entries come for each column that is here, or a table with a line per source.
             device: where to keep them; the CPU if not given.
 
         Returns:
             The ratings.
 
         Example:
-            >>> pieces = [(np.array([0], "i4"), np.array([1], "i4"), np.array([5.0]))] * 2
+            >>> pieces = [Chunk(np.array([0], "i4"), np.array([1], "i4"), np.array([5.0]))] * 2
             >>> Ratings.from_chunks(lambda: pieces, (Axis.whole(2), Axis.whole(2)), duplicates="sum").entries()
             (tensor([0], dtype=torch.int32), tensor([1], dtype=torch.int32), tensor([10.]))
         """
@@ -137,13 +146,13 @@ class Ratings:
             raise ValueError(f"duplicates must be 'error', 'mean', 'last' or 'sum', got {duplicates!r}")
         if counts is None:
             counts = np.zeros(len(axes[1]), dtype=np.int64)
-            for _, columns, _ in chunks():
-                counts += np.bincount(columns, minlength=len(counts))
+            for chunk in chunks():
+                counts += np.bincount(chunk.columns, minlength=len(counts))
         if int(counts.sum()) > _MAX_RATINGS:
             raise ValueError(f"one process can hold {_MAX_RATINGS} ratings, got {int(counts.sum())}; use more of them")
         order = ColumnOrder(counts, dtype)
-        for rows, columns, values in chunks():
-            order.place(rows, columns, values)
+        for chunk in chunks():
+            order.place(*chunk)
         order.arrange()
         merged = order.merge(duplicates)
         order.compress()
@@ -346,7 +355,7 @@ def _slices(
 ) -> Iterable[Chunk]:
     for start in range(0, len(rows), CHUNK):
         part = slice(start, start + CHUNK)
-        yield rows[part], columns[part], values[part]
+        yield Chunk(rows[part], columns[part], values[part])
 
 
 def _checked_dtype(dtype: torch.dtype) -> torch.dtype:

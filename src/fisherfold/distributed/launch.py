@@ -1,0 +1,67 @@
+"""Inside a process that ``torchrun`` has started: join the others, and leave in good order."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from datetime import timedelta
+
+from torch import distributed
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+from fisherfold.distributed.group import ALONE, Group
+from fisherfold.distributed.health import RankLost
+
+# How long an operation waits for a process that is alive but late, for example one that still reads its share.
+TIMEOUT = timedelta(minutes=30)
+
+
+def under_torchrun() -> bool:
+    """Whether this process was started by ``torchrun``.
+
+    Returns:
+        True if its environment names a rank, a number of processes and where they meet.
+    """
+    return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
+
+
+def _initialise(timeout: timedelta) -> None:
+    # torchrun keeps its store over restarts; without a prefix of its own, a new start can read the addresses of
+    # processes that have ended, and fail to connect
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    plain = TCPStore(address, port, world_size=world, is_master=rank == 0 and not hosted, timeout=timeout)
+    start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store = PrefixStore(f"fisherfold/start {start}", plain)
+    distributed.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timeout)
+
+
+@contextlib.contextmanager
+def joined(timeout: timedelta = TIMEOUT) -> Iterator[Group]:
+    """The group of all processes that ``torchrun`` has started; gloo over CPUs.
+
+    Args:
+        timeout: how long an operation waits for a process that does not answer.
+
+    Yields:
+        The group; ``ALONE`` outside ``torchrun``.
+
+    Raises:
+        RankLost: if another process has ended.
+    """
+    if not under_torchrun():
+        yield ALONE
+        return
+    _initialise(timeout)
+    try:
+        yield Group()
+    except RankLost:
+        # the connections are broken already; tearing them down together would wait for the one that is gone
+        raise
+    except BaseException:
+        distributed.destroy_process_group()
+        raise
+    else:
+        distributed.destroy_process_group()

@@ -1,0 +1,201 @@
+"""The share of a file that one process reads: a range of bytes of a text file, a range of rows of a Parquet file.
+
+A line belongs to the process in whose range it starts. Where a range begins inside a quoted field, a line break there
+is not the end of a line; whether it does is known from the number of quotation marks before it, which the processes
+count together, each in its own range.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import polars as pl
+import torch
+
+from fisherfold.distributed import Group
+from fisherfold.estimators import tables
+from fisherfold.estimators.shared_ratings import BATCH, Batch
+from fisherfold.estimators.table_files import FORMATS, Layout, TextTable, cut, layout_of
+
+BLOCK = 2**24
+_BEYOND = 2**16
+_LONGEST_LINE = 2**20
+_PACKED = {b"\x1f\x8b": "gzip", b"PK\x03": "zip", b"BZh": "bzip2", b"\x28\xb5\x2f": "zstd", b"\xfd7z": "xz"}
+
+
+class FileShare:
+    """A table in a file, of which this process reads a part, a bounded piece at a time.
+
+    Args:
+        path: a CSV, TSV, ``::`` or Parquet file that every process can read; text in UTF-8, not packed.
+        group: the processes.
+        file_format: ``csv``, ``tsv``, ``::`` or ``parquet``; found out if not given.
+        header: whether the first line names the columns; found out if not given.
+
+    Attributes:
+        columns: the names of the columns.
+        header: the names in the first line; None if it was read as data.
+    """
+
+    def __init__(
+        self, path: str | Path, group: Group, *, file_format: str | None = None, header: bool | None = None
+    ) -> None:
+        self.path, self.header, self._layout, self._in_quotes = Path(path), None, None, False
+        with group.together():
+            if not self.path.is_file():
+                raise FileNotFoundError(f"there is no file {self.path}")
+            if file_format is not None and file_format not in FORMATS:
+                raise ValueError(f"format must be one of {', '.join(FORMATS)}, got {file_format!r}")
+            if file_format == "parquet" or (file_format is None and self.path.suffix in (".parquet", ".pq")):
+                self.columns, size = self._parquet()
+            else:
+                self._layout = _layout(self.path, file_format, header)
+                self.columns, size = self._layout.names, self.path.stat().st_size
+                self.header = self.columns if self._layout.header else None
+        self._range = size * group.rank // group.size, size * (group.rank + 1) // group.size
+        if self._layout is not None and self._layout.separator != "::":
+            self._in_quotes = _begins_in_quotes(self.path, self._range, group)
+
+    def _parquet(self) -> tuple[list[str], int]:
+        try:
+            frame = pl.scan_parquet(self.path.resolve(), glob=False, hive_partitioning=False)
+            return frame.collect_schema().names(), int(frame.select(pl.len()).collect().item())
+        except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
+            reason = (str(error).splitlines() or ["it is damaged"])[0]
+            raise ValueError(f"{self.path} cannot be read as a table: {reason}") from None
+
+    def pieces(self) -> Iterator[TextTable]:
+        """Go through the lines of this share.
+
+        Yields:
+            Some lines; the columns of text formats are text.
+        """
+        if self._layout is None:
+            lazy = pl.scan_parquet(self.path.resolve(), glob=False, hive_partitioning=False)
+            for start in range(self._range[0], self._range[1], BATCH):
+                # a slice reads the row groups that it touches, and no others
+                yield TextTable(lazy.slice(start, min(BATCH, self._range[1] - start)).collect(), None)
+            return
+        first = self._range[0] == 0
+        quoted = self._layout.separator != "::"
+        for block in _lines(self.path, *self._range, quoted=quoted, inside=self._in_quotes):
+            lines = block.removeprefix(codecs.BOM_UTF8).lstrip(b"\r\n") if first else block
+            if lines:
+                yield cut(lines, self._layout, header=first and self._layout.header)
+                first = False
+
+
+class RatingShare:
+    """The ratings of a share of a file.
+
+    Args:
+        file: the share.
+        group: the processes.
+        columns: the three columns by name or by position from 1; the first three if not given.
+
+    Attributes:
+        n_read: how many lines this process has read in the last pass.
+        refused: how many of them it refused, by reason.
+    """
+
+    def __init__(self, file: FileShare, group: Group, columns: tuple[str, ...] | None = None) -> None:
+        self.file, self.n_read, self.refused = file, 0, dict[str, int]()
+        with group.together():
+            empty = pl.DataFrame(schema=file.columns)
+            self.names = tables._chosen(empty, columns, ("row", "column", "value"), file.path)
+
+    def batches(self) -> Iterator[Batch]:
+        """Go through the ratings.
+
+        Yields:
+            Entries whose ids are there and whose values are finite numbers; the rest is counted in ``refused``.
+        """
+        self.n_read, self.refused = 0, {}
+        for piece in self.file.pieces():
+            rows, columns, values, refused, _ = tables.accepted(piece.frame, self.names, self.file.path)
+            self.n_read += piece.frame.height + sum(piece.refused.values())
+            for found in (piece.refused, refused):
+                for reason, count in found.items():
+                    self.refused[reason] = self.refused.get(reason, 0) + count
+            for start in range(0, len(values), BATCH):
+                part = slice(start, start + BATCH)
+                yield Batch(tables._ids(rows[part]), tables._ids(columns[part]), values[part].to_numpy())
+
+
+def _layout(path: Path, file_format: str | None, header: bool | None) -> Layout:
+    """How a text file is cut, if it can be read in parts at all."""
+    with path.open("rb") as file:
+        start = file.read(_LONGEST_LINE)
+    for magic, kind in _PACKED.items():
+        if start.startswith(magic):
+            raise ValueError(f"{path} is packed with {kind} and cannot be read in parts; unpack it first")
+    if start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        raise ValueError(f"{path} is UTF-16 text and cannot be read in parts; convert it to UTF-8 first")
+    plain = start.removeprefix(codecs.BOM_UTF8).lstrip(b"\r\n")
+    line = plain.split(b"\n", 1)[0].rstrip(b"\r")
+    if not line.strip():
+        raise ValueError(f"{path} is empty")
+    if b"\r" in line or (b"\n" not in plain and len(start) == _LONGEST_LINE):
+        raise ValueError(f"{path} has no line ends that it could be cut at; convert it to Unix line ends first")
+    return layout_of(path, line.decode("utf-8", errors="replace"), file_format, header)
+
+
+def _begins_in_quotes(path: Path, part: tuple[int, int], group: Group) -> bool:
+    """Whether the range begins inside a quoted field: an odd number of quotation marks lies before it."""
+    count = 0
+    with path.open("rb") as file:
+        file.seek(part[0])
+        for start in range(part[0], part[1], BLOCK):
+            count += file.read(min(BLOCK, part[1] - start)).count(b'"')
+    counts = group.gather(torch.tensor([count]))
+    return bool(int(counts[: group.rank].sum()) % 2)
+
+
+def _lines(path: Path, start: int, stop: int, *, quoted: bool, inside: bool) -> Iterator[bytes]:
+    """The lines that begin in a range of bytes, in pieces of whole lines."""
+    if start >= stop:
+        return
+    with path.open("rb") as file:
+        if start > 0:
+            file.seek(start - 1)
+            starts_line = file.read(1) == b"\n" and not inside
+            if not starts_line:
+                start += _skip_line(file, quoted, inside)
+        held, inside = b"", False
+        file.seek(start)
+        while start < stop and (block := file.read(min(BLOCK, max(stop - start - len(held), _BEYOND)))):
+            held += block
+            ends = _line_ends(held, quoted)
+            # lines that begin before the stop, the last one to its own end
+            enough = int(np.searchsorted(ends, stop - start)) if len(ends) else 0
+            last = int(ends[min(enough, len(ends) - 1)]) if len(ends) else 0
+            if not file.peek(1) and enough >= len(ends):
+                last = len(held)
+            yield held[:last]
+            start, held = start + last, held[last:]
+
+
+def _skip_line(file: BinaryIO, quoted: bool, inside: bool) -> int:
+    """How many bytes are left of the line that the file stands in."""
+    length = 0
+    while piece := file.read(2**16):
+        ends = _line_ends(piece, quoted, inside)
+        if len(ends):
+            return length + int(ends[0])
+        length += len(piece)
+        inside ^= quoted and bool(piece.count(b'"') % 2)
+    return length
+
+
+def _line_ends(block: bytes, quoted: bool, inside: bool = False) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
+    """One past each line break of a block that is not inside quotation marks."""
+    content = np.frombuffer(block, dtype=np.uint8)
+    breaks = np.flatnonzero(content == 10)
+    if quoted and (inside or b'"' in block):
+        marks = np.searchsorted(np.flatnonzero(content == 34), breaks)
+        breaks = breaks[(marks + inside) % 2 == 0]
+    return breaks + 1

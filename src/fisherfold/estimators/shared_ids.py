@@ -1,0 +1,102 @@
+"""One numbering of ids for all processes, without a process that collects everything first.
+
+The processes speak one after the other: each sends the ids that no one before it has named. So every id travels once,
+and no process ever holds more than the distinct ids. Numbers are ascending, text is in the order of its first
+occurrence, as in one process that reads the shares one after the other.
+"""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import torch
+
+from fisherfold.distributed import Group
+from fisherfold.estimators.ids import IdIndex, Ids
+
+_NONE = "none"
+
+
+def common_kind(labels: Ids, group: Group, name: str) -> str:
+    """The kind that the ids of all processes can be brought to.
+
+    Args:
+        labels: the distinct ids here.
+        group: the processes.
+        name: what the ids name, for messages.
+
+    Returns:
+        A dtype: ``int64``, ``uint64``, ``float64`` or ``object`` for text.
+
+    Raises:
+        TypeError: if there is none.
+    """
+    with group.together():
+        if labels.dtype == object and not all(isinstance(label, str) for label in labels.tolist()):
+            odd = next(label for label in labels.tolist() if not isinstance(label, str))
+            raise TypeError(
+                f"over several processes {name} ids must be numbers or text, got {odd!r} ({type(odd).__name__})"
+            )
+    kinds = set(group.gather_texts(str(labels.dtype) if len(labels) else _NONE)) - {_NONE}
+    if len(kinds) <= 1:
+        return next(iter(kinds), "int64")
+    if kinds == {"int64", "object"}:
+        return "object"  # whole numbers in one share, names in another: all of them are names
+    if kinds == {"int64", "float64"}:
+        return "float64"
+    raise TypeError(f"{name} ids are of different kinds on different ranks: {', '.join(sorted(kinds))}")
+
+
+def cast(ids: Ids, kind: str) -> Ids:
+    """Bring ids to the common kind.
+
+    Args:
+        ids: ids as made by ``id_array``.
+        kind: what ``common_kind`` found.
+
+    Returns:
+        The same ids.
+    """
+    if str(ids.dtype) == kind:
+        return ids
+    if kind != "object":
+        return ids.astype(kind)
+    out = np.empty(len(ids), dtype=object)
+    out[:] = [str(value) for value in ids.tolist()]
+    return out
+
+
+def joint_index(labels: Ids, group: Group, name: str) -> IdIndex:
+    """The ids of all processes under one numbering.
+
+    Args:
+        labels: the distinct ids here, in the order of their first occurrence.
+        group: the processes.
+        name: what the ids name, for messages.
+
+    Returns:
+        The index, the same on every process.
+    """
+    kind = common_kind(labels, group, name)
+    if group.size == 1:
+        return IdIndex(cast(labels, kind))
+    labels = cast(labels, kind)
+    whole = IdIndex(labels[:0])
+    for source in range(group.size):
+        fresh = labels[whole.numbers(labels, name) < 0] if source == group.rank else labels[:0]
+        whole.add(_send(fresh, group, source, kind))
+    return IdIndex(np.sort(whole.labels)) if kind != "object" else whole
+
+
+def _send(ids: Ids, group: Group, source: int, kind: str) -> Ids:
+    content = None
+    if source == group.rank:
+        block = json.dumps(ids.tolist(), ensure_ascii=False).encode() if kind == "object" else ids.tobytes()
+        content = torch.frombuffer(bytearray(block), dtype=torch.uint8) if block else torch.empty(0, dtype=torch.uint8)
+    block = group.broadcast(content, source).numpy().tobytes()
+    if kind != "object":
+        return np.frombuffer(block, dtype=kind).copy()
+    out = np.empty(len(found := json.loads(block)), dtype=object)
+    out[:] = found
+    return out

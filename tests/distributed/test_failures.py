@@ -1,0 +1,85 @@
+"""A killed process: the others name it and end; torchrun goes on from the checkpoint and comes to the same bits."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fisherfold import MatrixCompletion
+
+from ranks import free_port, on_ranks  # isort: skip
+
+SCRIPT = Path(__file__).with_name("fit_and_die.py")
+SOURCE = str(Path(__file__).parents[2] / "src")
+BOUND = 120  # seconds; what is asserted is that they end, not how fast
+
+
+def environment(**more: str) -> dict[str, str]:
+    known = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([SOURCE, os.environ.get("PYTHONPATH", "")])}
+    return {**os.environ, **known, **more}
+
+
+@pytest.fixture
+def ratings(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(30, 2)) @ rng.normal(size=(2, 20)) + 0.1 * rng.normal(size=(30, 20))
+    rows, columns = np.nonzero(rng.random(x.shape) < 0.5)
+    lines = [f"{r},{c},{x[r, c]:.4f}" for r, c in zip(rows, columns, strict=True)]
+    path = tmp_path / "ratings.csv"
+    path.write_text("row,column,value\n" + "\n".join(lines) + "\n")
+    return path
+
+
+def test_survivors_name_the_killed_rank(tmp_path: Path, ratings: Path) -> None:
+    world, victim, port = 3, 1, str(free_port())
+    places = [str(ratings), str(tmp_path / "c"), str(tmp_path / "model")]
+    command = [sys.executable, str(SCRIPT), *places, str(victim), "2"]
+    processes = [
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env=environment(RANK=str(r), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=port),
+        )
+        for r in range(world)
+    ]  # fmt: skip
+    outputs = [process.communicate(timeout=BOUND) for process in processes]
+    assert processes[victim].returncode == -9
+    for rank in (0, 2):
+        assert processes[rank].returncode == 3, outputs[rank]
+        assert f"rank {rank} says [1]: rank 1 (process {processes[victim].pid} on " in outputs[rank][0]
+        assert "checkpoint" in outputs[rank][0]
+    assert (tmp_path / "c").exists()
+    assert not (tmp_path / "model").exists()
+
+
+def run(arguments: list[str], restarts: int) -> subprocess.CompletedProcess[str]:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", str(restarts)]
+    rendezvous = ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
+    return subprocess.run(
+        [*launcher, *rendezvous, *arguments], capture_output=True, text=True, env=environment(), timeout=BOUND
+    )
+
+
+def uninterrupted(file: str) -> None:
+    MatrixCompletion(rank=2, max_iter=8, tol=0.0).fit_file_share(file).save(Path(file).with_name("whole"))
+
+
+def test_torchrun_goes_on_from_the_checkpoint_to_the_same_bits(tmp_path: Path, ratings: Path) -> None:
+    script = [str(SCRIPT), str(ratings), str(tmp_path / "checkpoint"), str(tmp_path / "model"), "1", "3"]
+    done = run(script, restarts=1)
+    assert done.returncode == 0, done.stderr
+    # three passes were kept before the kill, five were left
+    assert len(re.findall("made 5 passes", done.stdout)) == 2
+    assert not (tmp_path / "checkpoint").exists()
+    on_ranks(2, tmp_path, uninterrupted, str(ratings))
+    again, whole = (MatrixCompletion.load(tmp_path / name) for name in ("model", "whole"))
+    for name in ("rows", "columns"):
+        one, other = getattr(whole.model_.posterior, name), getattr(again.model_.posterior, name)
+        assert torch.equal(one.mean, other.mean)
+        assert torch.equal(one.covariance, other.covariance)

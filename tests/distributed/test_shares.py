@@ -1,0 +1,195 @@
+"""Tables read in shares: the ids, the entries, their order and the fitted model are those of one process."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fisherfold import MatrixCompletion
+from fisherfold.distributed import ALONE, Group, balanced_cuts
+from fisherfold.estimators import file_shares, tables
+from fisherfold.estimators.file_shares import FileShare, RatingShare
+from fisherfold.estimators.inputs import Observations
+from fisherfold.estimators.shared_ratings import Share, share_out
+from fisherfold.estimators.table_files import read_table
+
+from ranks import compare, on_ranks, same_bits  # isort: skip
+
+OPTIONS: dict[str, Any] = {"rank": 2, "max_iter": 4, "tol": 0.0, "dtype": "float64"}
+
+
+def table(path: Path, *, names: bool) -> None:
+    """Ratings of more rows than columns, in no order, some pairs twice, some lines unusable."""
+    rng = np.random.default_rng(0)
+    x = 3 + rng.normal(size=(23, 2)) @ rng.normal(size=(2, 13))
+    rows, columns = np.nonzero(rng.random(x.shape) < 0.5)
+    order = rng.permutation(len(rows))
+    again = order[:9]
+    lines = [(f"ü{r}" if names and r % 3 else str(r), str(c), f"{x[r, c]:.4f}")
+             for r, c in zip(rows[order], columns[order], strict=True)]  # fmt: skip
+    lines += [(lines[k][0], lines[k][1], f"{k}.5") for k in range(len(again))]
+    lines += [("", "3", "1"), ("1", "2", "many"), ("1", "2", "inf"), ("1", "2", "")]
+    frame = pl.DataFrame({name: [line[k] for line in lines] for k, name in enumerate(("user", "item", "value"))})
+    frame.write_csv(path / "names.csv" if names else path / "numbers.csv")
+    if not names:
+        good = frame.filter(pl.col("value").cast(pl.Float64, strict=False).is_finite() & (pl.col("user") != ""))
+        good = good.with_columns(pl.col("user", "item").cast(pl.Int64), pl.col("value").cast(pl.Float64))
+        good.write_parquet(path / "numbers.parquet", row_group_size=40)
+
+
+def described(model: MatrixCompletion) -> dict[str, Any]:
+    inside = model.model_
+    pairs = [(r, c) for r in inside.row_ids.labels.tolist()[:5] for c in inside.column_ids.labels.tolist()[:3]]
+    means = model.predict(np.array(pairs, dtype=object), return_std=inside.inference == "variational")
+    parts = means if isinstance(means, tuple) else (means,)
+    seen = [inside.seen_offsets, inside.seen_columns, inside.seen_values]
+    ids = [[str(label) for label in index.labels.tolist()] for index in (inside.row_ids, inside.column_ids)]
+    numbers = [inside.center, inside.scale, inside.low, inside.high, inside.posterior.noise_precision]
+    tables_ = [side.mean for side in (inside.posterior.rows, inside.posterior.columns)]
+    return {
+        "predictions": [torch.from_numpy(part) for part in parts], "seen": seen, "ids": ids, "numbers": numbers,
+        "tables": tables_, "merged": inside.n_merged, "ratings": inside.posterior.n_ratings,
+    }  # fmt: skip
+
+
+CASES = [
+    ("names.csv", {"duplicates": "mean"}), ("numbers.csv", {"duplicates": "last"}),
+    ("numbers.csv", {"duplicates": "sum"}), ("numbers.parquet", {"inference": "point"}),
+    ("names.csv", {"inference": "point", "offsets": "none", "ridge": 0.5}),
+]  # fmt: skip
+
+
+def fit_all(folder: str) -> list[Any]:
+    found: list[Any] = []
+    for name, options in CASES:
+        model = MatrixCompletion(**OPTIONS, **options).fit_file_share(Path(folder) / name)
+        found.append(described(model) | {"lines": model.n_read_, "refused": model.refused_})
+    group = Group()
+    whole = tables.read_ratings(Path(folder) / "numbers.csv")
+    pairs = np.stack([whole.rows, whole.columns], axis=1)
+    # the first rank has most, the last one nothing
+    edges = [0, *(len(pairs) - 5 + k for k in range(group.size - 2)), len(pairs), len(pairs)]
+    edges = [0, len(pairs)] if group.size == 1 else edges
+    mine = slice(edges[group.rank], edges[group.rank + 1])
+    model = MatrixCompletion(**OPTIONS)
+    empty = group.size > 1 and group.rank == group.size - 1
+    found.append(described(model.fit_share(None if empty else pairs[mine], None if empty else whole.values[mine])))
+    return found
+
+
+def fit_alone(folder: Path) -> list[Any]:
+    found: list[Any] = []
+    for name, options in [*CASES, ("numbers.csv", {})]:
+        read = tables.read_ratings(folder / name)
+        given = Observations(read.rows, read.columns, read.values, read.rows, read.columns)
+        found.append(described(MatrixCompletion(**OPTIONS, **options).fit_observations(given)))
+        if len(found) <= len(CASES):
+            found[-1] |= {"lines": read.n_read, "refused": read.refused}
+    return found
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_shares_of_a_file_give_the_model_of_one_process(world: int, tmp_path: Path) -> None:
+    for names in (False, True):
+        table(tmp_path, names=names)
+    ranks = on_ranks(world, tmp_path, fit_all, str(tmp_path))
+    same_bits(ranks)
+    alone = fit_alone(tmp_path)
+    for expected, found in zip(alone, ranks[0], strict=True):
+        compare(expected, found, rtol=1e-7, atol=1e-8)
+
+
+def faults(folder: str) -> list[str]:
+    found = []
+    group = Group()
+    for name in ("absent.csv", "packed.csv", "empty.csv", "words.csv"):
+        try:
+            MatrixCompletion(rank=1).fit_file_share(Path(folder) / name)
+        except (ValueError, FileNotFoundError) as error:
+            found.append(str(error))
+    for share in ([("a", "b")], [(1, ("x",))] if group.rank else [(1, "x")]):
+        try:
+            MatrixCompletion(rank=1).fit_share(np.array(share, dtype=object), [float("nan")] if group.rank else [1.0])
+        except (ValueError, TypeError) as error:
+            found.append(str(error))
+    return found
+
+
+def test_a_fault_of_one_rank_is_told_by_all(tmp_path: Path) -> None:
+    (tmp_path / "packed.csv").write_bytes(b"\x1f\x8b....")
+    (tmp_path / "empty.csv").write_text("user,item,value\n")
+    (tmp_path / "words.csv").write_text("user,item,value\na,b,c\n")
+    ranks = on_ranks(2, tmp_path, faults, str(tmp_path))
+    assert ranks[0] == ranks[1]
+    expected = [
+        "there is no file", "is packed with gzip", "none of 0 lines", "none of 1 lines.*not a number",
+        "rank 1: .*finite", "rank 1: .*finite",
+    ]  # fmt: skip
+    for message, pattern in zip(ranks[0], expected, strict=True):
+        assert re.search(pattern, message), (pattern, message)
+
+
+class Pretended(Group):
+    """One rank of several, for what needs no other one but the counts of quotation marks before it."""
+
+    def __init__(self, rank: int, counts: list[int]) -> None:
+        self.rank, self.size, self.counts = rank, len(counts), counts
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        yield
+
+    def gather(self, part: torch.Tensor) -> torch.Tensor:
+        assert int(part) == self.counts[self.rank]
+        return torch.tensor(self.counts)
+
+
+FIELD = st.text(st.sampled_from('aß"\n, '), max_size=4).map(lambda t: '"' + t.replace('"', '""') + '"')
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(FIELD, st.integers(0, 99)), min_size=1, max_size=12), st.integers(1, 5),
+       st.sampled_from([5, 16, 2**20]), st.booleans())  # fmt: skip
+def test_byte_ranges_cut_a_file_into_its_lines(lines: Any, world: int, block: int, ended: bool) -> None:
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
+        patch.setattr(file_shares, "BLOCK", block)
+        path = Path(folder) / "t.csv"
+        text = "name,item,value\n" + "\n".join(f"{name},{item},1.5" for name, item in lines) + "\n" * ended
+        path.write_text(text)
+        content = text.encode()
+        edges = [len(content) * k // world for k in range(world + 1)]
+        counts = [content[a:b].count(b'"') for a, b in itertools.pairwise(edges)]
+        parts = [piece for rank in range(world) for piece in FileShare(path, Pretended(rank, counts)).pieces()]
+        whole = read_table(path)
+        assert pl.concat([part.frame for part in parts if part.frame.height]).equals(whole.frame)
+        assert sum(sum(part.refused.values()) for part in parts) == sum(whole.refused.values())
+
+
+def test_shares_are_cut_by_weight() -> None:
+    assert balanced_cuts([1] * 10, 4) == [0, 2, 5, 7, 10]
+    assert balanced_cuts([100, 1, 1], 3) == [0, 0, 1, 3]
+    assert balanced_cuts([], 2) == [0, 0, 0]
+
+
+def test_a_stream_of_batches_equals_the_table(tmp_path: Path) -> None:
+    table(tmp_path, names=False)
+    file = FileShare(tmp_path / "numbers.csv", ALONE)
+    ready = share_out(
+        Share(RatingShare(file, ALONE).batches), ALONE, dtype=torch.float64, duplicates="mean", centred=True
+    )
+    read = tables.read_ratings(tmp_path / "numbers.csv")
+    assert ready.center == pytest.approx(read.values.mean(), rel=1e-13)
+    assert ready.scale == pytest.approx(read.values.std(), rel=1e-13)
+    assert ready.ratings.n_ratings + ready.ratings.n_duplicates == len(read.values)
