@@ -134,7 +134,7 @@ def test_bad_options_are_refused():
         Ratings(np.zeros(0, int), np.zeros(0, int), np.zeros(0))
 
 
-@pytest.mark.parametrize("method", ["auto", "bag", "csr", "dense"])
+@pytest.mark.parametrize("method", ["auto", "bag", "split", "csr", "dense"])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_every_segment_sum_equals_the_loop(method, weighted, dtype):
@@ -162,3 +162,15 @@ def test_an_unknown_kernel_is_named():
         bag_sum(
             torch.ones(1, 1), torch.zeros(1, dtype=torch.int32), torch.tensor([0, 1], dtype=torch.int32), method="gpu"
         )
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_long_groups_are_summed_in_pieces(weighted):
+    generator = torch.Generator().manual_seed(1)
+    counts = torch.tensor([0, 600, 256, 0, 1, 257, 0], dtype=torch.int32)
+    offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0, dtype=torch.int32)])
+    indices = torch.randint(50, (int(offsets[-1]),), generator=generator, dtype=torch.int32)
+    table = torch.randn(50, 3, generator=generator, dtype=torch.float64)
+    weights = torch.randn(len(indices), generator=generator, dtype=torch.float64) if weighted else None
+    whole = bag_sum(table, indices, offsets, weights, method="bag")
+    torch.testing.assert_close(bag_sum(table, indices, offsets, weights, method="split"), whole)

@@ -69,7 +69,6 @@ MaxIter = Annotated[int, typer.Option("--max-iter", help="The largest number of 
     examples=[
         "fisherfold complete fit ratings.csv --rank 10 --seed 0 -o model/",
         "fisherfold complete fit ratings.dat --format :: --rank auto -o model/",
-        "torchrun --nproc-per-node 4 -m fisherfold complete fit ratings.parquet -o model/",
     ],
 )
 def fit(
@@ -83,7 +82,10 @@ def fit(
     ] = False,
     checkpoint: Checkpoint = None,
 ) -> None:  # fmt: skip
-    """Fit a model to a file of ratings and write it into a folder."""
+    """Fit a model to a file of ratings and write it into a folder.
+
+    Several processes share the work under `torchrun --nproc-per-node 4 -m fisherfold complete fit ...`.
+    """
     from fisherfold.distributed import joined, under_torchrun
     from fisherfold.estimators.tables import read_ratings
 

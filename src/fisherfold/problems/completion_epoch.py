@@ -21,7 +21,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fisherfold.problems.completion_dense_epoch import DenseEpoch
 from fisherfold.problems.completion_kernels import fit_columns
 from fisherfold.problems.crowded import CROWDED
 from fisherfold.problems.grouped import Grouped
@@ -186,6 +185,9 @@ def _dense_walk(
     natural: bool,
     damping: float,
 ) -> Tensor:
+    # SciPy is needed on this road alone
+    from fisherfold.problems.completion_dense_epoch import DenseEpoch
+
     epoch = DenseEpoch(snapshot, x, natural=natural, damping=damping)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         for k, batch in enumerate(batches):

@@ -15,9 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-METHODS = ("auto", "bag", "csr", "dense")
+METHODS = ("auto", "bag", "split", "csr", "dense")
 
 _DENSE_ENTRIES = 2**24
+_PIECE = 256
 
 
 def bag_sum(
@@ -30,7 +31,7 @@ def bag_sum(
         indices: int32 or int64 row numbers of all groups, one group after the other.
         offsets: where each group starts, and the end of the last one; same dtype as ``indices``.
         weights: one factor per index, of the table's dtype; all 1 if not given.
-        method: ``bag``, ``csr`` or ``dense``; ``auto`` picks by dtype and density.
+        method: ``bag``, ``split``, ``csr`` or ``dense``; ``auto`` picks by device, dtype and density.
 
     Returns:
         A matrix with one row per group; zero for empty groups.
@@ -55,6 +56,8 @@ def bag_sum(
         return _csr_sum(table, indices, offsets, weights)
     if method == "dense":
         return _dense_sum(table, indices, offsets, weights)
+    if method == "split":
+        return _split_sum(table, indices, offsets, weights)
     return F.embedding_bag(indices, table, offsets, mode="sum", include_last_offset=True, per_sample_weights=weights)
 
 
@@ -67,12 +70,30 @@ def pick_method(table: Tensor, n_indices: int, n_groups: int) -> str:
         n_groups: the number of groups.
 
     Returns:
-        ``bag``, or for float64 on a CPU, where it has no fast path, ``csr`` or ``dense``.
+        ``bag``, or for float64 on a CPU, where it has no fast path, ``csr`` or ``dense``; ``split`` on a GPU, where one
+        thread would walk through the whole of a popular group.
     """
-    if table.device.type != "cpu" or table.dtype != torch.float64:
+    if table.device.type != "cpu":
+        return "split"
+    if table.dtype != torch.float64:
         return "bag"
     crowded = n_indices >= 0.25 * n_groups * len(table)
     return "dense" if crowded and table.shape[1] > 32 else "csr"
+
+
+def _split_sum(table: Tensor, indices: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
+    # Groups are cut into pieces of bounded length, which are summed side by side, and the pieces are added up.
+    counts = offsets.diff()
+    pieces = (counts + (_PIECE - 1)) // _PIECE
+    ends = pieces.cumsum(0, dtype=offsets.dtype)
+    total = int(ends[-1])
+    groups = torch.arange(len(counts), device=table.device).repeat_interleave(pieces, output_size=total)
+    place = torch.arange(total, dtype=offsets.dtype, device=table.device) - (ends - pieces)[groups]
+    cuts = torch.cat([offsets[:-1][groups] + _PIECE * place, offsets[-1:]])
+    sums = F.embedding_bag(indices, table, cuts, mode="sum", include_last_offset=True, per_sample_weights=weights)
+    order = torch.arange(total, dtype=offsets.dtype, device=table.device)
+    ends = torch.cat([ends.new_zeros(1), ends])
+    return F.embedding_bag(order, sums, ends, mode="sum", include_last_offset=True)
 
 
 def _csr_sum(table: Tensor, indices: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
