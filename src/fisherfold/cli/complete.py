@@ -82,10 +82,7 @@ def fit(
     ] = False,
     checkpoint: Checkpoint = None,
 ) -> None:  # fmt: skip
-    """Fit a model to a file of ratings and write it into a folder.
-
-    Several processes share the work under `torchrun --nproc-per-node 4 -m fisherfold complete fit ...`.
-    """
+    """Fit a model to a file of ratings and write it into a folder; under torchrun its processes share the work."""
     from fisherfold.distributed import joined, under_torchrun
     from fisherfold.estimators.tables import read_ratings
 
