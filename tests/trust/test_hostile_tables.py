@@ -9,6 +9,7 @@ import random
 import resource
 import subprocess
 import sys
+import zlib
 
 import numpy as np
 import polars as pl
@@ -198,6 +199,18 @@ def test_gzip_bombs_stop_at_the_limit(put):
     result = CliRunner().invoke(app, fit_words(bomb, "--unpack-limit", "0.01"))
     assert "raise the limit (max_bytes, --unpack-limit)" in str(result.exception)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 * 2**10
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, zlib.compress, lambda b: codecs.BOM_UTF8 + b"\n" + gzip.compress(b)])
+def test_nothing_is_unpacked_twice_or_behind_a_mark(put, pack):
+    """The fast reader unpacks what looks packed, without a limit; it never gets to see that."""
+    inner = pack(b"u,i,r\n1,2,3\n")
+    for content in (inner, gzip.compress(inner)):
+        if content[:2] == b"\x1f\x8b" and content is inner:
+            continue
+        with pytest.raises(ValueError, match=r"t\.csv"):
+            read_ratings(put(content, "t.csv"))
+    assert read_ratings(put("x^2,i,r\n1,2,3\n")).header == ["x^2", "i", "r"]
 
 
 def test_parquet_bombs_stop_at_the_limit(tmp_path):

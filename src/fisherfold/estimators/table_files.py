@@ -24,6 +24,7 @@ _SEPARATORS = {"csv": ",", "tsv": "\t", "tab": "\t", "psv": "|"}
 _FIRST_LINE = 2**20
 _QUOTED_LINES = 100  # a quoted field may run over so many lines
 _PACKED = {b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"PK\x03\x04": "zip"}
+_UNPACKED_BY_READER = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"x\x01", b"x^", b"x\x9c", b"x\xda")
 IsData = Callable[[list[str]], bool]
 
 
@@ -282,6 +283,14 @@ def _lines(source: Path | bytes, width: int) -> pl.DataFrame:
 
 
 def _plain(source: Path | bytes) -> Path | bytes:
+    """The source for the fast reader, which would unpack on its own, without a limit, what looks packed."""
+    if isinstance(source, bytes):
+        start = source[:4]
+    else:
+        with source.open("rb") as opened:
+            start = opened.read(4)
+    if start.startswith(_UNPACKED_BY_READER):
+        raise pl.exceptions.ComputeError("packed twice")
     # an absolute path is nobody's home folder and no address
     return source.resolve() if isinstance(source, Path) else source
 

@@ -1,0 +1,43 @@
+"""A process that has imported everything and forks a child for every line it reads: one job of ``jobs.py`` each.
+
+A line is JSON: the name of the job, its arguments, and limits. The number of the child is written at once; after a
+further line, its exit status when it has ended. A child starts in milliseconds, so that it can be killed many times.
+"""
+
+import json
+import os
+import resource
+import sys
+
+import torch
+
+torch.set_num_threads(1)
+
+import jobs  # noqa: E402  (with one thread from the start)
+
+
+def child(order):
+    log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    if order.get("largest_file"):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (order["largest_file"],) * 2)
+    code = 1
+    try:
+        code = jobs.JOBS[order["job"]](*order["args"]) or 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+for line in sys.stdin:
+    order = json.loads(line)
+    pid = os.fork()
+    if pid == 0:
+        child(order)
+    print(pid, flush=True)
+    sys.stdin.readline()  # until the child is waited for, its number belongs to nobody else
+    print(os.waitpid(pid, 0)[1], flush=True)
