@@ -146,7 +146,11 @@ def test_the_theme_follows_the_system_and_then_the_button(browser, file):
     assert brightness(browser) < 150
     browser.click("#theme")
     assert brightness(browser) > 600
-    browser.open(file, dark=True)
+    # a browser writes its storage when it finds the time, which on a busy machine may be after the next page is read
+    for _ in range(20):
+        browser.open(file, dark=True)
+        if brightness(browser) > 600:
+            break
     assert brightness(browser) > 600, "the choice is remembered"
     browser.ask("localStorage.clear()")
     browser.open(file)
