@@ -69,10 +69,10 @@ def test_the_help_of_a_command_shows_examples_that_can_be_typed(path):
 def probe(monkeypatch, capsys):
     """A command whose work is given by the test, run through ``main``."""
     work = {}
-    tree = common.group("A probe.")
+    tree = common.group("A probe.", examples=["fisherfold probe"])
 
     @common.command(tree, examples=["fisherfold probe"])
-    def run(voice: common.Voice, name: str = "x") -> None:
+    def run(voice: common.Voice, seed: int = 0) -> None:
         """Do what the test says."""
         work["do"](voice)
 
@@ -90,6 +90,59 @@ def probe(monkeypatch, capsys):
         return end.value.code or 0, seen.out, seen.err
 
     return call
+
+
+def families(node, path=("fisherfold",)):
+    if hasattr(node, "commands"):
+        yield path, node
+        for name, child in node.commands.items():
+            yield from families(child, (*path, name))
+
+
+def test_every_family_shows_an_example_of_its_own():
+    found = dict(families(typer.main.get_command(app)))
+    assert len(found) >= 5
+    for path, node in found.items():
+        shown = CliRunner().invoke(app, [*path[1:], "--help"], env={"COLUMNS": "400"})
+        assert shown.exit_code == 0
+        for example in examples(node):
+            assert example.startswith(" ".join(path))
+            assert example in shown.stdout
+        assert examples(node)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence", "path"),
+    [
+        (["--colour"], "No such option: --colour", "fisherfold run"),
+        (["--seed", "x"], "Invalid value for '--seed'", "fisherfold run"),
+    ],
+)
+def test_words_that_do_not_parse_are_told_in_the_same_voice(probe, words, sentence, path):
+    code, out, err = probe(lambda _: None, *words)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"error: {sentence}")
+    assert err.splitlines()[1].startswith(f"hint: '{path} --help' shows examples")
+    assert sentence in json.loads(probe(lambda _: None, *words, "--json")[2])["error"]
+    assert "Traceback" not in probe(lambda _: None, *words, "--debug")[2]
+
+
+def test_a_family_alone_shows_its_help(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["fisherfold", "datasets"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    seen = capsys.readouterr()
+    assert end.value.code == 2
+    assert "fisherfold datasets" in seen.out + seen.err
+    assert "error:" not in seen.err
+
+
+def test_a_question_without_an_answer_is_a_no(probe):
+    assert probe(fail(typer.Abort())) == (1, "", "stopped: not confirmed\n")
+
+
+def test_errors_cannot_speak_to_the_terminal(probe):
+    assert probe(fail(ValueError("column \x1b[31m\x07x")))[2].splitlines()[0] == "error: column ?[31m?x"
 
 
 def fail(error):

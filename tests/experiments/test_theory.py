@@ -261,3 +261,8 @@ def test_doors():
     if not torch.cuda.is_available():
         with pytest.raises(ValueError, match="device must be one that this machine has, got 'cuda'"):
             Settings(device="cuda")
+
+
+def test_a_device_that_is_none_is_refused():
+    with pytest.raises(ValueError, match="device must be a name such as cpu or cuda:0, got 'foo'"):
+        Settings(device="foo")

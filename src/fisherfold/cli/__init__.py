@@ -12,14 +12,15 @@ import typer
 
 from fisherfold._version import __version__
 from fisherfold.cli import complete, datasets, reproduce, subspace
-from fisherfold.cli.common import INTERRUPTED, Debug, command, group, report
+from fisherfold.cli.common import DONE, INTERRUPTED, Debug, command, declined, group, is_usage, report
 from fisherfold.cli.demo import demo
 from fisherfold.cli.info import info
 
 app = group(
     "Maximum likelihood on manifolds with the Riemannian Fisher information.\n\n"
     "Start with `fisherfold demo`. Exit codes: 0 done, 1 declined or an unexpected error, 2 something given cannot be "
-    "used, 130 interrupted."
+    "used, 130 interrupted.",
+    examples=["fisherfold demo", "fisherfold complete fit ratings.csv -o model/"],
 )
 command(app, examples=["fisherfold demo", "fisherfold demo --output pictures --seed 1"])(demo)
 command(app, examples=["fisherfold info", "fisherfold info --json"])(info)
@@ -46,15 +47,22 @@ def _options(
 
 
 def main() -> None:
-    """Run the command line; an error becomes one sentence and a hint, and an exit code."""
+    """Run the command line; an error becomes one sentence and a hint, and an exit code.
+
+    Raises:
+        SystemExit: always, with the exit code.
+    """
     try:
-        app(prog_name="fisherfold")
+        code = app(prog_name="fisherfold", standalone_mode=False)
     except KeyboardInterrupt:
-        raise SystemExit(INTERRUPTED) from None
+        code = INTERRUPTED
+    except typer.Abort:
+        code = declined()
     except Exception as error:
-        if "--debug" in sys.argv:
+        if "--debug" in sys.argv and not is_usage(error):
             raise
-        raise SystemExit(report(error, _path(sys.argv[1:]), as_json="--json" in sys.argv)) from None
+        code = report(error, _path(sys.argv[1:]), as_json="--json" in sys.argv)
+    raise SystemExit(code or DONE)
 
 
 def _path(words: list[str]) -> str:

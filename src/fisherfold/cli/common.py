@@ -204,16 +204,25 @@ class Bar:
         return Bar(self._voice, self._progress, what, total)
 
 
-def group(text: str) -> typer.Typer:
+def group(text: str, *, examples: Sequence[str]) -> typer.Typer:
     """A family of commands.
 
     Args:
         text: its help.
+        examples: whole command lines, shown in its help.
 
     Returns:
         The application to attach commands to.
     """
-    return typer.Typer(help=text, no_args_is_help=True, rich_markup_mode="markdown", pretty_exceptions_enable=False)
+    return typer.Typer(
+        help=text, epilog=_epilog(examples), no_args_is_help=True, rich_markup_mode="markdown",
+        pretty_exceptions_enable=False,
+    )  # fmt: skip
+
+
+def _epilog(examples: Sequence[str]) -> str:
+    lines = "\n\n".join(f"`{example}`" for example in examples)
+    return f"Example{'s' if len(examples) > 1 else ''}:\n\n{lines}"
 
 
 def command(
@@ -253,8 +262,7 @@ def command(
         keywords = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
         inside.__signature__ = inspect.Signature([*keywords, *shared])  # type: ignore[attr-defined]
         inside.__annotations__ = {p.name: p.annotation for p in (*own, *shared)}
-        lines = "\n\n".join(f"`{example}`" for example in examples)
-        app.command(name, epilog=f"Example{'s' if len(examples) > 1 else ''}:\n\n{lines}")(inside)
+        app.command(name, epilog=_epilog(examples))(inside)
         return run
 
     return attach
@@ -313,8 +321,14 @@ def report(error: Exception, path: str, *, as_json: bool = False) -> int:
     Returns:
         The exit code.
     """
-    theirs = isinstance(error, THEIRS)
-    text = " ".join(str(error).split()) or type(error).__name__
+    if type(error).__name__ == "NoArgsIsHelpError":
+        # a family without a command: its help, as it is
+        error.show()  # type: ignore[attr-defined]
+        return UNUSABLE
+    theirs = isinstance(error, THEIRS) or is_usage(error)
+    text = error.format_message() if is_usage(error) else str(error)  # type: ignore[attr-defined]
+    # what a file holds must not reach the terminal as commands
+    text = "".join(c if c.isprintable() else "?" for c in " ".join(text.split())) or type(error).__name__
     # named, not imported: most commands have no use for torch
     lost = type(error).__name__ == "RankLost"
     if not theirs and not lost:
@@ -332,6 +346,28 @@ def report(error: Exception, path: str, *, as_json: bool = False) -> int:
     console.print(f"[bold red]error:[/] {escape(text)}", highlight=False, soft_wrap=True)
     console.print(f"[bold]hint:[/] {escape(hint)}", highlight=False, soft_wrap=True)
     return code
+
+
+def is_usage(error: Exception) -> bool:
+    """Whether typer raised it for words that do not parse; typer keeps the class to itself.
+
+    Args:
+        error: what was raised.
+
+    Returns:
+        True for unknown commands and options, missing ones and values of the wrong type.
+    """
+    return hasattr(error, "format_message") and hasattr(error, "exit_code")
+
+
+def declined() -> int:
+    """Say that a question was not answered with yes.
+
+    Returns:
+        The exit code.
+    """
+    print("stopped: not confirmed", file=sys.stderr)
+    return FAILED
 
 
 def _load_torch(voice: Voice) -> None:

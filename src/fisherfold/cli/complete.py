@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from fisherfold.estimators.completion import MatrixCompletion
     from fisherfold.estimators.tables import RatingTable
 
-app = group("Complete a table of ratings, readings or assays with holes.")
+app = group(
+    "Complete a table of ratings, readings or assays with holes.",
+    examples=["fisherfold complete fit ratings.csv --rank 10 -o model/", "fisherfold complete recommend model/ 42"],
+)
 
 _AUTO_RANKS = (2, 5, 10, 20)
 

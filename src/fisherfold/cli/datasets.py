@@ -11,7 +11,10 @@ from rich.table import Table
 
 from fisherfold.cli.common import Voice, command, group
 
-app = group("The named data sets: list, describe, fetch and verify them.")
+app = group(
+    "The named data sets: list, describe, fetch and verify them.",
+    examples=["fisherfold datasets list", "fisherfold datasets fetch movielens1m"],
+)
 
 
 def _names(incomplete: str) -> list[str]:

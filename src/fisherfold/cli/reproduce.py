@@ -24,7 +24,10 @@ if TYPE_CHECKING:
     from fisherfold.experiments.reproduce import Options
     from fisherfold.experiments.theory import Part
 
-app = group("Remake the figures and tables of the paper; writes a report page.")
+app = group(
+    "Remake the figures and tables of the paper; writes a report page.",
+    examples=["fisherfold reproduce all --quick --jobs 2"],
+)
 
 Seeds = Annotated[int, typer.Option("--seeds", min=1, help="How many seeds (split, start and samples).")]
 Quick = Annotated[bool, typer.Option("--quick", help="A sketch: a third of the epochs, two seeds, smaller step grids.")]

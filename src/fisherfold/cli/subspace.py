@@ -16,7 +16,10 @@ from fisherfold.cli.common import Bar, Checkpoint, Encoding, UnpackLimit, Voice,
 if TYPE_CHECKING:
     from fisherfold.estimators.task_tables import Roles, TaskTable
 
-app = group("Many small related regressions or classifications that share a subspace.")
+app = group(
+    "Many small related regressions or classifications that share a subspace.",
+    examples=["fisherfold subspace fit pupils.csv --target score --task school -o model/"],
+)
 
 Data = Annotated[Path, typer.Argument(help="A table with a header: CSV, TSV or Parquet.")]
 Model = Annotated[Path, typer.Argument(help="A folder written by `fisherfold subspace fit`.")]

@@ -93,7 +93,11 @@ class Settings:
     def __post_init__(self) -> None:
         if self.seeds < 1:
             raise ValueError(f"seeds must be at least 1, got {self.seeds}")
-        if torch.device(self.device).type == "cuda" and not torch.cuda.is_available():
+        try:
+            kind = torch.device(self.device).type
+        except RuntimeError:
+            raise ValueError(f"device must be a name such as cpu or cuda:0, got {self.device!r}") from None
+        if kind == "cuda" and not torch.cuda.is_available():
             raise ValueError(f"device must be one that this machine has, got {self.device!r}; no CUDA is seen")
 
 
