@@ -61,7 +61,9 @@ def test_validation_images_are_left_out_of_training_and_never_the_test_images() 
     inner = pool.padded[:, PADDING:-PADDING, PADDING:-PADDING].numpy()
     kept = {image.tobytes() for image in inner}
     held_out = {image.tobytes() for image in pool.judged.numpy()}
-    assert len(kept) == 54 and len(held_out) == 6 and not kept & held_out
+    assert len(kept) == 54
+    assert len(held_out) == 6
+    assert not kept & held_out
     assert kept | held_out == {image.tobytes() for image in data.train_images}
 
 

@@ -38,11 +38,13 @@ def test_schedules_scale_with_the_number_of_epochs() -> None:
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-@pytest.mark.parametrize(("dataset", "model"), [(d, m) for d in ("cifar10", "cifar100") for m in ("wrn16_4", "vgg16bn")])
+@pytest.mark.parametrize("dataset", ["cifar10", "cifar100"])
+@pytest.mark.parametrize("model", ["wrn16_4", "vgg16bn"])
 def test_every_preset_names_itself_on_every_task(preset: str, dataset: str, model: str) -> None:
     found = settings(preset, dataset, model)
     assert found.preset == preset
-    assert found.epochs == 100 and found.batch == 128
+    assert found.epochs == 100
+    assert found.batch == 128
 
 
 def test_networks_have_the_sizes_of_the_paper() -> None:
@@ -52,7 +54,7 @@ def test_networks_have_the_sizes_of_the_paper() -> None:
 
 
 def test_unknown_names_say_what_is_known() -> None:
-    with pytest.raises(ValueError, match="preset must be one of sgd, sgd-tuned, .*, got 'lion'"):
+    with pytest.raises(ValueError, match=r"preset must be one of sgd, sgd-tuned, .*, got 'lion'"):
         settings("lion", "cifar10", "vgg16bn")
     with pytest.raises(ValueError, match="dataset must be cifar10 or cifar100, got 'mnist'"):
         settings("sgd", "mnist", "vgg16bn")

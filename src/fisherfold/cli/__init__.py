@@ -15,6 +15,7 @@ from fisherfold.cli import complete, datasets, reproduce, subspace
 from fisherfold.cli.common import DONE, INTERRUPTED, Debug, command, declined, group, is_usage, report
 from fisherfold.cli.demo import demo
 from fisherfold.cli.info import info
+from fisherfold.cli.train import train
 
 app = group(
     "Maximum likelihood on manifolds with the Riemannian Fisher information.\n\n"
@@ -24,6 +25,17 @@ app = group(
 )
 command(app, examples=["fisherfold demo", "fisherfold demo --output pictures --seed 1"])(demo)
 command(app, examples=["fisherfold info", "fisherfold info --json"])(info)
+<<<<<<< HEAD
+=======
+command(
+    app,
+    examples=[
+        "fisherfold train cifar10 --model vgg16bn --optimizer mkfac --seed 0 --seed 1",
+        "fisherfold train cifar10 --model wrn10_1 --optimizer sgd --images 1000 --epochs 3 --device cpu",
+    ],
+)(train)
+app.add_typer(datasets.app, name="datasets")
+>>>>>>> c22e591 (The CIFAR table: logs of the first seed, the page, what balances the turning of rows)
 app.add_typer(complete.app, name="complete")
 app.add_typer(subspace.app, name="subspace")
 app.add_typer(reproduce.app, name="reproduce")

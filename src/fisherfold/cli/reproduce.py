@@ -64,6 +64,8 @@ def everything(
             try:
                 if name == "theory":
                     reproduce.reproduce_theory(shown)
+                elif name == "cifar":
+                    reproduce.reproduce_cifar(shown)
                 else:
                     reproduce.reproduce_figure(name, shown)
             except FileNotFoundError as error:
@@ -131,6 +133,31 @@ def theory(
     tables = [each for part in parts for each in (_findings(part), f"{part.sentence}\n")]
     where = f"pictures, tables and theory.json are in {options.folder('theory')}", f"report page: {page}"
     voice.answer(summary(parts) | {"files": files, "page": page}, *tables, *where)
+
+
+@command(app, examples=["fisherfold reproduce cifar", "fisherfold reproduce cifar --results runs --json"])
+def cifar(
+    voice: Voice,
+    results: Annotated[Path, typer.Option("--results", help="The folder of the logged runs.")] = Path("results/cifar"),
+    output: Output = REPORT,
+) -> None:
+    """The CIFAR table from logged training runs: medians over the seeds, and what was not run. It does not train."""
+    from fisherfold.experiments import cifar as table_of
+    from fisherfold.experiments import reproduce
+
+    options = reproduce.Options(output=output)
+    found, files = reproduce.reproduce_cifar(options, results)
+    page = reproduce.refresh_page(output)
+    shown = table_of.table(found)
+    table = Table(title=shown.title, show_lines=True)
+    for name in shown.columns:
+        table.add_column(escape(name))
+    for row in shown.rows:
+        table.add_row(*(escape(str(value)) for value in row))
+    verdict, why = table_of.judge(found)
+    facts = {"cells": [cell.as_json() for cell in found], "claim": table_of.CLAIM, "verdict": verdict, "why": why}
+    ending = f"the paper: {table_of.CLAIM}\nverdict: {verdict}", *why, f"picture {files['png']}", f"report page: {page}"
+    voice.answer({**facts, "files": {**files, "page": page}}, table, *ending)
 
 
 def _figure(name: str, voice: Voice, **given: Any) -> None:

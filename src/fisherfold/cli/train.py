@@ -16,7 +16,8 @@ Dataset = Annotated[
     str, typer.Argument(help="cifar10 or cifar100.", autocompletion=one_of("cifar10", "cifar100"))
 ]  # fmt: skip
 Model = Annotated[
-    str, typer.Option("--model", help="vgg16bn, or wrnD_K such as wrn16_4.", autocompletion=one_of("vgg16bn", "wrn16_4"))
+    str,
+    typer.Option("--model", help="vgg16bn, or wrnD_K such as wrn16_4.", autocompletion=one_of("vgg16bn", "wrn16_4")),
 ]
 Optimizer = Annotated[
     str, typer.Option("--optimizer", help=f"A preset: {', '.join(NAMES)}.", autocompletion=one_of(*NAMES))
@@ -32,7 +33,7 @@ ManifoldRate = Annotated[
 Decay = Annotated[float | None, typer.Option("--weight-decay", min=0, help="If not the preset's.")]
 Damping = Annotated[float | None, typer.Option("--damping", min=0, help="λ, if not the preset's.")]
 Validation = Annotated[
-    bool, typer.Option("--validation", help="Judge by a tenth of the training images, left out, not by the test images.")
+    bool, typer.Option("--validation", help="Judge by a tenth of the training images, left out, not by the test set.")
 ]
 Images = Annotated[int | None, typer.Option("--images", min=1, help="Only so many training images, for a trial.")]
 Batch = Annotated[int | None, typer.Option("--batch", min=1, help="Images per step, if not 128.")]
@@ -52,15 +53,17 @@ def train(
     from fisherfold.training.train import Job
 
     given = {"epochs": epochs, "lr": lr, "manifold_lr": manifold_lr, "weight_decay": weight_decay, "damping": damping}
-    changes = {key: value for key, value in {**given, "batch": batch}.items() if value is not None}
+    changes: dict[str, Any] = {key: value for key, value in {**given, "batch": batch}.items() if value is not None}
     chosen = training.settings(optimizer, dataset, model, **changes)
     voice.resume = f"the same command goes on from the last checkpoint in {folder}"
     writer = _board(tensorboard)
     with voice.progress(f"{optimizer} on {dataset}", chosen.epochs * len(seed)) as bar:
 
         def tell(job: Job, entry: dict[str, Any]) -> None:
-            text = f"seed {job.run.seed}, epoch {entry['epoch']}/{chosen.epochs}: training loss {entry['train_loss']:.4f}"
-            bar.say(f"{text}, accuracy {entry['accuracy']:.2f} %")
+            bar.say(
+                f"seed {job.run.seed}, epoch {entry['epoch']}/{chosen.epochs}: "
+                f"training loss {entry['train_loss']:.4f}, accuracy {entry['accuracy']:.2f} %"
+            )
             bar.advance()
             for name in ("train_loss", "loss", "accuracy") if writer is not None else ():
                 writer.add_scalar(f"{job.path.stem}/{name}", entry[name], entry["epoch"])
@@ -100,4 +103,4 @@ def _board(folder: Path | None) -> Any:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
         raise ImportError("--tensorboard needs the package tensorboard: pip install tensorboard") from error
-    return SummaryWriter(str(folder))  # type: ignore[no-untyped-call]
+    return SummaryWriter(str(folder))

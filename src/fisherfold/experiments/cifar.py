@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from matplotlib.figure import Figure
+
 from fisherfold.experiments.sections import Band, Chart, Section, Series, Table, Verdict
 from fisherfold.files import make_folder, write_atomically
 from fisherfold.training import RunLog, read_logs
@@ -32,6 +34,12 @@ LABELS = {
     "sgd": "SGD", "sgdp": "SGDP", "adam": "Adam", "adamp": "AdamP", "kfac": "KFAC", "mkfac": "MKFAC",
     "sgdg": "SGDG (MKFAC without curvature)", "sgd-tuned": "SGD, tuned weight decay",
     "mkfac-tuned": "MKFAC, balanced turning", "sgdg-tuned": "SGDG, balanced turning",
+}  # fmt: skip
+# colours that stay apart for colour-blind readers
+STYLES = {
+    "sgd": ("#000000", "-"), "sgdp": ("#7f7f7f", "-"), "adam": ("#e69f00", "-"), "adamp": ("#f0e442", "-"),
+    "kfac": ("#009e73", "-"), "mkfac": ("#0072b2", "-"), "sgdg": ("#d55e00", "-"), "sgd-tuned": ("#000000", ":"),
+    "mkfac-tuned": ("#0072b2", ":"), "sgdg-tuned": ("#d55e00", ":"),
 }  # fmt: skip
 # medians of five runs as the paper prints them, in the order of TASKS
 PAPER = {
@@ -213,12 +221,13 @@ def _beyond(by_name: dict[tuple[str, str, str], CellResult], dataset: str, model
     ]
 
 
-def section(found: Sequence[CellResult], *, command: str) -> Section:
+def section(found: Sequence[CellResult], *, command: str, picture: str = "") -> Section:
     """The table as a section of the page.
 
     Args:
         found: of ``cells``.
         command: what repeats it.
+        picture: its PNG below the folder of the page.
 
     Returns:
         The section, with a chart per task that has runs.
@@ -239,7 +248,7 @@ def section(found: Sequence[CellResult], *, command: str) -> Section:
     ]
     return Section(
         "cifar", "CIFAR-10 and CIFAR-100 with MKFAC", CLAIM, verdict, why, made, command, charts, [table(found)],
-        notes=notes,
+        picture, notes,
     )  # fmt: skip
 
 
@@ -265,8 +274,39 @@ def _band(runs: Sequence[RunLog], key: str, length: int) -> Band:
     return Band([statistics.median(c) for c in columns], [c[0] for c in columns], [c[-1] for c in columns])
 
 
+def draw(found: Sequence[CellResult]) -> Figure:
+    """Test accuracy over the epochs, a panel per task.
+
+    Args:
+        found: of ``cells``.
+
+    Returns:
+        A matplotlib figure: medians, with bands from the least to the greatest value over the seeds.
+    """
+    figure = Figure(figsize=(11, 7.2), layout="constrained")
+    for panel, (dataset, model) in zip(figure.subplots(2, 2).flat, TASKS, strict=True):
+        panel.set_title(f"{NAMES[dataset]}, {NAMES[model]}", fontsize=10)
+        for cell in found:
+            if (cell.dataset, cell.model) != (dataset, model) or not cell.runs:
+                continue
+            length = min(len(run.epochs) for run in cell.runs)
+            band, epochs = _band(cell.runs, "accuracy", length), range(1, length + 1)
+            colour, style = STYLES[cell.optimizer]
+            panel.fill_between(epochs, band.least, band.greatest, color=colour, alpha=0.15, linewidth=0)
+            panel.plot(epochs, band.median, style, color=colour, linewidth=1.1, label=LABELS[cell.optimizer])
+        if not panel.lines:
+            panel.text(0.5, 0.5, "not run yet", ha="center", va="center", transform=panel.transAxes)
+            panel.set(xticks=[], yticks=[])
+            continue
+        low, high = (65, 95.5) if dataset == "cifar10" else (30, 78)
+        panel.set(xlabel="epoch", ylabel="test accuracy, percent", ylim=(low, high))
+        panel.grid(alpha=0.3)
+        panel.legend(frameon=False, fontsize=8, loc="lower right")
+    return figure
+
+
 def write(found: Sequence[CellResult], folder: Path) -> dict[str, Path]:
-    """The raw table as CSV and JSON.
+    """The curves as a picture and the raw table as CSV and JSON.
 
     Args:
         found: of ``cells``.
@@ -281,7 +321,10 @@ def write(found: Sequence[CellResult], folder: Path) -> dict[str, Path]:
     writer = csv.DictWriter(sheet, fieldnames=list(rows[0]))
     writer.writeheader()
     writer.writerows(rows)
-    files = {"csv": folder / "cifar.csv", "json": folder / "cifar.json"}
+    files = {kind: folder / f"cifar.{kind}" for kind in ("png", "csv", "json")}
+    picture = io.BytesIO()
+    draw(found).savefig(picture, format="png", dpi=130)
+    write_atomically(files["png"], picture.getvalue())
     write_atomically(files["csv"], sheet.getvalue().encode())
     write_atomically(files["json"], json.dumps({"cells": rows}, indent=1).encode())
     return files

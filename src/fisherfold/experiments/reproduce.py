@@ -17,7 +17,12 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+<<<<<<< HEAD
 from fisherfold.experiments import completion, subspace
+=======
+from fisherfold._version import __version__
+from fisherfold.experiments import cifar, completion, subspace
+>>>>>>> c22e591 (The CIFAR table: logs of the first seed, the page, what balances the turning of rows)
 from fisherfold.experiments.adapters import CLAIMS, THEORY_CLAIMS, figure_section, theory_section
 from fisherfold.experiments.figures import FigurePlan, FigureResult, Say, Tick, run_figure
 from fisherfold.experiments.plots import write_figure
@@ -35,11 +40,10 @@ FIGURES: dict[str, Callable[..., FigurePlan]] = {
     "school": subspace.school,
     "sarcos": subspace.sarcos,
 }
-NAMES = (*FIGURES, "theory")
+NAMES = (*FIGURES, "cifar", "theory")
 TITLES = {"jester": "Jester-1, rank 5", "movielens": "MovieLens-1M, rank 5", "school": "School, 139 tasks",
           "sarcos": "Sarcos, 7 tasks", "cifar": "CIFAR-10 and CIFAR-100 with MKFAC"}  # fmt: skip
 ORDER = (*FIGURES, "cifar", *(f"theory-{part}" for part in THEORY_CLAIMS))
-CIFAR_CLAIM = "MKFAC has the best test accuracy of six optimizers with WRN-16-4 and VGG16-BN on CIFAR-10 and CIFAR-100."
 
 
 @dataclass(frozen=True)
@@ -198,6 +202,26 @@ def keep(section: Section, options: Options) -> None:
     section.save(_section_file(options.output, section.name, options.quick))
 
 
+def reproduce_cifar(options: Options, results: Path = cifar.RESULTS) -> tuple[list[cifar.CellResult], dict[str, Path]]:
+    """Assemble the CIFAR table from logged runs, write its files and its section.
+
+    Training is not done here: it takes a GPU and hours, and ``benchmarks/gpu/cifar_queue.py`` does it in pieces.
+
+    Args:
+        options: how.
+        results: the folder of the logs.
+
+    Returns:
+        The cells and the files by kind.
+    """
+    found = cifar.cells(results)
+    files = cifar.write(found, options.folder("cifar"))
+    picture = files["png"].relative_to(options.output).as_posix()
+    command = options.command("cifar") + (f" --results {results}" if results != cifar.RESULTS else "")
+    cifar.section(found, command=command, picture=picture).save(_section_file(options.output, "cifar"))
+    return found, files
+
+
 def mark_missing(name: str, hint: str, options: Options) -> None:
     """Let the page say that the data of an experiment were not found, unless it has results from before.
 
@@ -246,8 +270,6 @@ def sections(output: Path) -> list[Section]:
             shown.append(found)
         elif marked.is_file():
             shown.append(Section.load(marked))
-        elif name == "cifar":
-            shown.append(_empty(name, "not run", "There is no command for it yet.", ""))
         else:
             command = f"fisherfold reproduce {name.replace('theory-', 'theory --part ')}"
             shown.append(_empty(name, "not run", "It has not been run yet.", command))
@@ -265,7 +287,7 @@ def _found(output: Path, name: str) -> Section | None:
 
 def _empty(name: str, verdict: Verdict, reason: str, command: str) -> Section:
     part = name.removeprefix("theory-")
-    claim = CIFAR_CLAIM if name == "cifar" else CLAIMS[name][1] if name in CLAIMS else THEORY_CLAIMS[part]
+    claim = cifar.CLAIM if name == "cifar" else CLAIMS[name][1] if name in CLAIMS else THEORY_CLAIMS[part]
     title = TITLES.get(name, f"Theory: {part}")
     return Section(name, title, claim, verdict, [reason], command=command)
 

@@ -89,8 +89,9 @@ def load(path: str | os.PathLike[str], header: dict[str, Any], device: torch.dev
         ValueError: if the file belongs to another run.
     """
     tensors, content = read_tensors(path, kind=KIND, version=VERSION, device=str(device))
-    for key, value in header.items():
-        seen = content["run"].get(key)
+    theirs, mine = (_flat(run) for run in (content["run"], header))
+    for key, value in mine.items():
+        seen = theirs.get(key)
         if seen != value:
             raise ValueError(
                 f"{path} is of another run: its {key} is {seen!r}, this one's is {value!r}; choose another folder, or "
@@ -98,3 +99,7 @@ def load(path: str | os.PathLike[str], header: dict[str, Any], device: torch.dev
             )
     state: dict[str, Any] = unpack(content["tree"], tensors)
     return state
+
+
+def _flat(run: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in run.items() if key != "settings"} | run.get("settings", {})

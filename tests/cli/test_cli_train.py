@@ -1,0 +1,37 @@
+"""``fisherfold train`` and ``fisherfold reproduce cifar`` as typed."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fisherfold.cli import app
+
+needs_data = pytest.mark.skipif(
+    not (Path(os.environ.get("FISHERFOLD_DATA", "/nonexistent")) / "cifar10_train_0.npz").is_file(),
+    reason="needs CIFAR-10: set FISHERFOLD_DATA to the folder of the data sets",
+)
+TRIAL = ["train", "cifar10", "--model", "wrn10_1", "--optimizer", "sgd", "--images", "64", "--batch", "16"]
+
+
+@needs_data
+def test_training_prints_a_table_and_the_same_command_reads_it_back(tmp_path: Path) -> None:
+    command = [*TRIAL, "--epochs", "2", "--device", "cpu", "--folder", str(tmp_path), "--seed", "3"]
+    shown = CliRunner().invoke(app, [*command, "--quiet"])
+    assert shown.exit_code == 0, shown.output
+    assert "best test" in shown.output
+    again = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)
+    assert [(run["seed"], run["ended"]) for run in again["runs"]] == [(3, "done")]
+    assert again["settings"]["epochs"] == 2
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_an_unknown_preset_or_a_missing_gpu_is_one_sentence(tmp_path: Path) -> None:
+    wrong = CliRunner().invoke(app, ["train", "cifar10", "--optimizer", "lion", "--folder", str(tmp_path)])
+    assert "preset must be one of sgd" in str(wrong.exception)
+    no_data = CliRunner().invoke(app, ["reproduce", "cifar", "--results", str(tmp_path / "none")])
+    assert "fisherfold train cifar10" in str(no_data.exception)

@@ -1,0 +1,105 @@
+"""The table of CIFAR accuracies: which runs count, medians over seeds, what is said of the paper's claim."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from fisherfold.experiments import cifar
+from fisherfold.experiments.reproduce import Options, refresh_page, reproduce_cifar, sections
+from fisherfold.training import RunLog, settings
+
+
+def log(
+    folder: Path, accuracies: list[float], *, preset: str = "mkfac", seed: int = 0, ended: str = "done",
+    dataset: str = "cifar10", model: str = "vgg16bn", split: str = "test", images: int = 50_000,
+) -> None:  # fmt: skip
+    header = {
+        "dataset": dataset, "model": model, "preset": preset, "seed": seed, "split": split, "images": images,
+        "settings": settings(preset, dataset, model).as_json(), "device": "a <device>", "date": "2026-01-02 03:04 UTC",
+        "commit": "0123456789abcdef", "command": "x",
+    }  # fmt: skip
+    entries = [
+        {"epoch": i + 1, "accuracy": a, "train_loss": 1.0, "loss": 1.0, "seconds": 0.5}
+        for i, a in enumerate(accuracies)
+    ]
+    folder.mkdir(exist_ok=True)
+    RunLog(header, entries, ended).write(folder / f"{dataset}-{model}-{preset}-{split}-{images}-{seed}-{ended}.jsonl")
+
+
+def found(folder: Path, optimizer: str = "mkfac", model: str = "vgg16bn") -> cifar.CellResult:
+    return next(c for c in cifar.cells(folder) if (c.dataset, c.model, c.optimizer) == ("cifar10", model, optimizer))
+
+
+def test_medians_are_over_the_best_and_over_the_last_epochs(tmp_path: Path) -> None:
+    for seed, accuracies in enumerate(([90.0, 93.0, 92.0], [94.0, 91.0, 93.5], [90.0, 95.0, 94.5])):
+        log(tmp_path, accuracies, seed=seed)
+    cell = found(tmp_path)
+    assert (cell.best, cell.last) == ((94.0, 93.0, 95.0), (93.5, 92.0, 94.5))
+    assert cifar.text(cell) == "94.00 93.00–95.00 (93.50), 3 seeds [94.76]"
+    row = cell.as_json()
+    assert (row["seeds"], row["best_median"], row["last_median"], row["paper"]) == (3, 94.0, 93.5, 94.76)
+
+
+def test_only_whole_finished_runs_judged_on_the_test_images_count(tmp_path: Path) -> None:
+    log(tmp_path, [99.0], split="validation")
+    log(tmp_path, [99.0], images=1000)
+    log(tmp_path, [99.0], ended="")
+    assert cifar.text(found(tmp_path)) == "not run [94.76]"
+    log(tmp_path, [50.0, 10.0], ended="diverged")
+    cell = found(tmp_path)
+    assert cell.best[0] == 50.0
+    assert cell.as_json()["last_median"] is None
+
+
+def test_verdicts_compare_with_what_was_run_and_with_the_paper(tmp_path: Path) -> None:
+    log(tmp_path, [94.0])
+    assert cifar.judge(cifar.cells(tmp_path))[0] == "not run"
+    log(tmp_path, [93.0], preset="sgd")
+    verdict, why = cifar.judge(cifar.cells(tmp_path))
+    assert verdict == "holds partly"
+    assert why[1] == (
+        "CIFAR-10 VGG16-BN: MKFAC 94.00 is above the best of 1 rivals, SGD 93.00; the paper has 94.76 and 92.88."
+    )
+    log(tmp_path, [94.1], preset="kfac")
+    verdict, why = cifar.judge(cifar.cells(tmp_path))
+    assert verdict == "does not hold"
+    assert "is within noise of the best of 2 rivals, KFAC 94.10" in why[1]
+    log(tmp_path, [94.5], preset="mkfac-tuned")
+    log(tmp_path, [94.2], preset="sgd-tuned")
+    assert "balanced turning reaches 94.50, 0.30 above SGD with tuned" in cifar.judge(cifar.cells(tmp_path))[1][2]
+
+
+def test_the_table_becomes_files_and_a_section_of_the_page(tmp_path: Path) -> None:
+    log(tmp_path / "logs", [90.0, 94.0])
+    log(tmp_path / "logs", [90.0, 93.0], preset="sgd")
+    options = Options(output=tmp_path / "report")
+    cells, files = reproduce_cifar(options, tmp_path / "logs")
+    assert len(cells) == 4 * len(cifar.OPTIMIZERS)
+    assert json.loads(files["json"].read_text())["cells"] == [cell.as_json() for cell in cells]
+    rows = list(csv.DictReader(files["csv"].read_text().splitlines()))
+    assert {row["optimizer"] for row in rows if row["run"] == "True"} == {"mkfac", "sgd"}
+    section = next(s for s in sections(options.output) if s.name == "cifar")
+    assert [series.label for series in section.charts[0].series] == ["SGD", "MKFAC"]
+    page = refresh_page(options.output).read_text()
+    assert "a &lt;device&gt;" in page
+    assert "a <device>" not in page
+
+
+def test_a_missing_folder_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"'fisherfold train cifar10 --folder .* makes one, or give the folder"):
+        cifar.cells(tmp_path / "nowhere")
+
+
+def test_the_recorded_runs_of_the_repository_are_those_of_the_presets() -> None:
+    folder = Path(__file__).parents[2] / "results" / "cifar"
+    if not folder.is_dir():
+        pytest.skip("an installed package has no results folder")
+    cells = cifar.cells(folder)
+    for cell in cells:
+        for run in cell.runs:
+            assert run.header["settings"] == settings(cell.optimizer, cell.dataset, cell.model).as_json()
+    assert sum(len(cell.runs) for cell in cells) == len(list(folder.glob("*.jsonl")))
