@@ -25,8 +25,6 @@ app = group(
 )
 command(app, examples=["fisherfold demo", "fisherfold demo --output pictures --seed 1"])(demo)
 command(app, examples=["fisherfold info", "fisherfold info --json"])(info)
-<<<<<<< HEAD
-=======
 command(
     app,
     examples=[
@@ -34,8 +32,6 @@ command(
         "fisherfold train cifar10 --model wrn10_1 --optimizer sgd --images 1000 --epochs 3 --device cpu",
     ],
 )(train)
-app.add_typer(datasets.app, name="datasets")
->>>>>>> c22e591 (The CIFAR table: logs of the first seed, the page, what balances the turning of rows)
 app.add_typer(complete.app, name="complete")
 app.add_typer(subspace.app, name="subspace")
 app.add_typer(reproduce.app, name="reproduce")

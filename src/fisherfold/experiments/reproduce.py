@@ -17,12 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-<<<<<<< HEAD
-from fisherfold.experiments import completion, subspace
-=======
-from fisherfold._version import __version__
 from fisherfold.experiments import cifar, completion, subspace
->>>>>>> c22e591 (The CIFAR table: logs of the first seed, the page, what balances the turning of rows)
 from fisherfold.experiments.adapters import CLAIMS, THEORY_CLAIMS, figure_section, theory_section
 from fisherfold.experiments.figures import FigurePlan, FigureResult, Say, Tick, run_figure
 from fisherfold.experiments.plots import write_figure
