@@ -45,6 +45,7 @@ OPTIONS: dict[str, tuple[type, dict[str, Any]]] = {
     "factored": (MKFAC, {"damping": 0.05, "damping_mode": "factored"}),
     "kfac": (KFAC, {"damping": 0.05}),
     "sgdg": (SGDG, {}),
+    "balanced": (MKFAC, {"damping": 0.05, "balanced": True}),
     "capturable": (MKFAC, {"damping": 0.05, "capturable": True, "basis": 0.25}),
     "no factors kept": (MKFAC, {"damping": 0.05, "factor_decay": 0.0}),
 }

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fisherfold.manifolds import Oblique
-from fisherfold.optim.rows import advance, sphere_step, tangent, unit_rows, update_on_spheres
+from fisherfold.optim.rows import advance, balance, sphere_step, tangent, unit_rows, update_on_spheres
 
 
 def setting(rows: int = 5, columns: int = 7) -> tuple[torch.Tensor, ...]:
@@ -86,3 +86,34 @@ def test_dead_rows_move_as_in_euclidean_space() -> None:
     update_on_spheres(w, v, state, advance, (0.5, 0.9, True, None))
     torch.testing.assert_close(w[1], torch.tensor([-0.5, -0.5]))
     assert float(w[0].norm()) == pytest.approx(1.0)
+
+
+def turned(scales: torch.Tensor, steps: int = 400, lr: float = 0.01) -> tuple[torch.Tensor, torch.Tensor]:
+    """The last points and the mean square angle per step of rows that random directions push."""
+    generator = torch.Generator().manual_seed(1)
+    w, _, _ = setting(4, 300)
+    b, sums, angles = torch.zeros_like(w), torch.zeros(4, 2, dtype=w.dtype), []
+    for _ in range(steps):
+        v = scales * torch.randn(w.shape, generator=generator, dtype=w.dtype)
+        before = w.clone()
+        advance(w, v, b, lr, 0.9, True, None, sums)
+        angles.append(torch.acos((before * w).sum(dim=1).clamp(max=1)).square())
+    return w, torch.stack(angles[50:]).mean(dim=0).sqrt()
+
+
+def test_balanced_rows_turn_by_the_same_angle_whatever_their_gradients() -> None:
+    scales = torch.tensor([[1e-4], [1.0], [30.0], [2.0]], dtype=torch.float64)
+    points, angles = turned(scales)
+    torch.testing.assert_close(angles, torch.full((4,), 0.01, dtype=torch.float64), rtol=0.05, atol=0.0)
+    torch.testing.assert_close(points, turned(torch.ones(4, 1, dtype=torch.float64))[0])
+
+
+def test_balance_divides_by_the_running_length_of_the_tangent_part() -> None:
+    w, v, _ = setting()
+    sums = torch.zeros(5, 2, dtype=torch.float64)
+    lengths = tangent(w, v).norm(dim=1, keepdim=True)
+    torch.testing.assert_close(balance(w, v, sums, 0.6), 0.8 * tangent(w, v) / lengths)
+    second = balance(w, 3 * v, sums, 0.6)
+    mean = (0.99 * 0.01 * lengths**2 + 0.01 * 9 * lengths**2) / (0.99 * 0.01 + 0.01)
+    torch.testing.assert_close(second, 0.8 * 3 * tangent(w, v) / mean.sqrt())
+    assert bool((balance(w, torch.zeros_like(v), torch.zeros_like(sums), 0.6) == 0).all())

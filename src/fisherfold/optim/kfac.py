@@ -63,6 +63,7 @@ class SGDG(MKFAC):
         example_input: as for ``MKFAC``.
         retraction: ``"exp"`` or ``"normalize"``.
         max_angle: the largest angle by which a row may turn in one step.
+        balanced: as for ``MKFAC``.
         capturable: no host synchronisation in ``step``.
         fuse: compile the update of a weight.
 
@@ -92,6 +93,7 @@ class SGDG(MKFAC):
         example_input: Any = None,
         retraction: str = "exp",
         max_angle: float | None = None,
+        balanced: bool = False,
         capturable: bool = False,
         fuse: bool = False,
     ) -> None:
@@ -105,6 +107,7 @@ class SGDG(MKFAC):
             example_input=example_input,
             retraction=retraction,
             max_angle=max_angle,
+            balanced=balanced,
             capturable=capturable,
             fuse=fuse,
         )

@@ -60,6 +60,8 @@ class MKFAC(torch.optim.Optimizer):
         max_rows: roughly how many input rows of a layer are used per pass; None for all.
         retraction: ``"exp"`` (with parallel transport of the momentum) or ``"normalize"`` (with projection).
         max_angle: the largest angle in radians by which a row may turn in one step.
+        balanced: divide the direction of every row by its running length, so that ``manifold_lr`` is the angle in
+            radians by which each row turns per step (root mean square, for uncorrelated gradients).
         capturable: no host synchronisation in ``step``, fixed memory, the learning rate as a tensor.
         fuse: compile the update of a weight with ``torch.compile``.
         allow_tf32: let CUDA use TF32 in curvature products.
@@ -109,6 +111,7 @@ class MKFAC(torch.optim.Optimizer):
         max_rows: int | None = 2048,
         retraction: str = "exp",
         max_angle: float | None = None,
+        balanced: bool = False,
         capturable: bool = False,
         fuse: bool = False,
         allow_tf32: bool = True,
@@ -119,7 +122,7 @@ class MKFAC(torch.optim.Optimizer):
         groups.check_options(locals())
         self.fisher, self.reduction = fisher, reduction
         self.factor_decay, self.max_rows = factor_decay, max_rows
-        self.exponential, self.max_angle = retraction == "exp", max_angle
+        self.exponential, self.max_angle, self.balanced = retraction == "exp", max_angle, balanced
         self.capturable, self.allow_tf32, self.seed = capturable, allow_tf32, seed
         self.model = unwrap(model) if isinstance(model, nn.Module) else model_of_groups and unwrap(model_of_groups)
         self._advance = compiled_advance() if fuse else advance
@@ -179,6 +182,9 @@ class MKFAC(torch.optim.Optimizer):
         self.state[parameter] = {"momentum_buffer": torch.zeros_like(parameter, memory_format=torch.contiguous_format)}
         if alive is not None:
             self.state[parameter]["alive"] = alive
+        if self.balanced:
+            dtype = accumulation_dtype(parameter)
+            self.state[parameter]["balance"] = torch.zeros(spheres, 2, dtype=dtype, device=parameter.device)
 
     # ------------------------------------------------------------------ curvature
 
@@ -417,9 +423,10 @@ class MKFAC(torch.optim.Optimizer):
         for group, rate in zip(self.param_groups, rates, strict=True):
             if isinstance(rate, Tensor):  # captured graphs read this tensor
                 group["lr"] = rate.copy_(torch.as_tensor(group["lr"]))
-        for state in self.state.values():
-            if "alive" in state:  # loading has cast it to the dtype of the parameter
-                state["alive"] = state["alive"].bool()
+        saved = [state_dict["state"].get(key, {}) for group in state_dict["param_groups"] for key in group["params"]]
+        for (parameter, _, _), before in zip(self._entries(), saved, strict=True):
+            for key in {"alive", "balance"} & set(before):  # loading has cast them to the dtype of the parameter
+                self.state[parameter][key] = before[key].to(parameter.device, copy=True)
         self.curvature.load(state_dict["curvature"])
         self._age.fill_(int(state_dict["counters"]["age"]))
         self._refreshes = int(state_dict["counters"]["refreshes"])

@@ -7,17 +7,23 @@ With rows w, momentum b and direction v, one step of size η is
 where P_w is the tangent projection: the exponential map and the parallel transport along it. Normalising w - η b
 instead is the same formula with tan θ = η‖b‖, and transporting by projection multiplies b' by cos θ. Both agree with
 ``fisherfold.manifolds.Oblique``; here they are fused, without checks and without a host synchronisation.
+
+Balanced steps divide v, row by row, by the running root mean square r of ‖P_w v‖ and multiply it by √(1 - μ²): with
+uncorrelated directions ‖b‖ then has the root mean square 1, so that η is the angle by which every row turns per step.
+That is the turning which weight decay brings about in SGD at its equilibrium, here without waiting for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 TINY_ROW = 1e-10
+BALANCE_DECAY = 0.99
 
 
 def tangent(w: Tensor, v: Tensor) -> Tensor:
@@ -72,6 +78,25 @@ def sphere_step(
     return moved, b.mul_(shrink * cosine).addcmul_(shrink * sine * speed, w)
 
 
+def balance(w: Tensor, v: Tensor, sums: Tensor, momentum: float) -> Tensor:
+    """Scale every row of a direction so that it turns its weight by the same angle as all others, on average.
+
+    Args:
+        w: unit rows.
+        v: their directions.
+        sums: per row the running sum of ‖P_w v‖² and of the weights in that sum; updated in place.
+        momentum: the factor μ of the step to come.
+
+    Returns:
+        The scaled rows, tangent at w.
+    """
+    v = tangent(w, v)
+    squared = (v * v).sum(dim=1, keepdim=True)
+    sums.lerp_(torch.cat([squared, torch.ones_like(squared)], dim=1).to(sums.dtype), 1 - BALANCE_DECAY)
+    mean = (sums[:, :1] / sums[:, 1:]).to(v.dtype)
+    return v * ((1 - momentum**2) ** 0.5 * mean.clamp_min(torch.finfo(v.dtype).tiny).rsqrt())
+
+
 def unit_rows(w: Tensor) -> tuple[Tensor, Tensor | None]:
     """Scale rows to unit length; rows that are zero or tiny have no direction and stay as they are.
 
@@ -87,7 +112,7 @@ def unit_rows(w: Tensor) -> tuple[Tensor, Tensor | None]:
     return scaled, None if bool(alive.all()) else alive
 
 
-Advance = Callable[[Tensor, Tensor, Tensor, "float | Tensor", float, bool, "float | None"], None]
+Advance = Callable[[Tensor, Tensor, Tensor, "float | Tensor", float, bool, "float | None", "Tensor | None"], None]
 
 
 def advance(
@@ -98,6 +123,7 @@ def advance(
     momentum: float,
     exponential: bool,
     max_angle: float | None,
+    balanced: Tensor | None,
 ) -> None:
     """Move a parameter and its momentum, both in place and in any memory layout; compiled, it is one or two kernels.
 
@@ -109,16 +135,20 @@ def advance(
         momentum: the factor μ.
         exponential: the exponential map with parallel transport, or normalisation with projection.
         max_angle: the largest angle by which a row may turn, if any.
+        balanced: the running sums of ``balance``, if steps are balanced; updated in place.
     """
     w = parameter.reshape(direction.shape).to(direction.dtype)
     b = buffer.reshape(direction.shape).to(direction.dtype)
+    if balanced is not None:
+        direction = balance(w, direction, balanced, momentum)
     moved, carried = sphere_step(w, direction, b, lr, momentum, exponential, max_angle)
     parameter.copy_(moved.view(parameter.shape))
     buffer.copy_(carried.view(parameter.shape))
 
 
+@lru_cache
 def compiled_advance() -> Advance:
-    """``advance`` compiled, one kernel per shape.
+    """``advance`` compiled, one kernel per shape; all optimizers of a process share them.
 
     Kernels for fixed shapes are faster than one for all, and a network has more shapes of weights than the compiler's
     usual limit of recompilations allows, beyond which it would go on uncompiled.
@@ -149,19 +179,20 @@ def update_on_spheres(
     Args:
         parameter: any shape, in unit blocks of rows.
         direction: one row per block; its dtype is that of the computation.
-        state: holds ``momentum_buffer``, and ``alive`` where some blocks have no direction.
+        state: holds ``momentum_buffer``, ``alive`` where some blocks have no direction, and ``balance`` where steps are
+            balanced.
         step: ``advance``, compiled or not.
         rules: learning rate, momentum, whether to use the exponential map, and the largest angle.
     """
-    buffer = state["momentum_buffer"]
+    buffer, balanced = state["momentum_buffer"], state.get("balance")
     if "alive" not in state:
-        step(parameter, direction, buffer, *rules)
+        step(parameter, direction, buffer, *rules, balanced)
         return
     # blocks without a direction go on as in Euclidean space
     lr, momentum = rules[:2]
     w, b = (t.reshape(direction.shape).to(direction.dtype).clone() for t in (parameter, buffer))
     pushed = direction + momentum * b
-    step(parameter, direction, buffer, *rules)
+    step(parameter, direction, buffer, *rules, balanced)
     for target, other in ((parameter, w - lr * pushed), (buffer, pushed)):
         rows = target.reshape(direction.shape).to(direction.dtype)
         target.copy_(torch.where(state["alive"], rows, other).view(parameter.shape))

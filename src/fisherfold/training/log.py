@@ -1,0 +1,114 @@
+"""One run, one file of JSON lines: what was run, an entry per epoch, and how it ended.
+
+The first line names the format, the settings, the command, the date, the device and the commit; lines are appended as
+the run goes, and on resuming those after the checkpoint are dropped.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fisherfold.files import write_atomically
+
+FORMAT, VERSION = "fisherfold.train", 1
+
+
+@dataclass
+class RunLog:
+    """What a run was and what it did.
+
+    Attributes:
+        header: dataset, model, preset, seed, split, settings, command, date, device, commit and versions.
+        epochs: one entry per epoch, in order.
+        ended: how the run ended: ``"done"``, ``"diverged"``, or nothing yet.
+    """
+
+    header: dict[str, Any]
+    epochs: list[dict[str, Any]] = field(default_factory=list)
+    ended: str = ""
+
+    @property
+    def best(self) -> float:
+        """The best accuracy of all epochs, in percent, as the paper counts."""
+        return max((entry["accuracy"] for entry in self.epochs), default=math.nan)
+
+    @property
+    def last(self) -> float:
+        """The accuracy of the last epoch, in percent."""
+        return float(self.epochs[-1]["accuracy"]) if self.epochs else math.nan
+
+    @property
+    def seconds(self) -> float:
+        """The median time of an epoch."""
+        times = sorted(entry["seconds"] for entry in self.epochs)
+        return times[len(times) // 2] if times else math.nan
+
+    def lines(self) -> Iterable[dict[str, Any]]:
+        """The lines of the file.
+
+        Yields:
+            The header, the epochs, the end.
+        """
+        yield {"format": FORMAT, "version": VERSION, **self.header}
+        yield from self.epochs
+        if self.ended:
+            yield {"ended": self.ended}
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Write the whole file.
+
+        Args:
+            path: where.
+        """
+        write_atomically(path, "".join(json.dumps(line) + "\n" for line in self.lines()).encode())
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> RunLog:
+        """Read a file.
+
+        Args:
+            path: where.
+
+        Returns:
+            The run.
+
+        Raises:
+            FileNotFoundError: if there is no such file.
+            ValueError: if it is not such a file, or one of a newer version.
+        """
+        if not Path(path).is_file():
+            raise FileNotFoundError(f"there is no file {path}")
+        try:
+            lines = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
+            head = dict(lines[0])
+            epochs = [entry for entry in lines[1:] if "epoch" in entry]
+            ended = next((entry["ended"] for entry in lines[1:] if "ended" in entry), "")
+        except (json.JSONDecodeError, UnicodeDecodeError, IndexError, TypeError, ValueError) as error:
+            raise ValueError(f"{path} is no log of a training run: {error}; move it away and run again") from None
+        if head.pop("format", None) != FORMAT:
+            raise ValueError(f"{path} is no log of a training run: its first line has no format {FORMAT!r}")
+        version = head.pop("version", None)
+        if version != VERSION:
+            raise ValueError(
+                f"{path} has version {version} of the {FORMAT} format, this release reads version {VERSION}: "
+                "use the release that wrote it, or move it away and run again"
+            )
+        return cls(head, epochs, ended)
+
+
+def read_logs(folder: str | os.PathLike[str]) -> list[RunLog]:
+    """All runs of a folder.
+
+    Args:
+        folder: with files ``*.jsonl``.
+
+    Returns:
+        The runs in the order of their file names.
+    """
+    return [RunLog.read(path) for path in sorted(Path(folder).glob("*.jsonl"))]

@@ -1,0 +1,303 @@
+"""The settings of every optimizer on every task, by name: those of the paper, and those we chose on validation data.
+
+A schedule multiplies a rate by its decay at 30, 60 and 90 percent of the epochs (``"step"``, the paper's), or takes it
+to zero along half a cosine (``"cosine"``). Curvature is renewed at the start and at the same three points, each time
+with the damping multiplied by its own decay.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fisherfold.optim import KFAC, MKFAC, SGDG, SGDP, AdamP
+from fisherfold.optim.models import vgg16_bn, wide_resnet
+
+MILESTONES = (0.3, 0.6, 0.9)
+MODELS = ("wrn16_4", "vgg16bn")
+
+
+def build_model(name: str, classes: int) -> nn.Module:
+    """A freshly initialised network.
+
+    Args:
+        name: ``vgg16bn``, or ``wrnD_K`` for a wide residual network of depth D and width K.
+        classes: the number of logits.
+
+    Returns:
+        The network.
+
+    Raises:
+        ValueError: if there is no such network.
+
+    Example:
+        >>> sum(p.numel() for p in build_model("wrn10_1", 10).parameters())
+        78330
+    """
+    if name == "vgg16bn":
+        return vgg16_bn(classes=classes)
+    found = re.fullmatch(r"wrn(\d+)_(\d+)", name)
+    if found is None:
+        raise ValueError(f"model must be vgg16bn or wrnD_K, such as wrn16_4, got {name!r}")
+    return wide_resnet(int(found[1]), int(found[2]), classes=classes)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All that decides how a network is trained, apart from data, seed and device.
+
+    Attributes:
+        preset: the name they go by.
+        optimizer: sgd, sgdp, adam, adamp, kfac, mkfac or sgdg.
+        lr: the step size η, of Euclidean parameters where some are on spheres.
+        lr_decay: its factor at the milestones.
+        manifold_lr: the step size η_g on spheres, or the angle per step where ``balanced``.
+        manifold_decay: its factor at the milestones.
+        schedule: ``"step"`` or ``"cosine"``.
+        weight_decay: of Euclidean parameters.
+        momentum: μ, or β₁ of Adam.
+        beta2: of Adam.
+        damping: λ of the first refresh.
+        damping_decay: its factor at the later ones.
+        balanced: the same turning for every row on a sphere.
+        fisher: how the factors are collected.
+        refresh_batches: over how many batches.
+        epochs: in all.
+        batch: images per step.
+    """
+
+    preset: str
+    optimizer: str
+    lr: float
+    lr_decay: float = 0.1
+    manifold_lr: float = 0.0
+    manifold_decay: float = 0.2
+    schedule: str = "step"
+    weight_decay: float = 5e-4
+    momentum: float = 0.9
+    beta2: float = 0.999
+    damping: float = 1.0
+    damping_decay: float = 1.0
+    balanced: bool = False
+    fisher: str = "mc"
+    refresh_batches: int = 50
+    epochs: int = 100
+    batch: int = 128
+
+    def __post_init__(self) -> None:
+        if self.optimizer not in OPTIMIZERS:
+            raise ValueError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {self.optimizer!r}")
+        if self.schedule not in {"step", "cosine"}:
+            raise ValueError(f"schedule must be 'step' or 'cosine', got {self.schedule!r}")
+        for name in ("epochs", "batch", "refresh_batches"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+
+    @property
+    def curved(self) -> bool:
+        """Whether the optimizer uses curvature."""
+        return self.optimizer in {"kfac", "mkfac"}
+
+    def stage(self, epoch: int) -> int:
+        """How many milestones are behind.
+
+        Args:
+            epoch: counted from 0.
+
+        Returns:
+            0 to 3.
+        """
+        return sum(epoch >= round(share * self.epochs) for share in MILESTONES)
+
+    def refreshes_at(self, epoch: int) -> bool:
+        """Whether the curvature is renewed before an epoch.
+
+        Args:
+            epoch: counted from 0.
+
+        Returns:
+            True at the start and at the milestones, where there is curvature.
+        """
+        return self.curved and (epoch == 0 or self.stage(epoch) != self.stage(epoch - 1))
+
+    def rates(self, epoch: int) -> tuple[float, float]:
+        """The two step sizes of an epoch.
+
+        Args:
+            epoch: counted from 0.
+
+        Returns:
+            η and η_g.
+        """
+        if self.schedule == "cosine":
+            factor = 0.5 * (1 + math.cos(math.pi * epoch / self.epochs))
+            return self.lr * factor, self.manifold_lr * factor
+        stage = self.stage(epoch)
+        return self.lr * self.lr_decay**stage, self.manifold_lr * self.manifold_decay**stage
+
+    def damping_at(self, epoch: int) -> float:
+        """λ of a refresh before an epoch.
+
+        Args:
+            epoch: counted from 0.
+
+        Returns:
+            The damping.
+        """
+        return self.damping * self.damping_decay ** self.stage(epoch)
+
+    def as_json(self) -> dict[str, Any]:
+        """The settings as plain values.
+
+        Returns:
+            A dictionary.
+        """
+        return asdict(self)
+
+
+def build_optimizer(settings: Settings, model: nn.Module, example: Tensor) -> torch.optim.Optimizer:
+    """The optimizer of a network.
+
+    On a CUDA device its learning rates are tensors there, so that a captured step follows them.
+
+    Args:
+        settings: which one, and how.
+        model: on its device.
+        example: a batch for the probe of scale invariance.
+
+    Returns:
+        The optimizer.
+    """
+    return OPTIMIZERS[settings.optimizer](settings, model, example)
+
+
+def _rate(settings: Settings, model: nn.Module) -> Any:
+    device = next(model.parameters()).device
+    return torch.tensor(settings.lr, device=device) if device.type == "cuda" else settings.lr
+
+
+def _sgd(s: Settings, model: nn.Module, _: Tensor) -> torch.optim.Optimizer:
+    fused = next(model.parameters()).is_cuda
+    return torch.optim.SGD(
+        model.parameters(), lr=_rate(s, model), momentum=s.momentum, weight_decay=s.weight_decay, fused=fused
+    )
+
+
+def _sgdp(s: Settings, model: nn.Module, _: Tensor) -> torch.optim.Optimizer:
+    return SGDP(model.parameters(), lr=_rate(s, model), momentum=s.momentum, weight_decay=s.weight_decay)
+
+
+def _adam(s: Settings, model: nn.Module, _: Tensor) -> torch.optim.Optimizer:
+    cuda = next(model.parameters()).is_cuda
+    betas = (s.momentum, s.beta2)
+    return torch.optim.Adam(
+        model.parameters(), lr=_rate(s, model), betas=betas, weight_decay=s.weight_decay, fused=cuda, capturable=cuda
+    )
+
+
+def _adamp(s: Settings, model: nn.Module, _: Tensor) -> torch.optim.Optimizer:
+    return AdamP(model.parameters(), lr=_rate(s, model), betas=(s.momentum, s.beta2), weight_decay=s.weight_decay)
+
+
+def _shared(s: Settings, model: nn.Module) -> dict[str, Any]:
+    cuda = next(model.parameters()).is_cuda
+    return {"momentum": s.momentum, "weight_decay": s.weight_decay, "capturable": cuda, "fuse": cuda}
+
+
+def _kfac(s: Settings, model: nn.Module, _: Tensor) -> torch.optim.Optimizer:
+    return KFAC(model, s.lr, damping=s.damping, fisher=s.fisher, factor_decay=0.0, **_shared(s, model))
+
+
+def _mkfac(s: Settings, model: nn.Module, example: Tensor) -> torch.optim.Optimizer:
+    curvature = {"damping": s.damping, "fisher": s.fisher, "factor_decay": 0.0, "balanced": s.balanced}
+    return MKFAC(model, s.lr, s.manifold_lr, example_input=example, **curvature, **_shared(s, model))
+
+
+def _sgdg(s: Settings, model: nn.Module, example: Tensor) -> torch.optim.Optimizer:
+    return SGDG(model, s.lr, s.manifold_lr, example_input=example, balanced=s.balanced, **_shared(s, model))
+
+
+OPTIMIZERS: dict[str, Callable[[Settings, nn.Module, Tensor], torch.optim.Optimizer]] = {
+    "sgd": _sgd,
+    "sgdp": _sgdp,
+    "adam": _adam,
+    "adamp": _adamp,
+    "kfac": _kfac,
+    "mkfac": _mkfac,
+    "sgdg": _sgdg,
+}
+
+# η_g, its decay, λ and its decay, as the paper gives them
+PAPER_MKFAC = {
+    ("cifar10", "wrn"): (0.25, 0.2, 1.0, 0.8),
+    ("cifar10", "vgg"): (0.25, 0.2, 2.0, 0.5),
+    ("cifar100", "wrn"): (0.30, 0.15, 1.0, 0.8),
+    ("cifar100", "vgg"): (0.15, 0.2, 0.5, 0.5),
+}
+
+
+def _paper_mkfac(task: tuple[str, str]) -> Settings:
+    rate, decay, damping, damping_decay = PAPER_MKFAC[task]
+    return Settings(
+        "mkfac", "mkfac", 0.05, manifold_lr=rate, manifold_decay=decay, damping=damping, damping_decay=damping_decay
+    )
+
+
+def _paper_sgdg(task: tuple[str, str]) -> Settings:
+    # λ → ∞ with η_g/λ held fixed
+    limit = _paper_mkfac(task)
+    return replace(limit, preset="sgdg", optimizer="sgdg", manifold_lr=limit.manifold_lr / limit.damping)
+
+
+PRESETS: dict[str, Callable[[tuple[str, str]], Settings]] = {
+    "sgd": lambda task: Settings("sgd", "sgd", 0.1 if task[1] == "wrn" else 0.05),
+    "sgd-tuned": lambda _: Settings("sgd-tuned", "sgd", 0.1, weight_decay=1e-3, schedule="cosine"),
+    "sgdp": lambda task: Settings("sgdp", "sgdp", 0.1 if task[1] == "wrn" else 0.05),
+    "adam": lambda _: Settings("adam", "adam", 1e-3),
+    "adamp": lambda _: Settings("adamp", "adamp", 1e-3),
+    "kfac": lambda _: Settings("kfac", "kfac", 0.1, damping=2.0),
+    "mkfac": _paper_mkfac,
+    "mkfac-tuned": lambda _: Settings(
+        "mkfac-tuned", "mkfac", 0.1, manifold_lr=0.01, balanced=True, schedule="cosine", weight_decay=1e-3
+    ),
+    "sgdg": _paper_sgdg,
+    "sgdg-tuned": lambda _: Settings(
+        "sgdg-tuned", "sgdg", 0.1, manifold_lr=0.01, balanced=True, schedule="cosine", weight_decay=1e-3
+    ),
+}
+
+
+def settings(preset: str, dataset: str, model: str, **changes: Any) -> Settings:
+    """The settings of a preset on a task.
+
+    Args:
+        preset: a name of ``PRESETS``.
+        dataset: cifar10 or cifar100.
+        model: vgg16bn, or a wide residual network such as wrn16_4.
+        **changes: fields of ``Settings`` to replace.
+
+    Returns:
+        The settings.
+
+    Raises:
+        ValueError: if a name is not known.
+
+    Example:
+        >>> settings("mkfac", "cifar10", "vgg16bn").damping
+        2.0
+        >>> settings("mkfac", "cifar10", "vgg16bn", epochs=10).rates(9)[0] == 0.05 * 0.1**3
+        True
+    """
+    if preset not in PRESETS:
+        raise ValueError(f"preset must be one of {', '.join(PRESETS)}, got {preset!r}")
+    if dataset not in {"cifar10", "cifar100"}:
+        raise ValueError(f"dataset must be cifar10 or cifar100, got {dataset!r}")
+    if model != "vgg16bn" and not re.fullmatch(r"wrn\d+_\d+", model):
+        raise ValueError(f"model must be vgg16bn or wrnD_K, such as wrn16_4, got {model!r}")
+    return replace(PRESETS[preset]((dataset, model[:3])), **changes)

@@ -1,0 +1,247 @@
+"""One training run: network, optimizer, and a step that is one CUDA graph where there is a GPU.
+
+The step reads its batch from the augmented epoch by a counter on the device, so that augmentation, forward, backward
+and optimizer are replayed without the host; the first steps of an epoch run uncaptured, which warms everything up and
+is training all the same. Learning rates are tensors that the schedule fills between epochs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fisherfold.optim import MKFAC
+from fisherfold.training import checkpoint
+from fisherfold.training.data import ImagePool
+from fisherfold.training.presets import Settings, build_model, build_optimizer
+
+WARM_UP = 3
+JUDGED_AT_ONCE = 1000
+
+
+class Run:
+    """A network in training.
+
+    Args:
+        settings: how it is trained.
+        model: as for ``build_model``.
+        pool: the images.
+        seed: of the weights, the order of the images and their augmentation.
+        compiled: pass the network through ``torch.compile`` (CUDA only).
+
+    Raises:
+        ValueError: if there are fewer images than a batch.
+    """
+
+    def __init__(self, settings: Settings, model: str, pool: ImagePool, *, seed: int = 0, compiled: bool = True) -> None:
+        if len(pool) < settings.batch:
+            raise ValueError(f"a batch of {settings.batch} needs as many images, the pool has {len(pool)}")
+        self.settings, self.model_name, self.pool, self.seed = settings, model, pool, seed
+        self.device = pool.device
+        self.steps_per_epoch = len(pool) // settings.batch
+        self.done_epochs = 0
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            network = build_model(model, pool.classes)
+        self.network = network.to(self.device, memory_format=torch.channels_last)
+        self.images, self.labels = pool.epoch(seed, 0)
+        self.optimizer = build_optimizer(settings, self.network, pool.normalised(self.images[:32]))
+        self.cuda = self.device.type == "cuda"
+        self.forward: Callable[[Tensor], Tensor] = (
+            torch.compile(self.network, dynamic=False) if compiled and self.cuda else self.network
+        )
+        self.loss_fn = nn.CrossEntropyLoss()
+        self.counter = torch.zeros((), dtype=torch.int64, device=self.device)
+        self.offsets = torch.arange(settings.batch, device=self.device)
+        self.loss_sum = torch.zeros((), device=self.device)
+        self.hits = torch.zeros((), dtype=torch.int64, device=self.device)
+        self.stream = torch.cuda.Stream(self.device) if self.cuda else None  # type: ignore[no-untyped-call]
+        self.graph: Any = None
+        self._follow()
+
+    # ------------------------------------------------------------------ identity and state
+
+    @property
+    def header(self) -> dict[str, Any]:
+        """What the run is: a checkpoint of another one is refused."""
+        return {
+            "dataset": self.pool.dataset,
+            "model": self.model_name,
+            "seed": self.seed,
+            "split": self.pool.split,
+            "images": len(self.pool),
+            "settings": self.settings.as_json(),
+        }
+
+    def save(self, path: str) -> None:
+        """Write a checkpoint after a whole epoch.
+
+        Args:
+            path: the file.
+        """
+        self._wait()
+        state = {
+            "network": self.network.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "epochs": self.done_epochs,
+        }
+        checkpoint.save(path, state, self.header)
+
+    def load(self, path: str) -> None:
+        """Go on from a checkpoint.
+
+        Args:
+            path: the file.
+        """
+        state = checkpoint.load(path, self.header, self.device)
+        self.network.load_state_dict(state["network"])
+        rates = [group["lr"] for group in self.optimizer.param_groups]
+        self.optimizer.load_state_dict(state["optimizer"])
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            if isinstance(rate, Tensor):  # the schedule fills it, wherever it came from
+                group["lr"] = rate
+        self.done_epochs, self.graph = int(state["epochs"]), None
+        self._follow()
+
+    # ------------------------------------------------------------------ one epoch, in pieces that may interleave
+
+    def begin_epoch(self) -> None:
+        """Augment the images, set the rates, renew the curvature where it is due."""
+        epoch = self.done_epochs
+        with self._on_stream():
+            images, labels = self.pool.epoch(self.seed, epoch)
+            self.images.copy_(images)
+            self.labels.copy_(labels)
+            for counter in (self.counter, self.loss_sum, self.hits):
+                counter.zero_()
+            self._set_rates(epoch)
+            self.network.train()
+            if self.settings.refreshes_at(epoch):
+                self._refresh(epoch)
+
+    def step(self, index: int) -> None:
+        """Do one step, captured once the first ones have run.
+
+        Args:
+            index: its number in the epoch.
+        """
+        with self._on_stream():
+            if not self.cuda or (self.graph is None and index < WARM_UP):
+                self.optimizer.zero_grad(set_to_none=True)
+                self._step()
+                return
+            if self.graph is None:
+                self._capture()
+            self.graph.replay()
+
+    def end_epoch(self) -> dict[str, Any]:
+        """Judge the network.
+
+        Returns:
+            The epoch's entry: training loss and accuracy (in percent), and those on the images it is judged by.
+        """
+        self.done_epochs += 1
+        with self._on_stream():
+            loss, accuracy = self._judge()
+            seen = self.steps_per_epoch * self.settings.batch
+            values = torch.stack([self.loss_sum / self.steps_per_epoch, 100 * self.hits / seen, loss, accuracy]).tolist()
+        rates = self.settings.rates(self.done_epochs - 1)
+        entry: dict[str, Any] = {"epoch": self.done_epochs}
+        for name, value in zip(("train_loss", "train_accuracy", "loss", "accuracy"), values, strict=True):
+            entry[name] = float(f"{value:.6g}")
+        return entry | {"lr": rates[0], "manifold_lr": rates[1]}
+
+    @property
+    def over(self) -> bool:
+        """Whether all epochs are done."""
+        return self.done_epochs >= self.settings.epochs
+
+    # ------------------------------------------------------------------ the parts
+
+    def _step(self) -> None:
+        batch = self.counter * self.settings.batch + self.offsets
+        labels = self.labels[batch]
+        with self._autocast():
+            outputs = self.forward(self.pool.normalised(self.images[batch]))
+            loss = self.loss_fn(outputs, labels)
+        loss.backward()
+        self.optimizer.step()
+        with torch.no_grad():
+            self.loss_sum += loss.detach()
+            self.hits += (outputs.argmax(dim=1) == labels).sum()
+            self.counter += 1
+
+    def _capture(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph, stream=self.stream):
+            self._step()
+
+    def _refresh(self, epoch: int) -> None:
+        assert isinstance(self.optimizer, MKFAC)
+        for group in self.optimizer.param_groups:
+            group["damping"] = self.settings.damping_at(epoch)
+        self.optimizer.zero_grad(set_to_none=True)
+        self.graph = None  # the inverses may have moved
+        with self._autocast():
+            self.optimizer.refresh(self._batches(), self.loss_fn)
+
+    def _batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        size = self.settings.batch
+        for index in range(min(self.settings.refresh_batches, self.steps_per_epoch)):
+            part = slice(index * size, (index + 1) * size)
+            yield self.pool.normalised(self.images[part]), self.labels[part]
+
+    def _set_rates(self, epoch: int) -> None:
+        lr, manifold_lr = self.settings.rates(epoch)
+        for group in self.optimizer.param_groups:
+            value = manifold_lr if group.get("manifold", "none") != "none" else lr
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(value)
+            else:
+                group["lr"] = value
+
+    @torch.no_grad()
+    def _judge(self) -> tuple[Tensor, Tensor]:
+        self.network.eval()
+        loss, hits = torch.zeros((), device=self.device), torch.zeros((), device=self.device)
+        judged = zip(self.pool.judged.split(JUDGED_AT_ONCE), self.pool.judged_labels.split(JUDGED_AT_ONCE), strict=True)
+        for images, labels in judged:
+            with self._autocast():
+                outputs = self.network(self.pool.normalised(images))
+            loss += nn.functional.cross_entropy(outputs.float(), labels, reduction="sum")
+            hits += (outputs.argmax(dim=1) == labels).sum()
+        count = len(self.pool.judged)
+        return loss / count, 100 * hits / count
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        return torch.autocast("cuda", dtype=torch.bfloat16, cache_enabled=False) if self.cuda else nullcontext()
+
+    def _on_stream(self) -> AbstractContextManager[Any]:
+        return torch.cuda.stream(self.stream) if self.cuda else nullcontext()
+
+    def _follow(self) -> None:
+        """Let the run's stream begin after what is under way on the current one."""
+        if self.stream is not None:
+            self.stream.wait_stream(torch.cuda.current_stream(self.device))
+
+    def _wait(self) -> None:
+        if self.stream is not None:
+            self.stream.synchronize()
+
+
+def finite(entry: dict[str, Any]) -> bool:
+    """Whether an epoch's losses are numbers.
+
+    Args:
+        entry: of ``Run.end_epoch``.
+
+    Returns:
+        False once a run has diverged.
+    """
+    return math.isfinite(entry["train_loss"]) and math.isfinite(entry["loss"])

@@ -1,0 +1,241 @@
+"""Train networks, several side by side, with a log and a checkpoint per run.
+
+Runs in one process take turns step by step, each on a stream of its own, so that the kernels of one fill the gaps of
+another; on a CPU they simply alternate. Whatever stops the process, each log holds the epochs done so far and each
+checkpoint lets its run go on from the last one written.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fisherfold._version import __version__
+from fisherfold.training.data import ImagePool
+from fisherfold.training.log import RunLog
+from fisherfold.training.presets import Settings, settings
+from fisherfold.training.run import Run, finite
+
+Tell = Callable[["Job", dict[str, Any]], None]
+
+
+@dataclass
+class Job:
+    """A run with its files.
+
+    Attributes:
+        run: the run.
+        log: its log.
+        path: of the log; the checkpoint lies beside it.
+    """
+
+    run: Run
+    log: RunLog
+    path: Path
+
+    @property
+    def checkpoint(self) -> Path:
+        """The file from which the run goes on."""
+        return self.path.with_suffix(".safetensors")
+
+
+def train(
+    dataset: str,
+    model: str = "wrn16_4",
+    preset: str = "mkfac",
+    *,
+    seeds: Sequence[int] = (0,),
+    folder: str | os.PathLike[str] = "runs",
+    device: str = "auto",
+    split: str = "test",
+    images: int | None = None,
+    data: str | os.PathLike[str] | None = None,
+    checkpoint_every: int = 10,
+    compiled: bool = True,
+    tell: Tell = lambda _job, _entry: None,
+    **changes: Any,
+) -> list[RunLog]:
+    """Train a network of the paper on CIFAR, once per seed, all seeds side by side; finished runs are only read.
+
+    Args:
+        dataset: cifar10 or cifar100.
+        model: wrn16_4 or vgg16bn.
+        preset: a name of ``PRESETS``.
+        seeds: one run each.
+        folder: of logs and checkpoints; made if it is not there.
+        device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
+        split: ``"test"``, or ``"validation"`` to judge by training images left out.
+        images: only so many training images.
+        data: where the images are, if not where ``fisherfold datasets`` finds them.
+        checkpoint_every: epochs between checkpoints.
+        compiled: pass the network through ``torch.compile`` on a GPU.
+        tell: called with each run and each epoch's entry.
+        **changes: fields of ``Settings`` to replace.
+
+    Returns:
+        One log per seed.
+    """
+    chosen = settings(preset, dataset, model, **changes)
+    place = pick_device(device)
+    target = Path(folder)
+    target.mkdir(parents=True, exist_ok=True)
+    paths = [target / log_name(dataset, model, chosen, seed, split, images) for seed in seeds]
+    logs = [RunLog.read(path) if path.is_file() else None for path in paths]
+    missing = [(s, p) for s, p, log in zip(seeds, paths, logs, strict=True) if log is None or not log.ended]
+    if missing:
+        pool = ImagePool.load(dataset, device=place, split=split, images=images, folder=data)
+        jobs = [open_job(Run(chosen, model, pool, seed=s, compiled=compiled), p) for s, p in missing]
+        train_side_by_side(jobs, checkpoint_every=checkpoint_every, tell=tell)
+    return [RunLog.read(path) for path in paths]
+
+
+def train_side_by_side(
+    jobs: Sequence[Job], *, checkpoint_every: int = 10, tell: Tell = lambda _job, _entry: None, until: float | None = None
+) -> bool:
+    """Train several runs in turns until all have ended.
+
+    Args:
+        jobs: the runs.
+        checkpoint_every: epochs between checkpoints; 0 for none.
+        tell: called with each run and each epoch's entry.
+        until: stop after the epoch in which ``time.monotonic()`` passes this, with a checkpoint.
+
+    Returns:
+        Whether all runs have ended.
+    """
+    active = [job for job in jobs if not job.log.ended]
+    while active and (until is None or time.monotonic() < until):
+        start = time.perf_counter()
+        for job in active:
+            job.run.begin_epoch()
+        for index in range(max(job.run.steps_per_epoch for job in active)):
+            for job in active:
+                if index < job.run.steps_per_epoch:
+                    job.run.step(index)
+        entries = [job.run.end_epoch() for job in active]
+        seconds = (time.perf_counter() - start) / len(active)
+        for job, entry in zip(active, entries, strict=True):
+            entry |= {"seconds": round(seconds, 4), "side_by_side": len(active)}
+            _record(job, entry, checkpoint_every)
+            tell(job, entry)
+        active = [job for job in active if not job.log.ended]
+    for job in active:
+        job.run.save(str(job.checkpoint))
+    return not active
+
+
+def _record(job: Job, entry: dict[str, Any], checkpoint_every: int) -> None:
+    job.log.epochs.append(entry)
+    if not finite(entry):
+        job.log.ended = "diverged"
+    elif job.run.over:
+        job.log.ended = "done"
+    elif checkpoint_every and job.run.done_epochs % checkpoint_every == 0:
+        job.run.save(str(job.checkpoint))  # before the log, so that a log is never ahead of a checkpoint it has lost
+    job.log.write(job.path)
+    if job.log.ended:
+        job.checkpoint.unlink(missing_ok=True)
+
+
+def open_job(run: Run, path: Path) -> Job:
+    """Join a run to its files, going on from its checkpoint where there is one.
+
+    Args:
+        run: fresh.
+        path: of its log.
+
+    Returns:
+        The run, ready to train.
+    """
+    log = RunLog({**run.header, "preset": run.settings.preset, **provenance(run.device)})
+    job = Job(run, log, path)
+    if job.checkpoint.is_file():
+        run.load(str(job.checkpoint))
+        if path.is_file():
+            log.epochs = RunLog.read(path).epochs[: run.done_epochs]
+    return job
+
+
+def log_name(dataset: str, model: str, chosen: Settings, seed: int, split: str, images: int | None) -> str:
+    """The name of a run's log: what is not the preset's own is in it.
+
+    Args:
+        dataset: cifar10 or cifar100.
+        model: the network.
+        chosen: the settings.
+        seed: of the run.
+        split: what it is judged by.
+        images: how many it is trained on, if not all.
+
+    Returns:
+        A file name.
+    """
+    own = settings(chosen.preset, dataset, model).as_json()
+    changed = {key: value for key, value in chosen.as_json().items() if own[key] != value}
+    words = [dataset, model, chosen.preset, *(f"{key}={value}" for key, value in changed.items())]
+    words += [split] if split != "test" else []
+    words += [f"images={images}"] if images is not None else []
+    return "-".join([*words, f"seed{seed}"]) + ".jsonl"
+
+
+def provenance(device: torch.device) -> dict[str, str]:
+    """Where and how a result was made.
+
+    Args:
+        device: of the run.
+
+    Returns:
+        Command, date, device, commit and versions.
+    """
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    words = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+    versions = {"torch": torch.__version__, "fisherfold": __version__}
+    return {"command": " ".join(words), "date": now, "device": name, "commit": commit(), **versions}
+
+
+def commit() -> str:
+    """The commit of the source tree: from ``FISHERFOLD_COMMIT``, or asked of git.
+
+    Returns:
+        Its hash, or "unknown".
+    """
+    told = os.environ.get("FISHERFOLD_COMMIT", "")
+    if told:
+        return told
+    where = Path(__file__).parent
+    try:
+        asked = subprocess.run(["git", "rev-parse", "HEAD"], cwd=where, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return asked.stdout.strip()
+
+
+def pick_device(device: str) -> torch.device:
+    """The device of a name.
+
+    Args:
+        device: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:1"``.
+
+    Returns:
+        The device.
+
+    Raises:
+        ValueError: if there is no such device here.
+    """
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.split(":")[0] not in {"cpu", "cuda"}:
+        raise ValueError(f"device must be 'auto', 'cpu' or 'cuda', got {device!r}")
+    if device != "cpu" and not torch.cuda.is_available():
+        raise ValueError(f"device={device!r}, but PyTorch sees no CUDA device here: use --device cpu or auto")
+    return torch.device(device)
