@@ -4,11 +4,14 @@
 
 Without ``--plan`` the order is that of importance: SGD, MKFAC, SGDG and KFAC on both networks for CIFAR-10, then
 CIFAR-100, then the other presets; one seed of everything before the next seed of anything. A plan is a file of JSON
-lines such as {"dataset": "cifar10", "model": "vgg16bn", "preset": "sgd", "seed": 0, "split": "validation", "lr": 0.1},
+lines such as
+
+    {"dataset": "cifar10", "model": "vgg16bn", "preset": "sgd", "seed": 0, "split": "validation", "lr": 0.1}
+
 whose further entries replace settings; with "candidates", a list of such replacements, each is tried for
-"search_epochs" on the validation split, and the one with the best accuracy of its last epoch is taken. Neighbours in the order that share a data set, a split and a network are trained
-side by side. Finished runs are skipped, and a group that the time cut off leaves checkpoints. Nothing but PyTorch,
-NumPy, safetensors and Pillow is needed.
+"search_epochs" on the validation split, and the one with the best accuracy of its last epoch is taken. Neighbours in
+the order that share a data set, a split and a network are trained side by side. Finished runs are skipped, and a group
+that the time cut off leaves checkpoints. Nothing but PyTorch, NumPy, safetensors and Pillow is needed.
 """
 
 from __future__ import annotations

@@ -75,7 +75,8 @@ def main() -> None:
         try:
             measure(model, preset, count, compiled, pool, arguments.epochs)
         except Exception as error:  # the other cells are still worth their time
-            print(f"{model:8} {preset:6} {count:2}  {compiled!s:8} failed: {type(error).__name__}: {error}"[:600], flush=True)
+            line = f"{model:8} {preset:6} {count:2}  {compiled!s:8} failed: {type(error).__name__}: {error}"
+            print(line[:600], flush=True)
 
 
 if __name__ == "__main__":

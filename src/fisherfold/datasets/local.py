@@ -127,12 +127,13 @@ def data_folder(folder: str | os.PathLike[str] | None = None) -> Path:
     return Path(seen)
 
 
-def load(name: str, *, folder: str | os.PathLike[str] | None = None) -> Dataset:
+def load(name: str, *, folder: str | os.PathLike[str] | None = None, checked: bool = False) -> Dataset:
     """Read a data set.
 
     Args:
         name: a name of ``REGISTRY``.
         folder: where the packed files are; the environment variable ``FISHERFOLD_DATA`` if not given.
+        checked: compare shapes and checksums with those of the record; a damaged picture may still decode.
 
     Returns:
         ``Ratings`` for jester and movielens, ``Tasks`` for school, sarcos_7x2000, letter and mhc, ``Table`` for
@@ -146,7 +147,7 @@ def load(name: str, *, folder: str | os.PathLike[str] | None = None) -> Dataset:
     """
     entry = record(name)
     arrays = read_arrays(entry, find(entry, folder))
-    if name.startswith("cifar"):  # a damaged strip may still decode, to other pixels
+    if checked:
         check_arrays(entry, arrays)
     return _DECODERS.get(name, _labelled_tasks)(arrays)
 
@@ -189,12 +190,13 @@ def load_ratings(name: str, *, folder: str | os.PathLike[str] | None = None) -> 
     return data
 
 
-def load_images(name: str, *, folder: str | os.PathLike[str] | None = None) -> Images:
+def load_images(name: str, *, folder: str | os.PathLike[str] | None = None, checked: bool = False) -> Images:
     """Read a data set of images; this needs Pillow.
 
     Args:
         name: cifar10 or cifar100.
         folder: as in ``load``.
+        checked: as in ``load``.
 
     Returns:
         Its images and labels.
@@ -202,7 +204,7 @@ def load_images(name: str, *, folder: str | os.PathLike[str] | None = None) -> I
     Raises:
         ValueError: if the data set is of another kind.
     """
-    data = load(name, folder=folder)
+    data = load(name, folder=folder, checked=checked)
     if not isinstance(data, Images):
         raise ValueError(f"{name} is not a data set of images but {type(data).__name__}")
     return data

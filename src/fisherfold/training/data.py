@@ -28,8 +28,8 @@ class ImagePool:
 
     Attributes:
         dataset: cifar10 or cifar100.
-        split: ``"test"`` (all training images; judged on the test images) or ``"validation"`` (judged on training images
-            that are left out).
+        split: ``"test"`` (all training images; judged on the test images) or ``"validation"`` (judged on training
+            images that are left out).
         padded: uint8 (n, 40, 40, 3), the training images with a black border.
         labels: int64 (n,).
         judged: uint8 (m, 32, 32, 3).
@@ -74,7 +74,8 @@ class ImagePool:
         """
         if dataset not in MEANS:
             raise ValueError(f"dataset must be one of {', '.join(MEANS)}, got {dataset!r}")
-        return cls.of(load_images(dataset, folder=folder), dataset, device=device, split=split, images=images)
+        data = load_images(dataset, folder=folder, checked=True)
+        return cls.of(data, dataset, device=device, split=split, images=images)
 
     @classmethod
     def of(

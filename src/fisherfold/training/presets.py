@@ -215,7 +215,7 @@ def _kfac(s: Settings, model: nn.Module, _: Tensor) -> torch.optim.Optimizer:
 
 
 def _mkfac(s: Settings, model: nn.Module, example: Tensor) -> torch.optim.Optimizer:
-    curvature = {"damping": s.damping, "fisher": s.fisher, "factor_decay": 0.0, "balanced": s.balanced}
+    curvature: dict[str, Any] = {"damping": s.damping, "fisher": s.fisher, "factor_decay": 0.0, "balanced": s.balanced}
     return MKFAC(model, s.lr, s.manifold_lr, example_input=example, **curvature, **_shared(s, model))
 
 

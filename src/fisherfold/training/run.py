@@ -38,7 +38,9 @@ class Run:
         ValueError: if there are fewer images than a batch.
     """
 
-    def __init__(self, settings: Settings, model: str, pool: ImagePool, *, seed: int = 0, compiled: bool = True) -> None:
+    def __init__(
+        self, settings: Settings, model: str, pool: ImagePool, *, seed: int = 0, compiled: bool = True
+    ) -> None:
         if len(pool) < settings.batch:
             raise ValueError(f"a batch of {settings.batch} needs as many images, the pool has {len(pool)}")
         self.settings, self.model_name, self.pool, self.seed = settings, model, pool, seed
@@ -48,7 +50,7 @@ class Run:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             network = build_model(model, pool.classes)
-        self.network = network.to(self.device, memory_format=torch.channels_last)
+        self.network = network.to(self.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.images, self.labels = pool.epoch(seed, 0)
         self.optimizer = build_optimizer(settings, self.network, pool.normalised(self.images[:32]))
         self.cuda = self.device.type == "cuda"
@@ -149,7 +151,8 @@ class Run:
         with self._on_stream():
             loss, accuracy = self._judge()
             seen = self.steps_per_epoch * self.settings.batch
-            values = torch.stack([self.loss_sum / self.steps_per_epoch, 100 * self.hits / seen, loss, accuracy]).tolist()
+            trained = self.loss_sum / self.steps_per_epoch, 100 * self.hits / seen
+            values = torch.stack([*trained, loss, accuracy]).tolist()
         rates = self.settings.rates(self.done_epochs - 1)
         entry: dict[str, Any] = {"epoch": self.done_epochs}
         for name, value in zip(("train_loss", "train_accuracy", "loss", "accuracy"), values, strict=True):
@@ -210,8 +213,9 @@ class Run:
     def _judge(self) -> tuple[Tensor, Tensor]:
         self.network.eval()
         loss, hits = torch.zeros((), device=self.device), torch.zeros((), device=self.device)
-        judged = zip(self.pool.judged.split(JUDGED_AT_ONCE), self.pool.judged_labels.split(JUDGED_AT_ONCE), strict=True)
-        for images, labels in judged:
+        for start in range(0, len(self.pool.judged), JUDGED_AT_ONCE):
+            part = slice(start, start + JUDGED_AT_ONCE)
+            images, labels = self.pool.judged[part], self.pool.judged_labels[part]
             with self._autocast():
                 outputs = self.network(self.pool.normalised(images))
             loss += nn.functional.cross_entropy(outputs.float(), labels, reduction="sum")

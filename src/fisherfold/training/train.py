@@ -99,7 +99,11 @@ def train(
 
 
 def train_side_by_side(
-    jobs: Sequence[Job], *, checkpoint_every: int = 10, tell: Tell = lambda _job, _entry: None, until: float | None = None
+    jobs: Sequence[Job],
+    *,
+    checkpoint_every: int = 10,
+    tell: Tell = lambda _job, _entry: None,
+    until: float | None = None,
 ) -> bool:
     """Train several runs in turns until all have ended.
 
