@@ -255,21 +255,30 @@ def _paper_sgdg(task: tuple[str, str]) -> Settings:
     return replace(limit, preset="sgdg", optimizer="sgdg", manifold_lr=limit.manifold_lr / limit.damping)
 
 
+def _tuned_rate(task: tuple[str, str]) -> float:
+    return 0.1 if task[1] == "wrn" else 0.05
+
+
+def _balanced(optimizer: str, task: tuple[str, str]) -> Settings:
+    # the angle was chosen of 0.008, 0.016 and 0.03 for VGG16-BN on CIFAR-100, 16 epochs on the validation split
+    return Settings(
+        f"{optimizer}-tuned", optimizer, _tuned_rate(task), manifold_lr=0.008, balanced=True, schedule="cosine",
+        damping=0.5,
+    )  # fmt: skip
+
+
+# where ours differ from the paper's they were chosen on the validation split; the trials are in results/cifar/search
 PRESETS: dict[str, Callable[[tuple[str, str]], Settings]] = {
     "sgd": lambda task: Settings("sgd", "sgd", 0.1 if task[1] == "wrn" else 0.05),
-    "sgd-tuned": lambda _: Settings("sgd-tuned", "sgd", 0.1, weight_decay=1e-3, schedule="cosine"),
+    "sgd-tuned": lambda task: Settings("sgd-tuned", "sgd", _tuned_rate(task), weight_decay=1e-3, schedule="cosine"),
     "sgdp": lambda task: Settings("sgdp", "sgdp", 0.1 if task[1] == "wrn" else 0.05),
     "adam": lambda _: Settings("adam", "adam", 1e-3),
     "adamp": lambda _: Settings("adamp", "adamp", 1e-3),
     "kfac": lambda _: Settings("kfac", "kfac", 0.1, damping=2.0),
     "mkfac": _paper_mkfac,
-    "mkfac-tuned": lambda _: Settings(
-        "mkfac-tuned", "mkfac", 0.1, manifold_lr=0.01, balanced=True, schedule="cosine", weight_decay=1e-3
-    ),
+    "mkfac-tuned": lambda task: _balanced("mkfac", task),
     "sgdg": _paper_sgdg,
-    "sgdg-tuned": lambda _: Settings(
-        "sgdg-tuned", "sgdg", 0.1, manifold_lr=0.01, balanced=True, schedule="cosine", weight_decay=1e-3
-    ),
+    "sgdg-tuned": lambda task: _balanced("sgdg", task),
 }
 
 

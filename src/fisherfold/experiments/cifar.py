@@ -1,0 +1,287 @@
+"""The paper's table of CIFAR accuracies, assembled from logged runs: what was run, what was not, and what it says.
+
+A cell is a data set, a network and an optimizer; its number is the median over the seeds of the best test accuracy of
+any epoch, as in the paper, with the least and the greatest; the accuracy of the last epoch, which nobody chose by
+looking at the test images, stands beside it.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fisherfold.experiments.sections import Band, Chart, Section, Series, Table, Verdict
+from fisherfold.files import make_folder, write_atomically
+from fisherfold.training import RunLog, read_logs
+
+RESULTS = Path("results/cifar")
+DATASETS = ("cifar10", "cifar100")
+MODELS = ("wrn16_4", "vgg16bn")
+OPTIMIZERS = ("sgd", "sgdp", "adam", "adamp", "kfac", "mkfac", "sgdg", "sgd-tuned", "mkfac-tuned", "sgdg-tuned")
+TASKS = [(dataset, model) for dataset in DATASETS for model in MODELS]
+NAMES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "wrn16_4": "WRN-16-4", "vgg16bn": "VGG16-BN"}
+LABELS = {
+    "sgd": "SGD", "sgdp": "SGDP", "adam": "Adam", "adamp": "AdamP", "kfac": "KFAC", "mkfac": "MKFAC",
+    "sgdg": "SGDG (MKFAC without curvature)", "sgd-tuned": "SGD, tuned weight decay",
+    "mkfac-tuned": "MKFAC, balanced turning", "sgdg-tuned": "SGDG, balanced turning",
+}  # fmt: skip
+# medians of five runs as the paper prints them, in the order of TASKS
+PAPER = {
+    "sgd": (93.84, 92.88, 74.30, 71.79),
+    "sgdp": (93.42, 92.49, 73.67, 71.54),
+    "adam": (92.53, 89.88, 71.64, 62.79),
+    "adamp": (92.55, 91.43, 71.23, 58.88),
+    "kfac": (93.90, 94.36, 74.31, 76.38),
+    "mkfac": (94.06, 94.76, 74.55, 77.28),
+}
+CLAIM = "MKFAC has the best test accuracy of six optimizers with WRN-16-4 and VGG16-BN on CIFAR-10 and CIFAR-100."
+# two medians of single runs closer than this are the same: the spread of seeds seen in such runs
+NOISE = 0.3
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """One cell of the table.
+
+    Attributes:
+        dataset: cifar10 or cifar100.
+        model: wrn16_4 or vgg16bn.
+        optimizer: the preset.
+        runs: its finished runs, one per seed; diverged ones too.
+        paper: the paper's median, if it has one.
+    """
+
+    dataset: str
+    model: str
+    optimizer: str
+    runs: tuple[RunLog, ...]
+    paper: float | None
+
+    @property
+    def best(self) -> tuple[float, float, float]:
+        """Median, least and greatest best accuracy."""
+        return _spread([run.best for run in self.runs])
+
+    @property
+    def last(self) -> tuple[float, float, float]:
+        """Median, least and greatest accuracy of the last epoch; a run that diverged has none."""
+        return _spread([run.last for run in self.runs if run.ended == "done"])
+
+    def as_json(self) -> dict[str, Any]:
+        """The cell as plain values.
+
+        Returns:
+            Names, the number of seeds, medians with their ranges, the paper's median.
+        """
+        names = ("median", "min", "max")
+        numbers = {f"best_{name}": value for name, value in zip(names, self.best, strict=True)}
+        numbers |= {f"last_{name}": value for name, value in zip(names, self.last, strict=True)}
+        found = {key: None if math.isnan(value) else round(value, 4) for key, value in numbers.items()}
+        cell = {"dataset": self.dataset, "model": self.model, "optimizer": self.optimizer, "seeds": len(self.runs)}
+        return {**cell, **found, "paper": self.paper, "run": bool(self.runs)}
+
+
+def _spread(values: Sequence[float]) -> tuple[float, float, float]:
+    known = [value for value in values if not math.isnan(value)]
+    return (statistics.median(known), min(known), max(known)) if known else (math.nan, math.nan, math.nan)
+
+
+def cells(folder: Path = RESULTS) -> list[CellResult]:
+    """All cells of the table, run or not.
+
+    Only finished runs of a preset's own settings on the whole data set, judged on the test images, count.
+
+    Args:
+        folder: of the logs.
+
+    Returns:
+        A cell per task and optimizer, in the order of the table.
+
+    Raises:
+        FileNotFoundError: if there is no such folder.
+    """
+    if not folder.is_dir():
+        raise FileNotFoundError(
+            f"there is no folder {folder} of training runs: 'fisherfold train cifar10 --folder {folder}' makes one, or "
+            "give the folder of your runs with --results"
+        )
+    logs = [log for log in read_logs(folder) if log.ended and _counts(log)]
+    found = []
+    for index, (dataset, model) in enumerate(TASKS):
+        for optimizer in OPTIMIZERS:
+            mine = [
+                log for log in logs
+                if (log.header["dataset"], log.header["model"], log.header["preset"]) == (dataset, model, optimizer)
+            ]  # fmt: skip
+            paper = PAPER[optimizer][index] if optimizer in PAPER else None
+            found.append(CellResult(dataset, model, optimizer, tuple(mine), paper))
+    return found
+
+
+def _counts(log: RunLog) -> bool:
+    whole = log.header["images"] == 50_000 and log.header["split"] == "test"
+    return whole and int(log.header["settings"]["epochs"]) == 100
+
+
+def table(found: Sequence[CellResult]) -> Table:
+    """The table of the paper with ours beside it.
+
+    Args:
+        found: of ``cells``.
+
+    Returns:
+        A row per optimizer, a column per task.
+    """
+    columns = ["optimizer", *(f"{NAMES[d]} {NAMES[m]}" for d, m in TASKS)]
+    by_name = {(c.dataset, c.model, c.optimizer): c for c in found}
+    rows = [
+        [LABELS[optimizer], *(text(by_name[d, m, optimizer]) for d, m in TASKS)]
+        for optimizer in OPTIMIZERS
+    ]  # fmt: skip
+    return Table("Best test accuracy of 100 epochs (last epoch), paper's median in brackets", columns, rows)
+
+
+def text(cell: CellResult) -> str:
+    """A cell as a person reads it.
+
+    Args:
+        cell: the cell.
+
+    Returns:
+        Median, range, last epoch, number of seeds and the paper's median; or that it was not run.
+    """
+    paper = "" if cell.paper is None else f" [{cell.paper:.2f}]"
+    if not cell.runs:
+        return f"not run{paper}"
+    median, least, greatest = cell.best
+    spread = f" {least:.2f}–{greatest:.2f}" if len(cell.runs) > 1 else ""
+    seeds = f"{len(cell.runs)} seed{'s' if len(cell.runs) > 1 else ''}"
+    return f"{median:.2f}{spread} ({cell.last[0]:.2f}), {seeds}{paper}"
+
+
+def judge(found: Sequence[CellResult]) -> tuple[Verdict, list[str]]:
+    """What the runs say about the paper's claim, task by task.
+
+    Args:
+        found: of ``cells``.
+
+    Returns:
+        A verdict and a sentence per task that can be judged.
+    """
+    by_name = {(c.dataset, c.model, c.optimizer): c for c in found}
+    sentences, wins = [], []
+    for dataset, model in TASKS:
+        task = f"{NAMES[dataset]} {NAMES[model]}"
+        mine = by_name[dataset, model, "mkfac"]
+        rivals = [by_name[dataset, model, name] for name in PAPER if name != "mkfac"]
+        run = [rival for rival in rivals if rival.runs]
+        if not mine.runs or not run:
+            sentences.append(f"{task}: not enough was run to judge.")
+            continue
+        top = max(run, key=lambda rival: rival.best[0])
+        gap = mine.best[0] - top.best[0]
+        wins.append(gap > NOISE)
+        word = "above" if gap > NOISE else "below" if gap < -NOISE else "within noise of"
+        sentences.append(
+            f"{task}: MKFAC {mine.best[0]:.2f} is {word} the best of {len(run)} rivals, {LABELS[top.optimizer]} "
+            f"{top.best[0]:.2f}; the paper has {mine.paper:.2f} and {top.paper:.2f}."
+        )
+        sentences += _beyond(by_name, dataset, model, task)
+    if not wins:
+        return "not run", sentences
+    verdict: Verdict = "holds" if all(wins) and len(wins) == 4 else "holds partly" if any(wins) else "does not hold"
+    return verdict, sentences
+
+
+def _beyond(by_name: dict[tuple[str, str, str], CellResult], dataset: str, model: str, task: str) -> list[str]:
+    """What our own settings reach, against SGD with a weight decay chosen on validation images."""
+    balanced, tuned = by_name[dataset, model, "mkfac-tuned"], by_name[dataset, model, "sgd-tuned"]
+    if not balanced.runs or not tuned.runs:
+        return []
+    gap = balanced.best[0] - tuned.best[0]
+    return [
+        f"{task}: MKFAC with balanced turning reaches {balanced.best[0]:.2f}, {abs(gap):.2f} "
+        f"{'above' if gap >= 0 else 'below'} SGD with tuned weight decay ({tuned.best[0]:.2f})."
+    ]
+
+
+def section(found: Sequence[CellResult], *, command: str) -> Section:
+    """The table as a section of the page.
+
+    Args:
+        found: of ``cells``.
+        command: what repeats it.
+
+    Returns:
+        The section, with a chart per task that has runs.
+    """
+    verdict, why = judge(found)
+    charts = [chart for task in TASKS if (chart := _chart(found, *task)) is not None]
+    runs = [run for cell in found for run in cell.runs]
+    made = {
+        "runs": len(runs),
+        "devices": ", ".join(sorted({run.header["device"] for run in runs})),
+        "dates": ", ".join(sorted({run.header["date"][:10] for run in runs})),
+        "commits": ", ".join(sorted({run.header["commit"][:12] for run in runs})),
+    }
+    notes = [
+        "Best of all epochs looks at the test images a hundred times; the last epoch, in round brackets, does not.",
+        f"Medians closer than {NOISE} points are called the same.",
+        "Train more cells with benchmarks/gpu/cifar_queue.py.",
+    ]
+    return Section(
+        "cifar", "CIFAR-10 and CIFAR-100 with MKFAC", CLAIM, verdict, why, made, command, charts, [table(found)],
+        notes=notes,
+    )  # fmt: skip
+
+
+def _chart(found: Sequence[CellResult], dataset: str, model: str) -> Chart | None:
+    series = []
+    for cell in found:
+        if (cell.dataset, cell.model) != (dataset, model) or not cell.runs:
+            continue
+        length = min(len(run.epochs) for run in cell.runs)
+        seconds = itertools.accumulate(entry["seconds"] for entry in cell.runs[0].epochs[:length])
+        x = {"epoch": [float(i + 1) for i in range(length)], "seconds": list(seconds)}
+        metrics = {key: _band(cell.runs, key, length) for key in ("accuracy", "train_loss", "loss")}
+        series.append(Series(LABELS[cell.optimizer], x, metrics))
+    if not series:
+        return None
+    axes = {"epoch": "epoch", "seconds": "seconds on its device"}
+    metrics_shown = {"accuracy": "test accuracy, percent", "train_loss": "training loss", "loss": "test loss"}
+    return Chart(f"{NAMES[dataset]} {NAMES[model]}", axes, metrics_shown, series)
+
+
+def _band(runs: Sequence[RunLog], key: str, length: int) -> Band:
+    columns = [sorted(run.epochs[i][key] for run in runs) for i in range(length)]
+    return Band([statistics.median(c) for c in columns], [c[0] for c in columns], [c[-1] for c in columns])
+
+
+def write(found: Sequence[CellResult], folder: Path) -> dict[str, Path]:
+    """The raw table as CSV and JSON.
+
+    Args:
+        found: of ``cells``.
+        folder: made if needed.
+
+    Returns:
+        The files by kind.
+    """
+    make_folder(folder)
+    rows = [cell.as_json() for cell in found]
+    sheet = io.StringIO()
+    writer = csv.DictWriter(sheet, fieldnames=list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+    files = {"csv": folder / "cifar.csv", "json": folder / "cifar.json"}
+    write_atomically(files["csv"], sheet.getvalue().encode())
+    write_atomically(files["json"], json.dumps({"cells": rows}, indent=1).encode())
+    return files

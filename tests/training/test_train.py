@@ -1,0 +1,208 @@
+"""Runs from start to end: every preset learns, a run that was cut off ends with the same bits, bad input is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fisherfold.datasets import Images
+from fisherfold.training import PRESETS, ImagePool, Run, RunLog, read_logs, settings, train
+from fisherfold.training.checkpoint import pack, unpack
+from fisherfold.training.train import open_job, train_side_by_side
+
+needs_data = pytest.mark.skipif(
+    not (Path(os.environ.get("FISHERFOLD_DATA", "/nonexistent")) / "cifar10_train_0.npz").is_file(),
+    reason="needs CIFAR-10: set FISHERFOLD_DATA to the folder of the data sets",
+)
+
+
+@pytest.fixture(scope="module")
+def real() -> ImagePool:
+    return ImagePool.load("cifar10", images=160)
+
+
+def random_pool(count: int = 64) -> ImagePool:
+    draw = np.random.default_rng(0)
+    pixels = draw.integers(0, 256, (count, 32, 32, 3), dtype=np.uint8)
+    labels = draw.integers(0, 10, count)
+    return ImagePool.of(Images(pixels, labels, pixels[:20], labels[:20]), "cifar10")
+
+
+def weights(run: Run) -> torch.Tensor:
+    return torch.cat([p.detach().reshape(-1) for p in run.network.parameters()])
+
+
+@needs_data
+@pytest.mark.parametrize("preset", PRESETS)
+def test_200_steps_learn_and_a_resumed_run_ends_with_the_same_bits(preset: str, real: ImagePool, tmp_path: Path) -> None:
+    chosen = settings(preset, "cifar10", "wrn10_1", batch=8, epochs=10, refresh_batches=5)
+    whole = open_job(Run(chosen, "wrn10_1", real), tmp_path / "whole.jsonl")
+    kept = tmp_path / "kept.safetensors"
+
+    def keep(job: Any, entry: dict[str, Any]) -> None:
+        if entry["epoch"] == 6:
+            shutil.copy(job.checkpoint, kept)
+
+    assert train_side_by_side([whole], checkpoint_every=6, tell=keep)
+    losses = [entry["train_loss"] for entry in whole.log.epochs]
+    assert len(losses) == 10 and losses[-1] < 0.95 * losses[0]
+    assert not whole.checkpoint.exists()
+
+    shutil.copy(kept, tmp_path / "again.safetensors")
+    again = open_job(Run(chosen, "wrn10_1", real), tmp_path / "again.jsonl")
+    assert again.run.done_epochs == 6
+    assert train_side_by_side([again])
+    assert torch.equal(weights(again.run), weights(whole.run))
+    assert [e["train_loss"] for e in again.log.epochs] == losses[6:]
+
+
+def test_runs_side_by_side_are_the_runs_alone(tmp_path: Path) -> None:
+    pool = random_pool()
+    chosen = settings("mkfac", "cifar10", "wrn10_1", batch=16, epochs=2, refresh_batches=2)
+    alone = open_job(Run(chosen, "wrn10_1", pool, seed=1), tmp_path / "alone.jsonl")
+    train_side_by_side([alone])
+    jobs = [open_job(Run(chosen, "wrn10_1", pool, seed=s), tmp_path / f"{s}.jsonl") for s in (0, 1)]
+    train_side_by_side(jobs)
+    assert torch.equal(weights(jobs[1].run), weights(alone.run))
+    assert not torch.equal(weights(jobs[0].run), weights(alone.run))
+    assert [entry["side_by_side"] for entry in jobs[0].log.epochs] == [2, 2]
+
+
+def test_a_diverged_run_is_recorded_and_stops(tmp_path: Path) -> None:
+    chosen = settings("sgd", "cifar10", "wrn10_1", batch=16, epochs=5, lr=1e12)
+    job = open_job(Run(chosen, "wrn10_1", random_pool()), tmp_path / "run.jsonl")
+    train_side_by_side([job])
+    found = RunLog.read(tmp_path / "run.jsonl")
+    assert found.ended == "diverged"
+    assert len(found.epochs) < 5
+
+
+def test_time_that_is_up_leaves_a_checkpoint_to_go_on_from(tmp_path: Path) -> None:
+    pool, path = random_pool(), tmp_path / "run.jsonl"
+    chosen = settings("sgdg-tuned", "cifar10", "wrn10_1", batch=16, epochs=3)
+    job = open_job(Run(chosen, "wrn10_1", pool), path)
+    over: list[float] = []
+    stopped = train_side_by_side([job], until=time.monotonic() + 1e-9, tell=lambda _j, _e: over.append(1.0))
+    assert not stopped and not over and job.checkpoint.is_file()
+    again = open_job(Run(chosen, "wrn10_1", pool), path)
+    assert train_side_by_side([again])
+    assert [entry["epoch"] for entry in RunLog.read(path).epochs] == [1, 2, 3]
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
+    pool, path = random_pool(), tmp_path / "run.jsonl"
+    first = Run(settings("sgd", "cifar10", "wrn10_1", batch=16), "wrn10_1", pool)
+    first.save(str(tmp_path / "run.safetensors"))
+    other = Run(settings("sgd", "cifar10", "wrn10_1", batch=16), "wrn10_1", pool, seed=3)
+    with pytest.raises(ValueError, match="is of another run: its seed is 0, this one's is 3"):
+        open_job(other, path)
+
+
+KILLED = """
+import sys
+from pathlib import Path
+import numpy as np
+from fisherfold.datasets import Images
+from fisherfold.training import ImagePool, Run, settings
+from fisherfold.training.train import open_job, train_side_by_side
+
+draw = np.random.default_rng(0)
+pixels, labels = draw.integers(0, 256, (64, 32, 32, 3), dtype=np.uint8), draw.integers(0, 10, 64)
+pool = ImagePool.of(Images(pixels, labels, pixels[:20], labels[:20]), "cifar10")
+chosen = settings("mkfac-tuned", "cifar10", "wrn10_1", batch=8, epochs=8, refresh_batches=2)
+job = open_job(Run(chosen, "wrn10_1", pool), Path(sys.argv[1]) / "run.jsonl")
+train_side_by_side([job], checkpoint_every=1)
+"""
+
+
+def test_a_killed_training_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+    def run(folder: Path, *, kill_after: int | None) -> None:
+        folder.mkdir(exist_ok=True)
+        process = subprocess.Popen([sys.executable, "-c", KILLED, str(folder)])
+        while kill_after is not None and process.poll() is None:
+            log = folder / "run.jsonl"
+            if log.is_file() and len(log.read_text().splitlines()) > kill_after:
+                process.send_signal(signal.SIGKILL)
+                break
+            time.sleep(0.01)
+        process.wait()
+
+    run(tmp_path / "whole", kill_after=None)
+    for kill in (3, None):
+        run(tmp_path / "killed", kill_after=kill)
+    whole, killed = (read_logs(tmp_path / name)[0] for name in ("whole", "killed"))
+    assert killed.ended == whole.ended == "done"
+    without_times = [[{**entry, "seconds": 0} for entry in log.epochs] for log in (whole, killed)]
+    assert without_times[0] == without_times[1]
+
+
+@needs_data
+def test_finished_runs_are_only_read(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"images": 32, "batch": 16, "epochs": 1, "device": "cpu"}
+    first = train("cifar10", "wrn10_1", "sgd", folder=tmp_path, **options)
+    stamp = next(tmp_path.glob("*.jsonl")).stat().st_mtime_ns
+    assert train("cifar10", "wrn10_1", "sgd", folder=tmp_path, **options)[0].epochs == first[0].epochs
+    assert next(tmp_path.glob("*.jsonl")).stat().st_mtime_ns == stamp
+    header = first[0].header
+    assert header["settings"]["lr"] == 0.1 and header["commit"] and header["device"].startswith("CPU")
+
+
+def test_a_state_survives_packing() -> None:
+    tree = {"a": [torch.ones(2), None, True], 3: {"b": (1.5, "x")}, "t": torch.zeros((), dtype=torch.int64)}
+    tensors: dict[str, torch.Tensor] = {}
+    found = unpack(json.loads(json.dumps(pack(tree, tensors))), tensors)
+    assert found[3] == {"b": [1.5, "x"]} and found["a"][1:] == [None, True]
+    assert torch.equal(found["a"][0], torch.ones(2)) and found["t"].dtype == torch.int64
+    with pytest.raises(TypeError, match="a checkpoint holds tensors and plain values, got set"):
+        pack({"a": {1}}, {})
+
+
+def test_a_log_of_another_version_or_kind_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    path.write_text('{"format": "fisherfold.train", "version": 2}\n')
+    with pytest.raises(ValueError, match="has version 2 of the fisherfold.train format, this release reads version 1"):
+        RunLog.read(path)
+    path.write_text('{"loss": 1.0}\n')
+    with pytest.raises(ValueError, match="is no log of a training run"):
+        RunLog.read(path)
+    path.write_text("epoch,loss\n")
+    with pytest.raises(ValueError, match="is no log of a training run"):
+        RunLog.read(path)
+
+
+def test_missing_devices_and_data_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match="PyTorch sees no CUDA device here: use --device cpu or auto"):
+            train("cifar10", folder=tmp_path, device="cuda")
+    with pytest.raises(ValueError, match="device must be 'auto', 'cpu' or 'cuda', got 'tpu'"):
+        train("cifar10", folder=tmp_path, device="tpu")
+    with pytest.raises(FileNotFoundError, match="cifar10"):
+        train("cifar10", folder=tmp_path / "runs", device="cpu", data=tmp_path)
+    with pytest.raises(ValueError, match="a batch of 128 needs as many images, the pool has 64"):
+        Run(settings("sgd", "cifar10", "wrn10_1"), "wrn10_1", random_pool())
+
+
+@needs_data
+def test_a_damaged_shard_is_refused(tmp_path: Path) -> None:
+    source = Path(os.environ["FISHERFOLD_DATA"])
+    for file in source.glob("cifar10_*.npz"):
+        shutil.copy(file, tmp_path)
+    shard = tmp_path / "cifar10_train_0.npz"
+    with np.load(shard) as stored:
+        arrays = dict(stored)
+    arrays["labels"] = arrays["labels"][::-1].copy()
+    shard.chmod(0o644)
+    np.savez(shard, **arrays)
+    with pytest.raises(ValueError, match="cifar10.*train_labels"):
+        ImagePool.load("cifar10", folder=tmp_path)
