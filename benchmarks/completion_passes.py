@@ -1,6 +1,6 @@
 """How many passes over the data each Fisher matrix needs to the plain optimum of completion, in both orientations.
 
-    FISHERFOLD_DATA=... python benchmarks/completion_passes.py [--quick]
+    FISHERFOLD_DATA=... python benchmarks/completion_passes.py [--quick] [--only jester]
 
 A pass is one loss-and-gradient over all ratings, or one exact Fisher product. For each kind: outer iterations and
 passes until the training MSE lies within 1 % of the best that any kind found, and until ‖grad‖ ≤ 1e-10. ``kronecker``
@@ -88,45 +88,45 @@ def reached(values: list[float], passes: list[float], bound: float) -> str:
     return f"> {len(values) - 1} / {passes[-1]:.0f}"
 
 
+KINDS = (
+    "kronecker", "kronecker-rows", "row-block", "exact", "gauss-newton", "efficient", "gauss-newton, observed",
+)  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--quick", action="store_true", help="at most 60 iterations and 12 CPU seconds each")
+    parser.add_argument("--only", choices=["jester", "synthetic", "movielens", "rank"])
     parser.add_argument("--noise", type=float, default=0.1, help="of the synthetic table (entries: variance 5)")
     arguments = parser.parse_args()
-    quick = arguments.quick
-    limit, seconds = (60, 12.0) if quick else (400, 40.0)
-    table = Table(title="iterations / passes (one thread, float64)")
-    for name in (
-        "data",
-        "rows of U",
-        "Fisher",
-        "to 1 % of the best loss",
-        f"to ‖grad‖ ≤ {TOLERANCE:g}",
-        "last ‖grad‖",
-        "CPU s",
-    ):
-        table.add_column(name, justify="left" if name in {"data", "rows of U", "Fisher"} else "right")
-    cases = {"Jester-1": real("jester1")[0], "synthetic 10⁴×10⁴": synthetic(10_000, 5, 60, arguments.noise)}
-    if not quick:
-        cases["MovieLens-1M"] = real("movielens1m")[0]
-    for name, ratings in cases.items():
-        for orientation in ("rows", "columns"):
-            problem = CompletionProblem(ratings, 5, orientation=orientation)
-            kinds = (
-                "kronecker", "kronecker-rows", "row-block", "exact", "gauss-newton", "efficient",
-                "gauss-newton, observed",
-            )  # fmt: skip
-            runs = {kind: run(problem, kind, limit, seconds) for kind in kinds}
-            best = min(min(r["train"]) for r in runs.values())
-            for kind, r in runs.items():
-                near = reached(r["train"], r["passes"], 1.01 * best)
-                exact = reached(r["norm"], r["passes"], TOLERANCE)
-                last = f"{min(r['norm']):.1e}"
-                table.add_row(name, orientation, kind, near, exact, last, f"{r['seconds']:.1f}")
-            table.add_section()
-    Console(width=130).print(table)
-    if not quick:
+    limit, seconds = (60, 12.0) if arguments.quick else (400, 40.0)
+    cases = {
+        "jester": lambda: real("jester1")[0],
+        "synthetic": lambda: synthetic(10_000, 5, 60, arguments.noise),
+        "movielens": lambda: real("movielens1m")[0],
+    }
+    for name, make in cases.items():
+        if arguments.only in {None, name}:
+            ratings = make()
+            for orientation in ("rows", "columns"):
+                compare(name, ratings, orientation, limit, seconds)
+    if arguments.only in {None, "rank"}:
         plain_rank()
+
+
+def compare(name: str, ratings: Ratings, orientation: str, limit: int, seconds: float) -> None:
+    """All kinds on one problem."""
+    problem = CompletionProblem(ratings, 5, orientation=orientation)
+    runs = {kind: run(problem, kind, limit, seconds) for kind in KINDS}
+    best = min(min(r["train"]) for r in runs.values())
+    table = Table(title=f"{name}, subspace over {orientation}: iterations / passes (one thread, float64)")
+    for column in ("Fisher", "to 1 % of the best loss", f"to ‖grad‖ ≤ {TOLERANCE:g}", "least ‖grad‖", "CPU s"):
+        table.add_column(column, justify="left" if column == "Fisher" else "right")
+    for kind, r in runs.items():
+        near = reached(r["train"], r["passes"], 1.01 * best)
+        exact = reached(r["norm"], r["passes"], TOLERANCE)
+        table.add_row(kind, near, exact, f"{min(r['norm']):.1e}", f"{r['seconds']:.1f}")
+    Console(width=110).print(table)
 
 
 def plain_rank() -> None:
