@@ -2,10 +2,11 @@
 
     FISHERFOLD_DATA=... python benchmarks/completion_solvers.py [--data movielens1m] [--rank 10]
 
-CPU seconds of ``fit_point`` from sorted ratings, one thread, float32, random 80/20 split. Every point is a fit of its own
-with so many iterations. ``auto`` chooses its ridge inside (counted); the methods of ``minimize`` solve the paper's problem
-with a ridge on the coefficients and offsets removed first, and get the best ridge of a grid on the *held-out* ratings,
-whose search is not counted: what they show here is the most they can. Methods that need a step size are left out.
+CPU seconds of ``fit_point`` from sorted ratings, one thread, float32, random 80/20 split. Every point is a fit of its
+own with so many iterations. ``auto`` chooses its ridge inside (counted); the methods of ``minimize`` solve the paper's
+problem with a ridge on the coefficients and offsets removed first, and get the best ridge of a grid on the *held-out*
+ratings, whose search is not counted: what they show here is the most they can. Methods that need a step size are left
+out.
 """
 
 from __future__ import annotations
