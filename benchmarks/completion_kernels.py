@@ -3,7 +3,9 @@
     FISHERFOLD_DATA=... python benchmarks/completion_kernels.py [--threads 1]
 
 ``bag`` is embedding_bag over CSR indices, ``csr`` a product with the sparse mask, ``dense`` with the dense mask built
-on the fly, ``padded`` a bmm of gathered rows in buckets of similar size. Milliseconds, best of seven.
+on the fly, ``padded`` a bmm of gathered rows in buckets of similar size. Milliseconds, best of seven. A second table is
+the product of a kept dense mask and a thin table, as for crowded tables: whole and in pieces through NumPy, and whole
+through torch.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from rich.table import Table
 
 from fisherfold import datasets
 from fisherfold.problems import Ratings
+from fisherfold.problems.crowded import crowded_sum
 from fisherfold.problems.grouped import Grouped
 from fisherfold.problems.packed import _by_lapack, outer_table, solve_positive, unpack
 from fisherfold.problems.segments import bag_sum
@@ -66,6 +69,25 @@ def main() -> None:
                 for rank in (5, 10):
                     table.add_row(name, groups, str(dtype)[6:], str(rank), *measure(side, others, rank, dtype))
     Console(width=150).print(table)
+    Console(width=150).print(thin_products())
+
+
+def thin_products() -> Table:
+    """Sums over a crowded table as products with its dense mask, in the shape of Jester-1."""
+    table = Table(title="dense mask times a thin table, ms")
+    for name in ("mask", "width", "dtype", "NumPy, pieces", "NumPy, whole", "torch, whole"):
+        table.add_column(name, justify="right")
+    for dtype in (torch.float32, torch.float64):
+        mask = (torch.rand(100, 24983, generator=torch.Generator().manual_seed(0)) < 0.7).to(dtype)
+        for matrix, width in ((mask, 15), (mask, 5), (mask.T, 15), (mask.T, 5)):
+            thin = torch.randn(matrix.shape[1], width, dtype=dtype)
+            times = (
+                best(lambda: crowded_sum(matrix, thin)),  # noqa: B023
+                best(lambda: matrix.numpy() @ thin.numpy()),  # noqa: B023
+                best(lambda: matrix @ thin),  # noqa: B023
+            )
+            table.add_row(f"{matrix.shape[0]} × {matrix.shape[1]}", str(width), str(dtype)[6:], *times)
+    return table
 
 
 def measure(side: Grouped, others: int, rank: int, dtype: torch.dtype) -> list[str]:
