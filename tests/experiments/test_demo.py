@@ -30,3 +30,17 @@ def test_the_picture_is_a_png(tmp_path):
             for problem in ("completion", "multi-task", "digits")]  # fmt: skip
     demo.draw(runs, tmp_path / "demo.png")
     assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_table_fits_a_terminal_of_eighty_columns():
+    from rich.console import Console
+
+    from fisherfold.cli.demo import _table
+
+    runs = [demo.Run("completion", "rsvrg", [0, 190], [3.0, 14.3235], 99.9, 6.9e-4),
+            demo.Run("digits", "riem. sgd", [0, 12], [2.0, 0.0005], 135.0, 0.1, 0.9912)]  # fmt: skip
+    console = Console(width=80, record=True)
+    console.print(_table(runs))
+    text = console.export_text()
+    assert "…" not in text
+    assert "99.1" in text

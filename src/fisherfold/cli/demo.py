@@ -66,7 +66,7 @@ def _table(runs: list[Run]) -> Table:
         step = "" if run.step is None else f"{run.step:.1e}"
         style = "bold" if run.method in {"rngd", "mkfac"} else ""
         table.add_row(
-            run.problem, run.method, f"{run.passes[-1]:.0f}", f"{run.values[-1]:.6f}",
+            run.problem, run.method, f"{run.passes[-1]:.0f}", f"{run.values[-1]:.4f}",
             f"{heights[run.problem, run.method][-1]:.1e}", f"{run.seconds:.1f}", step, accuracy, style=style,
         )  # fmt: skip
     return table
