@@ -141,6 +141,8 @@ def brightness(browser) -> int:
 
 
 def test_the_theme_follows_the_system_and_then_the_button(browser, file):
+    # an empty page, where a fresh browser begins, has no storage
+    browser.open(file)
     browser.ask("localStorage.clear()")
     browser.open(file, dark=True)
     assert brightness(browser) < 150
