@@ -43,7 +43,7 @@ def test_streaming_in_pieces_gives_the_same():
     pieces = TaskStatistics.empty(4, 3)
     for part in torch.arange(len(y)).split(7):
         pieces.add(X[part], y[part], task[part], sample_weight=weight[part])
-    for got, expected in zip(pieces._parts(), whole._parts(), strict=True):
+    for got, expected in zip(pieces.parts(), whole.parts(), strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-13, atol=1e-13)
 
 

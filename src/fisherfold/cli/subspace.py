@@ -53,7 +53,8 @@ def fit(
     unpack_limit: UnpackLimit = 4.0,
     checkpoint: Checkpoint = None,
 ) -> None:
-    """Fit a model and keep it in a folder."""
+    """Fit a model and keep it in a folder; under torchrun its processes share the work."""
+    from fisherfold.distributed import under_torchrun
     from fisherfold.estimators.subspace import SubspaceRegressor
     from fisherfold.estimators.subspace_classifier import SubspaceClassifier
     from fisherfold.estimators.subspace_files import save_model
@@ -63,10 +64,7 @@ def fit(
     estimator = "SubspaceClassifier" if classify else "SubspaceRegressor"
     chosen = None if features is None else [name.strip() for name in features.split(",") if name.strip()]
     reading: dict[str, Any] = {"encoding": encoding, "max_bytes": int(unpack_limit * 2**30)}
-    roles = choose_columns(
-        read_table(data, header=True, **reading).frame, target=target, task=task, features=chosen, estimator=estimator
-    )
-    table = read_tasks(data, roles, with_target=True, numeric_target=not classify, **reading)
+    naming: dict[str, Any] = {"target": target, "task": task, "features": chosen, "estimator": estimator}
     resumed = checkpoint is not None and checkpoint.exists()
     model: Any = SubspaceClassifier(rank, random_state=seed, checkpoint=checkpoint)
     if not classify:
@@ -74,6 +72,13 @@ def fit(
     began = time.perf_counter()
     again = "starts again" if checkpoint is None else f"goes on from {checkpoint}"
     voice.resume = f"no model was written; the same command {again}"
+    if under_torchrun():
+        if classify or encoding is not None:
+            raise ValueError("over several processes there is regression from UTF-8 text, no --classify or --encoding")
+        _fit_shared(voice, model, data, output, naming, began)
+        return
+    roles = choose_columns(read_table(data, header=True, **reading).frame, **naming)
+    table = read_tasks(data, roles, with_target=True, numeric_target=not classify, **reading)
     with voice.progress(f"fitting {len(table.X):,} rows", model.max_iter) as bar:
         _watch(model, bar)
         model.fit(table.X, table.y, task=table.task)
@@ -83,6 +88,30 @@ def fit(
     kept = {} if checkpoint is None else {"went on from a checkpoint": resumed}
     voice.result("Fitted", {"model": str(output), **_facts(model, table), "seconds": seconds, **kept})
     voice.remark(f"next: fisherfold subspace evaluate {shlex.quote(str(output))} HELD_OUT_ROWS.csv")
+
+
+def _fit_shared(
+    voice: Voice, model: Any, data: Path, output: Path, naming: dict[str, Any], began: float
+) -> None:
+    """Fit together with the other processes of torchrun; the first one writes the model."""
+    from fisherfold.distributed import joined
+    from fisherfold.estimators.subspace_files import save_model
+    from fisherfold.estimators.task_tables import read_task_share
+
+    with joined() as processes:
+        roles, table = read_task_share(data, processes, **naming)
+        rows = sum(int(count) for count in processes.gather_texts(str(len(table.X))))
+        model.fit_share(table.X, table.y, task=table.task)
+        with processes.together():
+            if processes.is_first:
+                save_model(output, model, with_statistics=False, columns=asdict(roles))
+    if processes.is_first:
+        facts = {
+            "model": str(output), "rows": rows, "tasks": len(model.task_ids_), "features": model.n_features_in_,
+            "rank": model.components_.shape[1], "rounds": model.n_iter_, "processes": processes.size,
+            "seconds": time.perf_counter() - began,
+        }  # fmt: skip
+        voice.result("Fitted", facts)
 
 
 @command(app, examples=["fisherfold subspace predict model/ new.csv --std -o predictions.csv"])

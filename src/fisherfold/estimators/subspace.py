@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,9 @@ from fisherfold.estimators.checkpoint import FitCheckpoint
 from fisherfold.estimators.ids import IdIndex
 from fisherfold.estimators.posterior_files import check_trace, take
 from fisherfold.estimators.subspace_point import SOLVERS, choose_ridge, fit_point
+from fisherfold.estimators.subspace_shared import SharedTaskFits, part_of
 from fisherfold.estimators.task_estimator import TaskEstimator
-from fisherfold.estimators.task_rows import Scaling
+from fisherfold.estimators.task_rows import Rows, Scaling
 from fisherfold.files import sound
 from fisherfold.inference.subspace import SubspacePrior, posterior
 from fisherfold.inference.subspace_fit import NOISES, fit_marginal, new_noise
@@ -30,7 +31,7 @@ Array = NDArray[Any]
 INFERENCES = ("marginal", "point")
 
 
-class SubspaceRegressor(RegressorMixin, TaskEstimator):  # type: ignore[misc]
+class SubspaceRegressor(SharedTaskFits, RegressorMixin, TaskEstimator):  # type: ignore[misc]
     """Regressions for many tasks whose coefficients share a low-dimensional subspace.
 
     ``inference="marginal"``: y = xᵀ(m + U a_t) + noise with a learnt mean m, subspace U and Gaussian prior on a_t, the
@@ -130,9 +131,7 @@ class SubspaceRegressor(RegressorMixin, TaskEstimator):  # type: ignore[misc]
         self._index = IdIndex(np.arange(y.shape[1] if self._outputs else 1) if labels is None else labels)
         self._checked_rank(X.shape[1] + int(self.fit_intercept))
         rows = self._rows(X, y, labels, weight)
-        self.statistics_ = TaskStatistics.from_rows(
-            rows.Z, rows.y, rows.task, n_tasks=len(self._index), sample_weight=rows.weight
-        )
+        self.statistics_ = rows.statistics(len(self._index))
         self._learn(rows)
         return self
 
@@ -267,17 +266,17 @@ class SubspaceRegressor(RegressorMixin, TaskEstimator):  # type: ignore[misc]
         if missing := sorted(name for name in needed if not hasattr(self, name)):
             raise ValueError(f"it has no {', '.join(missing)}")
 
-    def _rows(self, X: Array, y: Array, labels: Array | None, weight: Array | None) -> _Rows:
+    def _rows(self, X: Array, y: Array, labels: Array | None, weight: Array | None) -> Rows:
         """Rows in the model's features with task numbers; several outputs are one block of rows per output."""
         Z, target = self.scaling_(X), torch.from_numpy(np.ascontiguousarray(y - self.scaling_.offset))
         weights = None if weight is None else torch.from_numpy(weight)
         if not self._outputs:
             numbers = np.zeros(len(X), np.int64) if labels is None else self._index.numbers(labels, "task")
-            return _Rows(Z, target.reshape(-1), torch.from_numpy(numbers), weights)
+            return Rows(Z, target.reshape(-1), torch.from_numpy(numbers), weights)
         outputs = y.shape[1]
         repeated = None if weights is None else weights.repeat(outputs)
         numbered = torch.arange(outputs).repeat_interleave(len(X))
-        return _Rows(Z.repeat(outputs, 1), target.mT.reshape(-1), numbered, repeated)
+        return Rows(Z.repeat(outputs, 1), target.mT.reshape(-1), numbered, repeated)
 
     def _take_in(self, X: Any, y: Any, task: Any, sample_weight: Any) -> None:
         """Add rows to the statistics, new tasks included."""
@@ -293,16 +292,17 @@ class SubspaceRegressor(RegressorMixin, TaskEstimator):  # type: ignore[misc]
         rows = self._rows(X, y, labels, weight)
         self.statistics_.add(rows.Z, rows.y, rows.task, sample_weight=rows.weight)
 
-    def _learn(self, rows: _Rows | None) -> None:
+    def _learn(self, rows: Rows | None) -> None:
         """Fit what is shared; with fresh rows the ridge is chosen, without them learning goes on."""
         rank = self._checked_rank(self.statistics_.n_features)
-        data = [getattr(self.statistics_, f.name) for f in fields(TaskStatistics)]
+        data = self.statistics_.parts()
         if self.inference == "marginal":
-            self._learn_marginal(rank, self._saved(data), anew=rows is not None)
+            saved = self._saved(data, self.statistics_.all_tasks.group)
+            self._learn_marginal(rank, saved, anew=rows is not None)
             return
         if rows is not None:
             self._choose_ridge(rows, rank)
-        saved = self._saved(data, chosen=self.ridge_)
+        saved = self._saved(data, self.statistics_.all_tasks.group, chosen=self.ridge_)
         frame, weights, result = fit_point(
             self.statistics_, rank=rank, ridge=self._ridges(), solver=self.solver, options=self.solver_options or {},
             max_iter=self.max_iter, tol=self.tol, seed=self.random_state or 0,
@@ -319,16 +319,18 @@ class SubspaceRegressor(RegressorMixin, TaskEstimator):  # type: ignore[misc]
     def _learn_marginal(self, rank: int, saved: FitCheckpoint | None, *, anew: bool) -> None:
         prior = None if anew else replace(self._prior, noise=new_noise(self.statistics_, self._prior, self.noise))
         trace: list[dict[str, float]] = []
+        tasks = self.statistics_.all_tasks
         if saved is not None and (found := saved.load()) is not None:
-            n, tasks = self.statistics_.n_features, self.statistics_.n_tasks
-            shapes = {"mean": (n,), "frame": (n, rank), "covariance": (rank, rank), "noise": (tasks,)}
+            n = self.statistics_.n_features
+            shapes = {"mean": (n,), "frame": (n, rank), "covariance": (rank, rank), "noise": (tasks.size,)}
             with sound(saved.path, "checkpoint"):
                 prior = SubspacePrior(**{name: take(found[0], name, shape) for name, shape in shapes.items()})
+                prior = replace(prior, noise=tasks.part(prior.noise).clone())
                 trace = check_trace(found[1]["trace"])
 
         def save(prior: SubspacePrior, trace: list[dict[str, float]]) -> None:
             if saved is not None:
-                saved.save(vars(prior), {"trace": trace})
+                saved.save(vars(prior) | {"noise": tasks.gather(prior.noise)}, {"trace": trace})
 
         fit = fit_marginal(
             self.statistics_, rank=rank, noise=self.noise, max_rounds=self.max_iter, tol=self.tol, prior=prior,
@@ -339,11 +341,11 @@ class SubspaceRegressor(RegressorMixin, TaskEstimator):  # type: ignore[misc]
         if saved is not None:
             saved.remove()
 
-    def _choose_ridge(self, rows: _Rows, rank: int) -> None:
+    def _choose_ridge(self, rows: Rows, rank: int) -> None:
         if isinstance(self.ridge, str):
             self.ridge_: Any
             self.ridge_, self.ridge_errors_ = choose_ridge(
-                rows.Z, rows.y, rows.task, rows.weight, n_tasks=len(self._index), rank=rank, seed=self.random_state or 0
+                rows, self.statistics_.all_tasks, rank=rank, seed=self.random_state or 0
             )
             return
         given = np.asarray(self.ridge, dtype=np.float64)
@@ -356,8 +358,8 @@ class SubspaceRegressor(RegressorMixin, TaskEstimator):  # type: ignore[misc]
     def _ridges(self) -> Tensor:
         """One ridge per task; tasks that came later get the mean of the given ones."""
         given = torch.as_tensor(self.ridge_, dtype=torch.float64)
-        if given.ndim == 0:
-            return given.expand(self.statistics_.n_tasks)
+        if given.ndim == 0 or self.statistics_.all_tasks.is_shared:
+            return part_of(self.statistics_.all_tasks, given)
         more = self.statistics_.n_tasks - len(given)
         return torch.cat([given, given.mean().expand(more)]) if more > 0 else given
 
@@ -371,15 +373,16 @@ class SubspaceRegressor(RegressorMixin, TaskEstimator):  # type: ignore[misc]
 
     def _set_point(self, frame: Tensor, weights: Tensor) -> None:
         self._frame = frame
-        self._set_coefficients(weights @ frame.mT)
+        self._set_coefficients(self.statistics_.all_tasks.gather(weights) @ frame.mT)
 
     def _set_marginal(self, prior: SubspacePrior) -> None:
-        found = posterior(self.statistics_, prior)
+        found, tasks = posterior(self.statistics_, prior), self.statistics_.all_tasks
+        prior = replace(prior, noise=tasks.gather(prior.noise))
         self._prior, self._frame = prior, prior.frame
-        self._spread = found.covariance
+        self._spread = tasks.gather(found.covariance)
         self.prior_covariance_ = np.asarray(prior.covariance.numpy())
         self.noise_variance_ = np.asarray(prior.noise.numpy())
-        self._set_coefficients(prior.mean + found.mean @ prior.frame.mT)
+        self._set_coefficients(prior.mean + tasks.gather(found.mean) @ prior.frame.mT)
 
     def _set_coefficients(self, weights: Tensor) -> None:
         self._weights = weights
@@ -402,20 +405,3 @@ class SubspaceRegressor(RegressorMixin, TaskEstimator):  # type: ignore[misc]
         if self.verbose:
             print(f"round {int(row['round'])}: loss {row['loss']:.6f}")
         return False
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """Rows in the model's features.
-
-    Attributes:
-        Z: features.
-        y: targets less their mean.
-        task: task numbers.
-        weight: row weights, or None.
-    """
-
-    Z: Tensor
-    y: Tensor
-    task: Tensor
-    weight: Tensor | None

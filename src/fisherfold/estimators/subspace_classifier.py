@@ -250,7 +250,7 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
         # one Newton step from zero is enough for a start
         own, _ = newton_coefficients(rows, rows.X, ridges, max_iter=1)
         problem = LogisticSubspaceProblem(rows, rank=rank, ridge=ridge)
-        frame = start_frame(own, rows.X.mT @ rows.X, rank)[0]
+        frame = start_frame(own.mT @ own / len(own), rows.X.mT @ rows.X, rank)[0]
         stop = GradientNorm(1e-10) | Stagnation(rtol=tol)
         result = minimize(
             problem, frame, "rngd", max_iter=max_iter, stop=stop, fisher=self.fisher, sigma=1e-3, callback=self._show,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 from pathlib import Path
@@ -20,6 +19,7 @@ from fisherfold.files import new_folder, read_tensors, sound, write_atomically, 
 from fisherfold.inference.subspace import SubspacePrior
 from fisherfold.problems.tasks import TaskStatistics
 
+_STATISTICS = ("gram", "cross", "power", "sums", "counts")
 KIND, VERSION = "subspace", 1
 _PRIOR = ("mean", "covariance", "noise")
 _OPTIONAL = ("ridge_", "ridge_errors_", "_outputs", "feature_names_in_", "classes_")
@@ -50,7 +50,7 @@ def save_model(
         tensors |= {f"prior.{name}": getattr(model._prior, name) for name in _PRIOR}
     statistics = getattr(model, "statistics_", None)
     if with_statistics and statistics is not None:
-        tensors |= {f"statistics.{f.name}": getattr(statistics, f.name) for f in dataclasses.fields(TaskStatistics)}
+        tensors |= {f"statistics.{name}": getattr(statistics, name) for name in _STATISTICS}
     header = _header(model, scaling) | ({} if columns is None else {"columns": columns})
     with new_folder(path) as folder:
         write_tensors(folder / "model.safetensors", tensors, kind=KIND, version=VERSION, header=header)
@@ -135,9 +135,9 @@ def _restore(model: Any, tensors: dict[str, Tensor], n: int, tasks: int) -> None
         model._spread = take(tensors, "spread", (tasks, rank, rank))
     model.statistics_ = None
     if "statistics.gram" in tensors:
-        shapes = {"gram": (tasks, n, n), "cross": (tasks, n), "power": (tasks,), "sums": (tasks,), "counts": (tasks,)}
-        parts = {name: take(tensors, f"statistics.{name}", shape) for name, shape in shapes.items()}
-        model.statistics_ = TaskStatistics(**parts)
+        sizes = (tasks, n, n), (tasks, n), (tasks,), (tasks,), (tasks,)
+        named = zip(_STATISTICS, sizes, strict=True)
+        model.statistics_ = TaskStatistics(*(take(tensors, f"statistics.{name}", shape) for name, shape in named))
 
 
 def _plain(value: Any) -> Any:

@@ -16,6 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fisherfold.distributed import Axis
+from fisherfold.estimators.task_rows import Rows
 from fisherfold.inference.subspace import start
 from fisherfold.problems.subspace import SubspaceProblem
 from fisherfold.problems.tasks import TaskStatistics
@@ -89,58 +91,58 @@ def _defaults(problem: SubspaceProblem, x0: Tensor, solver: str) -> dict[str, An
 
 def _curvature(problem: SubspaceProblem, x0: Tensor) -> float:
     w = problem.coefficients(x0)
-    second_moment = torch.linalg.matrix_norm(w.mT @ w / len(w), ord=2)
+    second_moment = torch.linalg.matrix_norm(problem.samples.second_moment(w) / problem.n_samples, ord=2)
     return max(float(second_moment * torch.linalg.matrix_norm(problem.mean_gram, ord=2)), 1e-300)
 
 
-def choose_ridge(
-    Z: Tensor, y: Tensor, task: Tensor, weight: Tensor | None, *, n_tasks: int, rank: int, seed: int
-) -> tuple[float, dict[float, float]]:
+def choose_ridge(rows: Rows, tasks: Axis, *, rank: int, seed: int) -> tuple[float, dict[float, float]]:
     """The ridge with the lowest squared error on a fifth of every task's rows.
 
     Args:
-        Z: the model's features.
-        y: targets.
-        task: the task of each row, from 0.
-        weight: row weights.
-        n_tasks: how many tasks.
+        rows: rows in the model's features.
+        tasks: the tasks, and which of them are here.
         rank: the dimension of the subspace.
         seed: fixes the split.
 
     Returns:
         The ridge and the error of every ridge tried.
     """
-    held = held_out_rows(task.numpy(), seed)
-    parts = []
-    for rows in (torch.from_numpy(np.flatnonzero(~held)), torch.from_numpy(np.flatnonzero(held))):
-        chosen = None if weight is None else weight[rows]
-        parts.append(TaskStatistics.from_rows(Z[rows], y[rows], task[rows], n_tasks=n_tasks, sample_weight=chosen))
+    held = held_out_rows(rows.task.numpy(), seed, rows.keys, tasks)
+    split = [torch.from_numpy(np.flatnonzero(chosen)) for chosen in (~held, held)]
+    train, rest = (rows.statistics(len(tasks), tasks, chosen) for chosen in split)
     errors: dict[float, float] = {}
     frame: Tensor | None = None
     for ridge in RIDGES:
         frame, w, _ = fit_point(
-            parts[0], rank=rank, ridge=ridge, solver="rngd", options={}, max_iter=30, tol=1e-5, seed=seed, frame=frame
+            train, rank=rank, ridge=ridge, solver="rngd", options={}, max_iter=30, tol=1e-5, seed=seed, frame=frame
         )
-        errors[ridge] = float(parts[1].residual_power(w @ frame.mT).sum() / parts[1].counts.sum())
+        found = tasks.total(torch.stack([rest.residual_power(w @ frame.mT).sum(), rest.counts.sum()]))
+        errors[ridge] = float(found[0] / found[1])
     return min(errors, key=lambda key: errors[key]), errors
 
 
-def held_out_rows(task: NDArray[Any], seed: int) -> NDArray[np.bool_]:
+def held_out_rows(
+    task: NDArray[Any], seed: int, keys: NDArray[Any] | None = None, tasks: Axis | None = None
+) -> NDArray[np.bool_]:
     """A fifth of the rows of every task with at least five rows, at random.
 
     Args:
         task: the task of each row, from 0.
         seed: fixes the draw.
+        keys: a random number per row; drawn from the seed if not given.
+        tasks: the tasks, if they are shared out over processes.
 
     Returns:
         Whether each row is held out.
     """
-    order = np.lexsort((np.random.default_rng(seed).random(len(task)), task))
+    keys = np.random.default_rng(seed).random(len(task)) if keys is None else keys
+    order = np.lexsort((keys, task))
     sizes = np.bincount(task)
     starts = np.cumsum(sizes) - sizes
     position = np.empty(len(task), dtype=np.int64)
     position[order] = np.arange(len(task)) - starts[task[order]]
     held = position < np.floor(0.2 * sizes)[task]
-    if not held.any():
+    chosen = torch.tensor(int(held.sum()))
+    if int(chosen if tasks is None else tasks.total(chosen)) == 0:
         held = position == 0
     return np.asarray(held)

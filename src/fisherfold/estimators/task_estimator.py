@@ -13,6 +13,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from torch import Tensor
 from typing_extensions import Self
 
+from fisherfold.distributed import ALONE, Group
 from fisherfold.estimators.checkpoint import FitCheckpoint, digest
 from fisherfold.estimators.ids import IdIndex, plain
 from fisherfold.estimators.task_rows import Scaling, read_rows, reject_text, task_labels
@@ -88,13 +89,14 @@ class TaskEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
 
         return load_model(path, cls)
 
-    def _saved(self, data: Iterable[Tensor], **more: Any) -> FitCheckpoint | None:
+    def _saved(self, data: Iterable[Tensor], group: Group = ALONE, **more: Any) -> FitCheckpoint | None:
         """The checkpoint of a fit to these data, if there is to be one."""
         if self.checkpoint is None:
             return None
         free = {"max_iter", "verbose", "checkpoint"}
         params = {name: value for name, value in self.get_params(deep=False).items() if name not in free}
-        return FitCheckpoint(self.checkpoint, params | more | {"estimator": type(self).__name__, "data": digest(data)})
+        known = params | more | {"estimator": type(self).__name__, "data": " ".join(group.gather_texts(digest(data)))}
+        return FitCheckpoint(self.checkpoint, known, group)
 
     def _features(self, X: Any) -> Array:
         check_is_fitted(self)
@@ -102,12 +104,13 @@ class TaskEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         return np.asarray(validate_data(self, X, reset=False, dtype=np.float64))
 
     def _read(
-        self, X: Any, y: Any, task: Any, sample_weight: Any, *, reset: bool, numeric: bool
-    ) -> tuple[Array, Array, Array | None, Array | None]:
+        self, X: Any, y: Any, task: Any, sample_weight: Any, *, reset: bool, numeric: bool,
+        least: int | None = None,
+    ) -> tuple[Array, Array, Array | None, Array | None]:  # fmt: skip
         """Checked features, targets, task ids (None for a single task or several outputs) and weights."""
         given = read_rows(X, y, task)
         reject_text(given.X)
-        least = 2 if reset else 1
+        least = (2 if reset else 1) if least is None else least
         X, y = validate_data(
             self, given.X, given.y, reset=reset, dtype=np.float64, y_numeric=numeric, multi_output=numeric,
             ensure_min_samples=least,

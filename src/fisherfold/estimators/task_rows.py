@@ -6,7 +6,7 @@ live in one space and are turned back into the user's units at the end.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fisherfold.distributed import Axis
 from fisherfold.estimators.ids import id_array
+from fisherfold.problems.tasks import TaskStatistics
 
 Array = NDArray[Any]
 
@@ -118,6 +120,43 @@ def task_labels(task: Any, n_rows: int) -> Array:
     if labels.ndim != 1 or len(labels) != n_rows:
         raise ValueError(f"task must have one id per row of X ({n_rows}), got shape {labels.shape}")
     return labels
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows in the model's features.
+
+    Attributes:
+        Z: features.
+        y: targets less their mean.
+        task: task numbers.
+        weight: row weights, or None.
+        keys: a random number per row that a split is made by; drawn from the seed if not given.
+    """
+
+    Z: Tensor
+    y: Tensor
+    task: Tensor
+    weight: Tensor | None
+    keys: Array | None = None
+
+    def statistics(self, n_tasks: int, axis: Axis | None = None, chosen: Tensor | None = None) -> TaskStatistics:
+        """The statistics of these rows, or of some of them.
+
+        Args:
+            n_tasks: how many tasks there are here.
+            axis: which ones, if tasks are shared out over processes.
+            chosen: the numbers of the rows; all if not given.
+
+        Returns:
+            The statistics.
+        """
+        found = TaskStatistics.empty(n_tasks, self.Z.shape[1])
+        rows = (self.Z, self.y, self.task) if chosen is None else (self.Z[chosen], self.y[chosen], self.task[chosen])
+        weight = self.weight if chosen is None or self.weight is None else self.weight[chosen]
+        if len(rows[0]):
+            found.add(*rows, sample_weight=weight)
+        return found if axis is None else replace(found, axis=axis)
 
 
 @dataclass(frozen=True)

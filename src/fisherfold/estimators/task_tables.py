@@ -10,6 +10,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from fisherfold.distributed import Group
+from fisherfold.estimators.file_shares import FileShare
 from fisherfold.estimators.table_files import read_table
 
 
@@ -128,6 +130,47 @@ def read_tasks(
         y = _numbers(frame[roles.target], path).to_numpy() if numeric_target else _labels(frame[roles.target], path)
     task = None if roles.task is None else _labels(frame[roles.task], path)
     return TaskTable(frame, X, y, task, read.refused)
+
+
+def read_task_share(
+    path: str | Path, group: Group, *, target: str, task: str | None, features: list[str] | None, estimator: str
+) -> tuple[Roles, TaskTable]:
+    """Read the part of a file that is this process's share.
+
+    Args:
+        path: a CSV, TSV or Parquet file with a header.
+        group: the processes.
+        target: the target column.
+        task: the task column; over several processes there must be one.
+        features: feature columns; all others if not given.
+        estimator: the class to fit.
+
+    Returns:
+        The roles, and the rows that are here; there may be none.
+
+    Raises:
+        ValueError: if there is no task column.
+    """
+    file = FileShare(path, group, header=True)
+    with group.together():
+        if task is None:
+            raise ValueError("over several processes --task must name the column of the tasks")
+        roles = choose_columns(
+            pl.DataFrame(schema=file.columns), target=target, task=task, features=features, estimator=estimator
+        )
+        refused, parts = dict[str, int](), list[tuple[pl.DataFrame, Any, Any]]()
+        for piece in file.pieces():
+            for reason, count in piece.refused.items():
+                refused[reason] = refused.get(reason, 0) + count
+            X = pl.DataFrame({name: _numbers(piece.frame[name], path) for name in roles.features})
+            y = _numbers(piece.frame[roles.target], path).to_numpy()
+            parts.append((X, y, piece.frame[task].cast(pl.String)))
+    schema = dict.fromkeys(roles.features, pl.Float64)
+    X = pl.concat([part[0] for part in parts]) if parts else pl.DataFrame(schema=schema)
+    y = np.concatenate([part[1] for part in parts]) if parts else np.zeros(0)
+    with group.together():
+        labels = _labels(pl.concat([part[2] for part in parts]), path) if parts else np.zeros(0, dtype=np.int64)
+    return roles, TaskTable(X, X, y, labels, refused)
 
 
 def _numbers(column: pl.Series, path: str | Path) -> pl.Series:

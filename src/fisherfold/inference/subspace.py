@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from fisherfold.distributed import Axis
 from fisherfold.fisher.kronecker import KroneckerFisher
 from fisherfold.fisher.operators import FisherOperator
 from fisherfold.manifolds import Grassmann
@@ -139,7 +140,8 @@ class MarginalSubspaceProblem(Problem):
     def __init__(self, statistics: TaskStatistics, prior: SubspacePrior) -> None:
         self.statistics, self.prior = statistics, prior
         self.manifold = Grassmann(*prior.frame.shape)
-        self.n_samples = statistics.n_tasks
+        self.samples = statistics.all_tasks
+        self.n_samples, self.group = self.samples.size, self.samples.group
         self._kept: tuple[Tensor, int, TaskPosterior] | None = None
 
     def posterior(self, x: Tensor, batch: Tensor | None = None) -> TaskPosterior:
@@ -154,15 +156,22 @@ class MarginalSubspaceProblem(Problem):
         """
         if batch is not None:
             check_batch(batch, self.n_samples)
-            chosen = replace(self.prior, frame=x, noise=self.prior.noise[batch])
-            return posterior(self.statistics.select(batch), chosen)
+            here = self.samples.local(batch)[1]
+            chosen = replace(self.prior, frame=x, noise=self.prior.noise[here])
+            return posterior(self.statistics.select(here), chosen)
+        self.samples.check_same(x)
         if self._kept is None or self._kept[0] is not x or self._kept[1] != x._version:
             self._kept = (x, x._version, posterior(self.statistics, replace(self.prior, frame=x)))
         return self._kept[2]
 
     @override
     def loss(self, x: Tensor, batch: Tensor | None = None) -> Tensor:
-        return self.posterior(x, batch).losses.mean()
+        return self._mean(self.posterior(x, batch).losses, batch)
+
+    def _mean(self, values: Tensor, batch: Tensor | None) -> Tensor:
+        if not self.samples.is_shared:
+            return values.mean(0)
+        return self.samples.total(values.sum(0)) / (self.n_samples if batch is None else len(batch))
 
     @override
     def gradient(self, x: Tensor, batch: Tensor | None = None) -> Tensor:
@@ -172,8 +181,9 @@ class MarginalSubspaceProblem(Problem):
     def loss_and_gradient(self, x: Tensor, batch: Tensor | None = None) -> tuple[Tensor, Tensor]:
         found = self.posterior(x, batch)
         spread = torch.einsum("tip,tpq->iq", found.scaled_gram_frame, found.second_moment())
-        ambient = (spread - found.scaled_residual.mT @ found.mean) / len(found.mean)
-        return found.losses.mean(), self.manifold.project(x, ambient)
+        count = self.n_samples if batch is None else len(batch)
+        ambient = self.samples.total(spread - found.scaled_residual.mT @ found.mean) / count
+        return self._mean(found.losses, batch), self.manifold.project(x, ambient)
 
     @override
     def fisher(self, x: Tensor, batch: Tensor | None = None, *, kind: str = "exact") -> FisherOperator:
@@ -182,13 +192,16 @@ class MarginalSubspaceProblem(Problem):
         found = self.posterior(x, batch)
         statistics, noise = self.statistics, self.prior.noise
         if batch is not None:
-            statistics, noise = statistics.select(batch), noise[batch]
+            here = self.samples.local(batch)[1]
+            statistics, noise = statistics.select(here), noise[here]
         right = self.prior.covariance - found.covariance
-        left = information(statistics, noise, found) / len(noise)
-        kronecker = KroneckerFisher(self.manifold, x, left=left, right=right.mean(0))
+        count = self.n_samples if batch is None else len(batch)
+        left = self.samples.total(information(statistics, noise, found)) / count
+        kronecker = KroneckerFisher(self.manifold, x, left=left, right=self._mean(right, batch))
         if kind == "kronecker":
             return kronecker
-        return MarginalFisher(self.manifold, x, statistics.gram, noise, found, right, kronecker)
+        samples = replace(self.samples, size=count)
+        return MarginalFisher(self.manifold, x, statistics.gram, noise, found, right, kronecker, samples)
 
 
 class MarginalFisher(FisherOperator):
@@ -208,8 +221,10 @@ class MarginalFisher(FisherOperator):
         found: TaskPosterior,
         right: Tensor,
         preconditioner: KroneckerFisher,
+        samples: Axis,
     ) -> None:
         super().__init__(manifold, point)
+        self.samples = samples
         self.grams, self.noise, self.right, self.preconditioner = grams, noise, right, preconditioner
         self.gram_frame, self.covariance = found.scaled_gram_frame, found.covariance
         self.reach = found.scaled_gram_frame @ found.covariance
@@ -221,7 +236,7 @@ class MarginalFisher(FisherOperator):
         moved = moved - self.reach @ (self.gram_frame.mT @ v)
         product = torch.einsum("tip,tpq->iq", moved, self.right)
         product = product + torch.einsum("tip,tpq->iq", self.reach, v.mT @ self.reach)
-        return self.manifold.project(self.point, product / tasks)
+        return self.manifold.project(self.point, self.samples.total(product) / self.samples.size)
 
     @override
     def precondition(self, v: Tensor, damping: float) -> Tensor:
@@ -229,7 +244,7 @@ class MarginalFisher(FisherOperator):
 
 
 def information(statistics: TaskStatistics, noise: Tensor, found: TaskPosterior) -> Tensor:
-    """Σ_t S_t, the Fisher information of the mean m.
+    """Σ_t S_t, the Fisher information of the mean m, over the tasks that are here.
 
     Args:
         statistics: the rows.
@@ -259,14 +274,15 @@ def start(statistics: TaskStatistics, *, rank: int) -> SubspacePrior:
     """
     n, counts = statistics.n_features, statistics.counts
     eye = torch.eye(n, dtype=torch.float64, device=counts.device)
-    scale = (statistics.gram.diagonal(dim1=-2, dim2=-1).sum() / (n * counts.sum()).clamp(min=1)).clamp(min=1e-300)
     pooled = statistics.pooled()
+    scale = (pooled.gram.diagonal(dim1=-2, dim2=-1).sum() / (n * pooled.counts.sum()).clamp(min=1)).clamp(min=1e-300)
     mean = torch.linalg.solve(pooled.gram[0] + scale * eye, pooled.cross[0])
-    noise = statistics.residual_power(mean.expand(statistics.n_tasks, n)).sum() / counts.sum()
+    tasks = statistics.all_tasks
+    noise = tasks.total(statistics.residual_power(mean.expand(statistics.n_tasks, n)).sum()) / pooled.counts.sum()
     noise = noise.clamp(min=noise_floor(statistics))
     residual = statistics.cross - statistics.gram @ mean
     own = torch.linalg.solve(statistics.gram + 10 * scale * eye, residual)
-    frame, values = start_frame(own, pooled.gram[0], rank)
+    frame, values = start_frame(tasks.second_moment(own) / tasks.size, pooled.gram[0], rank)
     # a floor keeps every direction alive: Σ can only shrink what the prior lets through
     covariance = torch.diag(values[:rank] + values.mean() / 10 + 1e-8 * noise / scale)
     return SubspacePrior(mean, frame, covariance, noise.expand(statistics.n_tasks).clone())
@@ -281,21 +297,21 @@ def noise_floor(statistics: TaskStatistics) -> float:
     Returns:
         A positive number, 1e-12 of the mean squared target.
     """
-    return float(1e-12 * statistics.power.sum() / statistics.counts.sum().clamp(min=1)) + 1e-100
+    pooled = statistics.pooled()
+    return float(1e-12 * pooled.power.sum() / pooled.counts.sum().clamp(min=1)) + 1e-100
 
 
-def start_frame(weights: Tensor, gram: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+def start_frame(moment: Tensor, gram: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """The leading directions of the tasks' own coefficients.
 
     Args:
-        weights: one vector per task.
+        moment: the second moment of these coefficients over the tasks.
         gram: XᵀX over all rows; where there are fewer tasks than directions, its leading directions complete the frame.
         rank: how many directions.
 
     Returns:
         An orthonormal frame with fixed signs, and all eigenvalues, largest first.
     """
-    moment = weights.mT @ weights / len(weights)
     tie_breaker = 1e-6 * moment.trace() / gram.trace().clamp(min=1e-300) * gram
     values, vectors = torch.linalg.eigh(moment + tie_breaker)
     frame = vectors[:, -rank:].flip(1)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from fisherfold.distributed import Axis
 from fisherfold.inference.subspace import (
     MarginalSubspaceProblem,
     SubspacePrior,
@@ -109,9 +110,10 @@ def fit_marginal(
         raise ValueError(f"rank must be between 1 and the number of features ({statistics.n_features}), got {rank}")
     prior = start(statistics, rank=rank) if prior is None else prior
     floor = noise_floor(statistics)
-    rows = max(float(statistics.counts.sum()), 1.0)
+    tasks = statistics.all_tasks
+    rows = max(float(tasks.total(statistics.counts.sum())), 1.0)
     trace = list(trace or [])
-    limit = tol * rows / statistics.n_tasks
+    limit = tol * rows / tasks.size
     converged = _settled(trace, limit)
     for number in range(len(trace), 0 if converged else max_rounds):
         prior = _update_mean(statistics, prior)
@@ -119,8 +121,9 @@ def fit_marginal(
         prior, gradient_norm = _update_frame(statistics, prior)
         # one memory layout, whatever made it, so that a fit that is resumed from a file keeps its bits
         prior = SubspacePrior(*(part.contiguous() for part in (prior.mean, prior.frame, prior.covariance, prior.noise)))
-        loss = float(posterior(statistics, prior).losses.sum() + _noise_penalty(prior.noise, noise))
-        row = {"round": float(number + 1), "loss": loss / statistics.n_tasks, "gradient_norm": gradient_norm}
+        loss = float(tasks.total(posterior(statistics, prior).losses.sum()))
+        loss += _noise_penalty(prior.noise, noise, tasks)
+        row = {"round": float(number + 1), "loss": loss / tasks.size, "gradient_norm": gradient_norm}
         trace.append(row)
         converged = _settled(trace, limit)
         if save is not None:
@@ -146,7 +149,7 @@ def new_noise(statistics: TaskStatistics, prior: SubspacePrior, noise: str) -> T
         One variance per task of ``statistics``.
     """
     known = len(prior.noise)
-    common = prior.noise.mean() if noise == "shared" else _common(prior.noise)
+    common = prior.noise.mean() if noise == "shared" else _common(prior.noise, Axis.whole(known))
     grown = torch.cat([prior.noise, common.expand(statistics.n_tasks - known)])
     if noise == "shared" or statistics.n_tasks == known:
         return grown
@@ -163,11 +166,12 @@ def new_noise(statistics: TaskStatistics, prior: SubspacePrior, noise: str) -> T
 def _update_mean(statistics: TaskStatistics, prior: SubspacePrior) -> SubspacePrior:
     """Generalised least squares: the likelihood is quadratic in m with curvature Σ S_t."""
     found = posterior(statistics, prior)
-    values, vectors = torch.linalg.eigh(information(statistics, prior.noise, found))
+    tasks = statistics.all_tasks
+    values, vectors = torch.linalg.eigh(tasks.total(information(statistics, prior.noise, found)))
     # directions that no row has stay where they are
     kept = values > values[-1] * len(values) * torch.finfo(values.dtype).eps * 10
     inverse = torch.where(kept, 1 / torch.where(kept, values, 1.0), 0.0)
-    return replace(prior, mean=prior.mean + vectors @ (inverse * (vectors.mT @ found.score().sum(0))))
+    return replace(prior, mean=prior.mean + vectors @ (inverse * (vectors.mT @ tasks.total(found.score().sum(0)))))
 
 
 def _update_moments(
@@ -179,20 +183,21 @@ def _update_moments(
     moments = found.second_moment()
     inner = frame.mT @ found.scaled_gram_frame
     target = found.scaled_residual @ frame
-    expansion = _expansion(inner, moments, target.mT @ found.mean)
+    tasks = statistics.all_tasks
+    expansion = _expansion(inner, moments, tasks.second_moment(target, found.mean), tasks)
     mean, moments = found.mean @ expansion.mT, expansion @ moments @ expansion.mT
     offset = statistics.residual_power(prior.mean.expand(statistics.n_tasks, -1)) / scale
     errors = scale * (offset - 2 * (target * mean).sum(-1) + (inner * moments).sum((-2, -1)))
-    updated = _noise(errors.clamp(min=0), statistics.counts, scale, noise).clamp(min=floor)
-    return replace(prior, covariance=moments.mean(0), noise=updated)
+    updated = _noise(errors.clamp(min=0), statistics.counts, scale, noise, tasks).clamp(min=floor)
+    return replace(prior, covariance=tasks.mean(moments), noise=updated)
 
 
-def _expansion(inner: Tensor, moments: Tensor, target: Tensor) -> Tensor:
+def _expansion(inner: Tensor, moments: Tensor, target: Tensor, tasks: Axis) -> Tensor:
     """The matrix α with Σ_t G_t α E[a_t a_tᵀ] = Σ_t h_t E[a_t]ᵀ: how much larger the coefficients would rather be."""
-    tasks, p, _ = inner.shape
-    if tasks * p**4 > _EXPANSION_COST:
+    p = inner.shape[1]
+    if tasks.size * p**4 > _EXPANSION_COST:
         return torch.eye(p, dtype=inner.dtype, device=inner.device)
-    system = torch.einsum("tij,tkl->ikjl", inner, moments).reshape(p * p, p * p)
+    system = tasks.total(torch.einsum("tij,tkl->ikjl", inner, moments)).reshape(p * p, p * p)
     eye = torch.eye(p, dtype=inner.dtype, device=inner.device)
     # where nothing is known, as when all coefficients have shrunk to zero, α stays the identity
     lift = (1e-10 * system.diagonal().mean()).clamp(min=1e-300)
@@ -201,25 +206,25 @@ def _expansion(inner: Tensor, moments: Tensor, target: Tensor) -> Tensor:
     return eye + torch.linalg.solve(system, missing).reshape(p, p)
 
 
-def _noise(errors: Tensor, counts: Tensor, before: Tensor, noise: str) -> Tensor:
+def _noise(errors: Tensor, counts: Tensor, before: Tensor, noise: str, tasks: Axis) -> Tensor:
     """Noise variances from expected squared errors."""
-    pooled = errors.sum() / counts.sum().clamp(min=1)
     if noise == "shared":
-        return pooled.expand_as(errors)
-    return (errors + NOISE_ROWS * _common(before)) / (counts + NOISE_ROWS)
+        pooled = tasks.total(torch.stack([errors.sum(), counts.sum()]))
+        return (pooled[0] / pooled[1].clamp(min=1)).expand_as(errors)
+    return (errors + NOISE_ROWS * _common(before, tasks)) / (counts + NOISE_ROWS)
 
 
-def _common(noise_variance: Tensor) -> Tensor:
+def _common(noise_variance: Tensor, tasks: Axis) -> Tensor:
     """The scale of an inverse-gamma prior that makes these variances most likely: their harmonic mean."""
-    return 1 / (1 / noise_variance).mean()
+    return 1 / tasks.mean(1 / noise_variance)
 
 
-def _noise_penalty(noise_variance: Tensor, noise: str) -> float:
+def _noise_penalty(noise_variance: Tensor, noise: str, tasks: Axis) -> float:
     """The inverse-gamma prior of the noise variances at its best common value, up to a constant."""
     if noise == "shared":
         return 0.0
-    common = _common(noise_variance)
-    return float(NOISE_ROWS / 2 * (noise_variance.log() + common / noise_variance - common.log()).sum())
+    common = _common(noise_variance, tasks)
+    return NOISE_ROWS / 2 * tasks.add(noise_variance.log() + common / noise_variance - common.log())
 
 
 def _update_frame(statistics: TaskStatistics, prior: SubspacePrior, steps: int = 2) -> tuple[SubspacePrior, float]:
@@ -227,6 +232,6 @@ def _update_frame(statistics: TaskStatistics, prior: SubspacePrior, steps: int =
     if p == n:
         return prior, 0.0
     problem = MarginalSubspaceProblem(statistics, prior)
-    kind = "exact" if statistics.gram.numel() <= _EXACT_ENTRIES else "kronecker"
+    kind = "exact" if problem.n_samples * n * n <= _EXACT_ENTRIES else "kronecker"
     result = minimize(problem, prior.frame, "rngd", max_iter=steps, fisher=kind, sigma=1e-3, sigma_min=1e-8)
     return replace(prior, frame=result.x), result.trace["gradient_norm"][-1]

@@ -17,6 +17,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fisherfold.distributed import ALONE, Group
 from fisherfold.fisher.operators import FisherOperator
 from fisherfold.manifolds.base import Manifold, Point, Tangent, combine, is_finite, scale
 
@@ -28,10 +29,12 @@ class Problem(ABC):
         manifold: where the parameter lives.
         n_samples: the number N of terms.
         fisher_kinds: the names that ``fisher`` accepts, the default first.
+        group: the processes that the samples are shared out over; every quantity is over all of them.
     """
 
     manifold: Manifold
     n_samples: int
+    group: Group = ALONE
     fisher_kinds: ClassVar[tuple[str, ...]] = ("exact",)
 
     @abstractmethod

@@ -23,7 +23,7 @@ Array = npt.NDArray[Any]
 Int32 = npt.NDArray[np.int32]
 
 MAX_CODES = 2**15
-CHUNK = 2**21
+CHUNK = 2**18
 
 
 class ColumnOrder:

@@ -106,7 +106,7 @@ class CompletionProblem(Problem):
         self.clip = clip
         self.manifold = Grassmann(self.ratings.n_rows, rank)
         self.samples = self.ratings.column_axis
-        self.n_samples = self.samples.size
+        self.n_samples, self.group = self.samples.size, self.samples.group
         self._squares = kernels.square_sum(self.ratings.by_column, torch.float64)
         self._last: tuple[Tensor, int, kernels.ColumnFit] | None = None
         self._moments: tuple[kernels.ColumnFit, Tensor, Tensor] | None = None

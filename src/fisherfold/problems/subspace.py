@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from fisherfold.distributed import Axis
 from fisherfold.fisher.kronecker import KroneckerFisher
 from fisherfold.fisher.operators import FisherOperator
 from fisherfold.manifolds import Grassmann
@@ -115,7 +116,7 @@ class SubspaceProblem(Problem):
         factor_damping: float = 0.0,
         held_out: TaskStatistics | None = None,
     ) -> None:
-        n_features, n_tasks = statistics.n_features, statistics.n_tasks
+        n_features, samples = statistics.n_features, statistics.all_tasks
         if not 1 <= rank < n_features:
             raise ValueError(
                 f"rank must be between 1 and the number of features minus one ({n_features - 1}), got {rank}; "
@@ -130,15 +131,16 @@ class SubspaceProblem(Problem):
         self.statistics = statistics
         self.held_out = held_out
         self.manifold = Grassmann(n_features, rank)
-        self.n_samples = n_tasks
+        self.samples, self.n_samples, self.group = samples, samples.size, samples.group
         self.objective = objective
         self.factor_damping = factor_damping
         self.ridge = _per_task(ridge, statistics, "ridge")
         self.weights = _per_task(1.0 if weights is None else weights, statistics, "weights")
         self._ridged = bool((self.ridge > 0).all())
         self._weighted = not bool((self.weights == 1).all())
-        self.with_jacobian = objective == "residual" and gradient == "exact" and bool((self.ridge > 0).any())
-        self.mean_gram = torch.einsum("t,tij->ij", self.weights, statistics.gram) / n_tasks
+        ridged = bool(samples.total((self.ridge > 0).sum()) > 0)
+        self.with_jacobian = objective == "residual" and gradient == "exact" and ridged
+        self.mean_gram = samples.total(torch.einsum("t,tij->ij", self.weights, statistics.gram)) / samples.size
         self._kept: tuple[Tensor, int, TaskState] | None = None
 
     def state(self, x: Tensor, batch: Tensor | None = None) -> TaskState:
@@ -152,10 +154,11 @@ class SubspaceProblem(Problem):
             The state.
         """
         if self._kept is not None and self._kept[0] is x and self._kept[1] == x._version:
-            return self._kept[2] if batch is None else self._kept[2].select(batch)
+            return self._kept[2] if batch is None else self._kept[2].select(self._here(batch))
         if batch is not None:
             return self._state(x, batch)
         self._kept = None
+        self.samples.check_same(x)
         state = self._state(x, None)
         self._kept = (x, x._version, state)
         return state
@@ -165,7 +168,8 @@ class SubspaceProblem(Problem):
         x = x.detach()
         if batch is not None:
             check_batch(batch, self.n_samples)
-            data, ridge = data.select(batch), ridge[batch]
+            chosen = self._here(batch)
+            data, ridge = data.select(chosen), ridge[chosen]
         parts = (data.gram, data.cross, data.power, ridge, x)
         solver = partial(_solve, ridged=self._ridged)
         if x.device.type == "cpu":
@@ -177,6 +181,13 @@ class SubspaceProblem(Problem):
         if self.objective == "penalised":
             losses = losses + shrunk / 2
         return TaskState(wide.permute(1, 2, 0), inner, ridge, weights, residual, losses)
+
+    def _here(self, batch: Tensor) -> Tensor:
+        """The numbers here of those tasks of a batch that are here."""
+        return self.samples.local(batch)[1]
+
+    def _count(self, batch: Tensor | None) -> int:
+        return self.n_samples if batch is None else len(batch)
 
     @cached_property
     def left_inverse(self) -> Tensor:
@@ -212,9 +223,9 @@ class SubspaceProblem(Problem):
         return self._mean(state.losses, batch), self.manifold.project(x, self.ambient_gradient(state, batch))
 
     def _mean(self, losses: Tensor, batch: Tensor | None) -> Tensor:
-        if not self._weighted:
-            return losses.mean()
-        return ((self.weights if batch is None else self.weights[batch]) * losses).mean()
+        if self._weighted:
+            losses = (self.weights if batch is None else self.weights[self._here(batch)]) * losses
+        return losses.mean() if not self.samples.is_shared else self.samples.total(losses.sum()) / self._count(batch)
 
     def ambient_gradient(self, state: TaskState, batch: Tensor | None = None) -> Tensor:
         """The gradient before projection.
@@ -226,31 +237,32 @@ class SubspaceProblem(Problem):
         Returns:
             A matrix like the frame.
         """
-        omega, ridge = (v if batch is None else v[batch] for v in (self.weights, self.ridge))
+        omega, ridge = (v if batch is None else v[self._here(batch)] for v in (self.weights, self.ridge))
+        count = self._count(batch)
         if not self.with_jacobian:
             weighted = omega[:, None] * state.weights if self._weighted else state.weights
-            return state.residual.mT @ weighted / len(omega)
-        left = omega[:, None] * state.residual / len(omega)
+            return self.samples.total(state.residual.mT @ weighted) / count
+        left = omega[:, None] * state.residual / count
         shift = ridge[:, None] * (state.inverse @ state.weights[..., None]).squeeze(-1)
-        back = omega[:, None] * (state.gram_frame @ shift[..., None]).squeeze(-1) / len(omega)
-        return left.mT @ (state.weights + shift) + back.mT @ state.weights
+        back = omega[:, None] * (state.gram_frame @ shift[..., None]).squeeze(-1) / count
+        return self.samples.total(left.mT @ (state.weights + shift) + back.mT @ state.weights)
 
     @override
     def fisher(self, x: Tensor, batch: Tensor | None = None, *, kind: str = "kronecker") -> FisherOperator:
         if kind not in self.fisher_kinds:
             raise ValueError(f"kind must be one of {self.fisher_kinds}, got {kind!r}")
-        omega = self.weights if batch is None else self.weights[batch]
         state = self.state(x, batch)
-        gram = self.mean_gram
+        omega, gram, grams, count = self.weights, self.mean_gram, self.statistics.gram, self._count(batch)
         if batch is not None:
-            gram = torch.einsum("t,tij->ij", omega, self.statistics.gram[batch]) / len(batch)
+            chosen = self._here(batch)
+            omega, grams = omega[chosen], grams[chosen]
+            gram = self.samples.total(torch.einsum("t,tij->ij", omega, grams)) / count
         weighted = omega[:, None] * state.weights if self._weighted else state.weights
-        second_moment = state.weights.mT @ weighted / len(omega)
+        second_moment = self.samples.second_moment(state.weights, weighted) / count
         kronecker = self._kronecker(x, gram, second_moment)
         if kind == "kronecker":
             return kronecker
-        grams = self.statistics.gram if batch is None else self.statistics.gram[batch]
-        return SubspaceFisher(self.manifold, x, grams, state, omega, kronecker)
+        return SubspaceFisher(self.manifold, x, grams, state, omega / count, kronecker, self.samples)
 
     def _kronecker(self, x: Tensor, gram: Tensor, second_moment: Tensor) -> KroneckerFisher:
         if self.factor_damping:
@@ -264,7 +276,8 @@ class SubspaceProblem(Problem):
     @override
     def descend(self, x: Tensor, batches: Iterable[Tensor], *, step: Callable[[int], float]) -> Tensor:
         drawn = list(batches)
-        if drawn and x.device.type == "cpu" and all(len(batch) == 1 for batch in drawn):
+        alone = x.device.type == "cpu" and not self.samples.is_shared
+        if drawn and alone and all(len(batch) == 1 for batch in drawn):
             return fused_descent(self, x, torch.cat(drawn).tolist(), step)
         return super().descend(x, drawn, step=step)
 
@@ -295,9 +308,11 @@ class SubspaceFisher(FisherOperator):
         state: TaskState,
         weights: Tensor,
         preconditioner: KroneckerFisher,
+        samples: Axis,
     ) -> None:
         super().__init__(manifold, point)
         self.grams, self.state, self.weights, self.preconditioner = grams, state, weights, preconditioner
+        self.samples = samples
 
     @override
     def _matvec(self, v: Tensor) -> Tensor:
@@ -307,10 +322,10 @@ class SubspaceFisher(FisherOperator):
         k = moved - (state.inverse @ inner[..., None]).squeeze(-1) @ x.mT
         image = (self.grams @ k[..., None]).squeeze(-1)
         back = (state.inverse @ (image @ x)[..., None]).squeeze(-1)
-        omega = self.weights[:, None] / len(self.weights)
+        omega = self.weights[:, None]
         through = image - (state.gram_frame @ back[..., None]).squeeze(-1)
         product = (omega * through).mT @ state.weights - (omega * state.residual).mT @ back
-        return self.manifold.project(x, product)
+        return self.manifold.project(x, self.samples.total(product))
 
     @override
     def precondition(self, v: Tensor, damping: float) -> Tensor:
@@ -329,12 +344,13 @@ class SubspaceSnapshot(Snapshot):
         self.state = problem.state(x)
         super().__init__(problem, x)
         omega = problem.weights[:, None]
-        self.second_moment = self.state.weights.mT @ (omega * self.state.weights) / problem.n_samples
+        moment = problem.samples.second_moment(self.state.weights, omega * self.state.weights)
+        self.second_moment = moment / problem.n_samples
 
     @override
     def gradient(self, x: Tensor, batch: Tensor) -> Tensor:
         manifold = self.problem.manifold
-        anchor = self.problem.ambient_gradient(self.state.select(batch), batch)
+        anchor = self.problem.ambient_gradient(self.state.select(self.problem._here(batch)), batch)
         correction = self.full_gradient - manifold.project(self.x, anchor)
         return self.problem.gradient(x, batch) + manifold.transport(self.x, x, correction)
 
@@ -344,9 +360,11 @@ class SubspaceSnapshot(Snapshot):
             return super().fisher(x, batch, kind=kind)
         problem = self.problem
         drawn = torch.unique(batch)
-        omega = problem.weights[drawn, None] / problem.n_samples
-        new, old = problem.state(x, drawn).weights, self.state.weights[drawn]
-        second_moment = self.second_moment + new.mT @ (omega * new) - old.mT @ (omega * old)
+        here = problem._here(drawn)
+        omega = problem.weights[here, None] / problem.n_samples
+        new, old = problem.state(x, drawn).weights, self.state.weights[here]
+        change = problem.samples.total(new.mT @ (omega * new) - old.mT @ (omega * old))
+        second_moment = self.second_moment + change
         return problem._kronecker(x, problem.mean_gram, second_moment)
 
     @override
@@ -372,7 +390,8 @@ class SubspaceSnapshot(Snapshot):
         """
         drawn = list(batches)
         solvable = kind is None or (kind == "kronecker" and damping == 0 and self.problem.factor_damping > 0)
-        if solvable and x.device.type == "cpu" and all(len(batch) == 1 for batch in drawn):
+        alone = x.device.type == "cpu" and not self.problem.samples.is_shared
+        if solvable and alone and all(len(batch) == 1 for batch in drawn):
             tasks = torch.cat(drawn).tolist()
             return fused_epoch(self.problem, self, x, tasks, step=step, natural=kind is not None)
         return super().epoch(x, drawn, step=step, kind=kind, damping=damping)

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+
+from fisherfold.distributed import Axis
 
 _BLOCK_ENTRIES = 2**22
 _PADDING = 1.25
@@ -30,6 +32,7 @@ class TaskStatistics:
         power: c_t, shape (tasks,).
         sums: the weighted sum of the targets, shape (tasks,).
         counts: the sum of the row weights, the number of rows if there are none, shape (tasks,).
+        axis: which tasks are here, if they are shared out over processes; all of them if not given.
 
     Examples:
         >>> X = torch.tensor([[1.0, 0.0], [1.0, 1.0], [1.0, 2.0]])
@@ -43,6 +46,7 @@ class TaskStatistics:
     power: Tensor
     sums: Tensor
     counts: Tensor
+    axis: Axis | None = field(default=None, kw_only=True)
 
     @classmethod
     def empty(cls, n_tasks: int, n_features: int, *, device: torch.device | str | None = None) -> TaskStatistics:
@@ -91,8 +95,13 @@ class TaskStatistics:
 
     @property
     def n_tasks(self) -> int:
-        """The number of tasks."""
+        """The number of tasks that are here."""
         return self.gram.shape[0]
+
+    @property
+    def all_tasks(self) -> Axis:
+        """The tasks of all processes, and which of them are here."""
+        return Axis.whole(self.n_tasks) if self.axis is None else self.axis
 
     @property
     def n_features(self) -> int:
@@ -153,7 +162,7 @@ class TaskStatistics:
             A copy.
         """
         more = TaskStatistics.empty(n_tasks - self.n_tasks, self.n_features, device=self.gram.device)
-        return TaskStatistics(*(torch.cat([old, new]) for old, new in zip(self._parts(), more._parts(), strict=True)))
+        return TaskStatistics(*(torch.cat([old, new]) for old, new in zip(self.parts(), more.parts(), strict=True)))
 
     def select(self, tasks: Tensor) -> TaskStatistics:
         """The statistics of some tasks.
@@ -164,15 +173,15 @@ class TaskStatistics:
         Returns:
             A copy.
         """
-        return TaskStatistics(*(part[tasks] for part in self._parts()))
+        return TaskStatistics(*(part[tasks] for part in self.parts()))
 
     def pooled(self) -> TaskStatistics:
-        """All rows as one task.
+        """All rows as one task, those of other processes included.
 
         Returns:
             Statistics of a single task.
         """
-        return TaskStatistics(*(part.sum(0, keepdim=True) for part in self._parts()))
+        return TaskStatistics(*(self.all_tasks.total(part.sum(0, keepdim=True)) for part in self.parts()))
 
     def residual_power(self, weights: Tensor) -> Tensor:
         """‖X_t v_t - y_t‖² for a coefficient vector per task.
@@ -211,9 +220,17 @@ class TaskStatistics:
         variance = self.target_variance()
         defined = (self.counts >= 2) & (variance > 0)
         ratios = self.residual_power(weights)[defined] / (self.counts * variance)[defined]
-        return ratios.mean()
+        if not self.all_tasks.is_shared:
+            return ratios.mean()
+        known = self.all_tasks.total(torch.stack([ratios.sum(), defined.sum().double()]))
+        return known[0] / known[1]
 
-    def _parts(self) -> tuple[Tensor, ...]:
+    def parts(self) -> tuple[Tensor, ...]:
+        """The tensors.
+
+        Returns:
+            Gram matrices, cross products, squares, sums and counts.
+        """
         return self.gram, self.cross, self.power, self.sums, self.counts
 
 

@@ -108,9 +108,11 @@ def minimize(
                 if callback is not None and (answer := callback(state)) and verdict is None:
                     verdict = ("stopped", answer if isinstance(answer, str) else "the callback asked to stop")
                 if checkpoint is not None and (verdict is not None or state.iteration % checkpoint_every == 0):
-                    state.save(checkpoint, method=method, tag=tag)
+                    with problem.group.together():
+                        if problem.group.is_first:
+                            state.save(checkpoint, method=method, tag=tag)
         except KeyboardInterrupt:
-            if checkpoint is not None:
+            if checkpoint is not None and problem.group.is_first:
                 # in the middle of a step the state is neither here nor there: keep the last whole one
                 (before or state).save(checkpoint, method=method, tag=tag)
             raise
@@ -152,10 +154,13 @@ def _construct(method: type[Method], problem: Problem, options: dict[str, Any]) 
 
 
 def _begin(solver: Method, x0: Point, seed: int, saved: str | os.PathLike[str] | None, tag: str) -> State:
-    if saved is not None and Path(saved).exists():
-        state = State.load(saved, method=solver.name, like=x0, tag=tag)
-        with sound(saved, "checkpoint"):
-            solver.problem.manifold.check_point(state.x, name="its x")
+    group = solver.problem.group
+    # over several processes all of them read the file, so that they start from the same bits
+    if saved is not None and bool(group.largest(torch.tensor(int(Path(saved).exists())))):
+        with group.together():
+            state = State.load(saved, method=solver.name, like=x0, tag=tag)
+            with sound(saved, "checkpoint"):
+                solver.problem.manifold.check_point(state.x, name="its x")
         return state
     state = State(x=tree_map(torch.clone, x0), generator=torch.Generator().manual_seed(seed))
     state.best = state.x

@@ -1,0 +1,220 @@
+"""Completion from 10⁶ to 10⁸ ratings on one machine: time per pass and peak memory per rank, then 10¹⁰ on paper.
+
+    python benchmarks/scale.py [--sizes 1e6,3e6,1e7,3e7,1e8] [--ranks 1,2] [--quick]
+
+Ratings are drawn in pieces and never all there at once: 200 per user on average (log-normal activity), items by a
+Zipf-like law, a pair at most once, values in steps of a half; 200 users per 10⁴ ratings, 4000 items at 10⁶ and more by
+the third root. Each size runs in processes of its own with one thread each, over gloo if there are several. A pass is
+the loss and the gradient of the point problem at rank 10 in float32; a step is one alternating step of the default
+point model; a product is one exact Fisher product. Nanoseconds are CPU time per rating and pass, summed over ranks.
+Memory is the peak of the resident set over that after the imports, of the largest rank, from the first rating drawn to
+the last pass; "beyond 16" is what exceeds 16 bytes per rating of that rank, in floats per row or column here and rank.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+RANK, CHUNK = 10, 2**17
+
+
+def shape(count: int) -> tuple[int, int]:
+    """Users and items of a table with so many ratings."""
+    return max(count // 200, 20), max(round(4000 * (count / 1e6) ** (1 / 3)), 20)
+
+
+class Popular:
+    """A stream of ratings, the same whenever it is gone through, in pieces of whole users."""
+
+    def __init__(self, count: int, seed: int = 0) -> None:
+        self.users, self.items = shape(count)
+        rng = np.random.default_rng(seed)
+        activity = rng.lognormal(0, 1.0, self.users).astype(np.float32)
+        self.share = np.cumsum((np.arange(1, self.items + 1) + 0.02 * self.items) ** -1.1)
+        self.share /= self.share[-1]
+        # a user who draws an item twice rates it once; a twentieth more draws makes up for it
+        wanted = 1.05 * count * activity / activity.sum(dtype=np.float64)
+        self.ends = np.cumsum(np.clip(np.ceil(wanted), 1, 0.6 * self.items).astype(np.int64))
+        self.label = rng.permutation(self.items).astype(np.int32)
+        self.right = rng.standard_normal((self.items, 4), dtype=np.float32)
+        self.seed = seed
+
+    def pieces(self, part: int = 0, parts: int = 1) -> Iterator[tuple[Any, Any, Any]]:
+        """User numbers, item numbers and values of one of several runs of users."""
+        first, last = self.users * part // parts, self.users * (part + 1) // parts
+        while first < last:
+            begun = self.ends[first - 1] if first else 0
+            stop = min(max(int(np.searchsorted(self.ends, begun + CHUNK)), first + 1), last)
+            yield self.piece(first, stop, int(begun))
+            first = stop
+
+    def piece(self, first: int, stop: int, begun: int) -> tuple[Any, Any, Any]:
+        rng = np.random.default_rng([self.seed, first])
+        counts = np.diff(self.ends[first:stop], prepend=begun)
+        drawn = np.searchsorted(self.share, rng.random(int(counts.sum()), dtype=np.float32)).clip(max=self.items - 1)
+        pair = np.unique(np.repeat(np.arange(stop - first), counts) * self.items + self.label[drawn])
+        users, items = (pair // self.items).astype(np.int32), (pair % self.items).astype(np.int32)
+        left = rng.standard_normal((stop - first, 4), dtype=np.float32)
+        values = 0.5 * np.einsum("ij,ij->i", left[users], self.right[items])
+        values += 0.8 * rng.standard_normal(len(users), dtype=np.float32)
+        return users + np.int32(first), items, np.round(2 * values.clip(-4, 4)) / 2
+
+
+def resident() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def ready(stream: Popular, group: Any) -> Any:
+    """The ratings of this rank."""
+    import torch
+
+    from fisherfold.distributed import Axis
+    from fisherfold.estimators.shared_ratings import Batch, Share, share_out
+    from fisherfold.problems.ratings import Chunk, Ratings
+
+    if group.size == 1:
+        axes = Axis.whole(stream.users), Axis.whole(stream.items)
+        return Ratings.from_chunks(lambda: (Chunk(*piece) for piece in stream.pieces()), axes)
+
+    def batches() -> Iterator[Batch]:
+        for users, items, values in stream.pieces(group.rank, group.size):
+            yield Batch(users.astype(np.int64), items.astype(np.int64), values.astype(np.float64))
+
+    return share_out(Share(batches), group, dtype=torch.float32, duplicates="error", centred=True).ratings
+
+
+def one(count: int) -> dict[str, Any]:
+    """Build and go through the ratings of one rank."""
+    import torch
+
+    from fisherfold.distributed import joined
+    from fisherfold.estimators import shared_ratings  # noqa: F401  # imported before memory is measured
+    from fisherfold.problems.completion import CompletionProblem
+    from fisherfold.problems.factors import Penalty, TwoSided, additive_model, grow
+
+    torch.set_num_threads(1)
+    torch.linalg.qr(torch.randn(50, 5))
+    with joined() as group:
+        base = resident()
+        began = time.process_time(), time.perf_counter()
+        ratings = ready(Popular(count), group)
+        found: dict[str, Any] = {"build": time.process_time() - began[0], "build_wall": time.perf_counter() - began[1]}
+        found["build_peak"] = resident() - base
+        problem = CompletionProblem(ratings, RANK)
+        x = problem.manifold.random_point(dtype=torch.float32, generator=torch.Generator().manual_seed(0))
+        problem.loss_and_gradient(x)
+
+        def timed(name: str, work: Any, rounds: int = 2) -> None:
+            began = time.process_time(), time.perf_counter()
+            for _ in range(rounds):
+                work()
+            found[name] = (time.process_time() - began[0]) / rounds
+            found[f"{name}_wall"] = (time.perf_counter() - began[1]) / rounds
+
+        timed("pass", lambda: problem.loss_and_gradient(x.clone()))
+        found["pass_peak"] = resident() - base
+        fisher = problem.fisher(x, kind="exact")
+        v = problem.gradient(x)
+        timed("product", lambda: fisher._matvec(v))
+        problem._last = fisher = problem._moments = None
+        sides = TwoSided(ratings, Penalty(10.0, 3.0, 0.5))
+        at = additive_model(ratings, Penalty(1.0, 3.0, 0.5), rows=True, columns=True, mean=True)
+        at = grow(ratings, at, RANK, torch.Generator().manual_seed(0), sweeps=1)
+        timed("step", lambda: sides.row_step(sides.column_step(at)[0]), 1)
+        found |= {
+            "ratings": ratings.n_ratings, "here": ratings.by_column.n_ratings, "stored": ratings.nbytes,
+            "members": len(ratings.row_axis) + len(ratings.column_axis), "peak": resident() - base,
+            "shape": ratings.shape,
+        }  # fmt: skip
+    return found
+
+
+def run(count: int, ranks: int) -> list[dict[str, Any]]:
+    """The ranks of one size, each a process of its own."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    plain = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
+    several = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    command = [sys.executable, __file__, "--one", str(count)]
+    started = [
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True,
+            env=plain | ({} if ranks == 1 else {**several, "RANK": str(rank)}),
+        )
+        for rank in range(ranks)
+    ]  # fmt: skip
+    outputs = [process.communicate()[0] for process in started]
+    if any(process.returncode for process in started):
+        raise SystemExit(f"{count:.0e} ratings on {ranks} ranks failed")
+    return [json.loads(output.splitlines()[-1]) for output in outputs]
+
+
+def paper(nanoseconds: dict[str, float]) -> None:
+    """10¹⁰ ratings on 64 hosts, from what one core was measured to need per rating."""
+    hosts, cores, ratings, users, items, network = 64, 16, 10**10, 5 * 10**7, 10**5, 25e9 / 8
+    here, width = ratings / hosts, RANK * (RANK + 1) // 2
+    print(f"\n10^10 ratings on paper: {hosts} hosts of {cores} cores, {users:,} users shared out, {items:,} items on")
+    print(f"every host, rank {RANK}, float32, 25 Gbit/s; a core as measured above at the largest size, no gain and")
+    print("no loss from its neighbours; ring all-reduce, 2 (hosts - 1)/hosts of the bytes on the wire, not overlapped.")
+    print(f"{'':28}{'MB all-reduced':>16}{'compute, s':>12}{'network, s':>12}{'total, s':>10}")
+    for name, key, floats in (
+        ("loss and gradient", "pass", items * RANK + 1),
+        ("row-block Fisher factors", "pass", items * width),
+        ("exact Fisher product", "product", items * RANK),
+        ("alternating step", "step", items * (width + 2 * RANK + 2)),
+    ):
+        compute = nanoseconds[key] * 1e-9 * here / cores if name != "row-block Fisher factors" else 0.0
+        wire = 2 * (hosts - 1) / hosts * 4 * floats / network
+        print(f"{name:28}{4 * floats / 1e6:16.1f}{compute:12.2f}{wire:12.3f}{compute + wire:10.2f}")
+    tables = 4 * (users / hosts + items) * (2 * width + 4 * RANK)
+    print(f"memory per host: {16 * here / 1e9:.1f} GB of ratings + {tables / 1e9:.1f} GB of tables, (users/64 + items)")
+    model = 4 * (users + items) * RANK / 1e9
+    print(f"times (2 p(p+1)/2 + 4 p) floats; the model, (users + items) p floats, is {model:.1f} GB.")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--sizes", default="1e6,3e6,1e7,3e7,1e8")
+    parser.add_argument("--ranks", default="1,2")
+    parser.add_argument("--quick", action="store_true", help="10^5 and 10^6 ratings")
+    parser.add_argument("--one", type=int)
+    arguments = parser.parse_args()
+    if arguments.one:
+        print(json.dumps(one(arguments.one)))
+        return
+    sizes = [10**5, 10**6] if arguments.quick else [int(float(size)) for size in arguments.sizes.split(",")]
+    print("rank 10, float32, one thread per rank; ns of CPU time per rating (all ranks together)")
+    print(f"{'ratings':>12}{'users x items':>18}{'ranks':>6}{'build ns':>9}{'pass ns':>8}{'product':>8}{'step ns':>8}"
+          f"{'pass s':>8}{'peak MB':>9}{'B/rating':>9}{'build B':>8}{'beyond 16':>10}")  # fmt: skip
+    last: dict[str, float] = {}
+    for ranks in (int(r) for r in arguments.ranks.split(",")):
+        for size in sizes:
+            found = run(size, ranks)
+            total = found[0]["ratings"]
+            ns = {k: 1e9 * sum(f[k] for f in found) / total for k in ("build", "pass", "product", "step")}
+            worst = max(found, key=lambda f: f["peak"])
+            beyond = (worst["peak"] - 16 * worst["here"]) / (4 * worst["members"] * RANK)
+            size = " x ".join(map(str, found[0]["shape"]))
+            print(f"{total:12,}{size:>18}{ranks:6}{ns['build']:9.0f}{ns['pass']:8.1f}"
+                  f"{ns['product']:8.1f}{ns['step']:8.1f}{found[0]['pass_wall']:8.2f}{worst['peak'] / 2**20:9.0f}"
+                  f"{worst['peak'] / worst['here']:9.1f}{worst['build_peak'] / worst['here']:8.1f}{beyond:10.1f}",
+                  flush=True)  # fmt: skip
+            if ranks == 1:
+                last = ns
+    paper(last or ns)
+
+
+if __name__ == "__main__":
+    main()

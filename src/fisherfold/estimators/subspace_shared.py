@@ -1,0 +1,159 @@
+"""``SubspaceRegressor`` over several processes: each brings rows of any tasks, each learns from tasks of its own.
+
+The features are scaled by the means and spreads of all rows, the tasks are numbered once for all and cut into runs of
+about equally many rows, and every row travels to the process that owns its task, in the order of the shares. From there
+on a process holds the statistics of its tasks alone; what the tasks share is learnt in lock step.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from typing_extensions import Self
+
+from fisherfold.distributed import Axis, Group, balanced_cuts, current_group
+from fisherfold.estimators.shared_ids import cast, joint_index
+from fisherfold.estimators.task_rows import Rows, Scaling
+
+if TYPE_CHECKING:
+    from fisherfold.estimators.ids import IdIndex
+
+Array = NDArray[Any]
+
+
+class SharedTaskFits:
+    """The fit of an estimator of many tasks together with other processes of ``torch.distributed``."""
+
+    if TYPE_CHECKING:
+        fit_intercept: bool
+        scale: bool
+        random_state: int | None
+        statistics_: Any
+        scaling_: Scaling
+        _index: IdIndex
+
+        def _check_parameters(self) -> None: ...
+        def _checked_rank(self, n_features: int) -> int: ...
+        def _read(self, *given: Any, **options: Any) -> tuple[Array, Array, Array | None, Array | None]: ...
+        def _learn(self, rows: Rows | None) -> None: ...
+
+    def fit_share(
+        self, X: Any = None, y: Any = None, task: Any = None, sample_weight: Any = None, *, process_group: Any = None
+    ) -> Self:
+        """Learn from the shares of all processes of a group; every one of them must call this.
+
+        The model is that of one process which is given all shares one after the other, to rounding, and the same on
+        every process to the bit. It predicts, and is saved, like any other; it does not keep the statistics that
+        learning from further rows would need.
+
+        Args:
+            X: features of this process's rows; None if it has none.
+            y: their targets.
+            task: their tasks, numbers or text.
+            sample_weight: a weight per row; on all processes or on none.
+            process_group: a group of ``torch.distributed``; its default group if not given.
+
+        Returns:
+            The estimator.
+        """
+        self._check_parameters()
+        group = current_group(process_group)
+        given = self._own_rows(X, y, task, sample_weight, group)
+        features, target, labels, weight = given
+        self.scaling_ = _joint_scaling(features, target, weight, group, intercept=self.fit_intercept, scale=self.scale)
+        self._outputs = False
+        self._index = joint_index(_first_seen(labels), group, "task")
+        with group.together():
+            self._checked_rank(features.shape[1] + int(self.fit_intercept))
+        numbers = self._index.numbers(cast(labels, str(self._index.labels.dtype)), "task")
+        rows, axis = self._owned(features, target, numbers, weight, group)
+        self.statistics_ = rows.statistics(len(axis), axis)
+        self._learn(rows)
+        self.statistics_ = None
+        return self
+
+    def _own_rows(self, X: Any, y: Any, task: Any, weight: Any, group: Group) -> tuple[Array, Array, Array, Array]:
+        """Checked rows of this process, none of them if it has no share, with the features of all others."""
+        empty = X is None or len(X) == 0
+        found: tuple[Array, Array, Array, Array] | None = None
+        with group.together():
+            if not empty:
+                if task is None:
+                    raise ValueError("over several processes task must be given: one id for each row")
+                A, b, labels, weights = self._read(X, y, task, weight, reset=True, numeric=True, least=1)
+                assert labels is not None
+                found = A, b, labels, np.ones(len(A)) if weights is None else weights
+        names = [str(name) for name in getattr(self, "feature_names_in_", [])]
+        mine = json.dumps([0 if found is None else found[0].shape[1], names])
+        known = [(width, names) for width, names in map(json.loads, group.gather_texts(mine)) if width]
+        if not known:
+            raise ValueError("there are no rows on any rank, at least 2 are needed")
+        if any(other != known[0] for other in known):
+            raise ValueError(f"all ranks must have the same features, got {[width for width, _ in known]} of them")
+        if found is not None:
+            return found
+        self.n_features_in_ = known[0][0]
+        if known[0][1]:
+            self.feature_names_in_ = np.array(known[0][1], dtype=object)
+        return np.zeros((0, known[0][0])), np.zeros(0), np.zeros(0, dtype=np.int64), np.zeros(0)
+
+    def _owned(self, X: Array, y: Array, numbers: Array, weight: Array, group: Group) -> tuple[Rows, Axis]:
+        """The rows of the tasks that this process owns."""
+        counts = group.sum(torch.from_numpy(np.bincount(numbers, minlength=len(self._index))))
+        cuts = balanced_cuts(counts.numpy(), group.size)
+        owner = np.searchsorted(np.asarray(cuts[1:-1]), numbers, side="right")
+        order = np.argsort(owner, kind="stable")
+        columns = [self.scaling_(X).numpy(), y - self.scaling_.offset, weight, numbers, self._keys(len(X), group)]
+        packed = torch.from_numpy(np.column_stack(columns)[order])
+        arrived = torch.cat(group.exchange(packed, np.bincount(owner, minlength=group.size).tolist()))
+        axis = Axis(len(self._index), cuts[group.rank], cuts[group.rank + 1], group)
+        Z, (b, w, task, key) = arrived[:, :-4].contiguous(), arrived[:, -4:].T.contiguous()
+        return Rows(Z, b, task.long() - axis.start, w, key.numpy()), axis
+
+    def _keys(self, count: int, group: Group) -> Array:
+        """What one process would draw for these rows: the stream of the seed from their place among all rows on."""
+        before = group.gather(torch.tensor([count]))[: group.rank].sum()
+        generator = np.random.PCG64(self.random_state or 0)
+        return np.random.Generator(generator.advance(int(before))).random(count)
+
+
+def _first_seen(labels: Array) -> Array:
+    _, places = np.unique(labels.astype(str) if labels.dtype == object else labels, return_index=True)
+    return np.asarray(labels[np.sort(places)])
+
+
+def _joint_scaling(
+    X: Array, y: Array, weight: Array, group: Group, *, intercept: bool, scale: bool
+) -> Scaling:
+    """``Scaling.learn`` from the rows of all processes."""
+
+    def total(values: Array) -> Array:
+        return np.asarray(group.sum(torch.from_numpy(np.asarray(values, dtype=np.float64))).numpy())
+
+    weights = float(total(weight.sum()))
+    n = X.shape[1]
+    center = total(weight @ X) / weights if intercept else np.zeros(n)
+    spread = np.sqrt(total(weight @ (X - center) ** 2) / weights)
+    largest = group.largest(torch.from_numpy(np.abs(X).max(axis=0, initial=0.0))).numpy()
+    flat = spread <= 1e-12 * np.maximum(largest, 1e-300)
+    width = np.where(flat | (not scale), 1.0, spread)
+    offset = float(total(weight @ y) / weights) if intercept else 0.0
+    return Scaling(center, width, offset, intercept)
+
+
+def part_of(axis: Axis, values: Tensor) -> Tensor:
+    """The entries of the tasks that are here, of one value for all or one per task.
+
+    Args:
+        axis: the tasks.
+        values: a number, or one per task.
+
+    Returns:
+        One per task that is here.
+    """
+    return values.expand(len(axis)) if values.ndim == 0 else axis.part(values)
