@@ -35,6 +35,7 @@ from fisherfold.problems.grouped import Grouped
 from fisherfold.problems.packed import order_of, packed_positions, triangle
 from fisherfold.problems.ratings import Ratings
 from fisherfold.problems.segments import bag_sum
+from fisherfold.problems.tiled import TiledGrouped
 
 WEIGHT_STRENGTH = 20.0  # ν, chosen on a validation part of MovieLens-1M; 10 and 40 do as well to 0.0005
 _CHUNK_ENTRIES = 2**20  # of the (q, q, n) working arrays: they stay in the cache, and memory stays bounded
@@ -285,12 +286,15 @@ def evidence(weighted: Tensor, groups: Grouped, first: int, last: int) -> tuple[
         T_i packed and batch-last, h_i batch-last, and the weighted squares.
     """
     size = order_of(weighted.shape[1])
-    start, stop = int(groups.offsets[first]), int(groups.offsets[last])
-    offsets = groups.offsets[first : last + 1] - start
-    indices, values = groups.indices(start, stop), groups.values(start, stop)
-    sums = bag_sum(weighted, indices, offsets)
-    cross = bag_sum(weighted[:, -size:].contiguous(), indices, offsets, values)
-    squares = bag_sum(weighted[:, -1:].contiguous(), indices, offsets, values * values)
+    tables = weighted, weighted[:, -size:].contiguous(), weighted[:, -1:].contiguous()
+    if isinstance(groups, TiledGrouped):
+        sums, cross, squares = (groups.sums(table, power, first, last) for power, table in enumerate(tables))
+    else:
+        start, stop = int(groups.offsets[first]), int(groups.offsets[last])
+        offsets = groups.offsets[first : last + 1] - start
+        indices, values = groups.indices(start, stop), groups.values(start, stop)
+        weights = None, values, values * values
+        sums, cross, squares = (bag_sum(t, indices, offsets, w) for t, w in zip(tables, weights, strict=True))
     if groups.across is not None:
         length = sums.shape[1]
         joint = groups.total(torch.cat([sums, cross, squares], dim=1))

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from fisherfold.distributed import Axis
+from fisherfold.problems.completion_kernels import plain_sum
 from fisherfold.problems.grouped import Grouped
 from fisherfold.problems.packed import packed_positions
-from fisherfold.problems.segments import bag_sum
 
 # One imaginary row with the starting variance keeps K finite when a table has a handful of rows.
 PRIOR_ROWS = 1.0
@@ -298,4 +298,4 @@ def set_effects_of(side: Side, effects: Tensor, own: Grouped, other: Grouped) ->
 
 
 def _gather(table: Tensor, groups: Grouped) -> Tensor:
-    return groups.total(bag_sum(table.contiguous(), groups.indices(), groups.offsets))
+    return plain_sum(groups, table.contiguous())

@@ -59,7 +59,7 @@ class ColumnOrder:
             values: their values.
             source: where they come from.
         """
-        _scatter(columns, (rows, values), self._next[source], (self.rows, self.values))
+        scatter(columns, (rows, values), self._next[source], (self.rows, self.values))
 
     def arrange(self) -> None:
         """Sort the rows of every column."""
@@ -158,10 +158,10 @@ class ColumnOrder:
         cursor = offsets[:-1].copy()
         for first, last, start, stop in runs(self.offsets):
             if by_position:
-                _scatter(self.rows[start:stop], (np.arange(start, stop, dtype=np.int32),), cursor, (payload,))
+                scatter(self.rows[start:stop], (np.arange(start, stop, dtype=np.int32),), cursor, (payload,))
                 continue
             groups = np.repeat(np.arange(first, last, dtype=np.int32), np.diff(self.offsets[first : last + 1]))
-            _scatter(self.rows[start:stop], (groups, self.values[start:stop]), cursor, (columns, payload))
+            scatter(self.rows[start:stop], (groups, self.values[start:stop]), cursor, (columns, payload))
         table = None if self.codebook is None else torch.from_numpy(self.codebook)
         by_column = Grouped(_offsets(self.offsets), torch.from_numpy(self.rows), torch.from_numpy(self.values), table)
         if by_position:
@@ -192,8 +192,15 @@ def runs(offsets: Array, limit: int = CHUNK) -> Iterator[tuple[int, int, int, in
         group = stop
 
 
-def _scatter(keys: Int32, sources: tuple[Array, ...], cursor: Array, targets: tuple[Array, ...]) -> None:
-    """Write each entry at the next free place of its key, in the given order, and move the places on."""
+def scatter(keys: Int32, sources: tuple[Array, ...], cursor: Array, targets: tuple[Array, ...]) -> None:
+    """Write each entry at the next free place of its key, in the given order, and move the places on.
+
+    Args:
+        keys: whole numbers from 0.
+        sources: what belongs to each entry.
+        cursor: the next free place of each key; changed in place.
+        targets: where it is written.
+    """
     for start in range(0, len(keys), CHUNK):
         part = keys[start : start + CHUNK]
         order = radix_argsort(part)

@@ -21,6 +21,7 @@ from fisherfold.problems.crowded import CrowdedGrouped, crowded_sum
 from fisherfold.problems.grouped import Grouped
 from fisherfold.problems.packed import outer_table, packed_positions, solve_positive, unpack
 from fisherfold.problems.segments import bag_sum
+from fisherfold.problems.tiled import TiledGrouped
 
 # Values that are decoded on the fly exist for this many ratings at a time.
 CHUNK = 2**20
@@ -39,6 +40,8 @@ def plain_sum(side: Grouped, table: Tensor) -> Tensor:
     """
     if isinstance(side, CrowdedGrouped) and side.mask.dtype == table.dtype:
         return crowded_sum(side.mask, table)
+    if isinstance(side, TiledGrouped):
+        return side.total(side.sums(table, 0))
     return _chunked(side, table, lambda start, stop: None)
 
 
@@ -54,6 +57,8 @@ def value_sum(side: Grouped, table: Tensor) -> Tensor:
     """
     if isinstance(side, CrowdedGrouped) and side.filled.dtype == table.dtype:
         return crowded_sum(side.filled, table)
+    if isinstance(side, TiledGrouped):
+        return side.total(side.sums(table, 1))
     return _chunked(side, table, lambda start, stop: side.values(start, stop).to(table.dtype))
 
 
@@ -67,8 +72,10 @@ def square_sum(side: Grouped, dtype: torch.dtype) -> Tensor:
     Returns:
         One number per group.
     """
-    width = int(side.indices().max()) + 1 if side.n_ratings else 0
+    width = int(side.stored_indices.max()) + 1 if side.n_ratings else 0
     one = torch.ones(width, 1, dtype=dtype, device=side.offsets.device)
+    if isinstance(side, TiledGrouped):
+        return side.total(side.sums(one, 2)).squeeze(1)
     return _chunked(side, one, lambda start, stop: side.values(start, stop).to(dtype).square()).squeeze(1)
 
 

@@ -24,6 +24,7 @@ from torch import Tensor
 from fisherfold.distributed import ALONE, Axis, Group
 from fisherfold.problems.building import CHUNK, ColumnOrder
 from fisherfold.problems.grouped import Grouped, GroupedByPosition
+from fisherfold.problems.tiled import tiled
 
 Duplicates = Literal["error", "mean", "last", "sum"]
 
@@ -158,6 +159,11 @@ class Ratings:
         order.compress()
         by_column, by_row = order.both(len(axes[0]))
         del order
+        # the order that reads from the longer table
+        if len(axes[0]) > len(axes[1]):
+            by_column = tiled(by_column, by_row)
+        else:
+            by_row = tiled(by_row, by_column)
         self._set(axes, by_row, by_column, merged)
         if device is not None and torch.device(device).type != "cpu":
             self.__dict__ |= self.to(device).__dict__
