@@ -7,8 +7,9 @@ Zipf-like law, a pair at most once, values in steps of a half; 200 users per 10â
 the third root. Each size runs in processes of its own with one thread each, over gloo if there are several. A pass is
 the loss and the gradient of the point problem at rank 10 in float32; a step is one alternating step of the default
 point model; a product is one exact Fisher product. Nanoseconds are CPU time per rating and pass, summed over ranks.
-Memory is the peak of the resident set over that after the imports, of the largest rank, from the first rating drawn to
-the last pass; "beyond 16" is what exceeds 16 bytes per rating of that rank, in floats per row or column here and rank.
+Memory is the peak of the resident set over that after the imports, of the largest rank, in bytes per rating there: up
+to the end of the build (drawing included), of the pass, and of all; "beyond 16" is what the pass exceeds 16 bytes
+per rating by, in float32 numbers per row or column that is here.
 """
 
 from __future__ import annotations
@@ -197,7 +198,7 @@ def main() -> None:
     sizes = [10**5, 10**6] if arguments.quick else [int(float(size)) for size in arguments.sizes.split(",")]
     print("rank 10, float32, one thread per rank; ns of CPU time per rating (all ranks together)")
     print(f"{'ratings':>12}{'users x items':>18}{'ranks':>6}{'build ns':>9}{'pass ns':>8}{'product':>8}{'step ns':>8}"
-          f"{'pass s':>8}{'peak MB':>9}{'B/rating':>9}{'build B':>8}{'beyond 16':>10}")  # fmt: skip
+          f"{'pass s':>8}{'peak MB':>9}{'build B':>8}{'pass B':>8}{'all B':>8}{'beyond 16':>10}")  # fmt: skip
     last: dict[str, float] = {}
     for ranks in (int(r) for r in arguments.ranks.split(",")):
         for size in sizes:
@@ -205,11 +206,12 @@ def main() -> None:
             total = found[0]["ratings"]
             ns = {k: 1e9 * sum(f[k] for f in found) / total for k in ("build", "pass", "product", "step")}
             worst = max(found, key=lambda f: f["peak"])
-            beyond = (worst["peak"] - 16 * worst["here"]) / (4 * worst["members"] * RANK)
+            beyond = (worst["pass_peak"] - 16 * worst["here"]) / (4 * worst["members"])
             size = " x ".join(map(str, found[0]["shape"]))
             print(f"{total:12,}{size:>18}{ranks:6}{ns['build']:9.0f}{ns['pass']:8.1f}"
                   f"{ns['product']:8.1f}{ns['step']:8.1f}{found[0]['pass_wall']:8.2f}{worst['peak'] / 2**20:9.0f}"
-                  f"{worst['peak'] / worst['here']:9.1f}{worst['build_peak'] / worst['here']:8.1f}{beyond:10.1f}",
+                  f"{worst['build_peak'] / worst['here']:8.1f}{worst['pass_peak'] / worst['here']:8.1f}"
+                  f"{worst['peak'] / worst['here']:8.1f}{beyond:10.0f}",
                   flush=True)  # fmt: skip
             if ranks == 1:
                 last = ns

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from fisherfold.inference.inverse import pack
 from fisherfold.problems.factors import Factors, Penalty, TwoSided, additive_model, grow, residual_product
+from fisherfold.problems.packed import solve_positive
 from fisherfold.problems.ratings import Ratings
 
 N, M, RANK = 9, 7, 2
@@ -124,3 +126,14 @@ def test_the_additive_model_explains_additive_data():
     torch.testing.assert_close(model.predict(rows, columns), values, rtol=0, atol=1e-6)
     only = additive_model(Ratings(rows, columns, values), Penalty(1.0, 1e-9), rows=False, columns=False, mean=True)
     torch.testing.assert_close(only.predict(rows, columns), values.mean().expand(N * M), rtol=1e-12, atol=0)
+
+
+def test_many_systems_are_solved_in_runs():
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(40_000, 5, 3, generator=generator, dtype=torch.float64)
+    square, rhs = rows.mT @ rows, torch.randn(40_000, 3, generator=generator, dtype=torch.float64)
+    for diagonal in (torch.full((1, 1), 0.5, dtype=torch.float64), torch.rand(40_000, 1, dtype=torch.float64)):
+        x, share = solve_positive(pack(square), rhs, diagonal)
+        lifted = square + torch.diag_embed(diagonal.expand(40_000, 3))
+        torch.testing.assert_close((lifted @ x.unsqueeze(-1)).squeeze(-1), rhs, rtol=1e-7, atol=1e-7)
+        assert share.shape == (40_000,)

@@ -19,6 +19,7 @@ from torch import Tensor
 # Unrolled elimination wins for many small systems; LAPACK for few or large ones (benchmarks/completion_kernels.py).
 _LAPACK_BELOW = 400
 _LAPACK_ABOVE_ORDER = 24
+_RUN = 2**13
 
 
 @lru_cache(maxsize=256)
@@ -124,6 +125,12 @@ def solve_positive(packed: Tensor, rhs: Tensor, diagonal: Tensor) -> tuple[Tenso
     count, size = rhs.shape
     if count < _LAPACK_BELOW or size > _LAPACK_ABOVE_ORDER:
         return _by_lapack(unpack(packed), rhs, diagonal)
+    if count > 2 * _RUN and packed.device.type == "cpu":
+        # a run's work stays in the cache, and its memory does not grow with the table
+        spread = diagonal.expand(count, -1)
+        runs = [slice(start, start + _RUN) for start in range(0, count, _RUN)]
+        parts = [solve_positive(packed[run], rhs[run], spread[run]) for run in runs]
+        return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
     work = packed.new_empty(size, size + 1, count)
     work[:, :size] = packed.T.index_select(0, packed_positions(size, packed.device).flatten()).view(size, size, count)
     work[:, size] = rhs.T
