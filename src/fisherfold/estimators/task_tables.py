@@ -182,11 +182,11 @@ def _numbers(column: pl.Series, path: str | Path) -> pl.Series:
     if len(bad):
         seen = column[int(bad[0])]
         what = "is missing" if seen is None or str(seen).strip() == "" else f"is {seen!r}, a number is expected"
-        # a column without any number is hardly a feature
-        way = f"; does it name the tasks (--task {column.name}), or should --features leave it out?"
-        raise ValueError(
-            f"{path}: column {column.name!r} {what} in data line {int(bad[0]) + 1}{way if len(bad) == len(column) else ''}"
-        )
+        where = f"{path}: column {column.name!r} {what} in data line {int(bad[0]) + 1}"
+        if len(bad) == len(column):
+            # a column without any number is hardly a feature
+            where += f"; does it name the tasks (--task {column.name}), or should --features leave it out?"
+        raise ValueError(where)
     return parsed
 
 
