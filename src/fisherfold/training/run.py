@@ -8,6 +8,7 @@ is training all the same. Learning rates are tensors that the schedule fills bet
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -190,8 +191,9 @@ class Run:
         for group in self.optimizer.param_groups:
             group["damping"] = self.settings.damping_at(epoch)
         self.optimizer.zero_grad(set_to_none=True)
-        self.graph = None  # the inverses may have moved
-        with self._autocast():
+        self.graph = None  # the inverses may move to other memory, and the step is captured again
+        with self._autocast(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="the inverse of .* outgrew its memory")
             self.optimizer.refresh(self._batches(), self.loss_fn)
 
     def _batches(self) -> Iterator[tuple[Tensor, Tensor]]:
