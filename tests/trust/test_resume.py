@@ -214,3 +214,22 @@ def test_an_interrupt_before_the_first_pass_returns_a_model(ratings, monkeypatch
     if moment in ("start_from_svd", "additive_model") and model.interrupted_:
         np.testing.assert_allclose(predicted, ratings[1].mean(), rtol=1e-5)
     assert np.isfinite(model.recommend(3, 4)[1]).all()
+
+
+def test_a_stream_may_start_with_a_single_rating(ratings):
+    """The rank is larger than the first batches have rows; the surplus factors wait at their prior."""
+    X, y = ratings
+    order = np.random.default_rng(0).permutation(len(y))
+    stream = MatrixCompletion(rank=5, tol=1e-5, max_iter=100)
+    for start, stop in ((0, 1), (1, 3), (3, 10), (10, 100), (100, len(y))):
+        part = order[start:stop]
+        stream.partial_fit(X[part], y[part])
+        assert np.isfinite(stream.predict(X)).all()
+    assert stream.model_.posterior.rank == 5
+    whole = MatrixCompletion(rank=5, tol=1e-5, max_iter=100).fit(X, y)
+    errors = [np.sqrt(np.mean((model.predict(X) - y) ** 2)) for model in (stream, whole)]
+    assert errors[0] < 1.2 * errors[1]
+    with pytest.raises(ValueError, match=r"rank must be between 1 and min\(n_rows, n_columns\)"):
+        MatrixCompletion(rank=5).fit(X[:1], y[:1])
+    with pytest.raises(ValueError, match="rank must be between 1 and min"):
+        MatrixCompletion(rank=5, inference="point").partial_fit(X[:1], y[:1])

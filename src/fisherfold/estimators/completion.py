@@ -158,6 +158,7 @@ class MatrixCompletion(SharedFits, RegressorMixin, BaseEstimator):  # type: igno
             max_iter=self.max_iter, tol=self.tol, duplicates=self.duplicates, seed=int(seed),
             device=self.device or "cpu", dtype=DTYPES[str(self.dtype).removeprefix("torch.")], n_jobs=self.n_jobs,
             verbose=bool(self.verbose), return_on_interrupt=self.on_interrupt == "return", checkpoint=self.checkpoint,
+            may_grow=getattr(self, "_grows", False),
         )  # fmt: skip
 
     def _validate(self) -> None:
@@ -263,14 +264,14 @@ class MatrixCompletion(SharedFits, RegressorMixin, BaseEstimator):  # type: igno
         return self._predict(model, torch.zeros_like(j), j, return_std)
 
     def partial_fit(self, X: Any, y: Any = None) -> MatrixCompletion:
-        """Add new ratings, rows and columns; the first call fits.
+        """Add new ratings, rows and columns; the first call fits, to a batch of any size (``variational``).
 
         A few new ratings change the rows and columns they touch, by one natural-gradient step that adds their evidence.
         When a twentieth more ratings have come in than at the last look back, two passes go over all of them from where
         the posterior stands, and when there are twice as many as at the last start, the factors are found anew: at a
         cost per rating that does not grow, a stream ends where a fit would (``variational``). The rank stays. A pair
         that was rated before is one more observation until the next look back, then ``duplicates`` decides (``error``:
-        the mean).
+        the mean). A point estimate needs a first batch of at least ``rank`` rows and columns.
 
         Args:
             X: as for ``fit``.
@@ -280,7 +281,11 @@ class MatrixCompletion(SharedFits, RegressorMixin, BaseEstimator):  # type: igno
             This estimator.
         """
         if not hasattr(self, "model_"):
-            return self.fit(X, y)
+            self._grows = True
+            try:
+                return self.fit(X, y)
+            finally:
+                del self._grows
         self._validate()
         found, options = observations(X, y), self._options(self.model_.posterior.rank, None)
         with threads(self.n_jobs):

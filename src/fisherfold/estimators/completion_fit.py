@@ -29,7 +29,11 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 @dataclass(frozen=True)
 class FitOptions:
-    """How to fit; the names are those of ``MatrixCompletion``."""
+    """How to fit; the names are those of ``MatrixCompletion``.
+
+    ``may_grow`` says that more rows and columns will come, so that the rank may exceed those of the first batch:
+    factors that the data do not speak of stay at their prior.
+    """
 
     rank: int
     ridge: float | None
@@ -47,10 +51,11 @@ class FitOptions:
     return_on_interrupt: bool
     checkpoint: str | os.PathLike[str] | None = None
     group: Group = ALONE
+    may_grow: bool = False
 
     def identity(self) -> dict[str, Any]:
         """What decides the result of a fit, apart from the data; ``max_iter`` may grow."""
-        free = {"max_iter", "device", "n_jobs", "verbose", "return_on_interrupt", "checkpoint", "group"}
+        free = {"max_iter", "device", "n_jobs", "verbose", "return_on_interrupt", "checkpoint", "group", "may_grow"}
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in free}
 
 
@@ -65,7 +70,8 @@ def prepare(found: Observations, options: FitOptions) -> Prepared:
         What the solvers want.
     """
     row_ids, column_ids = IdIndex(found.all_rows), IdIndex(found.all_columns)
-    _check_rank(options.rank, len(row_ids), len(column_ids))
+    if not (options.may_grow and options.inference == "variational"):
+        _check_rank(options.rank, len(row_ids), len(column_ids))
     rows, columns, values = row_ids.numbers(found.rows), column_ids.numbers(found.columns), found.values
     if options.duplicates == "sum":
         # before the centre is taken off: two halves of a value are one value
