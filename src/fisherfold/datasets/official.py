@@ -8,7 +8,7 @@ through an unpickler that knows arrays and nothing else.
 from __future__ import annotations
 
 import io
-import pickle
+import pickle  # nosec B403
 import tarfile
 import zipfile
 from collections.abc import Callable, Mapping
@@ -207,7 +207,7 @@ def _binary(content: bytes, *, labels: int) -> tuple[Array, Array]:
     return _planes(rows[:, labels:]), rows[:, :labels].copy()
 
 
-class _ArraysOnly(pickle.Unpickler):
+class _ArraysOnly(pickle.Unpickler):  # noqa: S301  (it refuses every name but those of arrays)
     """Knows how arrays are put together and refuses everything else."""
 
     _ALLOWED = frozenset({
