@@ -16,6 +16,7 @@ from fisherfold import Gaussian, NLLProblem, minimize
 from fisherfold.estimators import MatrixCompletion, SubspaceClassifier, SubspaceRegressor
 from fisherfold.files import read_tensors
 from fisherfold.manifolds import Sphere
+from fisherfold.training.checkpoint import save as save_training
 
 CORPUS = Path(__file__).parents[1] / "tests" / "corpus"
 TABLES = {
@@ -54,6 +55,13 @@ def models() -> None:
         keep(Path(folder) / "c", "checkpoint/rngd.safetensors")
 
 
+def training() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        state = {"model": {"w": torch.ones(2, 2)}, "optimizer": {"state": {0: {"m": torch.zeros(2)}}, "groups": [1e-3]}}
+        save_training(f"{folder}/t", state, {"settings": {"seed": 0}})
+        keep(Path(folder) / "t", "training/small.safetensors")
+
+
 def keep(source: Path, name: str) -> None:
     write(name, source.read_bytes())
 
@@ -66,6 +74,7 @@ def write(name: str, content: bytes) -> None:
 
 def main() -> None:
     models()
+    training()
     for name, content in TABLES.items():
         write(f"{name.split('.')[1]}/{name}", content)
     for codec in ("zstd", "snappy", "uncompressed"):

@@ -21,6 +21,7 @@ from fisherfold.estimators.tables import read_pairs, read_ratings
 from fisherfold.estimators.task_tables import choose_columns, read_tasks
 from fisherfold.files import HEADER, _digest, parse_json
 from fisherfold.solvers.state import State
+from fisherfold.training.checkpoint import load as load_training
 
 _FOLDER = Path(tempfile.mkdtemp(prefix="fisherfold-fuzz-"))
 
@@ -62,6 +63,12 @@ def checkpoint(content: bytes) -> None:
     """A checkpoint of a solver."""
     with sentence():
         State.load(_write(content, "checkpoint"), method="rngd", like=torch.zeros(4, dtype=torch.float64))
+
+
+def training(content: bytes) -> None:
+    """A checkpoint of a training."""
+    with sentence():
+        load_training(_write(content, "training"), {}, torch.device("cpu"))
 
 
 def header(content: bytes) -> None:
@@ -110,4 +117,4 @@ def parquet(content: bytes) -> None:
     _table(content, "t.parquet")
 
 
-TARGETS = {f.__name__: f for f in (completion, subspace, checkpoint, header, csv, dat, parquet)}
+TARGETS = {f.__name__: f for f in (completion, subspace, checkpoint, training, header, csv, dat, parquet)}

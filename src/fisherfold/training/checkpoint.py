@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fisherfold.files import read_tensors, write_tensors
+from fisherfold.files import read_tensors, sound, write_tensors
 
 KIND, VERSION = "training", 1
 
@@ -52,7 +52,12 @@ def unpack(tree: Any, tensors: dict[str, Tensor]) -> Any:
 
     Returns:
         The first tree, with lists for tuples.
+
+    Raises:
+        ValueError: if ``pack`` never returned that.
     """
+    if not isinstance(tree, dict) or len(tree) != 1 or next(iter(tree)) not in {"tensor", "pairs", "list", "value"}:
+        raise ValueError(f"its tree holds {str(tree)[:40]!r}")
     kind, content = next(iter(tree.items()))
     if kind == "tensor":
         return tensors[content]
@@ -89,7 +94,8 @@ def load(path: str | os.PathLike[str], header: dict[str, Any], device: torch.dev
         ValueError: if the file belongs to another run.
     """
     tensors, content = read_tensors(path, kind=KIND, version=VERSION, device=str(device))
-    theirs, mine = (_flat(run) for run in (content["run"], header))
+    with sound(path, KIND):
+        theirs, mine = (_flat(run) for run in (content["run"], header))
     for key, value in mine.items():
         seen = theirs.get(key)
         if seen != value:
@@ -97,7 +103,8 @@ def load(path: str | os.PathLike[str], header: dict[str, Any], device: torch.dev
                 f"{path} is of another run: its {key} is {seen!r}, this one's is {value!r}; choose another folder, or "
                 "delete the file to start again"
             )
-    state: dict[str, Any] = unpack(content["tree"], tensors)
+    with sound(path, KIND):
+        state: dict[str, Any] = unpack(content["tree"], tensors)
     return state
 
 
