@@ -174,7 +174,7 @@ def paper(nanoseconds: dict[str, float]) -> None:
         ("loss and gradient", "pass", items * RANK + 1),
         ("row-block Fisher factors", "pass", items * width),
         ("exact Fisher product", "product", items * RANK),
-        ("alternating step", "step", items * (width + 2 * RANK + 2)),
+        ("alternating step", "step", items * ((RANK + 1) * (RANK + 2) // 2 + 2 * (RANK + 1))),
     ):
         compute = nanoseconds[key] * 1e-9 * here / cores if name != "row-block Fisher factors" else 0.0
         wire = 2 * (hosts - 1) / hosts * 4 * floats / network

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from fisherfold import MatrixCompletion
+from fisherfold import MatrixCompletion, SubspaceRegressor
 
 from ranks import free_port, on_ranks  # isort: skip
 
@@ -83,3 +84,29 @@ def test_torchrun_goes_on_from_the_checkpoint_to_the_same_bits(tmp_path: Path, r
         one, other = getattr(whole.model_.posterior, name), getattr(again.model_.posterior, name)
         assert torch.equal(one.mean, other.mean)
         assert torch.equal(one.covariance, other.covariance)
+
+
+@pytest.mark.slow
+def test_the_command_line_under_torchrun(tmp_path: Path, ratings: Path) -> None:
+    """Both commands, one process and two, evaluated by the models that they write."""
+    rng = np.random.default_rng(0)
+    x, task = rng.normal(size=(200, 3)), rng.integers(0, 8, 200)
+    y = x[:, 0] * task + 0.1 * rng.normal(size=200)
+    rows = [",".join(f"{v:.6f}" for v in (*x[k], y[k])) + f",s{task[k]}" for k in range(200)]
+    (tmp_path / "rows.csv").write_text("a,b,c,y,school\n" + "\n".join(rows) + "\n")
+    subspace = ["subspace", "fit", str(tmp_path / "rows.csv"), "--target", "y", "--task", "school", "--rank", "2"]
+    complete = ["complete", "fit", str(ratings), "--rank", "2"]
+    for name, command in (("subspace", subspace), ("complete", complete)):
+        one = [sys.executable, "-m", "fisherfold", *command, "-o", str(tmp_path / f"{name}1"), "--json"]
+        alone = subprocess.run(one, capture_output=True, text=True, env=environment(), timeout=BOUND, check=True)
+        done = run(["-m", "fisherfold", *command, "-o", str(tmp_path / f"{name}2"), "--json"], restarts=0)
+        assert done.returncode == 0, done.stderr
+        facts = [json.loads(text.splitlines()[-1]) for text in (alone.stdout, done.stdout)]
+        assert facts[1]["processes"] == 2
+        assert facts[0]["rank"] == facts[1]["rank"] == 2
+        assert len(done.stdout.splitlines()) == 1
+    models = [SubspaceRegressor.load(tmp_path / f"subspace{k}") for k in (1, 2)]
+    np.testing.assert_allclose(models[0].coef_, models[1].coef_, rtol=1e-6, atol=1e-8)
+    pairs = [(r, c) for r in range(5) for c in range(5)]
+    one, two = (MatrixCompletion.load(tmp_path / f"complete{k}").predict(pairs) for k in (1, 2))
+    np.testing.assert_allclose(one, two, rtol=1e-2, atol=1e-2)
