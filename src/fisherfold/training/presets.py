@@ -38,7 +38,7 @@ def build_model(name: str, classes: int) -> nn.Module:
 
     Example:
         >>> sum(p.numel() for p in build_model("wrn10_1", 10).parameters())
-        78330
+        77850
     """
     if name == "vgg16bn":
         return vgg16_bn(classes=classes)
