@@ -45,6 +45,10 @@ def test_tiles_hold_the_same_ratings(kind, dtype, monkeypatch):
         assert torch.equal(a.stored_indices, b.stored_indices)
         assert torch.equal(a.stored_values, b.stored_values)
     assert laid_out.nbytes - plain.nbytes == 4 * 14 * 19
+    elsewhere = other.to("cpu")
+    assert type(elsewhere) is type(one)
+    assert torch.equal(elsewhere.stored_indices, one.stored_indices)
+    assert torch.equal(elsewhere.stored_values, one.stored_values)
 
 
 @pytest.mark.parametrize(("kind", "dtype"), [("raw", torch.float32), ("codes", torch.float64)])

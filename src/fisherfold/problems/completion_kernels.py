@@ -72,7 +72,8 @@ def square_sum(side: Grouped, dtype: torch.dtype) -> Tensor:
     Returns:
         One number per group.
     """
-    width = int(side.stored_indices.max()) + 1 if side.n_ratings else 0
+    indices = side.stored_indices if isinstance(side, TiledGrouped) else side.indices()
+    width = int(indices.max()) + 1 if side.n_ratings else 0
     one = torch.ones(width, 1, dtype=dtype, device=side.offsets.device)
     if isinstance(side, TiledGrouped):
         return side.total(side.sums(one, 2)).squeeze(1)

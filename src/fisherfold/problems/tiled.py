@@ -105,10 +105,17 @@ class TiledGrouped(Grouped):
         values = self._in_order(start, stop, self.stored_values)
         return values if self.codebook is None else self.codebook.index_select(0, values.int())
 
-    def to(self, device: torch.device | str) -> Grouped:  # noqa: D102
-        plain = super().to(device)
-        parts = plain.offsets, plain.stored_indices, plain.stored_values, plain.codebook, plain.across
-        return TiledGrouped(*parts, tile_offsets=self.tiles.to(device))
+    def to(self, device: torch.device | str) -> Grouped:
+        """The same ratings on another device, where they lie group by group: tiles are for the caches of CPUs.
+
+        Args:
+            device: the device.
+
+        Returns:
+            The copy.
+        """
+        stored = self._in_order(0, None, self.stored_values)
+        return Grouped(self.offsets, self.indices(), stored, self.codebook, self.across).to(device)
 
 
 def tiled(target: Grouped, source: Grouped, width: int | None = None) -> Grouped:
