@@ -59,6 +59,44 @@ def test_survivors_name_the_killed_rank(tmp_path: Path, ratings: Path) -> None:
     assert not (tmp_path / "model").exists()
 
 
+HANG = """
+import os, signal
+from datetime import timedelta
+import torch
+from fisherfold.distributed import RankLost, joined
+try:
+    with joined(timedelta(seconds=5)) as group:
+        group.sum(torch.ones(3))
+        if group.rank == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        group.sum(torch.ones(3))
+except RankLost as error:
+    print(error.ranks, error, flush=True)
+    os._exit(3)
+"""
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_is_named_after_the_timeout() -> None:
+    port = str(free_port())
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", HANG], stdout=subprocess.PIPE, text=True,
+            env=environment(RANK=str(r), WORLD_SIZE="3", MASTER_ADDR="127.0.0.1", MASTER_PORT=port),
+        )
+        for r in range(3)
+    ]  # fmt: skip
+    try:
+        for rank in (0, 2):
+            said, _ = processes[rank].communicate(timeout=BOUND)
+            assert said.startswith("[1] rank 1 (process")
+            assert "does not answer" in said
+            assert processes[rank].returncode == 3
+    finally:
+        processes[1].kill()
+        processes[1].communicate()
+
+
 def run(arguments: list[str], restarts: int) -> subprocess.CompletedProcess[str]:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", str(restarts)]
     rendezvous = ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
