@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch._dynamo
 
 from fisherfold.manifolds import Oblique
-from fisherfold.optim.rows import advance, balance, sphere_step, tangent, unit_rows, update_on_spheres
+from fisherfold.optim.rows import advance, balance, compiled_advance, sphere_step, tangent, unit_rows, update_on_spheres
 
 
 def setting(rows: int = 5, columns: int = 7) -> tuple[torch.Tensor, ...]:
@@ -117,3 +118,23 @@ def test_balance_divides_by_the_running_length_of_the_tangent_part() -> None:
     mean = (0.99 * 0.01 * lengths**2 + 0.01 * 9 * lengths**2) / (0.99 * 0.01 + 0.01)
     torch.testing.assert_close(second, 0.8 * 3 * tangent(w, v) / mean.sqrt())
     assert bool((balance(w, torch.zeros_like(v), torch.zeros_like(sums), 0.6) == 0).all())
+
+
+def test_a_compiler_that_fails_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def broken(*_: object) -> None:
+        calls.append(1)
+        raise torch._dynamo.exc.TorchDynamoException("KeyError: buf2")
+
+    monkeypatch.setattr(torch, "compile", lambda *_, **__: broken)
+    compiled_advance.cache_clear()
+    w, v, b = setting()
+    expected = sphere_step(w, v, b, 0.3, 0.9, True)
+    step = compiled_advance()
+    with pytest.warns(UserWarning, match=r"the compiler failed .KeyError: buf2.; going on without it"):
+        step(w, v, b, 0.3, 0.9, True, None, None)
+    torch.testing.assert_close((w, b), expected)
+    step(w, v, b, 0.3, 0.9, True, None, None)
+    assert len(calls) == 1
+    compiled_advance.cache_clear()

@@ -15,6 +15,7 @@ That is the turning which weight decay brings about in SGD at its equilibrium, h
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
@@ -158,11 +159,18 @@ def compiled_advance() -> Advance:
     """
     import torch._dynamo
 
-    step = torch.compile(advance, dynamic=False)
+    steps: list[Any] = [torch.compile(advance, dynamic=False)]
 
     def run(*arguments: Any) -> None:
-        with torch._dynamo.config.patch(recompile_limit=256):
-            step(*arguments)
+        try:
+            with torch._dynamo.config.patch(recompile_limit=256):
+                steps[0](*arguments)
+        except torch._dynamo.exc.TorchDynamoException as error:
+            # nothing has run yet: a compiler that fails does so before the first kernel
+            reason = str(error).splitlines()[0]
+            warnings.warn(f"fuse=True: the compiler failed ({reason}); going on without it", stacklevel=2)
+            steps[0] = advance
+            advance(*arguments)
 
     return run
 
