@@ -62,7 +62,7 @@ def test_verdicts_compare_with_what_was_run_and_with_the_paper(tmp_path: Path) -
     verdict, why = cifar.judge(cifar.cells(tmp_path))
     assert verdict == "holds partly"
     assert why[1] == (
-        "CIFAR-10 VGG16-BN: MKFAC 94.00 is above the best of 1 rivals, SGD 93.00; the paper has 94.76 and 92.88."
+        "CIFAR-10 VGG16-BN: MKFAC 94.00 is above the best of 1 rival, SGD 93.00; the paper has 94.76 and 92.88."
     )
     log(tmp_path, [94.1], preset="kfac")
     verdict, why = cifar.judge(cifar.cells(tmp_path))

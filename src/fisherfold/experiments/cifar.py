@@ -13,7 +13,7 @@ import itertools
 import json
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -199,8 +199,8 @@ def judge(found: Sequence[CellResult]) -> tuple[Verdict, list[str]]:
         wins.append(gap > NOISE)
         word = "above" if gap > NOISE else "below" if gap < -NOISE else "within noise of"
         sentences.append(
-            f"{task}: MKFAC {mine.best[0]:.2f} is {word} the best of {len(run)} rivals, {LABELS[top.optimizer]} "
-            f"{top.best[0]:.2f}; the paper has {mine.paper:.2f} and {top.paper:.2f}."
+            f"{task}: MKFAC {mine.best[0]:.2f} is {word} the best of {len(run)} rival{'s' if len(run) > 1 else ''}, "
+            f"{LABELS[top.optimizer]} {top.best[0]:.2f}; the paper has {mine.paper:.2f} and {top.paper:.2f}."
         )
         sentences += _beyond(by_name, dataset, model, task)
     if not wins:
@@ -261,16 +261,22 @@ def _chart(found: Sequence[CellResult], dataset: str, model: str) -> Chart | Non
         seconds = itertools.accumulate(entry["seconds"] for entry in cell.runs[0].epochs[:length])
         x = {"epoch": [float(i + 1) for i in range(length)], "seconds": list(seconds)}
         metrics = {key: _band(cell.runs, key, length) for key in ("accuracy", "train_loss", "loss")}
+        metrics["error"] = _band(cell.runs, "accuracy", length, of=lambda value: 100 - value)
         series.append(Series(LABELS[cell.optimizer], x, metrics))
     if not series:
         return None
     axes = {"epoch": "epoch", "seconds": "seconds on its device"}
-    metrics_shown = {"accuracy": "test accuracy, percent", "train_loss": "training loss", "loss": "test loss"}
+    metrics_shown = {
+        "accuracy": "test accuracy, percent", "error": "test error, percent", "train_loss": "training loss",
+        "loss": "test loss",
+    }  # fmt: skip
     return Chart(f"{NAMES[dataset]} {NAMES[model]}", axes, metrics_shown, series)
 
 
-def _band(runs: Sequence[RunLog], key: str, length: int) -> Band:
-    columns = [sorted(run.epochs[i][key] for run in runs) for i in range(length)]
+def _band(
+    runs: Sequence[RunLog], key: str, length: int, of: Callable[[float], float] = lambda value: value
+) -> Band:
+    columns = [sorted(of(run.epochs[i][key]) for run in runs) for i in range(length)]
     return Band([statistics.median(c) for c in columns], [c[0] for c in columns], [c[-1] for c in columns])
 
 
