@@ -64,6 +64,7 @@ class DenseEpoch:
         self.gram, self.weights, self.pull = np.eye(2 * p + 2), np.empty((2 * p + 2, p)), np.empty((2, p))
         self.gram[2 : p + 2, 2 : p + 2] = still @ still.T
         self._set_cross(self.stacks[0][2 * p + 3 :] @ still.T)
+        self.fit = np.full(p + 1, -1.0, dtype=self.anchor.dtype)
         self.identity = np.eye(p)
         self.weak = float(torch.finfo(x.dtype).eps) ** 0.5
         self.rounding = n * float(torch.finfo(x.dtype).eps)
@@ -79,10 +80,14 @@ class DenseEpoch:
         here = stack[2 * p + 3 :]
         np.multiply(here, self.mask[column], out=stack[:p])
         stack[p] = self.values[column]
-        self._residual(column, self.known[column], self.anchor, stack[p + 1])
+        np.matmul(self.known[column], self.anchor, out=stack[p + 1])
+        np.multiply(stack[p + 1], self.mask[column], out=stack[p + 1])
+        np.subtract(stack[p + 1], stack[p], out=stack[p + 1])
         products = np.asarray(stack[: p + 2] @ here.T, dtype=np.float64)
         a = self._coefficients(column, here, products)
-        self._residual(column, a.astype(here.dtype, copy=False), here, stack[p + 2])
+        # r = (m ∘ U) a - x, of rows that are already there
+        self.fit[:p] = a
+        np.matmul(self.fit, stack[: p + 1], out=stack[p + 2])
         against = stack[p + 1 : p + 3] @ stack[p + 1 : 2 * p + 3].T
         gram[:2, : p + 2], gram[: p + 2, :2] = against, against.T
         along = gram[:2, p + 2 :]
@@ -106,11 +111,6 @@ class DenseEpoch:
             part = slice(start, start + self.chunk)
             np.matmul(weights, old[p + 1 :, part], out=new[2 * p + 3 :, part])
         self.stacks.reverse()
-
-    def _residual(self, column: int, coefficients: Array, frame: Array, out: Array) -> None:
-        np.matmul(coefficients, frame, out=out)
-        np.multiply(out, self.mask[column], out=out)
-        np.subtract(out, self.values[column], out=out)
 
     def _set_cross(self, cross: Array) -> None:
         p = self.size
