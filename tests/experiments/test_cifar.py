@@ -16,10 +16,11 @@ from fisherfold.training import RunLog, settings
 def log(
     folder: Path, accuracies: list[float], *, preset: str = "mkfac", seed: int = 0, ended: str = "done",
     dataset: str = "cifar10", model: str = "vgg16bn", split: str = "test", images: int = 50_000,
+    **changes: float,
 ) -> None:  # fmt: skip
     header = {
         "dataset": dataset, "model": model, "preset": preset, "seed": seed, "split": split, "images": images,
-        "settings": settings(preset, dataset, model).as_json(), "device": "a <device>", "date": "2026-01-02 03:04 UTC",
+        "settings": settings(preset, dataset, model, **changes).as_json(), "device": "a <device>", "date": "2026-01-02 03:04 UTC",
         "commit": "0123456789abcdef", "command": "x",
     }  # fmt: skip
     entries = [
@@ -27,7 +28,8 @@ def log(
         for i, a in enumerate(accuracies)
     ]
     folder.mkdir(exist_ok=True)
-    RunLog(header, entries, ended).write(folder / f"{dataset}-{model}-{preset}-{split}-{images}-{seed}-{ended}.jsonl")
+    name = f"{dataset}-{model}-{preset}-{split}-{images}-{seed}-{ended}-{len(changes)}.jsonl"
+    RunLog(header, entries, ended).write(folder / name)
 
 
 def found(folder: Path, optimizer: str = "mkfac", model: str = "vgg16bn") -> cifar.CellResult:
@@ -44,10 +46,12 @@ def test_medians_are_over_the_best_and_over_the_last_epochs(tmp_path: Path) -> N
     assert (row["seeds"], row["best_median"], row["last_median"], row["paper"]) == (3, 94.0, 93.5, 94.76)
 
 
-def test_only_whole_finished_runs_judged_on_the_test_images_count(tmp_path: Path) -> None:
+def test_only_whole_finished_runs_of_a_preset_judged_on_the_test_images_count(tmp_path: Path) -> None:
     log(tmp_path, [99.0], split="validation")
     log(tmp_path, [99.0], images=1000)
     log(tmp_path, [99.0], ended="")
+    log(tmp_path, [99.0], lr=0.5)
+    log(tmp_path, [99.0], epochs=10, lr_decay=0.5)
     assert cifar.text(found(tmp_path)) == "not run [94.76]"
     log(tmp_path, [50.0, 10.0], ended="diverged")
     cell = found(tmp_path)

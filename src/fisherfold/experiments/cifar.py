@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 
 from fisherfold.experiments.sections import Band, Chart, Section, Series, Table, Verdict
 from fisherfold.files import make_folder, write_atomically
-from fisherfold.training import RunLog, read_logs
+from fisherfold.training import PRESETS, RunLog, read_logs, settings
 
 RESULTS = Path("results/cifar")
 DATASETS = ("cifar10", "cifar100")
@@ -135,8 +135,12 @@ def cells(folder: Path = RESULTS) -> list[CellResult]:
 
 
 def _counts(log: RunLog) -> bool:
-    whole = log.header["images"] == 50_000 and log.header["split"] == "test"
-    return whole and int(log.header["settings"]["epochs"]) == 100
+    header = log.header
+    if header["images"] != 50_000 or header["split"] != "test" or header["preset"] not in PRESETS:
+        return False
+    own = settings(header["preset"], header["dataset"], header["model"]).as_json()
+    # a setting that a log does not name is newer than the log, and had its default
+    return {**own, **header["settings"]} == own
 
 
 def table(found: Sequence[CellResult]) -> Table:
