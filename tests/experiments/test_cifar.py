@@ -20,7 +20,8 @@ def log(
 ) -> None:  # fmt: skip
     header = {
         "dataset": dataset, "model": model, "preset": preset, "seed": seed, "split": split, "images": images,
-        "settings": settings(preset, dataset, model, **changes).as_json(), "device": "a <device>", "date": "2026-01-02 03:04 UTC",
+        "settings": settings(preset, dataset, model, **changes).as_json(), "device": "a <device>",
+        "date": "2026-01-02 03:04 UTC",
         "commit": "0123456789abcdef", "command": "x",
     }  # fmt: skip
     entries = [
