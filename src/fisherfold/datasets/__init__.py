@@ -1,11 +1,8 @@
 """Named data sets: found in a local folder, in the user's cache, or downloaded with a checksum."""
 
 from fisherfold.datasets.download import OFFICIAL, fetch, where
+from fisherfold.datasets.kinds import Images, Ratings, Table, Tasks
 from fisherfold.datasets.local import (
-    Images,
-    Ratings,
-    Table,
-    Tasks,
     data_folder,
     load,
     load_images,

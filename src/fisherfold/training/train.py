@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from fisherfold._version import __version__
+from fisherfold.files import make_folder
 from fisherfold.training.data import ImagePool
 from fisherfold.training.log import RunLog
 from fisherfold.training.presets import Settings, settings
@@ -86,8 +87,7 @@ def train(
     """
     chosen = settings(preset, dataset, model, **changes)
     place = pick_device(device)
-    target = Path(folder)
-    target.mkdir(parents=True, exist_ok=True)
+    target = make_folder(folder)
     paths = [target / log_name(dataset, model, chosen, seed, split, images) for seed in seeds]
     logs = [RunLog.read(path) if path.is_file() else None for path in paths]
     missing = [(s, p) for s, p, log in zip(seeds, paths, logs, strict=True) if log is None or not log.ended]
