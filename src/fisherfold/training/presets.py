@@ -267,9 +267,9 @@ def _balanced(optimizer: str, task: tuple[str, str]) -> Settings:
     )  # fmt: skip
 
 
-# What the paper does not give: the rate of KFAC, the rate and weight decay of sgd-tuned and the angle of mkfac-tuned were
-# chosen for VGG16-BN on CIFAR-100 on the validation split (results/cifar/search) and are used on the other tasks as they
-# are; the rates of SGD, SGDP, Adam and AdamP are usual ones that have not been searched.
+# What the paper does not give: the rate of KFAC, the rate and weight decay of sgd-tuned and the angle of mkfac-tuned
+# were chosen for VGG16-BN on CIFAR-100 on the validation split (results/cifar/search) and are used on the other tasks
+# as they are; the rates of SGD, SGDP, Adam and AdamP are usual ones that have not been searched.
 PRESETS: dict[str, Callable[[tuple[str, str]], Settings]] = {
     "sgd": lambda task: Settings("sgd", "sgd", _usual_rate(task)),
     "sgd-tuned": lambda task: Settings("sgd-tuned", "sgd", _usual_rate(task), weight_decay=1e-3, schedule="cosine"),
