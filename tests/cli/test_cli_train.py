@@ -30,6 +30,24 @@ def test_training_prints_a_table_and_the_same_command_reads_it_back(tmp_path: Pa
     assert len(list(tmp_path.iterdir())) == 1
 
 
+@needs_data
+def test_any_setting_can_be_replaced(tmp_path: Path) -> None:
+    command = [*TRIAL, "--epochs", "1", "--device", "cpu", "--folder", str(tmp_path)]
+    shown = CliRunner().invoke(app, [*command, "--set", "momentum=0.5", "--set", "schedule=cosine", "--json"])
+    assert shown.exit_code == 0, shown.output
+    assert {key: json.loads(shown.stdout)["settings"][key] for key in ("momentum", "schedule")} == {
+        "momentum": 0.5, "schedule": "cosine",
+    }  # fmt: skip
+    for text, message in (
+        ("refresh=2", "'refresh' is no setting; there are balanced"),
+        ("refresh_every=two", "refresh_every must be of type int, got 'two'"),
+        ("balanced=yes", "balanced must be of type bool, got 'yes'"),
+        ("momentum=2", "momentum must be below 1, got 2.0"),
+    ):
+        wrong = CliRunner().invoke(app, [*command, "--set", text])
+        assert message in str(wrong.exception)
+
+
 def test_an_unknown_preset_or_a_missing_gpu_is_one_sentence(tmp_path: Path) -> None:
     wrong = CliRunner().invoke(app, ["train", "cifar10", "--optimizer", "lion", "--folder", str(tmp_path)])
     assert "preset must be one of sgd" in str(wrong.exception)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fisherfold.experiments import cifar
 from fisherfold.experiments.reproduce import Options, refresh_page, reproduce_cifar, sections
-from fisherfold.training import RunLog, settings
+from fisherfold.training import PRESETS, RunLog, settings
 
 
 def log(
@@ -60,6 +61,20 @@ def test_only_whole_finished_runs_of_a_preset_judged_on_the_test_images_count(tm
     assert cell.as_json()["last_median"] is None
 
 
+def test_a_log_older_than_a_setting_counts_only_where_the_preset_has_its_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log(tmp_path, [90.0])
+    path = next(tmp_path.glob("*.jsonl"))
+    written = RunLog.read(path)
+    del written.header["settings"]["refresh_every"]
+    written.write(path)
+    assert found(tmp_path).best[0] == 90.0
+    paper = PRESETS["mkfac"]
+    monkeypatch.setitem(PRESETS, "mkfac", lambda task: replace(paper(task), refresh_every=5))
+    assert not found(tmp_path).runs
+
+
 def test_verdicts_compare_with_what_was_run_and_with_the_paper(tmp_path: Path) -> None:
     log(tmp_path, [94.0])
     assert cifar.judge(cifar.cells(tmp_path))[0] == "not run"
@@ -106,5 +121,6 @@ def test_the_recorded_runs_of_the_repository_are_those_of_the_presets() -> None:
     cells = cifar.cells(folder)
     for cell in cells:
         for run in cell.runs:
-            assert run.header["settings"] == settings(cell.optimizer, cell.dataset, cell.model).as_json()
+            own = settings(cell.optimizer, cell.dataset, cell.model).as_json()
+            assert run.header["settings"] == {key: own[key] for key in run.header["settings"]}
     assert sum(len(cell.runs) for cell in cells) == len(list(folder.glob("*.jsonl")))

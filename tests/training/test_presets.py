@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
+from typing import Any
 
 import pytest
+import torch
 
+from fisherfold.optim import MKFAC, SGDG
 from fisherfold.training import PRESETS, settings
-from fisherfold.training.presets import build_model
+from fisherfold.training.presets import build_model, build_optimizer
 
 
 def test_mkfac_has_the_rates_and_dampings_of_the_paper() -> None:
@@ -37,6 +41,30 @@ def test_schedules_scale_with_the_number_of_epochs() -> None:
     assert [cosine.rates(epoch)[0] for epoch in range(4)] == expected
 
 
+def test_curvature_may_be_renewed_at_a_cadence_and_rows_may_keep_turning() -> None:
+    often = settings("mkfac", "cifar10", "vgg16bn", refresh_every=4, epochs=10)
+    assert [epoch for epoch in range(10) if often.refreshes_at(epoch)] == [0, 4, 8]
+    assert [often.damping_at(epoch) for epoch in (0, 4, 8)] == [2.0, 1.0, 0.5]
+    assert not any(settings("sgdg", "cifar10", "vgg16bn", refresh_every=4).refreshes_at(epoch) for epoch in range(9))
+    turning = settings("mkfac-tuned", "cifar10", "vgg16bn", manifold_lr=0.01, manifold_end=0.25)
+    (first, start), (last, end) = turning.rates(0), turning.rates(99)
+    assert (first, start) == (0.05, 0.01)
+    assert last < 2e-5
+    assert 0.0025 < end < 0.0026
+
+
+def test_the_optimizer_gets_what_the_settings_say() -> None:
+    example = torch.randn(8, 3, 32, 32)
+    chosen = settings("mkfac-tuned", "cifar10", "wrn10_1", max_angle=0.1, basis_tolerance=0.2, damping=3.0)
+    found = build_optimizer(chosen, build_model("wrn10_1", 10), example)
+    assert isinstance(found, MKFAC)
+    assert (found.max_angle, found.balanced, found.curvature.options.tolerance) == (0.1, True, 0.2)
+    assert {group["damping"] for group in found.param_groups} == {3.0}
+    free = build_optimizer(settings("sgdg", "cifar10", "wrn10_1"), build_model("wrn10_1", 10), example)
+    assert isinstance(free, SGDG)
+    assert (free.max_angle, free.balanced) == (None, False)
+
+
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("dataset", ["cifar10", "cifar100"])
 @pytest.mark.parametrize("model", ["wrn16_4", "vgg16bn"])
@@ -62,5 +90,20 @@ def test_unknown_names_say_what_is_known() -> None:
         settings("sgd", "cifar10", "resnet")
     with pytest.raises(ValueError, match="schedule must be 'step' or 'cosine', got 'linear'"):
         settings("sgd", "cifar10", "vgg16bn", schedule="linear")
-    with pytest.raises(ValueError, match="epochs must be at least 1, got 0"):
-        settings("sgd", "cifar10", "vgg16bn", epochs=0)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"epochs": 0}, "epochs must be at least 1 and whole, got 0"),
+        ({"batch": 12.5}, "batch must be at least 1 and whole, got 12.5"),
+        ({"refresh_every": -1}, "refresh_every must be at least 0 and whole, got -1"),
+        ({"lr": math.nan}, "lr must be a finite number, at least 0, got nan"),
+        ({"weight_decay": -1e-4}, "weight_decay must be a finite number, at least 0, got -0.0001"),
+        ({"damping": "2"}, "damping must be a finite number, at least 0, got '2'"),
+        ({"momentum": 1.0}, "momentum must be below 1, got 1.0"),
+    ],
+)
+def test_settings_that_no_run_could_use_are_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        settings("sgd", "cifar10", "vgg16bn", **change)

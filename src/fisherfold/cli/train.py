@@ -32,6 +32,9 @@ ManifoldRate = Annotated[
 ]
 Decay = Annotated[float | None, typer.Option("--weight-decay", min=0, help="If not the preset's.")]
 Damping = Annotated[float | None, typer.Option("--damping", min=0, help="λ, if not the preset's.")]
+Replace = Annotated[
+    list[str], typer.Option("--set", metavar="NAME=VALUE", help="Replace any other setting, such as refresh_every=5.")
+]
 Validation = Annotated[
     bool, typer.Option("--validation", help="Judge by a tenth of the training images, left out, not by the test set.")
 ]
@@ -44,7 +47,7 @@ Board = Annotated[Path | None, typer.Option("--tensorboard", help="Write curves 
 def train(
     voice: Voice, dataset: Dataset, model: Model = "wrn16_4", optimizer: Optimizer = "mkfac", seed: Seeds = [0],  # noqa: B006
     folder: Folder = Path("runs"), device: Device = "auto", epochs: Epochs = None, lr: Rate = None,
-    manifold_lr: ManifoldRate = None, weight_decay: Decay = None, damping: Damping = None,
+    manifold_lr: ManifoldRate = None, weight_decay: Decay = None, damping: Damping = None, replace: Replace = [],  # noqa: B006
     validation: Validation = False, images: Images = None, batch: Batch = None, checkpoint_every: Every = 10,
     tensorboard: Board = None,
 ) -> None:  # fmt: skip
@@ -54,6 +57,7 @@ def train(
 
     given = {"epochs": epochs, "lr": lr, "manifold_lr": manifold_lr, "weight_decay": weight_decay, "damping": damping}
     changes: dict[str, Any] = {key: value for key, value in {**given, "batch": batch}.items() if value is not None}
+    changes |= dict(training.parse_setting(text) for text in replace)
     chosen = training.settings(optimizer, dataset, model, **changes)
     voice.resume = f"the same command goes on from the last checkpoint in {folder}"
     writer = _board(tensorboard)

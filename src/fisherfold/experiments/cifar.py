@@ -14,7 +14,7 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 
 from fisherfold.experiments.sections import Band, Chart, Section, Series, Table, Verdict
 from fisherfold.files import make_folder, write_atomically
-from fisherfold.training import PRESETS, RunLog, read_logs, settings
+from fisherfold.training import PRESETS, RunLog, Settings, read_logs, settings
 
 RESULTS = Path("results/cifar")
 DATASETS = ("cifar10", "cifar100")
@@ -140,7 +140,8 @@ def _counts(log: RunLog) -> bool:
         return False
     own = settings(header["preset"], header["dataset"], header["model"]).as_json()
     # a setting that a log does not name is newer than the log, and had its default
-    return {**own, **header["settings"]} == own
+    unnamed = {field.name: field.default for field in fields(Settings) if field.name not in header["settings"]}
+    return {**unnamed, **header["settings"]} == own
 
 
 def table(found: Sequence[CellResult]) -> Table:

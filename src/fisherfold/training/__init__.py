@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from fisherfold.training.data import ImagePool
 from fisherfold.training.log import RunLog, read_logs
-from fisherfold.training.presets import MODELS, PRESETS, Settings, settings
+from fisherfold.training.presets import MODELS, PRESETS, Settings, parse_setting, settings
 from fisherfold.training.run import Run
 from fisherfold.training.train import train
 
-__all__ = ["MODELS", "PRESETS", "ImagePool", "Run", "RunLog", "Settings", "read_logs", "settings", "train"]
+__all__ = [
+    "MODELS", "PRESETS", "ImagePool", "Run", "RunLog", "Settings", "parse_setting", "read_logs", "settings", "train",
+]  # fmt: skip

@@ -1,8 +1,8 @@
 """The settings of every optimizer on every task, by name: those of the paper, and those we chose on validation data.
 
 A schedule multiplies a rate by its decay at 30, 60 and 90 percent of the epochs (``"step"``, the paper's), or takes it
-to zero along half a cosine (``"cosine"``). Curvature is renewed at the start and at the same three points, each time
-with the damping multiplied by its own decay.
+to zero along half a cosine (``"cosine"``), the one on spheres to a given share of its start. Curvature is renewed at
+the start and at the same three points, or every so many epochs, with a damping that has its own decay at these points.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -59,6 +59,7 @@ class Settings:
         lr_decay: its factor at the milestones.
         manifold_lr: the step size η_g on spheres, or the angle per step where ``balanced``.
         manifold_decay: its factor at the milestones.
+        manifold_end: the share of ``manifold_lr`` at which a cosine ends.
         schedule: ``"step"`` or ``"cosine"``.
         weight_decay: of Euclidean parameters.
         momentum: μ, or β₁ of Adam.
@@ -66,8 +67,11 @@ class Settings:
         damping: λ of the first refresh.
         damping_decay: its factor at the later ones.
         balanced: the same turning for every row on a sphere.
+        max_angle: the largest angle by which a row may turn in a step; 0 for any.
+        basis_tolerance: the accepted error of directions on truncated bases of eigenvectors.
         fisher: how the factors are collected.
         refresh_batches: over how many batches.
+        refresh_every: epochs between refreshes; 0 for the start and the milestones.
         epochs: in all.
         batch: images per step.
     """
@@ -78,6 +82,7 @@ class Settings:
     lr_decay: float = 0.1
     manifold_lr: float = 0.0
     manifold_decay: float = 0.2
+    manifold_end: float = 0.0
     schedule: str = "step"
     weight_decay: float = 5e-4
     momentum: float = 0.9
@@ -85,8 +90,11 @@ class Settings:
     damping: float = 1.0
     damping_decay: float = 1.0
     balanced: bool = False
+    max_angle: float = 0.0
+    basis_tolerance: float = 0.05
     fisher: str = "mc"
     refresh_batches: int = 50
+    refresh_every: int = 0
     epochs: int = 100
     batch: int = 128
 
@@ -95,9 +103,8 @@ class Settings:
             raise ValueError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {self.optimizer!r}")
         if self.schedule not in {"step", "cosine"}:
             raise ValueError(f"schedule must be 'step' or 'cosine', got {self.schedule!r}")
-        for name in ("epochs", "batch", "refresh_batches"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for field in fields(self):
+            _check(field.name, str(field.type), getattr(self, field.name))
 
     @property
     def curved(self) -> bool:
@@ -122,8 +129,10 @@ class Settings:
             epoch: counted from 0.
 
         Returns:
-            True at the start and at the milestones, where there is curvature.
+            True at the start and at the milestones or every so many epochs, where there is curvature.
         """
+        if self.refresh_every:
+            return self.curved and epoch % self.refresh_every == 0
         return self.curved and (epoch == 0 or self.stage(epoch) != self.stage(epoch - 1))
 
     def rates(self, epoch: int) -> tuple[float, float]:
@@ -137,7 +146,7 @@ class Settings:
         """
         if self.schedule == "cosine":
             factor = 0.5 * (1 + math.cos(math.pi * epoch / self.epochs))
-            return self.lr * factor, self.manifold_lr * factor
+            return self.lr * factor, self.manifold_lr * (self.manifold_end + (1 - self.manifold_end) * factor)
         stage = self.stage(epoch)
         return self.lr * self.lr_decay**stage, self.manifold_lr * self.manifold_decay**stage
 
@@ -159,6 +168,51 @@ class Settings:
             A dictionary.
         """
         return asdict(self)
+
+
+def _check(name: str, kind: str, value: Any) -> None:
+    """Refuse a setting that no run could use."""
+    whole, number = isinstance(value, int) and not isinstance(value, bool), isinstance(value, int | float)
+    if kind == "int" and not (whole and value >= (name != "refresh_every")):
+        least = 0 if name == "refresh_every" else 1
+        raise ValueError(f"{name} must be at least {least} and whole, got {value!r}")
+    if kind == "float" and not (number and not isinstance(value, bool) and math.isfinite(value) and value >= 0):
+        raise ValueError(f"{name} must be a finite number, at least 0, got {value!r}")
+    if name in {"momentum", "beta2"} and value >= 1:
+        raise ValueError(f"{name} must be below 1, got {value!r}")
+
+
+def parse_setting(text: str) -> tuple[str, Any]:
+    """A setting as it is typed.
+
+    Args:
+        text: NAME=VALUE.
+
+    Returns:
+        The name of a field of ``Settings`` and a value of its type.
+
+    Raises:
+        ValueError: if there is no such field, or the value is not of its type.
+
+    Example:
+        >>> parse_setting("refresh_every=5"), parse_setting("balanced=true")
+        (('refresh_every', 5), ('balanced', True))
+    """
+    name, _, value = text.partition("=")
+    kinds = {field.name: str(field.type) for field in fields(Settings) if field.name not in {"preset", "optimizer"}}
+    if name not in kinds:
+        raise ValueError(f"{name!r} is no setting; there are {', '.join(sorted(kinds))}")
+    reads: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "str": str, "bool": _truth}
+    try:
+        return name, reads[kinds[name]](value)
+    except ValueError:
+        raise ValueError(f"{name} must be of type {kinds[name]}, got {value!r}") from None
+
+
+def _truth(word: str) -> bool:
+    if word.lower() not in {"true", "false"}:
+        raise ValueError(word)
+    return word.lower() == "true"
 
 
 def build_optimizer(settings: Settings, model: nn.Module, example: Tensor) -> torch.optim.Optimizer:
@@ -210,17 +264,25 @@ def _shared(s: Settings, model: nn.Module) -> dict[str, Any]:
     return {"momentum": s.momentum, "weight_decay": s.weight_decay, "capturable": cuda, "fuse": cuda}
 
 
+def _on_spheres(s: Settings) -> dict[str, Any]:
+    return {"balanced": s.balanced, "max_angle": s.max_angle or None}
+
+
+def _with_curvature(s: Settings) -> dict[str, Any]:
+    return {"damping": s.damping, "fisher": s.fisher, "factor_decay": 0.0, "basis_tolerance": s.basis_tolerance}
+
+
 def _kfac(s: Settings, model: nn.Module, _: Tensor) -> torch.optim.Optimizer:
-    return KFAC(model, s.lr, damping=s.damping, fisher=s.fisher, factor_decay=0.0, **_shared(s, model))
+    return KFAC(model, s.lr, **_with_curvature(s), **_shared(s, model))
 
 
 def _mkfac(s: Settings, model: nn.Module, example: Tensor) -> torch.optim.Optimizer:
-    curvature: dict[str, Any] = {"damping": s.damping, "fisher": s.fisher, "factor_decay": 0.0, "balanced": s.balanced}
-    return MKFAC(model, s.lr, s.manifold_lr, example_input=example, **curvature, **_shared(s, model))
+    options = {**_with_curvature(s), **_on_spheres(s), **_shared(s, model)}
+    return MKFAC(model, s.lr, s.manifold_lr, example_input=example, **options)
 
 
 def _sgdg(s: Settings, model: nn.Module, example: Tensor) -> torch.optim.Optimizer:
-    return SGDG(model, s.lr, s.manifold_lr, example_input=example, balanced=s.balanced, **_shared(s, model))
+    return SGDG(model, s.lr, s.manifold_lr, example_input=example, **_on_spheres(s), **_shared(s, model))
 
 
 OPTIMIZERS: dict[str, Callable[[Settings, nn.Module, Tensor], torch.optim.Optimizer]] = {

@@ -1,0 +1,195 @@
+"""The queue of runs: what a plan may say, what is skipped, chosen, survived and written down."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fisherfold.datasets import Images
+from fisherfold.training import ImagePool, RunLog
+from fisherfold.training import queue as queue_module
+from fisherfold.training.plan import Entry, default_plan, paper_grid, read_plan, side_by_side
+from fisherfold.training.queue import CHOICES, Queue
+
+TASK: dict[str, Any] = {"dataset": "cifar10", "model": "wrn10_1", "preset": "sgd", "batch": 16, "epochs": 1}
+
+
+def load(dataset: str, *, device: Any, split: str, images: int | None) -> ImagePool:
+    draw = np.random.default_rng(0)
+    labels = draw.integers(0, 10, 64)
+    # a class is a colour, so that a few steps learn something and rates can be told apart
+    colours = draw.integers(0, 256, (10, 3))
+    pixels = np.clip(colours[labels][:, None, None] + draw.integers(-30, 30, (64, 32, 32, 3)), 0, 255).astype(np.uint8)
+    return ImagePool.of(Images(pixels, labels, pixels[:32], labels[:32]), dataset, device=device, split=split)
+
+
+def queue(folder: Path, say: Callable[[str], None] = lambda _: None, **options: Any) -> Queue:
+    given = {"minutes": 10.0, "width": 2, **options}
+    return Queue(folder, device=torch.device("cpu"), load=load, say=say, **given)
+
+
+def entries(*changes: dict[str, Any]) -> list[Entry]:
+    return [Entry.of({**TASK, **change}) for change in changes]
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("*.jsonl"))
+
+
+def test_runs_that_have_ended_are_not_trained_again(tmp_path: Path) -> None:
+    plan = entries({"seed": 0}, {"seed": 1}, {"seed": 0, "preset": "mkfac", "refresh_batches": 2})
+    assert queue(tmp_path).work(lambda: plan)
+    assert len(names(tmp_path)) == 3
+    assert all(RunLog.read(path).ended == "done" for path in tmp_path.glob("*.jsonl"))
+    stamps = [path.stat().st_mtime_ns for path in sorted(tmp_path.glob("*.jsonl"))]
+    assert queue(tmp_path).work(lambda: plan)
+    assert [path.stat().st_mtime_ns for path in sorted(tmp_path.glob("*.jsonl"))] == stamps
+
+
+def test_what_time_cut_off_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    plan, lines = entries({"epochs": 3}), []
+    first = queue(tmp_path, lines.append)
+    tell = queue_module.train_side_by_side
+
+    def until_now(jobs: Any, **options: Any) -> bool:
+        first.until = 0.0
+        return tell(jobs, **{**options, "until": 0.0})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(queue_module, "train_side_by_side", until_now)
+        assert not first.work(lambda: plan)
+    assert lines[-1] == "the time is up; the same command goes on"
+    assert list(tmp_path.glob("*.safetensors"))
+    assert queue(tmp_path).work(lambda: plan)
+    assert [e["epoch"] for e in RunLog.read(next(tmp_path.glob("*.jsonl"))).epochs] == [1, 2, 3]
+    assert not list(tmp_path.glob("*.safetensors"))
+
+
+def test_a_run_that_fails_is_left_out_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    step, lines = queue_module.Run.step, []
+
+    def failing(self: Any, index: int) -> None:
+        if self.seed == 1:
+            raise RuntimeError("out of memory\nand more")
+        step(self, index)
+
+    monkeypatch.setattr(queue_module.Run, "step", failing)
+    work = queue(tmp_path, lines.append)
+    assert work.work(lambda: entries({"seed": 0}, {"seed": 1}, {"seed": 2}))
+    assert [name[-7] for name in names(tmp_path)] == ["0", "2"]
+    assert lines[0] == "2 runs failed side by side (RuntimeError: out of memory); now one by one"
+    assert sum("seed1 failed and is left out: RuntimeError: out of memory" in line for line in lines) == 1
+
+
+def test_a_plan_may_change_while_it_is_worked_through(tmp_path: Path) -> None:
+    plan, lines = tmp_path / "plan.jsonl", []
+    written = [json.dumps({**TASK, "seed": seed}) for seed in range(3)]
+    plan.write_text("\n".join(written[:2]))
+
+    def say(line: str) -> None:
+        lines.append(line)
+        if "seed0" in line:  # a half-written file, then one run more
+            plan.write_text(written[0][:20])
+        elif "going on with the plan as it was" in line:
+            plan.write_text("\n\n".join([*written, ""]))
+
+    assert queue(tmp_path / "runs", say, width=1).work(lambda: read_plan(plan))
+    assert any(line.startswith("going on with the plan as it was: ") and "line 1" in line for line in lines)
+    assert len(names(tmp_path / "runs")) == 3
+
+
+def test_a_search_keeps_the_better_third_and_trains_the_best(tmp_path: Path) -> None:
+    rates = [{"lr": rate} for rate in (0.0, 1e-9, 0.05, 1e30)]
+    search = {"candidates": [rates, [{"momentum": 0.9}, {"momentum": 0.0}]], "rounds": [1, 2]}
+    plan = entries({**search, "epochs": 2, "batch": 8})
+    work = queue(tmp_path)
+    assert work.work(lambda: plan)
+    record = json.loads((tmp_path / "search" / CHOICES).read_text())
+    trials = [(t["candidate"], t["epochs"], t["accuracy"]) for t in record["tried"]]
+    tried = {(c["lr"], c.get("momentum"), epochs): accuracy for c, epochs, accuracy in trials}
+    first = {rate: tried[rate, None, 1] for rate in (0.0, 1e-9, 0.05, 1e30)}
+    assert first[1e30] == 0.0  # diverged
+    second = {key[0] for key in tried if key[1:] == (None, 2)}
+    assert second == set(sorted(first, key=lambda rate: -first[rate])[:2])
+    chosen = record["chosen"]
+    assert chosen["lr"] == max(second, key=lambda rate: tried[rate, None, 2])
+    assert tried[chosen["lr"], chosen["momentum"], 2] == max(v for k, v in tried.items() if k[1] is not None)
+    assert record["commit"]
+    assert all("validation" in name for name in names(tmp_path / "search") if name != CHOICES)
+    log = RunLog.read(next(tmp_path.glob("*.jsonl")))
+    assert {key: log.header["settings"][key] for key in chosen} == chosen
+    assert log.header["split"] == "test"
+    before = (tmp_path / "search" / CHOICES).read_text()
+    assert queue(tmp_path).work(lambda: [Entry.of({**TASK, **search, "epochs": 2, "batch": 8, "seed": 1})])
+    assert (tmp_path / "search" / CHOICES).read_text() == before  # another seed asks the same question
+    assert len(names(tmp_path)) == 2
+
+
+def test_a_choice_is_the_one_that_was_recorded(tmp_path: Path) -> None:
+    plan = entries({"candidates": [{"lr": 0.01}, {"lr": 0.02}], "rounds": [1]})
+    (tmp_path / "search").mkdir()
+    question = {"dataset": "cifar10", "model": "wrn10_1", "preset": "sgd", "changes": {"batch": 16, "epochs": 1}}
+    record = {**question, "candidates": [[{"lr": 0.01}, {"lr": 0.02}]], "rounds": [1], "chosen": {"lr": 0.02}}
+    (tmp_path / "search" / CHOICES).write_text(json.dumps(record) + "\n")
+    assert queue(tmp_path).work(lambda: plan)
+    assert names(tmp_path / "search") == [CHOICES]
+    assert RunLog.read(next(tmp_path.glob("*.jsonl"))).header["settings"]["lr"] == 0.02
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"dataset": "cifar10", "model": "vgg16bn"}', "'preset' is missing"),
+        ('{"dataset": "cifar10", "model": "vgg16bn", "preset": "sdg"}', "preset must be one of sgd, sgd-tuned"),
+        ('{"dataset": "cifar11", "model": "vgg16bn", "preset": "sgd"}', "dataset must be cifar10 or cifar100"),
+        ('{"dataset": "cifar10", "model": "vgg16bn", "preset": "sgd", "rate": 1}', "'rate' is no setting; there are"),
+        ('{"dataset": "cifar10", "model": "vgg16bn", "preset": "sgd", "epochs": 0}', "epochs must be at least 1"),
+        ('{"dataset": "cifar10", "model": "vgg16bn", "preset": "sgd", "split": "all"}', "split must be 'test' or"),
+        ('{"dataset": "cifar10", "model": "vgg16bn", "preset": "sgd", "candidates": [1]}', "must be a list of objects"),
+        ('{"dataset": "cifar10", "model": "vgg16bn", "preset": "sgd", "rounds": []}', "rounds must be numbers of"),
+        ('["sgd"]', "an entry is an object"),
+        ("{", "Expecting property name"),
+    ],
+)
+def test_a_wrong_line_of_a_plan_is_named(line: str, message: str, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.jsonl"
+    plan.write_text(json.dumps(TASK) + "\n" + line + "\n")
+    with pytest.raises(ValueError, match=r"plan\.jsonl, line 2: ") as found:
+        read_plan(plan)
+    assert message in str(found.value)
+
+
+def test_missing_plans_and_no_time_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="there is no plan"):
+        read_plan(tmp_path / "plan.jsonl")
+    with pytest.raises(ValueError, match="minutes and width must be positive, got 0 and 3"):
+        Queue(tmp_path, device=torch.device("cpu"), minutes=0)
+
+
+def test_the_default_plan_has_every_cell_once_per_seed_in_the_order_of_importance() -> None:
+    plan = default_plan(2)
+    cells = [(e.dataset, e.model, e.preset) for e in plan]
+    half = len(plan) // 2
+    assert len(set(cells)) == half == 40
+    assert cells[:half] == cells[half:]
+    assert cells[:4] == [("cifar10", "vgg16bn", p) for p in ("sgd", "mkfac", "sgdg", "kfac")]
+    assert [e.seed for e in plan] == [0] * half + [1] * half
+    assert not any(e.stages for e in plan)
+    groups = list(side_by_side(plan, 3))
+    assert [len(group) for group in groups[:2]] == [3, 1]
+    assert [e for group in groups for e in group] == plan
+
+
+def test_the_paper_searches_rates_and_betas_of_its_baselines() -> None:
+    searched = {e.preset: e.stages for e in default_plan(1, search=True) if e.stages}
+    assert set(searched) == {"sgd", "sgdp", "adam", "adamp", "kfac"}
+    rates = [candidate["lr"] for candidate in searched["sgd"][0]]
+    assert (rates[0], rates[1], rates[-1], len(rates)) == (0.5, 0.2, 1e-5, 15)
+    assert len(searched["adamp"][1]) == 9
+    assert paper_grid("mkfac-tuned") == ()
