@@ -103,6 +103,29 @@ def test_time_that_is_up_leaves_a_checkpoint_to_go_on_from(tmp_path: Path) -> No
     assert [entry["epoch"] for entry in RunLog.read(path).epochs] == [1, 2, 3]
 
 
+def test_a_run_that_dies_while_it_writes_has_every_epoch_in_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = random_pool()
+    chosen = settings("sgd", "cifar10", "wrn10_1", batch=32, epochs=4)
+    for kind, method in ((RunLog, "write"), (Run, "save")):
+        path, whole = tmp_path / f"{method}.jsonl", getattr(kind, method)
+
+        def full(self: Any, target: Any, done: Any = whole) -> None:
+            if len(getattr(self, "epochs", [])) == 3 or getattr(self, "done_epochs", 0) == 3:
+                raise OSError("no space left on device")
+            done(self, target)
+
+        monkeypatch.setattr(kind, method, full)
+        with pytest.raises(OSError, match="no space left"):
+            train_side_by_side([open_job(Run(chosen, "wrn10_1", pool), path)], checkpoint_every=1)
+        monkeypatch.undo()
+        again = open_job(Run(chosen, "wrn10_1", pool), path)
+        assert again.run.done_epochs == 2
+        train_side_by_side([again])
+        assert [entry["epoch"] for entry in RunLog.read(path).epochs] == [1, 2, 3, 4]
+
+
 def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
     pool, path = random_pool(), tmp_path / "run.jsonl"
     first = Run(settings("sgd", "cifar10", "wrn10_1", batch=16), "wrn10_1", pool)

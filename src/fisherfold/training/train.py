@@ -143,11 +143,12 @@ def _record(job: Job, entry: dict[str, Any], checkpoint_every: int) -> None:
         job.log.ended = "diverged"
     elif job.run.over:
         job.log.ended = "done"
-    elif checkpoint_every and job.run.done_epochs % checkpoint_every == 0:
-        job.run.save(str(job.checkpoint))  # before the log, so that a log is never ahead of a checkpoint it has lost
+    # the log first: one that is ahead of its checkpoint is cut back on resuming, one behind it would have a hole
     job.log.write(job.path)
     if job.log.ended:
         job.checkpoint.unlink(missing_ok=True)
+    elif checkpoint_every and job.run.done_epochs % checkpoint_every == 0:
+        job.run.save(str(job.checkpoint))
 
 
 def open_job(run: Run, path: Path) -> Job:
