@@ -81,6 +81,20 @@ def test_networks_have_the_sizes_of_the_paper() -> None:
     assert round(sizes["vgg16bn"] / 1e6, 1) == 15.0
 
 
+def test_dropout_is_where_the_networks_have_it_and_changes_no_weight() -> None:
+    for name, count in (("wrn16_4", 6), ("vgg16bn", 5)):
+        torch.manual_seed(0)
+        plain = build_model(name, 10)
+        torch.manual_seed(0)
+        dropped = build_model(name, 10, dropout=0.3)
+        assert [m.p for m in dropped.modules() if isinstance(m, torch.nn.Dropout)] == [0.3] * count
+        assert not any(isinstance(m, torch.nn.Dropout) for m in plain.modules())
+        pairs = zip(plain.parameters(), dropped.parameters(), strict=True)
+        assert all(torch.equal(a, b) for a, b in pairs)
+    with pytest.raises(ValueError, match=r"dropout must be a probability below 1, got 1\.5"):
+        build_model("vgg16bn", 10, dropout=1.5)
+
+
 def test_unknown_names_say_what_is_known() -> None:
     with pytest.raises(ValueError, match=r"preset must be one of sgd, sgd-tuned, .*, got 'lion'"):
         settings("lion", "cifar10", "vgg16bn")
@@ -102,6 +116,7 @@ def test_unknown_names_say_what_is_known() -> None:
         ({"weight_decay": -1e-4}, "weight_decay must be a finite number, at least 0, got -0.0001"),
         ({"damping": "2"}, "damping must be a finite number, at least 0, got '2'"),
         ({"momentum": 1.0}, "momentum must be below 1, got 1.0"),
+        ({"dropout": 1.0}, "dropout must be below 1, got 1.0"),
     ],
 )
 def test_settings_that_no_run_could_use_are_refused(change: dict[str, Any], message: str) -> None:

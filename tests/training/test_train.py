@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,28 @@ def test_runs_side_by_side_are_the_runs_alone(tmp_path: Path) -> None:
     assert torch.equal(weights(jobs[1].run), weights(alone.run))
     assert not torch.equal(weights(jobs[0].run), weights(alone.run))
     assert [entry["side_by_side"] for entry in jobs[0].log.epochs] == [2, 2]
+
+
+def test_dropout_is_the_same_beside_other_runs_and_after_a_checkpoint(tmp_path: Path) -> None:
+    pool, model = random_pool(32), "wrn10_1"
+    chosen = settings("mkfac", "cifar10", model, batch=16, epochs=3, refresh_batches=1, dropout=0.3)
+    alone = open_job(Run(chosen, model, pool, seed=1), tmp_path / "alone.jsonl")
+    train_side_by_side([alone])
+    jobs = [open_job(Run(chosen, model, pool, seed=s), tmp_path / f"{s}.jsonl") for s in (0, 1)]
+
+    def keep(job: Any, entry: dict[str, Any]) -> None:
+        if entry["epoch"] == 2:
+            shutil.copy(job.checkpoint, tmp_path / f"again{job.run.seed}.safetensors")
+
+    train_side_by_side(jobs, checkpoint_every=2, tell=keep)
+    assert torch.equal(weights(jobs[1].run), weights(alone.run))
+    again = open_job(Run(chosen, model, pool, seed=1), tmp_path / "again1.jsonl")
+    assert again.run.done_epochs == 2
+    train_side_by_side([again])
+    assert torch.equal(weights(again.run), weights(alone.run))
+    plain = open_job(Run(replace(chosen, dropout=0.0), model, pool, seed=1), tmp_path / "plain.jsonl")
+    train_side_by_side([plain])
+    assert not torch.equal(weights(plain.run), weights(alone.run))
 
 
 def test_a_diverged_run_is_recorded_and_stops(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 ``wide_resnet`` is the pre-activation wide residual network (2.75 M parameters for depth 16 and width 4); ``vgg16_bn``
 is VGG16 with batch normalisation and the head Linear(512, 512)-BN-ReLU-Linear(512, classes) (15.0 M parameters).
-Both take images of 3×32×32.
+Both take images of 3×32×32. Dropout is where others have it: between the two convolutions of a residual block
+(Zagoruyko and Komodakis), and behind the poolings of VGG (Cho and Lee).
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ NetworkType = TypeVar("NetworkType", bound=nn.Module)
 class PreActivationBlock(nn.Module):
     """Two 3×3 convolutions, each behind BN-ReLU, and a shortcut of the activated input where the shape changes."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+    def __init__(self, inputs: int, outputs: int, stride: int, dropout: float) -> None:
         super().__init__()
         self.bn1 = nn.BatchNorm2d(inputs)
         self.conv1 = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(outputs)
+        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
         self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
         changes = stride != 1 or inputs != outputs
         self.shortcut = nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False) if changes else None
@@ -38,14 +40,14 @@ class PreActivationBlock(nn.Module):
             Feature maps of ``outputs`` channels.
         """
         activated = functional.relu(self.bn1(x))
-        residual = self.conv2(functional.relu(self.bn2(self.conv1(activated))))
+        residual = self.conv2(self.dropout(functional.relu(self.bn2(self.conv1(activated)))))
         return residual + (x if self.shortcut is None else self.shortcut(activated))
 
 
 class WideResNet(nn.Module):
     """A pre-activation wide residual network for 32×32 images."""
 
-    def __init__(self, depth: int, width: int, classes: int) -> None:
+    def __init__(self, depth: int, width: int, classes: int, dropout: float) -> None:
         super().__init__()
         blocks = (depth - 4) // 6
         self.conv = nn.Conv2d(3, 16, 3, padding=1, bias=False)
@@ -54,7 +56,7 @@ class WideResNet(nn.Module):
         for stage, base in enumerate((16, 32, 64)):
             for index in range(blocks):
                 stride = 2 if stage > 0 and index == 0 else 1
-                layers.append(PreActivationBlock(channels, base * width, stride))
+                layers.append(PreActivationBlock(channels, base * width, stride, dropout))
                 channels = base * width
         self.blocks = nn.Sequential(*layers)
         self.bn = nn.BatchNorm2d(channels)
@@ -73,19 +75,21 @@ class WideResNet(nn.Module):
         return self.classifier(x.mean(dim=(2, 3)))
 
 
-def wide_resnet(depth: int = 16, width: int = 4, *, classes: int = 10) -> WideResNet:
+def wide_resnet(depth: int = 16, width: int = 4, *, classes: int = 10, dropout: float = 0.0) -> WideResNet:
     """Build a pre-activation wide residual network.
 
     Args:
         depth: 6k + 4 for k blocks in each of the three stages.
         width: the factor on the channels 16, 32 and 64.
         classes: the number of logits.
+        dropout: the probability with which an activation between the convolutions of a block is dropped.
 
     Returns:
         A freshly initialised network.
 
     Raises:
-        ValueError: if the depth is not of that form, or the width or the number of classes is not positive.
+        ValueError: if the depth is not of that form, the width or the number of classes is not positive, or the
+            probability is none.
 
     Example:
         >>> net = wide_resnet(16, 4)
@@ -96,23 +100,24 @@ def wide_resnet(depth: int = 16, width: int = 4, *, classes: int = 10) -> WideRe
         raise ValueError(f"depth must be 6k + 4 with k ≥ 1, such as 16 or 28, got {depth}")
     if width < 1 or classes < 1:
         raise ValueError(f"width and classes must be positive, got {width} and {classes}")
-    return _initialise(WideResNet(depth, width, classes))
+    return _initialise(WideResNet(depth, width, classes, _probability(dropout)))
 
 
 VGG16_CHANNELS = (64, 64, None, 128, 128, None, 256, 256, 256, None, 512, 512, 512, None, 512, 512, 512, None)
 
 
-def vgg16_bn(*, classes: int = 10) -> nn.Sequential:
+def vgg16_bn(*, classes: int = 10, dropout: float = 0.0) -> nn.Sequential:
     """Build VGG16 with batch normalisation and the paper's head, for 32×32 images.
 
     Args:
         classes: the number of logits.
+        dropout: the probability with which an activation behind a pooling is dropped.
 
     Returns:
         A freshly initialised network.
 
     Raises:
-        ValueError: if the number of classes is not positive.
+        ValueError: if the number of classes is not positive, or the probability is none.
 
     Example:
         >>> net = vgg16_bn()
@@ -122,15 +127,21 @@ def vgg16_bn(*, classes: int = 10) -> nn.Sequential:
     if classes < 1:
         raise ValueError(f"classes must be positive, got {classes}")
     layers: list[nn.Module] = []
-    channels = 3
+    channels, probability = 3, _probability(dropout)
     for width in VGG16_CHANNELS:
         if width is None:
-            layers.append(nn.MaxPool2d(2))
+            layers += [nn.MaxPool2d(2), nn.Dropout(probability)] if probability else [nn.MaxPool2d(2)]
             continue
         layers += [nn.Conv2d(channels, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
         channels = width
     head = [nn.Flatten(), nn.Linear(512, 512, bias=False), nn.BatchNorm1d(512), nn.ReLU(), nn.Linear(512, classes)]
     return _initialise(nn.Sequential(nn.Sequential(*layers), nn.Sequential(*head)))
+
+
+def _probability(dropout: float) -> float:
+    if not 0 <= dropout < 1:
+        raise ValueError(f"dropout must be a probability below 1, got {dropout}")
+    return dropout
 
 
 def _initialise(network: NetworkType) -> NetworkType:

@@ -23,12 +23,13 @@ MILESTONES = (0.3, 0.6, 0.9)
 MODELS = ("wrn16_4", "vgg16bn")
 
 
-def build_model(name: str, classes: int) -> nn.Module:
+def build_model(name: str, classes: int, *, dropout: float = 0.0) -> nn.Module:
     """A freshly initialised network.
 
     Args:
         name: ``vgg16bn``, or ``wrnD_K`` for a wide residual network of depth D and width K.
         classes: the number of logits.
+        dropout: the probability with which activations are dropped, where the network has its dropout.
 
     Returns:
         The network.
@@ -41,11 +42,11 @@ def build_model(name: str, classes: int) -> nn.Module:
         77850
     """
     if name == "vgg16bn":
-        return vgg16_bn(classes=classes)
+        return vgg16_bn(classes=classes, dropout=dropout)
     found = re.fullmatch(r"wrn(\d+)_(\d+)", name)
     if found is None:
         raise ValueError(f"model must be vgg16bn or wrnD_K, such as wrn16_4, got {name!r}")
-    return wide_resnet(int(found[1]), int(found[2]), classes=classes)
+    return wide_resnet(int(found[1]), int(found[2]), classes=classes, dropout=dropout)
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ class Settings:
         manifold_end: the share of ``manifold_lr`` at which a cosine ends.
         schedule: ``"step"`` or ``"cosine"``.
         weight_decay: of Euclidean parameters.
+        dropout: of the network's activations.
         momentum: μ, or β₁ of Adam.
         beta2: of Adam.
         damping: λ of the first refresh.
@@ -85,6 +87,7 @@ class Settings:
     manifold_end: float = 0.0
     schedule: str = "step"
     weight_decay: float = 5e-4
+    dropout: float = 0.0
     momentum: float = 0.9
     beta2: float = 0.999
     damping: float = 1.0
@@ -178,7 +181,7 @@ def _check(name: str, kind: str, value: Any) -> None:
         raise ValueError(f"{name} must be at least {least} and whole, got {value!r}")
     if kind == "float" and not (number and not isinstance(value, bool) and math.isfinite(value) and value >= 0):
         raise ValueError(f"{name} must be a finite number, at least 0, got {value!r}")
-    if name in {"momentum", "beta2"} and value >= 1:
+    if name in {"momentum", "beta2", "dropout"} and value >= 1:
         raise ValueError(f"{name} must be below 1, got {value!r}")
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -50,7 +50,7 @@ class Run:
         self.done_epochs = 0
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            network = build_model(model, pool.classes)
+            network = build_model(model, pool.classes, dropout=settings.dropout)
         self.network = network.to(self.device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.images, self.labels = pool.epoch(seed, 0)
         self.optimizer = build_optimizer(settings, self.network, pool.normalised(self.images[:32]))
@@ -124,8 +124,10 @@ class Run:
                 counter.zero_()
             self._set_rates(epoch)
             self.network.train()
+            self._seed_dropout(epoch)
             if self.settings.refreshes_at(epoch):
-                self._refresh(epoch)
+                with self._own_draws():
+                    self._refresh(epoch)
 
     def step(self, index: int) -> None:
         """Do one step, captured once the first ones have run.
@@ -133,7 +135,7 @@ class Run:
         Args:
             index: its number in the epoch.
         """
-        with self._on_stream():
+        with self._on_stream(), self._own_draws():
             if not self.cuda or (self.graph is None and index < WARM_UP):
                 self.optimizer.zero_grad(set_to_none=True)
                 self._step()
@@ -210,6 +212,26 @@ class Run:
                 group["lr"].fill_(value)
             else:
                 group["lr"] = value
+
+    def _seed_dropout(self, epoch: int) -> None:
+        if not self.settings.dropout:
+            return
+        seed = 1_000_003 * self.seed + 100_003 * epoch + 1
+        if self.cuda:
+            torch.cuda.default_generators[self.device.index or 0].manual_seed(seed)
+        else:
+            self.draws = torch.Generator().manual_seed(seed).get_state()
+
+    @contextmanager
+    def _own_draws(self) -> Iterator[None]:
+        """On a CPU, draws of dropout that depend on seed and epoch alone, whatever is trained beside."""
+        if self.cuda or not self.settings.dropout:
+            yield
+            return
+        with torch.random.fork_rng(devices=[]):
+            torch.set_rng_state(self.draws)
+            yield
+            self.draws = torch.get_rng_state()
 
     @torch.no_grad()
     def _judge(self) -> tuple[Tensor, Tensor]:
