@@ -437,6 +437,7 @@ def test_zero_rows_stay_euclidean_with_one_warning() -> None:
         {"basis": 0.25},
         {"retraction": "normalize"},
         {"max_angle": 0.1},
+        {"orthogonality": 0.01},
         {"euclidean": "kfac"},
         {"fisher": "mc"},
     ],
@@ -447,3 +448,33 @@ def test_every_option_descends(options: dict[str, Any]) -> None:
     optimizer = MKFAC(model, lr=0.05, manifold_lr=0.05, damping=0.1, example_input=x, **options)
     losses = train(model, optimizer, 15)
     assert losses[-1] < 0.5 * losses[0]
+
+
+def correlation(weight: torch.Tensor) -> float:
+    rows = weight.detach().flatten(1)
+    return float((rows @ rows.T - torch.eye(len(rows))).abs().max())
+
+
+@pytest.mark.parametrize("balanced", [False, True])
+def test_orthogonality_takes_rows_apart_where_they_can_be(balanced: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(),
+        nn.Conv2d(8, 8, 3, groups=2, bias=False), nn.BatchNorm2d(8), nn.ReLU(),
+        nn.Conv2d(8, 12, 1, bias=False), nn.BatchNorm2d(12), nn.Flatten(), nn.LazyLinear(4),
+    )  # fmt: skip
+    x = torch.randn(16, 3, 6, 6)
+    model(x)
+    optimizer = SGDG(model, 0.1, 0.2, momentum=0.5, orthogonality=0.5, balanced=balanced, example_input=x)
+    weights = {index: model[index].weight for index in (0, 3, 6)}
+    before = {index: weight.detach().clone() for index, weight in weights.items()}
+    assert correlation(before[0]) > 0.2
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    for _ in range(200):
+        optimizer.step()
+    assert correlation(weights[0]) < 1e-4
+    # rows of different groups see different inputs, and twelve rows of eight entries cannot be orthogonal
+    assert all(torch.allclose(weights[index], before[index], atol=1e-6) for index in (3, 6))
+    norms = weights[0].flatten(1).norm(dim=1)
+    torch.testing.assert_close(norms, torch.ones(8))

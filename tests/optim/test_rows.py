@@ -7,7 +7,16 @@ import torch
 import torch._dynamo
 
 from fisherfold.manifolds import Oblique
-from fisherfold.optim.rows import advance, balance, compiled_advance, sphere_step, tangent, unit_rows, update_on_spheres
+from fisherfold.optim.rows import (
+    advance,
+    balance,
+    compiled_advance,
+    decorrelation,
+    sphere_step,
+    tangent,
+    unit_rows,
+    update_on_spheres,
+)  # fmt: skip
 
 
 def setting(rows: int = 5, columns: int = 7) -> tuple[torch.Tensor, ...]:
@@ -84,7 +93,7 @@ def test_dead_rows_move_as_in_euclidean_space() -> None:
     w = torch.tensor([[0.6, 0.8], [0.0, 0.0]])
     v = torch.ones(2, 2)
     state = {"momentum_buffer": torch.zeros(2, 2), "alive": torch.tensor([[True], [False]])}
-    update_on_spheres(w, v, state, advance, (0.5, 0.9, True, None))
+    update_on_spheres(w, v, state, advance, (0.5, 0.9, True, None, 0.0))
     torch.testing.assert_close(w[1], torch.tensor([-0.5, -0.5]))
     assert float(w[0].norm()) == pytest.approx(1.0)
 
@@ -97,7 +106,7 @@ def turned(scales: torch.Tensor, steps: int = 400, lr: float = 0.01) -> tuple[to
     for _ in range(steps):
         v = scales * torch.randn(w.shape, generator=generator, dtype=w.dtype)
         before = w.clone()
-        advance(w, v, b, lr, 0.9, True, None, sums)
+        advance(w, v, b, lr, 0.9, True, None, 0.0, sums)
         angles.append(torch.acos((before * w).sum(dim=1).clamp(max=1)).square())
     return w, torch.stack(angles[50:]).mean(dim=0).sqrt()
 
@@ -120,6 +129,26 @@ def test_balance_divides_by_the_running_length_of_the_tangent_part() -> None:
     assert bool((balance(w, torch.zeros_like(v), torch.zeros_like(sums), 0.6) == 0).all())
 
 
+def test_decorrelation_is_the_gradient_of_the_penalty() -> None:
+    w, v, b = setting()
+    leaf = w.clone().requires_grad_()
+    penalty = 0.3 / 2 * (leaf @ leaf.T - torch.eye(5, dtype=w.dtype)).square().sum()
+    (gradient,) = torch.autograd.grad(penalty, leaf)
+    torch.testing.assert_close(decorrelation(w, 0.3), gradient)
+    expected = sphere_step(w, v + gradient, b, 0.1, 0.9, True)
+    advance(w, v, b, 0.1, 0.9, True, None, 0.3, None)
+    torch.testing.assert_close((w, b), expected)
+
+
+def test_the_penalty_on_a_balanced_step_does_not_depend_on_the_size_of_the_gradient() -> None:
+    ends = []
+    for scale in (1e-6, 1e3):
+        w, v, b = setting()
+        advance(w, scale * v, b, 0.1, 0.9, True, None, 0.3, torch.zeros(5, 2, dtype=w.dtype))
+        ends.append(w)
+    torch.testing.assert_close(*ends)
+
+
 def test_a_compiler_that_fails_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
@@ -133,8 +162,8 @@ def test_a_compiler_that_fails_is_done_without(monkeypatch: pytest.MonkeyPatch) 
     expected = sphere_step(w, v, b, 0.3, 0.9, True)
     step = compiled_advance()
     with pytest.warns(UserWarning, match=r"the compiler failed .KeyError: buf2.; going on without it"):
-        step(w, v, b, 0.3, 0.9, True, None, None)
+        step(w, v, b, 0.3, 0.9, True, None, 0.0, None)
     torch.testing.assert_close((w, b), expected)
-    step(w, v, b, 0.3, 0.9, True, None, None)
+    step(w, v, b, 0.3, 0.9, True, None, 0.0, None)
     assert len(calls) == 1
     compiled_advance.cache_clear()

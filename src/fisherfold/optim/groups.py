@@ -63,6 +63,7 @@ def check_options(given: Mapping[str, Any]) -> None:
     check_number("basis_tolerance", given["basis_tolerance"], 0.0, 1.0)
     if given["max_angle"] is not None:
         check_number("max_angle", given["max_angle"], 0.0, math.pi, open_below=True)
+    check_number("orthogonality", given["orthogonality"], 0.0)
     if given["max_rows"] is not None and given["max_rows"] < 1:
         raise ValueError(f"max_rows must be positive or None, got {given['max_rows']}")
     basis = given["basis"]
@@ -85,6 +86,20 @@ def check_hyperparameters(given: Mapping[str, Any]) -> None:
     check_number("momentum", given["momentum"], 0.0, 1.0, below=True)
     check_number("weight_decay", given["weight_decay"], 0.0)
     check_number("damping", given["damping"], 0.0, open_below=True)
+
+
+def grouped_weights(model: nn.Module | None) -> set[nn.Parameter]:
+    """The weights of grouped convolutions, whose rows see different inputs.
+
+    Args:
+        model: the module, if it is known.
+
+    Returns:
+        The parameters.
+    """
+    modules = () if model is None else model.modules()
+    weights = [getattr(module, "weight", None) for module in modules if getattr(module, "groups", 1) != 1]
+    return {weight for weight in weights if isinstance(weight, nn.Parameter)}
 
 
 def check_number(

@@ -63,6 +63,7 @@ class SGDG(MKFAC):
         example_input: as for ``MKFAC``.
         retraction: ``"exp"`` or ``"normalize"``.
         max_angle: the largest angle by which a row may turn in one step.
+        orthogonality: as for ``MKFAC``.
         balanced: as for ``MKFAC``.
         capturable: no host synchronisation in ``step``.
         fuse: compile the update of a weight.
@@ -93,6 +94,7 @@ class SGDG(MKFAC):
         example_input: Any = None,
         retraction: str = "exp",
         max_angle: float | None = None,
+        orthogonality: float = 0.0,
         balanced: bool = False,
         capturable: bool = False,
         fuse: bool = False,
@@ -107,6 +109,7 @@ class SGDG(MKFAC):
             example_input=example_input,
             retraction=retraction,
             max_angle=max_angle,
+            orthogonality=orthogonality,
             balanced=balanced,
             capturable=capturable,
             fuse=fuse,

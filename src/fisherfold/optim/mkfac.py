@@ -60,6 +60,9 @@ class MKFAC(torch.optim.Optimizer):
         max_rows: roughly how many input rows of a layer are used per pass; None for all.
         retraction: ``"exp"`` (with parallel transport of the momentum) or ``"normalize"`` (with projection).
         max_angle: the largest angle in radians by which a row may turn in one step.
+        orthogonality: ω of the penalty ω/2 ‖WWᵀ - I‖² on correlations between the unit rows of a weight, in place of
+            weight decay; it is added to the direction, not preconditioned. Weights with more rows than columns, with
+            rows of zero, of grouped convolutions, or on spheres of several rows are left out.
         balanced: divide the direction of every row by its running length, so that ``manifold_lr`` is the angle in
             radians by which each row turns per step (root mean square, for uncorrelated gradients).
         capturable: no host synchronisation in ``step``, fixed memory, the learning rate as a tensor.
@@ -111,6 +114,7 @@ class MKFAC(torch.optim.Optimizer):
         max_rows: int | None = 2048,
         retraction: str = "exp",
         max_angle: float | None = None,
+        orthogonality: float = 0.0,
         balanced: bool = False,
         capturable: bool = False,
         fuse: bool = False,
@@ -124,7 +128,9 @@ class MKFAC(torch.optim.Optimizer):
         self.factor_decay, self.max_rows = factor_decay, max_rows
         self.exponential, self.max_angle, self.balanced = retraction == "exp", max_angle, balanced
         self.capturable, self.allow_tf32, self.seed = capturable, allow_tf32, seed
+        self.orthogonality = orthogonality
         self.model = unwrap(model) if isinstance(model, nn.Module) else model_of_groups and unwrap(model_of_groups)
+        self._grouped = groups.grouped_weights(self.model)
         self._advance = compiled_advance() if fuse else advance
         self.findings: dict[str, Finding] = {}
         if isinstance(model, nn.Module):
@@ -358,8 +364,11 @@ class MKFAC(torch.optim.Optimizer):
         if "momentum_buffer" not in self.state[parameter]:  # unfrozen since the start
             self._constrain(parameter, spheres)
         v = self.curvature.direction(parameter).reshape(spheres, -1)
-        rules = (group["lr"], group["momentum"], self.exponential, self.max_angle)
-        update_on_spheres(parameter, v, self.state[parameter], self._advance, rules)
+        state = self.state[parameter]
+        separable = spheres == len(parameter) <= v.shape[1] and parameter not in self._grouped and "alive" not in state
+        orthogonality = self.orthogonality if separable else 0.0
+        rules = (group["lr"], group["momentum"], self.exponential, self.max_angle, orthogonality)
+        update_on_spheres(parameter, v, state, self._advance, rules)
 
     @torch.no_grad()
     def precondition_(self) -> None:

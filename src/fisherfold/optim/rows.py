@@ -11,6 +11,13 @@ instead is the same formula with tan θ = η‖b‖, and transporting by project
 Balanced steps divide v, row by row, by the running root mean square r of ‖P_w v‖ and multiply it by √(1 - μ²): with
 uncorrelated directions ‖b‖ then has the root mean square 1, so that η is the angle by which every row turns per step.
 That is the turning which weight decay brings about in SGD at its equilibrium, here without waiting for it.
+
+On a sphere weight decay has no meaning; what can be penalised there is how alike the rows are. With W of unit rows,
+
+    Φ(W) = ω/2 ‖W Wᵀ - I‖²,    ∇Φ(W) = 2ω (W Wᵀ - I) W,
+
+and ∇Φ is added to the direction, to the balanced one where steps are balanced (Cho and Lee, arXiv 1709.09603, add it to
+the gradient).
 """
 
 from __future__ import annotations
@@ -98,6 +105,21 @@ def balance(w: Tensor, v: Tensor, sums: Tensor, momentum: float) -> Tensor:
     return v * ((1 - momentum**2) ** 0.5 * mean.clamp_min(torch.finfo(v.dtype).tiny).rsqrt())
 
 
+def decorrelation(w: Tensor, orthogonality: float) -> Tensor:
+    """The gradient of the penalty ω/2 ‖W Wᵀ - I‖² on correlations between rows.
+
+    Args:
+        w: unit rows, no more than columns: more cannot be orthogonal.
+        orthogonality: ω.
+
+    Returns:
+        2ω (W Wᵀ - I) W.
+    """
+    correlations = w @ w.T
+    correlations.fill_diagonal_(0.0)
+    return (correlations @ w).mul_(2 * orthogonality)
+
+
 def unit_rows(w: Tensor) -> tuple[Tensor, Tensor | None]:
     """Scale rows to unit length; rows that are zero or tiny have no direction and stay as they are.
 
@@ -113,7 +135,10 @@ def unit_rows(w: Tensor) -> tuple[Tensor, Tensor | None]:
     return scaled, None if bool(alive.all()) else alive
 
 
-Advance = Callable[[Tensor, Tensor, Tensor, "float | Tensor", float, bool, "float | None", "Tensor | None"], None]
+Rules = tuple["float | Tensor", float, bool, "float | None", float]
+Advance = Callable[
+    [Tensor, Tensor, Tensor, "float | Tensor", float, bool, "float | None", float, "Tensor | None"], None
+]  # fmt: skip
 
 
 def advance(
@@ -124,6 +149,7 @@ def advance(
     momentum: float,
     exponential: bool,
     max_angle: float | None,
+    orthogonality: float,
     balanced: Tensor | None,
 ) -> None:
     """Move a parameter and its momentum, both in place and in any memory layout; compiled, it is one or two kernels.
@@ -136,12 +162,15 @@ def advance(
         momentum: the factor μ.
         exponential: the exponential map with parallel transport, or normalisation with projection.
         max_angle: the largest angle by which a row may turn, if any.
+        orthogonality: ω of the penalty on correlations between rows; 0 for none.
         balanced: the running sums of ``balance``, if steps are balanced; updated in place.
     """
     w = parameter.reshape(direction.shape).to(direction.dtype)
     b = buffer.reshape(direction.shape).to(direction.dtype)
     if balanced is not None:
         direction = balance(w, direction, balanced, momentum)
+    if orthogonality:
+        direction = direction + decorrelation(w, orthogonality)
     moved, carried = sphere_step(w, direction, b, lr, momentum, exponential, max_angle)
     parameter.copy_(moved.view(parameter.shape))
     buffer.copy_(carried.view(parameter.shape))
@@ -180,7 +209,7 @@ def update_on_spheres(
     direction: Tensor,
     state: dict[str, Tensor],
     step: Advance,
-    rules: tuple[float | Tensor, float, bool, float | None],
+    rules: Rules,
 ) -> None:
     """Move a parameter and its momentum buffer, both in place.
 
@@ -190,7 +219,7 @@ def update_on_spheres(
         state: holds ``momentum_buffer``, ``alive`` where some blocks have no direction, and ``balance`` where steps are
             balanced.
         step: ``advance``, compiled or not.
-        rules: learning rate, momentum, whether to use the exponential map, and the largest angle.
+        rules: learning rate, momentum, whether to use the exponential map, the largest angle, and ω.
     """
     buffer, balanced = state["momentum_buffer"], state.get("balance")
     if "alive" not in state:

@@ -70,6 +70,7 @@ class Settings:
         damping_decay: its factor at the later ones.
         balanced: the same turning for every row on a sphere.
         max_angle: the largest angle by which a row may turn in a step; 0 for any.
+        orthogonality: ω of the penalty on correlations between rows on spheres.
         basis_tolerance: the accepted error of directions on truncated bases of eigenvectors.
         fisher: how the factors are collected.
         refresh_batches: over how many batches.
@@ -94,6 +95,7 @@ class Settings:
     damping_decay: float = 1.0
     balanced: bool = False
     max_angle: float = 0.0
+    orthogonality: float = 0.0
     basis_tolerance: float = 0.05
     fisher: str = "mc"
     refresh_batches: int = 50
@@ -268,7 +270,7 @@ def _shared(s: Settings, model: nn.Module) -> dict[str, Any]:
 
 
 def _on_spheres(s: Settings) -> dict[str, Any]:
-    return {"balanced": s.balanced, "max_angle": s.max_angle or None}
+    return {"balanced": s.balanced, "max_angle": s.max_angle or None, "orthogonality": s.orthogonality}
 
 
 def _with_curvature(s: Settings) -> dict[str, Any]:
