@@ -165,6 +165,18 @@ def test_a_wrong_line_of_a_plan_is_named(line: str, message: str, tmp_path: Path
     assert message in str(found.value)
 
 
+def test_the_plan_that_comes_with_the_benchmarks_can_be_read() -> None:
+    path = Path(__file__).parents[2] / "benchmarks" / "gpu" / "cifar_gap.jsonl"
+    if not path.is_file():
+        pytest.skip("an installed package has no benchmarks")
+    plan = read_plan(path)
+    assert [(e.model, e.preset) for e in plan] == [
+        (model, preset) for model in ("vgg16bn", "wrn16_4") for preset in ("mkfac-tuned", "sgd-tuned")
+    ]
+    # a rival is searched over what is searched for ours, where it has it
+    assert all(plan[i].stages[0] == plan[i + 1].stages[0] for i in (0, 2))
+
+
 def test_missing_plans_and_no_time_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="there is no plan"):
         read_plan(tmp_path / "plan.jsonl")
