@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fisherfold.manifolds.lengths import range_factor, root
 from fisherfold.manifolds.trees import Point, Shape, Tangent, combine, dot, is_finite, leaves, scale, tree_map
 
 __all__ = [
@@ -145,7 +146,7 @@ class Manifold(ABC):
             method: a key of ``retractions``; the manifold's own choice if not given.
 
         Returns:
-            A point; NaN where ``v`` is not finite.
+            A point; NaN where ``v`` is not finite, or a geodesic of frames is too long to be followed.
         """
         method = self._choice("retraction", method)
         self._check_vector(x, v, "v")
@@ -226,7 +227,7 @@ class Manifold(ABC):
         return (u * v).sum(dim=axes) if axes else u * v
 
     def norm(self, x: Point, v: Tangent) -> Tensor:
-        """The length of a tangent vector.
+        """The length of a tangent vector of any finite size; its derivatives at the zero vector are 0.
 
         Args:
             x: the point at which it is tangent.
@@ -235,7 +236,10 @@ class Manifold(ABC):
         Returns:
             A tensor of the batch shape.
         """
-        return self.inner(x, v, v).sqrt()
+        self._check_form(v, "v")
+        factor = range_factor(self._largest(v))
+        scaled = self._stretch(v, 1 / factor)
+        return factor * root(self.inner(x, scaled, scaled))
 
     def random_point(
         self,
@@ -317,8 +321,9 @@ class Manifold(ABC):
         self._check_vector(x, v, name)
         if not is_finite(v):
             raise ValueError(f"{name} must be finite, got NaN or infinite entries")
-        size = float(v.detach().norm())
-        normal = float((v - self.project(x, v)).detach().norm())
+        v = v.detach() / range_factor(v.abs().amax())
+        size = float(v.norm())
+        normal = float((v - self.project(x.detach(), v)).norm())
         atol = tolerance(x.dtype) if atol is None else atol
         if normal > atol * size:
             raise ValueError(
@@ -342,9 +347,14 @@ class Manifold(ABC):
         """A tangent vector of standard normal coordinates."""
         return self.project(x, torch.randn(x.shape, generator=generator, dtype=x.dtype, device=x.device))
 
+    def _largest(self, v: Tangent) -> Tensor:
+        """The largest absolute entry, per batch entry."""
+        axes = tuple(range(-len(self.point_shape), 0))
+        return v.detach().abs().amax(dim=axes) if axes else v.detach().abs()
+
     def _stretch(self, v: Tangent, factor: Tensor) -> Tangent:
         """The vector times one factor per batch entry."""
-        return v * factor.reshape(factor.shape + (1,) * len(self.point_shape))
+        return v * factor.reshape(factor.shape + (1,) * len(self.point_shape)).to(v.dtype)
 
     def _choice(self, kind: str, method: str | None) -> str:
         """The method asked for, or the manifold's own; raise if there is none of that name."""

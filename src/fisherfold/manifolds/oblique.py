@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fisherfold.manifolds.base import Manifold, positive_integer
+from fisherfold.manifolds.lengths import length
 from fisherfold.manifolds.sphere import (
     angle_rows,
     exp_rows,
@@ -86,7 +87,7 @@ class Oblique(Manifold):
         return log_rows(x, y)
 
     def _dist(self, x: Tensor, y: Tensor) -> Tensor:
-        return torch.linalg.vector_norm(angle_rows(x, y), dim=-1)
+        return length(angle_rows(x, y))
 
     def _random(
         self, shape: tuple[int, ...], generator: torch.Generator | None, dtype: torch.dtype, device: Any

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fisherfold.manifolds.base import Manifold, Point, Shape, Tangent
+from fisherfold.manifolds.lengths import length
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -146,7 +147,7 @@ class Product(Manifold):
             A tensor of the batch shape. Raises NotImplementedError if a factor has no closed form.
         """
         parts = self._each(lambda m, s, t: m.dist(s, t), x=x, y=y)
-        return torch.linalg.vector_norm(torch.stack(list(parts.values())), dim=0)
+        return length(torch.stack(list(parts.values())), dim=0)
 
     def inner(self, x: Point, u: Tangent, v: Tangent) -> Tensor:
         """The sum of the inner products of the factors.
@@ -229,6 +230,9 @@ class Product(Manifold):
 
     def _gaussian_tangent(self, x: Point, generator: torch.Generator | None) -> Tangent:
         return self._each(lambda m, s: m._gaussian_tangent(s, generator), x=x)
+
+    def _largest(self, v: Tangent) -> Tensor:
+        return torch.stack([factor._largest(v[key]) for key, factor in self.items]).amax(dim=0)
 
     def _stretch(self, v: Tangent, factor: Tensor) -> Tangent:
         return {key: manifold._stretch(v[key], factor) for key, manifold in self.items}

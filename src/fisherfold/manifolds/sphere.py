@@ -1,11 +1,15 @@
 r"""The unit sphere of R^n: ``P_x v = v - <x, v> x`` and ``R_x(v) = (x + v) / |x + v|``.
 
 The functions at the end work on the last axis of any tensor, so that the oblique manifold (many spheres) is the same
-code. Angles are ``2 atan2(|x - y|, |x + y|)``: unlike the arc cosine this keeps all digits near 0 and near π.
+code. Angles are ``2 atan2(|x - y|, |x + y|)``: unlike the arc cosine this keeps all digits near 0 and near π. Lengths
+are those of ``lengths``, so that steps of any finite size arrive. Exponential map and logarithm are smooth and can be
+differentiated at a zero step and from a point to itself; the distance has a kink there, and another at the antipode,
+where its derivative is given as 0.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -15,6 +19,12 @@ import torch
 from torch import Tensor
 
 from fisherfold.manifolds.base import Manifold, positive_integer
+from fisherfold.manifolds.lengths import length, range_factor, series
+
+# cos √t and sin √t / √t up to t = 1/4, and θ / sin θ in w = sin²(θ/2) up to w = 1/20, to the last digit
+_COS = tuple((-1) ** k / math.factorial(2 * k) for k in range(9))
+_SINC = tuple((-1) ** k / math.factorial(2 * k + 1) for k in range(9))
+_ANGLE_OVER_SINE = tuple(4**k * math.factorial(k) ** 2 / math.factorial(2 * k + 1) for k in range(13))
 
 
 @dataclass(frozen=True, repr=False)
@@ -86,10 +96,6 @@ class Sphere(Manifold):
         return norm_error_rows(x)
 
 
-def _norm(x: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-
-
 def project_rows(x: Tensor, v: Tensor) -> Tensor:
     """The projection of every row of ``v`` orthogonally to the same row of ``x``.
 
@@ -107,12 +113,13 @@ def normalize_rows(y: Tensor) -> Tensor:
     """Every row over its length.
 
     Args:
-        y: rows, none of them zero.
+        y: rows of any finite length but zero.
 
     Returns:
         Unit rows.
     """
-    return y / _norm(y)
+    y = y / range_factor(y.abs().amax(dim=-1, keepdim=True))
+    return y / torch.linalg.vector_norm(y, dim=-1, keepdim=True)
 
 
 def exp_rows(x: Tensor, v: Tensor) -> Tensor:
@@ -125,8 +132,14 @@ def exp_rows(x: Tensor, v: Tensor) -> Tensor:
     Returns:
         Unit rows.
     """
-    angle = _norm(v)
-    return normalize_rows(angle.cos() * x + torch.sinc(angle / torch.pi) * v)
+    square = (v * v).sum(dim=-1, keepdim=True)
+    near = square < 0.25
+    t = torch.where(near, square, 0.0)
+    short = series(_COS, t) * x + series(_SINC, t) * v
+    # the angle of a step whose length is beyond the largest number is as good as any other on its great circle
+    far = torch.where(near, 1.0, v)
+    angle = length(far, keepdim=True).clamp(max=torch.finfo(v.dtype).max)
+    return normalize_rows(torch.where(near, short, angle.cos() * x + angle.sin() * (far / angle)))
 
 
 def angle_rows(x: Tensor, y: Tensor) -> Tensor:
@@ -137,9 +150,9 @@ def angle_rows(x: Tensor, y: Tensor) -> Tensor:
         y: unit rows.
 
     Returns:
-        One angle per row, in [0, π].
+        One angle per row, in [0, π]; its derivatives are 0 where the rows are equal or opposite.
     """
-    return 2 * torch.atan2(_norm(x - y), _norm(x + y)).squeeze(-1)
+    return 2 * torch.atan2(length(x - y), length(x + y))
 
 
 def log_rows(x: Tensor, y: Tensor) -> Tensor:
@@ -155,9 +168,12 @@ def log_rows(x: Tensor, y: Tensor) -> Tensor:
     _refuse_antipodes(x, y)
     # y - x is exact for neighbours, where y - <x, y> x would cancel.
     direction = project_rows(x, y - x)
-    length = _norm(direction)
-    angle = angle_rows(x, y).unsqueeze(-1)
-    return direction * torch.where(length > 0, angle / length, 1.0)
+    chord, across = ((x + s * y).square().sum(dim=-1, keepdim=True) for s in (-1, 1))
+    w = chord / (chord + across)
+    near = w < 0.05
+    far = torch.where(near, 1.0, direction)
+    ratio = angle_rows(x, torch.where(near, -x, y)).unsqueeze(-1) / length(far, keepdim=True)
+    return direction * torch.where(near, series(_ANGLE_OVER_SINE, torch.where(near, w, 0.0)), ratio)
 
 
 def parallel_rows(x: Tensor, y: Tensor, v: Tensor) -> Tensor:
@@ -185,9 +201,9 @@ def norm_error_rows(x: Tensor) -> Tensor:
     Returns:
         A tensor without dimensions.
     """
-    return (_norm(x) - 1).abs().amax()
+    return (length(x) - 1).abs().amax()
 
 
 def _refuse_antipodes(x: Tensor, y: Tensor) -> None:
-    if bool((_norm(x + y) <= 4 * torch.finfo(x.dtype).eps).any()):
+    if bool((length(x + y) <= 4 * torch.finfo(x.dtype).eps).any()):
         raise ValueError("y is antipodal to x: there is no unique shortest geodesic between them")
