@@ -103,7 +103,6 @@ def test_vectors_that_are_not_tangent_are_refused_at_every_size(size):
         sphere.check_tangent(x, size * (v + x))
 
 
-
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # from torch.func.jvp itself
 @pytest.mark.parametrize("manifold", ROUND, ids=repr)
 def test_logarithm_and_geodesic_can_be_differentiated_twice_where_points_meet(manifold):

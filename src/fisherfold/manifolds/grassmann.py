@@ -3,7 +3,9 @@ r"""The Grassmann manifold of p-dimensional subspaces of R^n, each written as an
 A point is the span of ``x``, so ``x`` and ``xQ`` (Q a p×p rotation) are the same point; tangent vectors are horizontal,
 ``xᵀv = 0``, with ``P_x v = v - x xᵀv``. Polar, QR and Cholesky retractions all give ``span(x + v)`` and are of second
 order. Operations between two points first align the second representative: with ``xᵀy = U cos(θ) Vᵀ`` and ``Q = U Vᵀ``,
-``xᵀ(y Qᵀ) = U cos(θ) Uᵀ`` is symmetric, and then everything is a function of that p×p matrix and of ``y Qᵀ``.
+``xᵀ(y Qᵀ) = U cos(θ) Uᵀ`` is symmetric, and then everything is a function of that p×p matrix and of ``y Qᵀ``. It can
+be differentiated wherever no principal angle is a right one (``alignment``), from a point to itself too; only the
+distance has a kink there, where its derivative is given as 0.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ import torch
 from torch import Tensor
 
 from fisherfold.manifolds import frames
+from fisherfold.manifolds.alignment import angle_over_sine, rotation_between
 from fisherfold.manifolds.base import Manifold, positive_integer
+from fisherfold.manifolds.lengths import length
 
 
 @dataclass(frozen=True, repr=False)
@@ -107,14 +111,10 @@ class Grassmann(Manifold):
         # Twice: the second pass takes out what the rounding of the first left along x, so that tiny angles keep
         # their digits. y - x is exact for neighbouring representatives.
         normal = _horizontal(x, _horizontal(x, y - x)) @ rotation.mT
-        c, vectors = torch.linalg.eigh(cosines)
-        c = c.clamp(min=0, max=1)
-        s = ((1 - c) * (1 + c)).sqrt()
-        ratio = torch.where(s > 0, torch.atan2(s, c) / s, 1.0)
-        return self._back(normal @ ((vectors * ratio.unsqueeze(-2)) @ vectors.mT).to(x.dtype))
+        return self._back(normal @ angle_over_sine(cosines).to(x.dtype))
 
     def _dist(self, x: Tensor, y: Tensor) -> Tensor:
-        return torch.linalg.vector_norm(self._log(x, y), dim=(-2, -1))
+        return length(self._log(x, y), dim=(-2, -1))
 
     def _random(
         self, shape: tuple[int, ...], generator: torch.Generator | None, dtype: torch.dtype, device: Any
@@ -132,5 +132,7 @@ def _horizontal(x: Tensor, v: Tensor) -> Tensor:
 
 def _alignment(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """The rotation Q that brings ``y Qᵀ`` next to x, and the symmetric matrix ``xᵀy Qᵀ`` of cosines."""
-    left, cosines, right = torch.linalg.svd(frames.cross(x, y))
-    return (left @ right).to(x.dtype), (left * cosines.unsqueeze(-2)) @ left.mT
+    overlap = frames.cross(x, y)
+    rotation = rotation_between(overlap)
+    cosines = overlap @ rotation.mT
+    return rotation.to(x.dtype), 0.5 * (cosines + cosines.mT)
