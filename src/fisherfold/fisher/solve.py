@@ -137,7 +137,11 @@ def solve(
 def conjugate_gradients(
     operator: FisherOperator, g: Tangent, damping: float, *, rtol: float, max_iter: int
 ) -> Solution:
-    """Truncated preconditioned conjugate gradients.
+    """Truncated preconditioned conjugate gradients on the tangent space.
+
+    Residuals are projected in every step, so that rounding does not lead out of the tangent space. They come from a
+    recursion; where rounding may have parted it from g - (F + λ I) x, a product is spent on the truth, and CG ends if
+    that is larger than what the recursion has said: no smaller residual can be had in this precision.
 
     A singular F without damping needs a g in its range (a gradient is); otherwise CG ends with curvature ``zero`` and
     its last iterate, and ``pinv`` is the method to name.
@@ -152,35 +156,69 @@ def conjugate_gradients(
     Returns:
         The solution, with its residual and the sign of the curvature that ended it; NaN if F is not finite.
     """
-    x, r = scale(0.0, g), g
-    z = operator.precondition(r, damping)
+    space = _TangentSystem(operator, g, damping)
+    x, r = scale(0.0, g), space.g
+    z = space.precondition(r)
     p, rz = z, float(dot(r, z))
-    size = float(dot(g, g)) ** 0.5
-    curvature, iterations, steepest = "positive", 0, 0.0
-    eps = torch.finfo(leaves(g)[0].dtype).eps
-    residual = 1.0 if size > 0 else 0.0
-    while residual > rtol and iterations < max_iter:
-        product = combine(1.0, operator._matvec(p), damping, p)
-        along = float(dot(p, product))
-        iterations += 1
+    curvature, steepest, checked = "positive", 0.0, 0
+    drift = 0.0  # a bound on what rounding has put between r and the truth
+    size = left = _length(r)
+    while left > rtol * size and space.products + (drift > left / 2) < max_iter:
+        product = space.product(p)
+        along, length = float(dot(p, product)), float(dot(p, p))
         if not math.isfinite(along):
             x = scale(math.nan, x)
             break
         # a curvature at the rounding level of the steepest one seen is no curvature: dividing by it would blow up x
-        length = float(dot(p, p))
         steepest = max(steepest, abs(along) / length)
-        if not along > 10 * eps * steepest * length:
-            curvature = "negative" if along < -10 * eps * steepest * length else "zero"
+        if not along > 10 * space.eps * steepest * length:
+            curvature = "negative" if along < -10 * space.eps * steepest * length else "zero"
             break
         alpha = rz / along
         x = combine(1.0, x, alpha, p)
-        r = combine(1.0, r, -alpha, product)
-        residual = float(dot(r, r)) ** 0.5 / size
-        z = operator.precondition(r, damping)
+        r = space.project(combine(1.0, r, -alpha, product))
+        left = _length(r)
+        drift += space.eps * (steepest * _length(x) + left)
+        if drift > left / 2 and space.products >= 2 * checked and space.products < max_iter:
+            truth, drift, checked = space.residual(x), 0.0, space.products
+            gap, (r, left) = _length(combine(1.0, truth, -1.0, r)), (truth, _length(truth))
+            if gap > left / 2:
+                break
+        z = space.precondition(r)
         rz, previous = float(dot(r, z)), rz
         p = combine(1.0, z, rz / previous, p)
+    x = space.project(x)
+    if drift > left / 2 and space.products < max_iter:
+        r = space.residual(x)
     decrease = 0.5 * (float(dot(g, x)) + float(dot(r, x)))
-    return Solution(x, "cg", decrease, residual, iterations, curvature)
+    return Solution(x, "cg", decrease, _length(r) / size if size > 0 else 0.0, space.products, curvature)
+
+
+class _TangentSystem:
+    """The damped system (F + λ I) d = g, kept on the tangent space, with the products spent on it."""
+
+    def __init__(self, operator: FisherOperator, g: Tangent, damping: float) -> None:
+        self.operator, self.damping, self.products = operator, damping, 0
+        self.eps = torch.finfo(leaves(g)[0].dtype).eps
+        self.g = self.project(g)
+
+    def project(self, v: Tangent) -> Tangent:
+        return self.operator.manifold.project(self.operator.point, v)
+
+    def product(self, v: Tangent) -> Tangent:
+        self.products += 1
+        return combine(1.0, self.operator._matvec(v), self.damping, v)
+
+    def residual(self, x: Tangent) -> Tangent:
+        return self.project(combine(1.0, self.g, -1.0, self.product(x)))
+
+    def precondition(self, r: Tangent) -> Tangent:
+        z = self.operator.precondition(r, self.damping)
+        return r if z is r else self.project(z)
+
+
+def _length(v: Tangent) -> float:
+    return float(dot(v, v)) ** 0.5
 
 
 def tangent_basis(manifold: Manifold, point: Point) -> Tensor:

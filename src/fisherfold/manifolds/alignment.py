@@ -1,4 +1,4 @@
-r"""How two frames lie to each other: the rotation between them and a function of their principal angles, smooth in both.
+r"""How two frames lie to each other: the rotation between them, and a function of their principal angles.
 
 With ``m = xᵀy = U cos(θ) Vᵀ`` the rotation is ``Q = U Vᵀ``, the polar factor of m, and ``c = m Qᵀ = U cos(θ) Uᵀ``. Both
 are smooth functions of m while no angle is a right one, but singular vectors are not: their derivatives divide by

@@ -1,0 +1,110 @@
+"""Conjugate gradients in float32, with hundreds of steps on ill-conditioned operators: tangent, and honest about it."""
+
+import pytest
+import torch
+
+from fisherfold.fisher import DenseFisher
+from fisherfold.fisher.flat import flatten, unflatten
+from fisherfold.fisher.solve import conjugate_gradients
+from fisherfold.manifolds import Grassmann, Oblique, Product, Sphere, Stiefel
+from fisherfold.manifolds.base import combine, tree_map
+
+MANIFOLDS = [
+    Sphere(60), Oblique(10, 12), Stiefel(30, 4), Grassmann(30, 4), Grassmann(30, 4, wide=True),
+    Product({"u": Grassmann(20, 3), "w": Sphere(20)}),
+]  # fmt: skip
+
+
+def ill_conditioned(manifold, condition, *, dtype=torch.float32, kind=DenseFisher):
+    """An operator with eigenvalues spread evenly over 1 to 1/condition, and a tangent vector."""
+    generator = torch.Generator().manual_seed(0)
+    x = manifold.random_point(generator=generator, dtype=dtype)
+    size = flatten(x).numel()
+    basis = torch.linalg.qr(torch.randn(size, size, generator=generator, dtype=torch.float64)).Q
+    values = condition ** -torch.linspace(0, 1, size, dtype=torch.float64)
+    g = manifold.random_tangent(x, generator=generator)
+    return kind(manifold, x, (basis * values @ basis.T).to(dtype)), g
+
+
+def double(tree):
+    return tree_map(torch.Tensor.double, tree)
+
+
+def true_residual(operator, g, d, damping):
+    """‖(F + λ) d - g‖ / ‖g‖ in float64, of the operator as it is in float32."""
+    exact = DenseFisher(operator.manifold, double(operator.point), operator.matrix.double())
+    product = exact._matvec(exact.manifold.project(exact.point, double(d)))
+    missing = combine(1.0, combine(1.0, product, damping, double(d)), -1.0, double(g))
+    return float(flatten(missing).norm() / flatten(double(g)).norm())
+
+
+def normal_part(operator, d):
+    """‖d - P d‖ / ‖d‖ in float64."""
+    wide = double(d)
+    tangent = operator.manifold.project(double(operator.point), wide)
+    return float((flatten(wide) - flatten(tangent)).norm() / flatten(wide).norm())
+
+
+@pytest.mark.parametrize(("condition", "damping"), [(1e2, 1e-3), (1e4, 1e-6), (1e6, 1e-9)])
+@pytest.mark.parametrize("manifold", MANIFOLDS, ids=repr)
+def test_directions_are_tangent_and_residuals_true(manifold, condition, damping):
+    operator, g = ill_conditioned(manifold, condition)
+    solution = conjugate_gradients(operator, g, damping, rtol=1e-6, max_iter=400)
+    assert solution.iterations <= 400
+    assert normal_part(operator, solution.x) <= 3 * torch.finfo(torch.float32).eps
+    assert solution.residual == pytest.approx(true_residual(operator, g, solution.x, damping), rel=0.7)
+
+
+@pytest.mark.parametrize("manifold", [Sphere(60), Stiefel(30, 4), Grassmann(30, 4)], ids=repr)
+def test_cg_stops_where_float32_cannot_do_better(manifold):
+    operator, g = ill_conditioned(manifold, 1e4)
+    short = conjugate_gradients(operator, g, 1e-6, rtol=0.0, max_iter=1000)
+    assert short.iterations < 1000
+    # about eps times the condition number is what can be had
+    assert true_residual(operator, g, short.x, 1e-6) < 3e-4
+
+
+def test_well_conditioned_solves_spend_no_product_on_checks():
+    operator, g = ill_conditioned(Grassmann(30, 4), 10, dtype=torch.float64)
+    calls = []
+    product = operator._matvec
+    operator._matvec = lambda v: calls.append(1) or product(v)
+    solution = conjugate_gradients(operator, g, 1e-3, rtol=1e-8, max_iter=100)
+    assert len(calls) == solution.iterations
+    # the plain recursion takes as many
+    matrix, point = operator.matrix, operator.point
+    x, r, p, steps = torch.zeros_like(g), g, g, 0
+    while r.norm() > 1e-8 * g.norm():
+        q = operator.manifold.project(point, unflatten(matrix @ flatten(p), point)) + 1e-3 * p
+        alpha = (r * r).sum() / (p * q).sum()
+        x, new = x + alpha * p, r - alpha * q
+        p, r, steps = new + (new * new).sum() / (r * r).sum() * p, new, steps + 1
+    assert solution.iterations == steps
+
+
+class AmbientDiagonal(DenseFisher):
+    """Preconditioned by the diagonal of the matrix, which leads out of the tangent space."""
+
+    def precondition(self, v, damping):
+        return unflatten(flatten(v) / (self.matrix.diagonal() + damping), v)
+
+
+@pytest.mark.parametrize("manifold", MANIFOLDS[:5], ids=repr)
+def test_a_preconditioner_that_leaves_the_tangent_space_is_brought_back(manifold):
+    operator, g = ill_conditioned(manifold, 1e3, dtype=torch.float64, kind=AmbientDiagonal)
+    plain, _ = ill_conditioned(manifold, 1e3, dtype=torch.float64)
+    solution = conjugate_gradients(operator, g, 1e-4, rtol=1e-11, max_iter=1000)
+    expected = conjugate_gradients(plain, g, 1e-4, rtol=1e-11, max_iter=1000)
+    assert solution.residual <= 1e-11
+    assert normal_part(operator, solution.x) <= 1e-15
+    torch.testing.assert_close(solution.x, expected.x, atol=0, rtol=1e-6)
+
+
+def test_a_gradient_with_a_normal_part_does_not_lead_away():
+    # along the normal the damped operator is only λ, so that CG would divide that part by it
+    operator, g = ill_conditioned(Sphere(60), 1e2)
+    spoilt = g + 1e-6 * operator.point
+    clean = conjugate_gradients(operator, g, 1e-9, rtol=1e-5, max_iter=300)
+    found = conjugate_gradients(operator, spoilt, 1e-9, rtol=1e-5, max_iter=300)
+    assert normal_part(operator, found.x) <= 3 * torch.finfo(torch.float32).eps
+    torch.testing.assert_close(found.x, clean.x, atol=0, rtol=1e-2)
