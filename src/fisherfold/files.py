@@ -129,6 +129,24 @@ def _said(target: Path) -> Iterator[None]:
         raise said from None
 
 
+def check_place(path: str | os.PathLike[str], name: str) -> None:
+    """Look whether a file can have this name, before the hours of work whose result it is to hold.
+
+    Args:
+        path: the file.
+        name: what it is, for the message.
+
+    Raises:
+        FileNotFoundError: if its folder does not exist.
+        IsADirectoryError: if it is a folder.
+    """
+    target = Path(path)
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"{name} {target}: the folder {target.parent} does not exist")
+    if target.is_dir():
+        raise IsADirectoryError(f"{name} {target} must be a file, it is a folder")
+
+
 def make_folder(path: str | os.PathLike[str]) -> Path:
     """Make a folder and those above it, if they do not exist.
 

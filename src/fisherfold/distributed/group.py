@@ -11,13 +11,15 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, distributed
 
 from fisherfold.distributed.health import Health
 
+# What a file holds: named tensors and a header.
+Content: TypeAlias = tuple[dict[str, Tensor], dict[str, Any]]
 # Ragged exchanges move this many rows per rank and round, so that their buffers stay small.
 _ROUND = 2**19
 
@@ -176,6 +178,29 @@ class Group:
             found.append(bytes(content.cpu().numpy()).decode().strip("\0"))
         return found
 
+    def tell(self, found: Content | None) -> Content | None:
+        """Give what the first process has read from a file to all.
+
+        Args:
+            found: named tensors and what JSON can hold, at the first process; None if it has found nothing.
+
+        Returns:
+            The same on every process.
+        """
+        if self.size == 1:
+            return found
+        tensors, header = found if found is not None else ({}, {})
+        layout = [(name, str(t.dtype).removeprefix("torch."), list(t.shape)) for name, t in tensors.items()]
+        text = json.dumps({"found": found is not None, "header": header, "layout": layout}) if self.is_first else ""
+        told = json.loads(self._gather_text(text)[0])
+        if not told["found"]:
+            return None
+        joint: dict[str, Tensor] = {}
+        for name, dtype, shape in told["layout"]:
+            mine = tensors[name].flatten() if self.is_first else None
+            joint[name] = self.broadcast(mine, 0, getattr(torch, dtype)).reshape(shape)
+        return joint, told["header"]
+
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
         """Run a block in which one process may find a fault of the user's making; then all of them raise its sentence.
@@ -185,7 +210,7 @@ class Group:
         fault: Exception | None = None
         try:
             yield
-        except (ValueError, TypeError, FileNotFoundError, PermissionError) as error:
+        except (ValueError, TypeError, OSError) as error:
             fault = error
         if self.size == 1:
             if fault is not None:
@@ -207,11 +232,14 @@ class Group:
             raise self._health.verdict(error) from error
 
 
-_KINDS: dict[str, type[Exception]] = {"value": ValueError, "type": TypeError, "file": FileNotFoundError}
+_KINDS: dict[str, type[Exception]] = {
+    kind.__name__: kind
+    for kind in (ValueError, TypeError, FileNotFoundError, PermissionError, IsADirectoryError, OSError)
+}
 
 
 def _kind(fault: Exception) -> str:
-    return next((name for name, kind in _KINDS.items() if isinstance(fault, kind)), "value")
+    return next(name for name, kind in _KINDS.items() if isinstance(fault, kind))
 
 
 class _Alone(Group):

@@ -13,11 +13,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from fisherfold.distributed import ALONE, Group
-from fisherfold.files import read_tensors, write_tensors
+from fisherfold.distributed import ALONE, Content, Group
+from fisherfold.files import check_place, read_tensors, write_tensors
 from fisherfold.problems.ratings import Ratings
 
 KIND, VERSION = "fit-checkpoint", 1
@@ -43,40 +42,31 @@ class FitCheckpoint:
         {'pass': 3}
     """
 
-    def __init__(
-        self, path: str | os.PathLike[str], identity: Mapping[str, Any], group: Group = ALONE
-    ) -> None:
+    def __init__(self, path: str | os.PathLike[str], identity: Mapping[str, Any], group: Group = ALONE) -> None:
         self.path, self.group = Path(path), group
         self.identity = {name: str(value) for name, value in identity.items()}
         with group.together():
             if group.is_first:
-                self._check_path()
-
-    def _check_path(self) -> None:
-        if not self.path.parent.is_dir():
-            # better now than after the first hours of work
-            raise FileNotFoundError(f"checkpoint {self.path}: the folder {self.path.parent} does not exist")
-        if self.path.is_dir():
-            raise IsADirectoryError(f"checkpoint {self.path} must be a file, it is a folder")
+                check_place(self.path, "checkpoint")
 
     @property
     def tag(self) -> str:
         """A short name of the fit."""
         return hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()
 
-    def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    def load(self) -> Content | None:
         """What was saved, if the file exists.
 
         Returns:
             Tensors and header, or None; the same on every process.
         """
-        found: tuple[dict[str, Tensor], dict[str, Any]] | None = None
+        found: Content | None = None
         with self.group.together():
             if self.group.is_first:
                 found = self._read()
-        return found if self.group.size == 1 else _tell(found, self.group)
+        return self.group.tell(found)
 
-    def _read(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    def _read(self) -> Content | None:
         if not self.path.exists():
             return None
         tensors, header = read_tensors(self.path, kind=KIND, version=VERSION)
@@ -106,22 +96,6 @@ class FitCheckpoint:
         """Remove the file when the fit is done."""
         if self.group.is_first:
             self.path.unlink(missing_ok=True)
-
-
-def _tell(
-    found: tuple[dict[str, Tensor], dict[str, Any]] | None, group: Group
-) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-    """Give what the first process has read to all."""
-    tensors, state = found if found is not None else ({}, {})
-    layout = [(name, str(t.dtype).removeprefix("torch."), list(t.shape)) for name, t in tensors.items()]
-    told = json.loads(group.gather_texts(json.dumps({"found": found is not None, "state": state, "layout": layout}))[0])
-    if not told["found"]:
-        return None
-    joint: dict[str, Tensor] = {}
-    for name, dtype, shape in told["layout"]:
-        mine = tensors[name].flatten() if group.is_first else None
-        joint[name] = group.broadcast(mine, 0, getattr(torch, dtype)).reshape(shape)
-    return joint, told["state"]
 
 
 def digest(tensors: Iterable[Tensor]) -> str:

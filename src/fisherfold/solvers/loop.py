@@ -10,13 +10,13 @@ import math
 import os
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fisherfold.files import sound
+from fisherfold.distributed import Group
+from fisherfold.files import check_place, sound
 from fisherfold.manifolds.base import Point, leaves, tree_map
 from fisherfold.problems.base import Problem
 from fisherfold.solvers.method import Method
@@ -63,7 +63,7 @@ def minimize(
         seed: fixes all randomness.
         evaluate_every: how often a stochastic method evaluates the loss over all samples (not counted as solver time).
         verbose: show a progress bar.
-        checkpoint: a file to keep the state in.
+        checkpoint: a file to keep the state in; over several processes the first one alone reads and writes it.
         checkpoint_every: iterations between two checkpoints; one is also written at the end and on an interrupt.
         resume: go on from the checkpoint if the file exists.
         tag: kept in the checkpoint, such as a digest of the data; a run goes on only from one with its own tag.
@@ -88,7 +88,7 @@ def minimize(
         ('converged', True)
     """
     _check_numbers(max_iter, evaluate_every, checkpoint_every)
-    _check_files(checkpoint, resume)
+    _check_files(checkpoint, resume, problem.group)
     _check_start(problem, x0)
     if method not in METHODS:
         raise ValueError(f"method must be one of {sorted(METHODS)}, got {method!r}")
@@ -129,12 +129,12 @@ def _check_numbers(max_iter: int, evaluate_every: int, checkpoint_every: int) ->
         raise ValueError(f"checkpoint_every must be at least 1, got {checkpoint_every}")
 
 
-def _check_files(checkpoint: str | os.PathLike[str] | None, resume: bool) -> None:
+def _check_files(checkpoint: str | os.PathLike[str] | None, resume: bool, group: Group) -> None:
     if resume and checkpoint is None:
         raise ValueError("resume=True needs a checkpoint file, got checkpoint=None")
-    if checkpoint is not None and not Path(checkpoint).parent.is_dir():
-        # better now than after the first hours of work
-        raise FileNotFoundError(f"checkpoint {checkpoint}: the folder {Path(checkpoint).parent} does not exist")
+    with group.together():
+        if checkpoint is not None and group.is_first:
+            check_place(checkpoint, "checkpoint")
 
 
 def _check_start(problem: Problem, x0: Point) -> None:
@@ -155,13 +155,12 @@ def _construct(method: type[Method], problem: Problem, options: dict[str, Any]) 
 
 def _begin(solver: Method, x0: Point, seed: int, saved: str | os.PathLike[str] | None, tag: str) -> State:
     group = solver.problem.group
-    # over several processes all of them read the file, so that they start from the same bits
-    if saved is not None and bool(group.largest(torch.tensor(int(Path(saved).exists())))):
-        with group.together():
-            state = State.load(saved, method=solver.name, like=x0, tag=tag)
-            with sound(saved, "checkpoint"):
-                solver.problem.manifold.check_point(state.x, name="its x")
-        return state
+    if saved is not None:
+        resumed = State.load(saved, method=solver.name, like=x0, tag=tag, group=group)
+        if resumed is not None:
+            with group.together(), sound(saved, "checkpoint"):
+                solver.problem.manifold.check_point(resumed.x, name="its x")
+            return resumed
     state = State(x=tree_map(torch.clone, x0), generator=torch.Generator().manual_seed(seed))
     state.best = state.x
     began = time.perf_counter()

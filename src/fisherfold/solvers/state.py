@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fisherfold.distributed import ALONE, Content, Group
 from fisherfold.files import read_tensors, sound, write_tensors
 from fisherfold.manifolds.base import Point
 from fisherfold.solvers.result import Trace
@@ -89,28 +91,29 @@ class State:
         write_tensors(path, tensors, kind=KIND, version=VERSION, header=header)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], *, method: str, like: Point, tag: str = "") -> State:
-        """Read a checkpoint.
+    def load(
+        cls, path: str | os.PathLike[str], *, method: str, like: Point, tag: str = "", group: Group = ALONE
+    ) -> State | None:
+        """Read a checkpoint, if the file exists.
 
         Args:
             path: the file.
             method: the method that will go on.
             like: a point of the problem, for the form and the device.
             tag: names the problem.
+            group: the processes of the run; the first one reads the file and tells the others.
 
         Returns:
-            The state.
-
-        Raises:
-            ValueError: if the checkpoint belongs to another method or another problem.
+            The state, the same bits on every process.
         """
-        tensors, header = read_tensors(path, kind=KIND, version=VERSION)
-        if header.get("method") != method:
-            raise ValueError(f"{path} is a checkpoint of method {header.get('method')!r}, not of {method!r}")
-        if header.get("tag", "") != tag:
-            raise ValueError(f"{path} is a checkpoint of another problem; remove the file or name another one")
-        with sound(path, KIND):
-            return cls._of(tensors, header, like, path)
+        found: Content | None = None
+        with group.together():
+            if group.is_first and Path(path).exists():
+                found = _read(path, method, tag)
+        if (told := group.tell(found)) is None:
+            return None
+        with group.together(), sound(path, KIND):
+            return cls._of(*told, like, path)
 
     @classmethod
     def _of(
@@ -129,6 +132,15 @@ class State:
         if tensors:
             raise ValueError(f"{path} is a checkpoint of another problem: it also holds {sorted(tensors)}")
         return state
+
+
+def _read(path: str | os.PathLike[str], method: str, tag: str) -> Content:
+    tensors, header = read_tensors(path, kind=KIND, version=VERSION)
+    if header.get("method") != method:
+        raise ValueError(f"{path} is a checkpoint of method {header.get('method')!r}, not of {method!r}")
+    if header.get("tag", "") != tag:
+        raise ValueError(f"{path} is a checkpoint of another problem; remove the file or name another one")
+    return tensors, header
 
 
 def _named(name: str, tree: Point) -> dict[str, Tensor]:
