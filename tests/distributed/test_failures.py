@@ -12,10 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import multiprocessing
 
 from fisherfold import MatrixCompletion, SubspaceRegressor
 
-from ranks import free_port, on_ranks  # isort: skip
+from fits import FITS, KINDS, PASSES, dying, going_on, whole  # isort: skip
+from ranks import free_port, on_ranks, same_bits  # isort: skip
 
 SCRIPT = Path(__file__).with_name("fit_and_die.py")
 SOURCE = str(Path(__file__).parents[2] / "src")
@@ -38,10 +40,10 @@ def ratings(tmp_path: Path) -> Path:
     return path
 
 
-def test_survivors_name_the_killed_rank(tmp_path: Path, ratings: Path) -> None:
+def test_survivors_name_the_killed_rank(tmp_path: Path) -> None:
     world, victim, port = 3, 1, str(free_port())
-    places = [str(ratings), str(tmp_path / "c"), str(tmp_path / "model")]
-    command = [sys.executable, str(SCRIPT), *places, str(victim), "2"]
+    places = [str(tmp_path / "c"), str(tmp_path / "model")]
+    command = [sys.executable, str(SCRIPT), "completion variational", *places, str(victim), "2"]
     processes = [
         subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -105,23 +107,33 @@ def run(arguments: list[str], restarts: int) -> subprocess.CompletedProcess[str]
     )
 
 
-def uninterrupted(file: str) -> None:
-    MatrixCompletion(rank=2, max_iter=8, tol=0.0).fit_file_share(file).save(Path(file).with_name("whole"))
-
-
-def test_torchrun_goes_on_from_the_checkpoint_to_the_same_bits(tmp_path: Path, ratings: Path) -> None:
-    script = [str(SCRIPT), str(ratings), str(tmp_path / "checkpoint"), str(tmp_path / "model"), "1", "3"]
+@pytest.mark.parametrize("kind", [
+    "completion variational", *(pytest.param(kind, marks=pytest.mark.slow) for kind in FITS if kind != KINDS[0]),
+])  # fmt: skip
+def test_torchrun_goes_on_from_the_checkpoint_to_the_same_bits(kind: str, tmp_path: Path) -> None:
+    script = [str(SCRIPT), kind, str(tmp_path / "checkpoint"), str(tmp_path / "model"), "1", "3"]
     done = run(script, restarts=1)
     assert done.returncode == 0, done.stderr
-    # three passes were kept before the kill, five were left
-    assert len(re.findall("made 5 passes", done.stdout)) == 2
+    # three passes were kept before the kill, the others were left
+    assert len(re.findall(f"made {PASSES - 3} passes", done.stdout)) == 2
     assert not (tmp_path / "checkpoint").exists()
-    on_ranks(2, tmp_path, uninterrupted, str(ratings))
-    again, whole = (MatrixCompletion.load(tmp_path / name) for name in ("model", "whole"))
-    for name in ("rows", "columns"):
-        one, other = getattr(whole.model_.posterior, name), getattr(again.model_.posterior, name)
-        assert torch.equal(one.mean, other.mean)
-        assert torch.equal(one.covariance, other.covariance)
+    found = torch.load(tmp_path / "model", weights_only=True)
+    same_bits([found, on_ranks(2, tmp_path, whole, [kind])[0][kind]])
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_every_kind_of_fit_goes_on_after_a_kill_to_the_same_bits(victim: int, tmp_path: Path) -> None:
+    for kind in KINDS:
+        with pytest.raises(multiprocessing.ProcessExitedException, match=f"process {victim} terminated .*SIGKILL"):
+            on_ranks(2, tmp_path, dying, kind, str(tmp_path), victim, 3)
+    assert {path.name for path in tmp_path.iterdir()} == set(KINDS)
+    again, alone = on_ranks(2, tmp_path, going_on, KINDS, str(tmp_path)), on_ranks(2, tmp_path, whole, KINDS)
+    same_bits(again)
+    for kind in KINDS:
+        passes, found = again[0][kind]
+        assert passes == PASSES - 3, kind
+        same_bits([alone[0][kind], found])
+        assert not (tmp_path / kind).exists()
 
 
 @pytest.mark.slow
