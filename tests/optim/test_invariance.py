@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import copy
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from architectures import SUITE, Net, build
-from torch import nn
+from starts import CASES, STARTS, network
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, prune
 
-from fisherfold.optim.invariance import call, find_scale_invariant
+from fisherfold.optim.invariance import find_scale_invariant
+from fisherfold.optim.replica import call
 from fisherfold.optim.structure import guess_from_structure
 
 BIG = {"wrn-16-4", "vgg16-bn"}
@@ -60,6 +65,157 @@ def test_verdicts_agree_with_rescaling_one_weight_at_a_time(name: str) -> None:
         with torch.no_grad():
             parameter.copy_(saved)
         assert (change < 1e-2) == (finding.kind != "none"), (key, change, finding)
+
+
+def assert_right_from(start: str, cases: list[Any]) -> None:
+    wrong = []
+    for case in cases:
+        net, example, expected = network(case, STARTS[start])
+        findings = find_scale_invariant(net, example)
+        kinds = {key: f.kind for key, f in findings.items() if f.kind != "none"}
+        if kinds != expected:
+            wrong.append((case, kinds, {key: f.reason for key, f in findings.items() if key in kinds | expected}))
+    assert not wrong
+
+
+@pytest.mark.parametrize("start", list(STARTS))
+def test_verdict_does_not_depend_on_the_start(start: str) -> None:
+    """Zero heads, gains and biases, constants, tiny and huge values: a fourth of all networks for each."""
+    assert_right_from(start, CASES[list(STARTS).index(start) % 4 :: 4])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", list(STARTS))
+def test_verdict_does_not_depend_on_the_start_for_any_network(start: str) -> None:
+    assert_right_from(start, CASES)
+
+
+@pytest.mark.parametrize("name", [n for n in SUITE if n not in BIG])
+def test_suite_is_right_with_zero_vectors_and_zero_heads(name: str) -> None:
+    net, example, expected = build(name)
+    with torch.no_grad():
+        for key, parameter in net.named_parameters():
+            if parameter.ndim == 1 or key.startswith(("head", "q.weight", "3.")):
+                parameter.zero_()
+    findings = find_scale_invariant(net, example)
+    assert {key: f.kind for key, f in findings.items() if f.kind != "none"} == expected
+
+
+class Scaled(nn.Module):
+    """A normalised layer times a function of a parameter with a domain of its own."""
+
+    def __init__(self, scale: float, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.p, self.norm, self.q = nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)
+        self.scale, self.function = nn.Parameter(torch.full((6,), scale)), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.q((self.norm(self.p(x)) * self.function(self.scale)).relu())
+
+
+def only_one(t: Tensor) -> Tensor:
+    if not bool((t == 1).all()):
+        raise RuntimeError("scale must be one")
+    return t
+
+
+@pytest.mark.parametrize(
+    ("scale", "function", "own"),
+    [
+        (1e-4, torch.sqrt, False),
+        (0.0, torch.sqrt, False),
+        (0.9, lambda t: (1 - t * t).sqrt(), False),
+        (1.0, torch.log, False),
+        (600.0, torch.exp, False),
+        (1.0, only_one, True),
+        (1.0, lambda t: torch.where(t == 1, t, -t).sqrt(), True),
+    ],
+    ids=["root", "root of zero", "edge of a domain", "logarithm", "exponential", "refusal", "isolated point"],
+)
+def test_parameters_with_a_domain(scale: float, function: Callable[[Tensor], Tensor], own: bool) -> None:
+    torch.manual_seed(0)
+    findings = find_scale_invariant(Scaled(scale, function), torch.randn(8, 5))
+    assert findings["p.weight"].kind == "row"
+    assert findings["q.weight"].kind == "none"
+    assert ("at the model's own values" in findings["p.weight"].reason) == own
+
+
+def test_reparametrised_and_pruned_weights_at_zero() -> None:
+    torch.manual_seed(0)
+    normed = parametrizations.weight_norm(nn.Linear(5, 6))
+    nn.init.zeros_(normed.parametrizations.weight.original0)
+    spectral = parametrizations.spectral_norm(nn.Linear(6, 6))
+    pruned = nn.Linear(6, 6)
+    prune.random_unstructured(pruned, "weight", 0.7)
+    net = nn.Sequential(normed, nn.Tanh(), spectral, nn.Tanh(), pruned, nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 2))
+    kinds = {key: f.kind for key, f in find_scale_invariant(net, torch.randn(8, 5)).items() if f.kind != "none"}
+    assert kinds == {
+        "0.parametrizations.weight.original1": "row",
+        "2.parametrizations.weight.original": "tensor",
+        "4.weight_orig": "row",
+    }
+
+
+def test_size_of_the_data_does_not_decide() -> None:
+    net = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.BatchNorm1d(6), nn.Linear(6, 3))
+    torch.manual_seed(0)
+    for size in (1e-3, 255.0, 1e6):
+        assert find_scale_invariant(net, size * torch.rand(8, 5))["0.weight"].kind == "none"
+
+
+def test_position_table_at_zero_is_seen() -> None:
+    """Patches, plus a table of positions that starts at zero, before a layer norm: not invariant."""
+    net = Net(
+        lambda s, x: s.head(s.norm(s.patch(x) + s.table.weight).square().mean(dim=1)),
+        patch=nn.Linear(5, 64, bias=False),
+        table=nn.Embedding(4, 64),
+        norm=nn.LayerNorm(64),
+        head=nn.Linear(64, 3),
+    )
+    torch.manual_seed(0)
+    for module in (net.table, net.head):
+        nn.init.zeros_(module.weight)
+    assert find_scale_invariant(net, torch.randn(8, 4, 5))["patch.weight"].kind == "none"
+
+
+def test_branch_that_is_dropped_at_random_is_seen() -> None:
+    def forward(s: Any, x: Tensor) -> Tensor:
+        h = s.stem(x)
+        return s.head(s.b(h + float(torch.rand(()) < 0.5) * s.a(s.p(h))).relu())
+
+    linear = {name: nn.Linear(6, 6, bias=False) for name in ("stem", "p")}
+    net = Net(forward, a=nn.BatchNorm1d(6), b=nn.BatchNorm1d(6), head=nn.Linear(6, 3), **linear)
+    for seed in range(5):
+        findings = find_scale_invariant(net, torch.randn(8, 6), seed=20 * seed)
+        assert findings["stem.weight"].kind == "none"
+
+
+def test_epsilon_is_seen_through_a_head_of_zeros() -> None:
+    """The ε that dominates, as in the test below, where nothing reaches the output at the start."""
+    net = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6, eps=10.0), nn.Linear(6, 3, bias=False))
+    nn.init.zeros_(net[2].weight)
+    assert "ε of a norm dominates" in find_scale_invariant(net, torch.randn(8, 5))["0.weight"].reason
+
+
+def test_parameters_that_are_not_real_stay_euclidean() -> None:
+    net, example, _ = build("linear-bn")
+    net.register_parameter("counts", nn.Parameter(torch.ones(2, 2, dtype=torch.int64), requires_grad=False))
+    net.register_parameter("phases", nn.Parameter(torch.ones(2, 2, dtype=torch.complex64)))
+    net.register_parameter("empty", nn.Parameter(torch.ones(0, 2)))
+    findings = find_scale_invariant(net, example)
+    assert [findings[key].kind for key in ("counts", "phases", "empty", "0.weight")] == ["none", "none", "none", "row"]
+
+
+def test_values_that_are_not_finite_are_named() -> None:
+    net, example, _ = build("linear-bn")
+    nn.init.constant_(net[0].weight, float("nan"))
+    assert "not finite at the model's own values" in find_scale_invariant(net, example)["0.weight"].reason
+
+
+def test_synchronised_batch_norm_is_probed_on_a_cpu() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 6, 3), nn.SyncBatchNorm(6), nn.ReLU(), nn.Flatten(), nn.Linear(54, 3))
+    assert find_scale_invariant(net, torch.randn(4, 3, 5, 5))["0.weight"].kind == "row"
+    assert type(net[1]) is nn.SyncBatchNorm
 
 
 def test_no_finer_partition_is_invariant() -> None:

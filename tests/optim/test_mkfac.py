@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import fisherfold
 from fisherfold.manifolds import Oblique
 from fisherfold.optim import KFAC, MKFAC, SGDG
-from fisherfold.optim.invariance import call
+from fisherfold.optim.replica import call
 from fisherfold.optim.rows import advance
 
 

@@ -23,8 +23,9 @@ from fisherfold.optim import groups, report, statistics
 from fisherfold.optim.curvature import Curvature, CurvatureOptions, in_layout_of, track
 from fisherfold.optim.distributed import rank
 from fisherfold.optim.factors import Collector, FactorSums, Pass, accumulation_dtype
-from fisherfold.optim.invariance import Finding, call, unwrap
+from fisherfold.optim.invariance import Finding
 from fisherfold.optim.precondition import products
+from fisherfold.optim.replica import call, unwrap
 from fisherfold.optim.report import Diagnosis
 from fisherfold.optim.rows import advance, compiled_advance, tangent, update_on_spheres
 from fisherfold.optim.statistics import LossFunction, Sampler

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fisherfold.optim.factors import Collector
-from fisherfold.optim.invariance import call
+from fisherfold.optim.replica import call
 
 LossFunction = Callable[[Any, Any], Tensor]
 Sampler = Callable[[Tensor, Tensor, torch.Generator], Tensor]

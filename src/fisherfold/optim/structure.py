@@ -10,7 +10,8 @@ import itertools
 
 from torch import fx, nn
 
-from fisherfold.optim.invariance import Finding, unwrap
+from fisherfold.optim.invariance import Finding
+from fisherfold.optim.replica import unwrap
 
 NORMS_PER_CHANNEL = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
 MATRIX_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)

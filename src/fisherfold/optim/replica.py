@@ -1,0 +1,165 @@
+"""A copy of a network to experiment on: float64, in training mode, without side effects on the original.
+
+Every forward pass of the copy starts from the same buffers and from a stated random state. The ε of its normalisation
+layers, which breaks exact scale invariance, can be divided out of the way.
+"""
+
+from __future__ import annotations
+
+import copy
+import types
+import warnings
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+SMALL_EPSILON = 1e-9
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The user's own module under the wrappers of ``torch.compile`` and ``DistributedDataParallel``.
+
+    Args:
+        model: a module, wrapped or not.
+
+    Returns:
+        The innermost module.
+    """
+    while True:
+        if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+            model = model.module
+        elif isinstance(getattr(model, "_orig_mod", None), nn.Module):
+            model = model._orig_mod  # type: ignore[assignment]
+        else:
+            return model
+
+
+def call(model: nn.Module, inputs: Any) -> Any:
+    """Call a model on a tensor, a tuple of positional or a mapping of keyword arguments.
+
+    Args:
+        model: the module.
+        inputs: what to give it.
+
+    Returns:
+        What it returns.
+    """
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    return model(*inputs) if isinstance(inputs, tuple | list) else model(inputs)
+
+
+class Replica:
+    """A float64 copy of a model with an input for it.
+
+    Args:
+        model: the original, which stays as it is.
+        example_input: a batch that it accepts.
+        seed: of the random state in which every forward pass begins.
+    """
+
+    def __init__(self, model: nn.Module, example_input: Any, seed: int) -> None:
+        self.model = _bare_copy(model)
+        self.input = _map_tensors(example_input, lambda t: t.detach().double() if t.is_floating_point() else t.detach())
+        self.seed = seed
+        self.parameters = dict(self.model.named_parameters())
+        self._buffers = {name: b.clone() for name, b in self.model.named_buffers()}
+        # only norms: an ε that multiplies or adds something else is part of the function
+        norms = [m for m in self.model.modules() if "Norm" in type(m).__name__]
+        self._epsilons = {module: module.eps for module in norms if isinstance(getattr(module, "eps", None), float)}
+
+    def forward(self, variant: int = 0) -> list[Tensor]:
+        """The floating outputs, from the same buffers every time.
+
+        Args:
+            variant: which of the random states to begin in (dropout, stochastic depth).
+
+        Returns:
+            At least one of them is differentiable.
+
+        Raises:
+            ValueError: if the model rejects its input or returns nothing differentiable.
+        """
+        torch.manual_seed(self.seed + variant)
+        with torch.no_grad():
+            for name, buffer in self.model.named_buffers():
+                buffer.copy_(self._buffers[name])
+        name = type(self.model).__name__
+        try:
+            outputs = _tensors(call(self.model, self.input))
+        except Exception as error:
+            shapes = [tuple(t.shape) for t in _tensors(self.input)]
+            message = f"example_input (shapes {shapes}) was rejected by {name} in float64 training mode: {error}"
+            raise ValueError(message) from error
+        outputs = [t for t in outputs if t.is_floating_point()]
+        if not any(t.requires_grad for t in outputs):
+            raise ValueError(f"{name} returned no differentiable tensor for example_input")
+        return outputs
+
+    def scale_epsilons(self, factor: float) -> None:
+        """Set the ε of all normalisation layers to a multiple of their own.
+
+        Args:
+            factor: 1 for the original's.
+        """
+        for module, epsilon in self._epsilons.items():
+            module.eps = epsilon * factor  # type: ignore[assignment,operator]
+
+
+class _LocalBatchNorm(nn.modules.batchnorm._BatchNorm):
+    """What SyncBatchNorm becomes in a replica: no messages, and on any device."""
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        pass
+
+
+def _bare_copy(model: nn.Module) -> nn.Module:
+    """A float64 copy in training mode, without the user's own hooks (they may write where they should not)."""
+    # tensors that a pre-hook recomputes (old-style weight norm) cannot be deep-copied, and need not be
+    derived = [t for m in model.modules() for t in vars(m).values() if isinstance(t, Tensor) and not t.is_leaf]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            clone = copy.deepcopy(model, {id(t): t.detach() for t in derived}).double().train()
+    except Exception as error:
+        raise ValueError(f"{type(model).__name__} cannot be copied for the probe: {error}") from error
+    for module in clone.modules():
+        after = (module._forward_hooks, module._backward_hooks)
+        for hooks in (*after, module._forward_pre_hooks, module._backward_pre_hooks):
+            # hooks that are objects (weight norm, spectral norm) are part of the model; functions are the user's
+            for key in [k for k, h in hooks.items() if isinstance(h, types.FunctionType | types.MethodType | partial)]:
+                del hooks[key]
+        module._compiled_call_impl = None
+        if isinstance(module, nn.SyncBatchNorm):
+            module.__class__ = _LocalBatchNorm  # type: ignore[assignment]
+    for parameter in clone.parameters():
+        if parameter.is_floating_point() or parameter.is_complex():
+            parameter.requires_grad_(True)
+        parameter.grad = None
+    return clone
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    """The tensors in nested tuples, lists, mappings and objects with attributes."""
+    if isinstance(tree, Tensor):
+        return [tree]
+    if isinstance(tree, Mapping):
+        return [t for value in tree.values() for t in _tensors(value)]
+    if isinstance(tree, tuple | list):
+        return [t for value in tree for t in _tensors(value)]
+    if hasattr(tree, "__dataclass_fields__"):
+        return [t for value in vars(tree).values() for t in _tensors(value)]
+    return []
+
+
+def _map_tensors(tree: Any, function: Any) -> Any:
+    if isinstance(tree, Tensor):
+        return function(tree)
+    if isinstance(tree, Mapping):
+        return {key: _map_tensors(value, function) for key, value in tree.items()}
+    if isinstance(tree, tuple | list):
+        return tuple(_map_tensors(value, function) for value in tree)
+    return tree
