@@ -312,3 +312,10 @@ def test_structure_on_an_untraceable_model() -> None:
     assert "nn.Sequential" in finding.reason
     with pytest.raises(ValueError, match="Identity has none"):
         guess_from_structure(nn.Identity())
+
+
+def test_structure_compares_channels_with_rows() -> None:
+    """A batch norm over the second axis of a sequence does not normalise the outputs of the layer before it."""
+    net = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(4), nn.Flatten(), nn.Linear(24, 3))
+    assert guess_from_structure(net)["0.weight"].kind == "none"
+    assert find_scale_invariant(net, torch.randn(8, 4, 5))["0.weight"].kind == "none"

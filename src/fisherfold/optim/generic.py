@@ -7,8 +7,8 @@ every parameter p is moved:
 
     p ← s · p/rms(p) · (1 + u),   u ~ U(-½, ½),   with ±s in the place of entries that are (nearly) zero,
 
-where s is its own size rms(p), or a usual one where its own is out of the ordinary. Signs are kept, and tensors of one
-sign stay of one sign, because a scale may be under a root or a logarithm.
+where s is its own size rms(p), or a usual one where its own is out of the ordinary. Tensors of one sign keep it, as a
+scale may be under a root or a logarithm; the signs of others are drawn, so that no unit stays dead.
 """
 
 from __future__ import annotations
@@ -134,8 +134,8 @@ def _rms(value: Tensor) -> float:
     return float(value.double().square().mean().sqrt())
 
 
-def _moved(own: Tensor, size: float, spread: float, signed: bool, generator: torch.Generator) -> Tensor:
-    """A tensor near the direction of another, with entries of about the given size."""
+def _moved(own: Tensor, size: float, spread: float, free: bool, generator: torch.Generator) -> Tensor:
+    """A tensor like another, with entries of about the given size."""
     rms = _rms(own)
     base = own * (size / rms) if rms > 1e-150 else torch.zeros_like(own)
     small = base.abs() <= NEARLY_ZERO * size
@@ -144,6 +144,6 @@ def _moved(own: Tensor, size: float, spread: float, signed: bool, generator: tor
     large = base[~small]
     if large.numel() and bool((large > 0).all() | (large < 0).all()):
         signs = large[0].sign().expand_as(signs)
-    elif not large.numel() and not signed:
-        signs = torch.ones_like(signs)
-    return torch.where(small, size * signs, base) * lengths
+    elif not free:
+        signs = torch.where(small, torch.ones_like(signs), base.sign())
+    return torch.where(small, size, base.abs()) * signs * lengths

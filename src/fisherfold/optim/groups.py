@@ -316,7 +316,7 @@ def constrain(parameter: nn.Parameter, spheres: int, name: str) -> Tensor | None
     parameter.copy_(scaled.view(parameter.shape))
     if alive is not None:
         dead = int((~alive).sum())
-        warnings.warn(f"{name}: {dead} of {spheres} rows are zero or tiny and stay Euclidean", stacklevel=5)
+        warnings.warn(f"{name}: {dead} of {spheres} rows are zero or tiny and stay Euclidean", stacklevel=6)
     return alive
 
 

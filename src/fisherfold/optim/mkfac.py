@@ -27,7 +27,8 @@ from fisherfold.optim.invariance import Finding
 from fisherfold.optim.precondition import products
 from fisherfold.optim.replica import call, unwrap
 from fisherfold.optim.report import Diagnosis
-from fisherfold.optim.rows import advance, compiled_advance, tangent, update_on_spheres
+from fisherfold.optim.rows import advance, compiled_advance, tangent, unit_factors, update_on_spheres
+from fisherfold.optim.running import carry_over
 from fisherfold.optim.statistics import LossFunction, Sampler
 from fisherfold.optim.streams import in_parallel
 
@@ -35,9 +36,10 @@ from fisherfold.optim.streams import in_parallel
 class MKFAC(torch.optim.Optimizer):
     r"""Natural gradients for networks with normalisation: a drop-in ``torch.optim.Optimizer``.
 
-    Scale-invariant weights are found by probing the model (``find_scale_invariant``), scaled to unit length, which does
-    not change the network's function, and kept there. Call ``refresh`` (or train inside ``statistics()``) from time to
-    time to renew the curvature; before the first time, MKFAC is Riemannian SGD.
+    Scale-invariant weights are found by probing the model (``find_scale_invariant``), scaled to unit length and kept
+    there. That does not change the network's function, up to the ε of its norms: the running statistics of batch norms
+    are scaled along, so that a trained network stays the same in evaluation mode too. Call ``refresh`` (or train inside
+    ``statistics()``) from time to time to renew the curvature; before the first time, MKFAC is Riemannian SGD.
 
     Args:
         model: a module, wrapped by DDP or ``torch.compile`` or not; or parameter groups, each with an entry
@@ -50,7 +52,8 @@ class MKFAC(torch.optim.Optimizer):
         invariant: ``"probe"``, ``"modules"`` (guess from the structure), ``"none"``, or a mapping from names to
             ``"row"``, ``"tensor"``, ``"none"`` or a number of spheres; by default ``"probe"`` where there is an example
             input, else ``"modules"``.
-        example_input: a batch for the probe: a tensor, a tuple of arguments or a mapping of keyword arguments.
+        example_input: a batch for the probe, also used to see which running statistics depend on the scale of weights:
+            a tensor, a tuple of arguments or a mapping of keyword arguments.
         euclidean: ``"sgd"`` or ``"kfac"`` for matrix layers that are not scale invariant.
         damping_mode: ``"exact"`` (Tikhonov) or ``"factored"`` (π-split, cheaper, another direction).
         basis: ``"auto"`` (as many eigenvectors as ``basis_tolerance`` asks for), ``"full"``, or a fraction like 1/16.
@@ -69,7 +72,8 @@ class MKFAC(torch.optim.Optimizer):
         capturable: no host synchronisation in ``step``, fixed memory, the learning rate as a tensor.
         fuse: compile the update of a weight with ``torch.compile``.
         allow_tf32: let CUDA use TF32 in curvature products.
-        model_of_groups: the module that owns the parameters, where groups are given and curvature is wanted.
+        model_of_groups: the module that owns the parameters, where groups are given; without it there is no curvature,
+            and the running statistics of batch norms stay as they are.
         process_group: whose ranks share the statistics; the default group if there is one.
         seed: of the probe and of Monte-Carlo targets.
 
@@ -146,9 +150,11 @@ class MKFAC(torch.optim.Optimizer):
         self.curvature = Curvature(weights, options, process_group)
         self._age = torch.zeros((), dtype=torch.int64, device=self._device() if capturable else "cpu")
         self._refreshes = 0
-        for parameter, _, spheres in self._entries():
-            if spheres and parameter.requires_grad:
-                self._constrain(parameter, spheres)
+        curved = [(p, s) for p, _, s in self._entries() if s]
+        self._example = example_input
+        self._constrain([(p, s) for p, s in curved if p.requires_grad])
+        if all(p.requires_grad for p, _ in curved):
+            self._example = None  # frozen weights need it when they are freed
 
     # ------------------------------------------------------------------ parameter groups
 
@@ -183,8 +189,15 @@ class MKFAC(torch.optim.Optimizer):
         wanted = {key: names[key] for key, spheres in flat.items() if spheres or euclidean == "kfac"}
         return track(self.model, wanted, join_bias=[key for key in wanted if not flat[key]])
 
-    def _constrain(self, parameter: nn.Parameter, spheres: int) -> None:
-        """Scale a weight to unit length and start its momentum."""
+    def _constrain(self, weights: list[tuple[nn.Parameter, int]]) -> None:
+        """Scale weights to unit length, with the running statistics behind them, and start their momentum."""
+        if self.model is not None:
+            factors = {id(p): unit_factors(p.detach().reshape(spheres, -1)) for p, spheres in weights}
+            carry_over(self.model, factors, self._example, self.seed)
+        for parameter, spheres in weights:
+            self._start(parameter, spheres)
+
+    def _start(self, parameter: nn.Parameter, spheres: int) -> None:
         alive = groups.constrain(parameter, spheres, groups.names(self)[id(parameter)])
         self.state[parameter] = {"momentum_buffer": torch.zeros_like(parameter, memory_format=torch.contiguous_format)}
         if alive is not None:
@@ -363,7 +376,7 @@ class MKFAC(torch.optim.Optimizer):
 
     def _manifold_step(self, parameter: nn.Parameter, group: dict[str, Any], spheres: int) -> None:
         if "momentum_buffer" not in self.state[parameter]:  # unfrozen since the start
-            self._constrain(parameter, spheres)
+            self._constrain([(parameter, spheres)])
         v = self.curvature.direction(parameter).reshape(spheres, -1)
         state = self.state[parameter]
         separable = spheres == len(parameter) <= v.shape[1] and parameter not in self._grouped and "alive" not in state

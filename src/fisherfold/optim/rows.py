@@ -135,6 +135,19 @@ def unit_rows(w: Tensor) -> tuple[Tensor, Tensor | None]:
     return scaled, None if bool(alive.all()) else alive
 
 
+def unit_factors(w: Tensor) -> Tensor:
+    """By what ``unit_rows`` multiplies each row.
+
+    Args:
+        w: any rows.
+
+    Returns:
+        A float64 vector, 1 at the rows left alone.
+    """
+    norms = torch.linalg.vector_norm(w.double(), dim=1)
+    return torch.where(norms > TINY_ROW, 1 / norms.clamp_min(TINY_ROW), torch.ones_like(norms))
+
+
 Rules = tuple["float | Tensor", float, bool, "float | None", float]
 Advance = Callable[
     [Tensor, Tensor, Tensor, "float | Tensor", float, bool, "float | None", float, "Tensor | None"], None

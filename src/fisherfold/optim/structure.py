@@ -7,6 +7,7 @@ instance norms only is invariant row by row.
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 from torch import fx, nn
 
@@ -14,6 +15,7 @@ from fisherfold.optim.invariance import Finding
 from fisherfold.optim.replica import unwrap
 
 NORMS_PER_CHANNEL = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
+NORMS_PER_SAMPLE = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 MATRIX_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
@@ -42,10 +44,9 @@ def guess_from_structure(model: nn.Module) -> dict[str, Finding]:
     model = unwrap(model)
     if next(model.parameters(), None) is None:
         raise ValueError(f"model must have parameters, {type(model).__name__} has none")
-    try:
-        invariant, how = _traced(model), "symbolic trace"
-    except Exception:  # tracing runs the user's forward on proxies: anything can be raised
-        invariant, how = _in_sequentials(model), "neighbours in nn.Sequential"
+    pairs, how = uses_of_layers(model)
+    elsewhere = {id(layer.weight) for layer, user in pairs if not norms_rows(layer, user)}
+    invariant = {id(layer.weight) for layer, _ in pairs} - elsewhere
     findings = {}
     nan = float("nan")
     for name, parameter in model.named_parameters():
@@ -57,27 +58,46 @@ def guess_from_structure(model: nn.Module) -> dict[str, Finding]:
     return findings
 
 
-def _traced(model: nn.Module) -> set[int]:
-    graph = fx.symbolic_trace(model).graph
+def norms_rows(layer: Any, user: nn.Module | None) -> bool:
+    """Whether a module normalises every row of the layer before it: a norm per channel, with as many channels as rows.
+
+    Args:
+        layer: a matrix layer.
+        user: what takes its output.
+
+    Returns:
+        False for a batch norm over another axis than the layer's outputs.
+    """
+    return isinstance(user, NORMS_PER_CHANNEL) and user.num_features == len(layer.weight)
+
+
+def uses_of_layers(model: nn.Module) -> tuple[list[tuple[Any, nn.Module | None]], str]:
+    """Where the outputs of matrix layers go.
+
+    Args:
+        model: any module.
+
+    Returns:
+        Pairs of a matrix layer and a module that takes its output (None: something else does), and how they were found.
+    """
+    try:
+        return _traced(model), "symbolic trace"
+    except Exception:  # tracing runs the user's forward on proxies: anything can be raised
+        return _in_sequentials(model), "neighbours in nn.Sequential"
+
+
+def _traced(model: nn.Module) -> list[tuple[Any, nn.Module | None]]:
     modules = dict(model.named_modules())
-    verdicts: dict[int, bool] = {}
-    for node in graph.nodes:
+    pairs: list[tuple[Any, nn.Module | None]] = []
+    for node in fx.symbolic_trace(model).graph.nodes:
         layer = modules.get(str(node.target)) if node.op == "call_module" else None
         if isinstance(layer, MATRIX_LAYERS):
             users = [modules.get(str(u.target)) if u.op == "call_module" else None for u in node.users]
-            normed = bool(users) and all(isinstance(u, NORMS_PER_CHANNEL) for u in users)
-            verdicts[id(layer.weight)] = verdicts.get(id(layer.weight), True) and normed
-    return {key for key, normed in verdicts.items() if normed}
+            pairs += [(layer, user) for user in users or [None]]
+    return pairs
 
 
-def _in_sequentials(model: nn.Module) -> set[int]:
-    found: set[int] = set()
-    for container in model.modules():
-        if isinstance(container, nn.Sequential):
-            children = list(container)
-            found |= {
-                id(first.weight)
-                for first, second in itertools.pairwise(children)
-                if isinstance(first, MATRIX_LAYERS) and isinstance(second, NORMS_PER_CHANNEL)
-            }
-    return found
+def _in_sequentials(model: nn.Module) -> list[tuple[Any, nn.Module | None]]:
+    chains = [list(container) for container in model.modules() if isinstance(container, nn.Sequential)]
+    pairs = [pair for chain in chains for pair in itertools.pairwise(chain)]
+    return [(first, second) for first, second in pairs if isinstance(first, MATRIX_LAYERS)]
