@@ -4,6 +4,7 @@ import io
 import math
 import re
 
+import numpy as np
 import pandas
 import polars
 import pytest
@@ -288,6 +289,17 @@ def test_a_checkpoint_of_a_larger_product_is_refused(tasks, tmp_path):
     [
         ({"method": "newton"}, ValueError, r"method must be one of \['rcg', .*\], got 'newton'"),
         ({"max_iter": -1}, ValueError, "max_iter must be at least 0, got -1"),
+        ({"max_iter": 2.5}, TypeError, "max_iter must be a whole number, got 2.5"),
+        ({"max_iter": "3"}, TypeError, "max_iter must be a whole number, got '3'"),
+        ({"max_iter": True}, TypeError, "max_iter must be a whole number, got True"),
+        ({"evaluate_every": 1.5}, TypeError, "evaluate_every must be a whole number, got 1.5"),
+        ({"seed": None}, TypeError, "seed must be a whole number, got None"),
+        ({"seed": 1.5}, TypeError, "seed must be a whole number, got 1.5"),
+        ({"seed": 2**70}, ValueError, r"seed must lie between -2\*\*63 and 2\*\*64 - 1, got 1180591620717411303424"),
+        ({"stop": 1e-6}, TypeError, r"stop must be a criterion such as GradientNorm\(1e-6\), got 1e-06"),
+        ({"callback": 3}, TypeError, "callback must be a function of the state, got 3"),
+        ({"batch_size": 2.5}, TypeError, "batch_size must be a whole number, got 2.5"),
+        ({"method": "rsgd", "step": 0.1, "batch_size": 2.5}, TypeError, "batch_size must be a whole number, got 2.5"),
         ({"evaluate_every": 0}, ValueError, "evaluate_every must be at least 1, got 0"),
         ({"checkpoint_every": 0}, ValueError, "checkpoint_every must be at least 1, got 0"),
         ({"resume": True}, ValueError, "resume=True needs a checkpoint file, got checkpoint=None"),
@@ -341,6 +353,16 @@ def test_a_checkpoint_of_a_larger_product_is_refused(tasks, tmp_path):
 def test_bad_options_are_named(task, options, error, message):
     with pytest.raises(error, match=message):
         minimize(task.problem, task.x0, **options)
+
+
+def test_whole_numbers_may_come_from_numpy(task):
+    result = minimize(task.problem, task.x0, max_iter=np.int64(2), seed=np.int32(1), batch_size=np.int64(8), stop=NEVER)
+    assert result.iterations == 2
+
+
+def test_a_function_is_no_problem(task):
+    with pytest.raises(TypeError, match=r"problem must be a fisherfold.Problem, such as NLLProblem, got function"):
+        minimize(lambda x: x.sum(), task.x0)
 
 
 def test_bad_starts_are_named(task):

@@ -19,7 +19,7 @@ from fisherfold.distributed import Group
 from fisherfold.files import check_place, sound
 from fisherfold.manifolds.base import Point, leaves, tree_map
 from fisherfold.problems.base import Problem
-from fisherfold.solvers.method import Method
+from fisherfold.solvers.method import Method, whole_number
 from fisherfold.solvers.progress import Display
 from fisherfold.solvers.rcg import RCG, RGD
 from fisherfold.solvers.result import Result
@@ -87,7 +87,8 @@ def minimize(
         >>> result.status, result.value < 1e-20
         ('converged', True)
     """
-    _check_numbers(max_iter, evaluate_every, checkpoint_every)
+    _check_parts(problem, stop, callback, seed)
+    _check_numbers(max_iter=(max_iter, 0), evaluate_every=(evaluate_every, 1), checkpoint_every=(checkpoint_every, 1))
     _check_files(checkpoint, resume, problem.group)
     _check_start(problem, x0)
     if method not in METHODS:
@@ -120,13 +121,23 @@ def minimize(
     return Result(state.best, state.best_loss, status, message, state.trace, state.iteration, last=state.x)
 
 
-def _check_numbers(max_iter: int, evaluate_every: int, checkpoint_every: int) -> None:
-    if max_iter < 0:
-        raise ValueError(f"max_iter must be at least 0, got {max_iter}")
-    if evaluate_every < 1:
-        raise ValueError(f"evaluate_every must be at least 1, got {evaluate_every}")
-    if checkpoint_every < 1:
-        raise ValueError(f"checkpoint_every must be at least 1, got {checkpoint_every}")
+def _check_numbers(**counts: tuple[int, int]) -> None:
+    for name, (value, least) in counts.items():
+        whole_number(name, value)
+        if value < least:
+            raise ValueError(f"{name} must be at least {least}, got {value}")
+
+
+def _check_parts(problem: Problem, stop: Criterion | None, callback: object, seed: int) -> None:
+    if not isinstance(problem, Problem):
+        raise TypeError(f"problem must be a fisherfold.Problem, such as NLLProblem, got {type(problem).__name__}")
+    if stop is not None and not isinstance(stop, Criterion):
+        raise TypeError(f"stop must be a criterion such as GradientNorm(1e-6), got {stop!r}")
+    if callback is not None and not callable(callback):
+        raise TypeError(f"callback must be a function of the state, got {callback!r}")
+    whole_number("seed", seed)
+    if not -(2**63) <= seed < 2**64:
+        raise ValueError(f"seed must lie between -2**63 and 2**64 - 1, got {seed}")
 
 
 def _check_files(checkpoint: str | os.PathLike[str] | None, resume: bool, group: Group) -> None:
@@ -161,7 +172,7 @@ def _begin(solver: Method, x0: Point, seed: int, saved: str | os.PathLike[str] |
             with group.together(), sound(saved, "checkpoint"):
                 solver.problem.manifold.check_point(resumed.x, name="its x")
             return resumed
-    state = State(x=tree_map(torch.clone, x0), generator=torch.Generator().manual_seed(seed))
+    state = State(x=tree_map(torch.clone, x0), generator=torch.Generator().manual_seed(int(seed)))
     state.best = state.x
     began = time.perf_counter()
     solver.start(state)

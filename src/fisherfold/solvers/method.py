@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from typing import ClassVar, TypeAlias
@@ -105,6 +106,24 @@ def positive(name: str, value: float, *, zero: bool = False) -> float:
     return value
 
 
+def whole_number(name: str, value: int) -> int:
+    """Check a whole number at the door.
+
+    Args:
+        name: the argument's name.
+        value: its value.
+
+    Returns:
+        The value.
+
+    Raises:
+        TypeError: if it is anything else.
+    """
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool):
+        raise TypeError(f"{name} must be a whole number, got {value!r}")
+    return value
+
+
 def at_least_one(name: str, value: int) -> int:
     """Check a count at the door.
 
@@ -168,7 +187,7 @@ def check_batch_size(batch_size: int | None, n_samples: int) -> int:
     Raises:
         ValueError: if it is not between 1 and the number of samples.
     """
-    size = n_samples if batch_size is None else batch_size
+    size = n_samples if batch_size is None else whole_number("batch_size", batch_size)
     if not 1 <= size <= n_samples:
         raise ValueError(f"batch_size must be between 1 and n_samples={n_samples}, got {batch_size}")
     return size
