@@ -95,12 +95,18 @@ class CurvatureOptions:
 class Curvature:
     """Factors and inverses of all tracked weights of a model."""
 
+    layers: dict[str, LayerCurvature]
+
     def __init__(self, weights: Sequence[TrackedWeight], options: CurvatureOptions, process_group: Any = None) -> None:
-        self.layers = {tracked.name: LayerCurvature(tracked) for tracked in weights}
-        self.by_weight = {id(tracked.weight): self.layers[tracked.name] for tracked in weights}
         self.options = options
         self.process_group = process_group
         self.calls: dict[str, int] = {}
+        self.__setstate__({"layers": {tracked.name: LayerCurvature(tracked) for tracked in weights}})
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take over a copied or loaded state; weights are found by their ``id``, which is new there."""
+        vars(self).update(state)
+        self.by_weight = {id(layer.tracked.weight): layer for layer in self.layers.values()}
 
     @property
     def weights(self) -> list[TrackedWeight]:

@@ -30,7 +30,13 @@ from fisherfold.optim.report import Diagnosis
 from fisherfold.optim.rows import advance, compiled_advance, tangent, unit_factors, update_on_spheres
 from fisherfold.optim.running import carry_over
 from fisherfold.optim.statistics import LossFunction, Sampler
-from fisherfold.optim.streams import in_parallel
+from fisherfold.optim.streams import Branches
+
+CARRIED = (
+    *("fisher", "reduction", "factor_decay", "max_rows", "exponential", "max_angle", "orthogonality", "balanced"),
+    *("capturable", "fuse", "allow_tf32", "seed", "model", "findings", "refused", "curvature", "_grouped", "_age"),
+    *("_refreshes", "_branches", "_example"),
+)
 
 
 class MKFAC(torch.optim.Optimizer):
@@ -136,7 +142,7 @@ class MKFAC(torch.optim.Optimizer):
         self.orthogonality = orthogonality
         self.model = unwrap(model) if isinstance(model, nn.Module) else model_of_groups and unwrap(model_of_groups)
         self._grouped = groups.grouped_weights(self.model)
-        self._advance = compiled_advance() if fuse else advance
+        self.fuse, self._branches = fuse, Branches()
         self.findings: dict[str, Finding] = {}
         if isinstance(model, nn.Module):
             self.findings = groups.findings(unwrap(model), invariant, example_input, seed)
@@ -155,6 +161,10 @@ class MKFAC(torch.optim.Optimizer):
         self._constrain([(p, s) for p, s in curved if p.requires_grad])
         if all(p.requires_grad for p, _ in curved):
             self._example = None  # frozen weights need it when they are freed
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What copies and pickles hold: the base class would leave all of this out."""
+        return {**super().__getstate__(), **{name: vars(self)[name] for name in CARRIED}}
 
     # ------------------------------------------------------------------ parameter groups
 
@@ -343,7 +353,7 @@ class MKFAC(torch.optim.Optimizer):
                 self._euclidean_step(group, directions)
             jobs = [(p, g, s) for p, g, s in self._entries() if s and p.grad is not None]
             jobs.sort(key=lambda job: -job[0].numel())
-            in_parallel(self._manifold_step, jobs, branches=self.capturable)
+            self._branches.run(self._manifold_step, jobs, parallel=self.capturable)
         self._age += 1
         return loss
 
@@ -382,7 +392,7 @@ class MKFAC(torch.optim.Optimizer):
         separable = spheres == len(parameter) <= v.shape[1] and parameter not in self._grouped and "alive" not in state
         orthogonality = self.orthogonality if separable else 0.0
         rules = (group["lr"], group["momentum"], self.exponential, self.max_angle, orthogonality)
-        update_on_spheres(parameter, v, state, self._advance, rules)
+        update_on_spheres(parameter, v, state, compiled_advance() if self.fuse else advance, rules)
 
     @torch.no_grad()
     def precondition_(self) -> None:

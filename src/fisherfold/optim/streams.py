@@ -2,13 +2,13 @@
 
 Work is dealt to a few side streams that fork from the current one and join it again, so that kernels too small to fill
 the device run side by side when the graph is replayed. The uncaptured steps before a capture take the same way, so that
-every stream has its workspaces by then.
+every stream has its workspaces by then. Workspaces belong to streams: optimizers whose graphs are replayed side by side
+must not share them, so each has streams of its own. (PyTorch deals them from a pool of 32 per device.)
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -16,29 +16,49 @@ import torch
 N_BRANCHES = 4
 
 
-def in_parallel(function: Callable[..., None], jobs: Sequence[tuple[Any, ...]], *, branches: bool) -> None:
-    """Call a function on each of the jobs, which must not depend on each other.
+class Branches:
+    """The side streams of one optimizer, made where they are first needed; a copy starts without any."""
 
-    Args:
-        function: the work.
-        jobs: its arguments; the first of each is a tensor.
-        branches: whether to use side streams, on CUDA.
-    """
-    if not (branches and jobs and jobs[0][0].is_cuda):
+    def __init__(self) -> None:
+        self._streams: dict[torch.device, tuple[Any, ...]] = {}
+
+    def __reduce__(self) -> tuple[type[Branches], tuple[()]]:
+        return Branches, ()
+
+    def streams(self, device: torch.device) -> tuple[Any, ...]:
+        """The side streams on a device.
+
+        Args:
+            device: a CUDA device.
+
+        Returns:
+            The same streams every time.
+        """
+        if device not in self._streams:
+            self._streams[device] = tuple(torch.cuda.Stream(device) for _ in range(N_BRANCHES))  # type: ignore[no-untyped-call]
+        return self._streams[device]
+
+    def run(self, function: Callable[..., None], jobs: Sequence[tuple[Any, ...]], *, parallel: bool) -> None:
+        """Call a function on each of the jobs, which must not depend on each other.
+
+        Args:
+            function: the work.
+            jobs: its arguments; the first of each is a tensor.
+            parallel: whether to use side streams, on CUDA.
+        """
+        devices = {job[0].device for job in jobs if parallel and job[0].is_cuda}
         for job in jobs:
-            function(*job)
-        return
-    main = torch.cuda.current_stream()
-    streams = _streams(jobs[0][0].device)
-    for stream in streams:
-        stream.wait_stream(main)
-    for index, job in enumerate(jobs):
-        with torch.cuda.stream(streams[index % N_BRANCHES]):
-            function(*job)
-    for stream in streams:
-        main.wait_stream(stream)
+            if job[0].device not in devices:
+                function(*job)
+        for device in devices:
+            self._fork(function, [job for job in jobs if job[0].device == device], device)
 
-
-@lru_cache
-def _streams(device: torch.device) -> tuple[torch.cuda.Stream, ...]:
-    return tuple(torch.cuda.Stream(device) for _ in range(N_BRANCHES))  # type: ignore[no-untyped-call]
+    def _fork(self, function: Callable[..., None], jobs: Sequence[tuple[Any, ...]], device: torch.device) -> None:
+        main, streams = torch.cuda.current_stream(device), self.streams(device)
+        for stream in streams:
+            stream.wait_stream(main)
+        for index, job in enumerate(jobs):
+            with torch.cuda.stream(streams[index % N_BRANCHES]):
+                function(*job)
+        for stream in streams:
+            main.wait_stream(stream)
