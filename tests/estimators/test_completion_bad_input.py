@@ -49,7 +49,7 @@ def test_parameters(params, message):
         (PAIRS, VALUES + 1j, "Complex data not supported: y must be real"),
         (PAIRS, np.ones((6, 2)), r"y must have one dimension, got shape \(6, 2\)"),
         ([("a", None), ("b", "c")], [1, 2], "column id at position 0 is missing"),
-        ([(1.0, 2.0), (np.nan, 3.0)], [1, 2], "row id at position 1 is missing or infinite"),
+        ([(1.0, 2.0), (np.nan, 3.0)], [1, 2], "row id at position 1 is missing"),
         (np.full((3, 3), np.nan), None, "there are no ratings"),
         (np.array([["a", "b"]]), None, "a matrix with holes must hold numbers and NaN"),
         (np.zeros(3), None, r"a matrix with holes must have two dimensions, got shape \(3,\)"),

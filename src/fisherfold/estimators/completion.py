@@ -223,7 +223,7 @@ class MatrixCompletion(SharedFits, RegressorMixin, BaseEstimator):  # type: igno
         """
         check_is_fitted(self, "model_")
         _whole("k", k, 1)
-        rows = id_array(_single(row_id), "row")
+        rows = id_array([row_id], "row")
         i, _ = self.model_.locate(rows, self.model_.column_ids.labels[:0], self.unseen)
         return self._top(self.model_, int(i[0]), k, exclude_seen)
 
@@ -334,12 +334,3 @@ class MatrixCompletion(SharedFits, RegressorMixin, BaseEstimator):  # type: igno
 def _whole(name: str, value: Any, least: int) -> None:
     if not isinstance(value, Integral) or isinstance(value, bool) or int(value) < least:
         raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
-
-
-def _single(row_id: Hashable) -> Any:
-    """An array of one id that is not taken apart if it is a tuple."""
-    if isinstance(row_id, (int, float, np.generic)):
-        return np.array([row_id])
-    array = np.empty(1, dtype=object)
-    array[0] = row_id
-    return array

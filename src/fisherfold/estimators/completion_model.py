@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -276,7 +277,10 @@ def summed(rows: Any, columns: Any, values: Any) -> tuple[Any, Any, Any]:
 
 
 def _other_kind(ids: Ids, index: IdIndex) -> bool:
-    def is_text(values: Ids) -> bool:
-        return values.dtype == object and isinstance(values[0], str)
+    """Whether no type of these ids occurs in the fit; all numbers are of one type."""
 
-    return len(index) > 0 and is_text(ids) != is_text(index.labels)
+    def kinds(values: Ids) -> set[type]:
+        found = {int} if values.dtype != object else set(map(type, values.tolist()))
+        return {int if issubclass(kind, Real) else kind for kind in found}
+
+    return len(index) > 0 and not kinds(ids) & kinds(index.labels)

@@ -36,7 +36,8 @@ class SharedFits:
         """Fit the model to the shares of all processes of a group; every one of them must call this.
 
         The model is that of one process which is given all shares one after the other, to rounding, and the same on
-        every process to the bit. Ids must be numbers or text.
+        every process to the bit. Ids must be numbers or text; where a share has text, the whole numbers of all others
+        are names too, as in a file that is read in parts.
 
         Args:
             X: this process's share, as for ``fit``; None if it has none.

@@ -1,24 +1,30 @@
 """Names of rows and columns: any hashable ids outside, numbers from 0 inside.
 
-An ``IdIndex`` numbers ids in the order in which they were first added and never renumbers, so that factors stay where
-they are when new ids arrive. Whole numbers and floats are looked up in a sorted array, everything else in a dictionary.
+Two ids are one if they are equal in Python: 1, 1.0, True and ``np.int64(1)`` are one id, 1 and "1" are two. An
+``IdIndex`` numbers ids in the order in which they were first added and never renumbers, so that factors stay where they
+are when new ids arrive. Whole numbers and floats are looked up in a sorted array, everything else in a dictionary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+import contextlib
+import datetime
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 Ids = npt.NDArray[Any]
 
 _TABLE_SLACK = 2**20
+_EXACT = 2**53  # floats below this are as many as the whole numbers
+_PLAIN = {int, bool, float, str, bytes}
 
 
 def id_array(ids: Any, name: str) -> Ids:
-    """One dimension of ids as an array of whole numbers, floats or objects.
+    """One dimension of ids as an array of whole numbers, floats or objects, each id exactly as it was given.
 
     Args:
         ids: a sequence, array or column of a data frame.
@@ -28,36 +34,83 @@ def id_array(ids: Any, name: str) -> Ids:
         An array of dtype int64, uint64, float64 or object.
 
     Raises:
-        ValueError: if an id is missing (None, NaN) or infinite.
-        TypeError: if an id is not hashable.
+        ValueError: if an id is missing (None, NaN), infinite, or a float too large to tell whole numbers apart, or if
+            there is more than one dimension.
+        TypeError: if there is no sequence, or an id is not hashable.
+
+    Example:
+        >>> id_array([2**53, 2**53 + 1], "row").tolist()
+        [9007199254740992, 9007199254740993]
+        >>> id_array([1, "1", ("a", 1)], "row").tolist()
+        [1, '1', ('a', 1)]
     """
+    if isinstance(ids, (str, bytes, Mapping)) or not hasattr(ids, "__iter__"):
+        raise TypeError(f"{name} ids must be a sequence, got {ids!r} ({type(ids).__name__})")
+    if not (hasattr(ids, "to_numpy") or hasattr(ids, "__array__")):
+        return _exact(list(ids), name)
     array = ids.to_numpy() if hasattr(ids, "to_numpy") else np.asarray(ids)
+    if array.ndim != 1:
+        raise ValueError(f"{name} ids must have one dimension, got shape {array.shape}")
     if array.dtype.kind in "iub":
         return array.astype(np.uint64 if array.dtype == np.uint64 else np.int64, copy=False)
     if array.dtype.kind == "f":
         return _float_ids(array, name)
-    if array.dtype.kind in "US":
-        return np.array(array.tolist(), dtype=object)
-    array = np.asarray(array, dtype=object)
-    for position, value in enumerate(array):
-        if value is None or value != value:
-            raise ValueError(f"{name} id at position {position} is missing (got {value!r})")
-    try:
-        for value in array:
-            hash(value)
-    except TypeError:
-        raise TypeError(f"{name} ids must be hashable, got {type(value).__name__}") from None
+    # elements of dates one by one: as a list, NumPy would make bare numbers of nanoseconds
+    return _exact(list(array) if array.dtype.kind in "mM" else array.tolist(), name)
+
+
+def _exact(values: list[Any], name: str) -> Ids:
+    """A list of ids that is not brought to one type, as NumPy would: 1 and "1" to text, large numbers to floats."""
+    kinds = set(map(type, values))
+    if not kinds <= _PLAIN:
+        values = [plain(value) for value in values]
+        kinds = set(map(type, values))
+    if kinds <= {int, bool}:
+        for dtype in (np.int64, np.uint64):
+            with contextlib.suppress(OverflowError):
+                return np.array(values, dtype=dtype)
+    elif kinds <= {int, bool, float} and all(abs(value) < _EXACT for value in values):
+        return _float_ids(np.array(values, dtype=np.float64), name)
+    if not kinds <= {str, int, bool}:
+        for position, value in enumerate(values):
+            _check_id(value, position, name)
+    array = np.empty(len(values), dtype=object)
+    array[:] = values
     return array
 
 
+def _check_id(value: Any, position: int, name: str) -> None:
+    here = f"{name} id at position {position} is"
+    if _is_missing(value):
+        raise ValueError(f"{here} missing (got {value!r})")
+    if isinstance(value, float) and np.isinf(value):
+        raise ValueError(f"{here} infinite (got {value})")
+    if isinstance(value, float) and abs(value) >= _EXACT:
+        raise ValueError(
+            f"{here} the float {value!r}: from 2**53 on several whole numbers become one float; "
+            "hand ids over as whole numbers or text"
+        )
+    try:
+        hash(value)
+    except TypeError:
+        raise TypeError(f"{name} ids must be hashable, got {type(value).__name__} at position {position}") from None
+
+
+def _is_missing(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return any(map(_is_missing, value))
+    try:
+        return value is None or bool(value != value)
+    except (TypeError, ValueError):  # pandas.NA is neither; arrays are for the next check
+        return type(value).__name__ == "NAType"
+
+
 def _float_ids(array: npt.NDArray[np.floating], name: str) -> Ids:
-    bad = np.flatnonzero(~np.isfinite(array))
+    bad = np.flatnonzero(~(np.abs(array) < _EXACT))
     if len(bad):
-        raise ValueError(f"{name} id at position {bad[0]} is missing or infinite (got {array[bad[0]]})")
-    whole = array.astype(np.int64) if len(array) and np.abs(array).max() < 2**53 else None
-    if whole is not None and np.array_equal(whole, array):
-        return whole
-    return array.astype(np.float64, copy=False)
+        _check_id(float(array[bad[0]]), int(bad[0]), name)
+    whole = array.astype(np.int64)
+    return whole if np.array_equal(whole, array) else array.astype(np.float64, copy=False)
 
 
 class IdIndex:
@@ -114,7 +167,7 @@ class IdIndex:
         Args:
             ids: ids as made by ``id_array``.
         """
-        if self._known is None and (ids.dtype == object or (len(self.labels) and _clash(self.labels, ids))):
+        if self._known is None and (ids.dtype == object or self._clashes(ids)):
             self._known = {label: number for number, label in enumerate(self.labels.tolist())}
             self.labels = self.labels.astype(object)
         if self._known is not None:
@@ -130,6 +183,10 @@ class IdIndex:
         self.labels = np.concatenate([self.labels, fresh]) if len(self.labels) else fresh
         self._order = np.argsort(self.labels, kind="stable")
 
+    def _clashes(self, ids: Ids) -> bool:
+        # no numeric dtype holds all of int64, uint64 and float64
+        return len(ids) > 0 and len(self.labels) > 0 and ids.dtype != self.labels.dtype
+
     def numbers(self, ids: Any, name: str = "row or column") -> npt.NDArray[np.int64]:
         """The numbers of some ids.
 
@@ -144,8 +201,8 @@ class IdIndex:
         if self._known is not None:
             known = self._known
             return np.fromiter((known.get(v, -1) for v in array.tolist()), dtype=np.int64, count=len(array))
-        if array.dtype == object:
-            return _object_numbers(array, self)
+        if array.dtype != self.labels.dtype and len(array):
+            return _converted_numbers(array, self)
         return self._lookup(array)
 
     def _lookup(self, array: Ids) -> npt.NDArray[np.int64]:
@@ -163,14 +220,13 @@ class IdIndex:
         return np.where(self.labels[number] == array, number, -1)
 
 
-def _object_numbers(array: Ids, index: IdIndex) -> npt.NDArray[np.int64]:
+def _converted_numbers(array: Ids, index: IdIndex) -> npt.NDArray[np.int64]:
+    """Numbers of ids of another dtype than the labels have: exactly, or not at all."""
+    if array.dtype.kind in "iu" and index.labels.dtype.kind in "iu":
+        same = array.astype(index.labels.dtype)
+        return np.where((array < 0) == (same < 0), index._lookup(same), -1)
     known = {label: number for number, label in enumerate(index.labels.tolist())}
     return np.fromiter((known.get(v, -1) for v in array.tolist()), dtype=np.int64, count=len(array))
-
-
-def _clash(a: Ids, b: Ids) -> bool:
-    """Whether two numeric dtypes have no common exact one (uint64 with a signed or floating dtype)."""
-    return a.dtype != b.dtype and np.uint64 in (a.dtype, b.dtype)
 
 
 def _unique(ids: Ids) -> Ids:
@@ -188,12 +244,25 @@ def plain(label: Any) -> Any:
     """An id as a plain Python object.
 
     Args:
-        label: an element of ``labels``.
+        label: an id.
 
     Returns:
-        The same without NumPy.
+        The same without NumPy, pandas or torch; times finer than a microsecond stay what they are.
+
+    Example:
+        >>> plain(np.int64(5)), plain((np.str_("a"), torch.tensor(2))), plain(np.datetime64("2020-02-01"))
+        (5, ('a', 2), datetime.date(2020, 2, 1))
     """
-    return label.item() if isinstance(label, np.generic) else label
+    if isinstance(label, tuple) and type(label) is tuple:
+        return tuple(map(plain, label))
+    if isinstance(label, (np.datetime64, np.timedelta64)):
+        coarse = label if not isinstance(label.item(), int) else label.astype(f"{label.dtype.kind}8[us]")
+        return coarse.item() if coarse == label or np.isnat(label) else label
+    if isinstance(label, np.generic) or (isinstance(label, torch.Tensor) and label.ndim == 0):
+        return label.item()
+    if isinstance(label, datetime.datetime) and getattr(label, "nanosecond", None) == 0:
+        return label.to_pydatetime()  # type: ignore[attr-defined]
+    return label
 
 
 def describe(ids: Iterable[Any]) -> str:

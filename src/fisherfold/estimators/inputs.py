@@ -6,6 +6,7 @@ nothing was observed, and long data frames (row, column, value). Everything wron
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,8 +95,11 @@ def pairs(X: Any) -> tuple[Ids, Ids]:
         names = list(X.columns)
         if len(names) != 2:
             raise ValueError(f"X must have 2 columns (row id, column id), got {len(names)}: {names}")
-        return id_array(X[names[0]], "row"), id_array(X[names[1]], "column")
-    array = X if isinstance(X, np.ndarray) else _object_table(X)
+        return id_array(_column(X, 0), "row"), id_array(_column(X, 1), "column")
+    if isinstance(X, (list, tuple)) and _are_pairs(X):
+        rows, columns = zip(*X, strict=True)
+        return id_array(rows, "row"), id_array(columns, "column")
+    array = np.asarray(X)
     if array.dtype.kind == "c":
         raise ValueError("Complex data not supported: ids must be whole numbers, text or other hashable objects")
     if array.ndim == 2 and array.shape[1] == 0:
@@ -109,12 +113,18 @@ def pairs(X: Any) -> tuple[Ids, Ids]:
     return id_array(array[:, 0], "row"), id_array(array[:, 1], "column")
 
 
-def _object_table(X: Any) -> npt.NDArray[Any]:
-    """A list of pairs as an array that keeps text and numbers apart."""
-    array = np.asarray(X)
-    if array.dtype.kind in "US" or array.dtype == object:
-        return np.array([list(pair) for pair in X], dtype=object) if array.ndim == 2 else array
-    return array
+def _are_pairs(lines: Sequence[Any]) -> bool:
+    """Whether these are lists or tuples of two ids, which can be taken one by one, as they are."""
+    if not lines or not all(issubclass(kind, (list, tuple)) for kind in set(map(type, lines))):
+        return False
+    lengths = list(map(len, lines))
+    odd = next((k for k, length in enumerate(lengths) if length != lengths[0]), None)
+    if odd is not None:
+        raise ValueError(
+            f"X must have a row id and a column id in each line, got {lengths[odd]} entries in line {odd}: "
+            f"{lines[odd]!r}"
+        )
+    return lengths[0] == 2
 
 
 def numbers(y: Any, name: str) -> npt.NDArray[np.float64]:
@@ -158,6 +168,11 @@ def _is_frame(X: Any) -> bool:
     return hasattr(X, "columns") and hasattr(X, "dtypes")
 
 
+def _column(X: Any, place: int) -> Any:
+    """A column of a pandas or polars data frame by its place: names may occur twice."""
+    return X.iloc[:, place] if hasattr(X, "iloc") else X.to_series(place)
+
+
 def _from_sparse(X: Any) -> Observations:
     """The stored entries, zeros included."""
     coo = scipy.sparse.coo_array(X)
@@ -183,25 +198,32 @@ def _from_array(X: Any) -> Observations:
 
 
 def _from_frame(X: Any) -> Observations:
-    """A wide data frame, or a long one: three columns and nothing missing."""
+    """A wide data frame, or a long one: three columns and nothing missing, or ids that are no numbers."""
     names = list(X.columns)
-    if len(names) == 3 and not _has_missing(X):
-        rows, columns = (id_array(X[n], k) for n, k in zip(names, ("row", "column"), strict=False))
-        return _checked(Observations(rows, columns, numbers(X[names[2]], f"column {names[2]!r}"), rows, columns))
-    values = np.column_stack([_frame_column(X[name], name) for name in names])
+    parts = [_column(X, place) for place in range(len(names))]
+    if len(names) == 3 and (not any(map(_has_missing, parts)) or any(map(_is_text, parts[:2]))):
+        rows, columns = id_array(parts[0], "row"), id_array(parts[1], "column")
+        return _checked(Observations(rows, columns, numbers(parts[2], f"column {names[2]!r}"), rows, columns))
+    values = np.empty((len(X), len(names)))
+    for place, name in enumerate(names):
+        values[:, place] = _frame_column(parts[place], name)
     index = getattr(X, "index", None)
     all_rows = np.arange(len(values), dtype=np.int64) if index is None else id_array(index, "row")
-    all_columns = id_array(np.array(names, dtype=object), "column")
+    all_columns = id_array(names, "column")
     rows, columns = np.nonzero(~np.isnan(values))
     return _checked(
         Observations(all_rows[rows], all_columns[columns], values[rows, columns], all_rows, all_columns)
     )
 
 
-def _has_missing(X: Any) -> bool:
-    if hasattr(X, "isna"):
-        return bool(X.isna().to_numpy().any())
-    return any(X[name].null_count() > 0 or (X[name].dtype.is_float() and X[name].is_nan().any()) for name in X.columns)
+def _is_text(column: Any) -> bool:
+    return any(isinstance(value, str) for value in column.to_list())
+
+
+def _has_missing(column: Any) -> bool:
+    if hasattr(column, "isna"):
+        return bool(column.isna().any())
+    return column.null_count() > 0 or (column.dtype.is_float() and bool(column.is_nan().any()))
 
 
 def _frame_column(column: Any, name: Any) -> npt.NDArray[np.float64]:

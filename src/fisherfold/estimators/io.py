@@ -1,12 +1,11 @@
 """Model files of the estimators: a folder with ``model.safetensors`` and, for people, ``model.json``.
 
 The tensors and the parameters lie in one checked file (see ``fisherfold.files``), written under a temporary name and
-renamed, so that an interrupted save leaves the old model or none. Ids that are text are kept as one UTF-8 block.
+renamed, so that an interrupted save leaves the old model or none. Ids that are no numbers are one UTF-8 block.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 from pathlib import Path
@@ -18,14 +17,14 @@ from torch import Tensor
 
 from fisherfold._version import __version__
 from fisherfold.estimators.completion_model import CompletionModel
-from fisherfold.estimators.ids import IdIndex, Ids, plain
+from fisherfold.estimators.id_files import pack_ids, unpack_ids
+from fisherfold.estimators.ids import IdIndex, plain
 from fisherfold.estimators.posterior_files import finite_number, pack_posterior, take, unpack_posterior
 from fisherfold.files import new_folder, read_tensors, sound, write_atomically, write_tensors
 
 KIND = "completion"
 VERSION = 1
 INFERENCES = ("variational", "point")
-_ID_DTYPES = (torch.int64, torch.uint64, torch.float64)
 
 
 def save_completion(
@@ -49,7 +48,7 @@ def save_completion(
         "posterior": numbers,
     }  # fmt: skip
     for k, (name, ids) in enumerate((("rows", model.row_ids), ("columns", model.column_ids))):
-        kind, parts = _pack_ids(ids.labels, name)
+        kind, parts = pack_ids(ids.labels, name)
         tensors |= {f"{name}.ids.{key}": part for key, part in parts.items()}
         header[name] = {"ids": kind, "count": len(ids), "has_offset": has_offset[k]}
     tensors |= {f"seen.{name}": getattr(model, f"seen_{name}") for name in ("offsets", "columns", "values")}
@@ -95,7 +94,7 @@ def load_completion(path: str | os.PathLike[str]) -> tuple[CompletionModel, dict
 
 
 def _index(tensors: dict[str, Tensor], name: str, facts: dict[str, Any], n: int) -> IdIndex:
-    labels = _unpack_ids(tensors, name, facts["ids"])
+    labels = unpack_ids(tensors, name, facts["ids"])
     if len(labels) != n or facts["count"] != n:
         raise ValueError(f"{len(labels)} ids for {n} {name}")
     return IdIndex.restore(labels)
@@ -122,43 +121,3 @@ def _plain_params(params: dict[str, Any]) -> dict[str, Any]:
             value = list(value)
         out[name] = None if isinstance(value, np.random.RandomState) else value
     return out
-
-
-def _pack_ids(labels: Ids, name: str) -> tuple[str, dict[str, Tensor]]:
-    """The kind of the ids and the tensors that hold them."""
-    if labels.dtype != object:
-        return str(labels.dtype), {"numbers": torch.from_numpy(np.ascontiguousarray(labels))}
-    texts = []
-    for label in labels.tolist():
-        if not isinstance(label, (str, int, float, bool)):
-            raise TypeError(
-                f"ids of {name} can be saved if they are text or numbers, got {label!r} ({type(label).__name__})"
-            )
-        texts.append(json.dumps(plain(label), ensure_ascii=False))
-    blocks = [text.encode() for text in texts]
-    ends = np.cumsum([len(block) for block in blocks])
-    return "json", {"bytes": torch.from_numpy(np.frombuffer(b"".join(blocks), np.uint8).copy()),
-                    "ends": torch.from_numpy(ends.astype(np.int64))}  # fmt: skip
-
-
-def _unpack_ids(tensors: dict[str, Tensor], name: str, kind: str) -> Ids:
-    if kind != "json":
-        stored = tensors[f"{name}.ids.numbers"]
-        if stored.ndim != 1 or stored.dtype not in _ID_DTYPES or not bool(torch.isfinite(stored.double()).all()):
-            raise ValueError(f"{name}.ids.numbers must be finite numbers")
-        return stored.numpy()
-    block = tensors[f"{name}.ids.bytes"].numpy().tobytes()
-    ends = take(tensors, f"{name}.ids.ends", None, whole=True)
-    bounds = [0, *ends.tolist()]
-    if bounds != sorted(bounds) or bounds[-1] != len(block):
-        raise ValueError(f"{name}.ids.ends does not cut {len(block)} bytes into ids")
-    labels = np.empty(len(bounds) - 1, dtype=object)
-    labels[:] = [_label(block[a:b]) for a, b in itertools.pairwise(bounds)]
-    return labels
-
-
-def _label(text: bytes) -> str | int | float | bool:
-    label = json.loads(text)
-    if not isinstance(label, (str, int, float)) or label != label:
-        raise ValueError(f"an id is {str(label)[:40]!r}, text or a number is expected")
-    return label

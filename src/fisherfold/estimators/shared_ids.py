@@ -44,6 +44,9 @@ def common_kind(labels: Ids, group: Group, name: str) -> str:
     if kinds == {"int64", "object"}:
         return "object"  # whole numbers in one share, names in another: all of them are names
     if kinds == {"int64", "float64"}:
+        with group.together():
+            if labels.dtype == np.int64 and len(labels) and np.abs(labels).max() >= 2**53:
+                raise TypeError(f"{name} ids are floats on another rank, and too large for floats here: {labels.max()}")
         return "float64"
     raise TypeError(f"{name} ids are of different kinds on different ranks: {', '.join(sorted(kinds))}")
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fisherfold._version import __version__
+from fisherfold.estimators.id_files import from_json, to_json
 from fisherfold.estimators.ids import IdIndex, id_array, plain
 from fisherfold.estimators.posterior_files import check_trace, finite_number, take
 from fisherfold.estimators.task_rows import Scaling
@@ -65,7 +66,7 @@ def _header(model: Any, scaling: Scaling) -> dict[str, Any]:
         "params": {name: _plain(value) for name, value in model.get_params().items() if name != "checkpoint"},
         "offset": scaling.offset,
         "intercept": scaling.intercept,
-        "tasks": [_label(label) for label in model.task_ids_.tolist()],
+        "tasks": [to_json(label, "tasks") for label in model.task_ids_.tolist()],
         "n_features_in": int(model.n_features_in_),
         "n_iter": int(model.n_iter_),
         "trace": model.trace_,
@@ -116,10 +117,7 @@ def load_model(path: str | os.PathLike[str], *classes: type[Model]) -> Model:
 
 def _tasks(labels: list[Any]) -> IdIndex:
     """The ids of the tasks, in the order of their numbers."""
-    stored = np.empty(len(labels), dtype=object)
-    stored[:] = [_label(label) for label in labels]
-    numbers = all(isinstance(label, (int, float)) and not isinstance(label, bool) for label in labels)
-    return IdIndex.restore(id_array(labels if numbers else stored, "task"))
+    return IdIndex.restore(id_array([from_json(label) for label in labels], "task"))
 
 
 def _restore(model: Any, tensors: dict[str, Tensor], n: int, tasks: int) -> None:
@@ -148,12 +146,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.random.RandomState):
         return None
     return plain(value)
-
-
-def _label(label: Any) -> Any:
-    if not isinstance(label, (str, int, float, bool)):
-        raise TypeError(f"task ids can be saved if they are text or numbers, got {label!r} ({type(label).__name__})")
-    return label
 
 
 def _fitted(name: str, value: Any) -> Any:

@@ -17,6 +17,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from fisherfold.distributed import Axis, Group, balanced_cuts, current_group
+from fisherfold.estimators.id_files import objects
 from fisherfold.estimators.shared_ids import cast, joint_index
 from fisherfold.estimators.task_rows import Rows, Scaling
 
@@ -54,7 +55,7 @@ class SharedTaskFits:
         Args:
             X: features of this process's rows; None if it has none.
             y: their targets.
-            task: their tasks, numbers or text.
+            task: their tasks, numbers or text; where a share has text, the whole numbers of all others are names too.
             sample_weight: a weight per row; on all processes or on none.
             process_group: a group of ``torch.distributed``; its default group if not given.
 
@@ -123,7 +124,9 @@ class SharedTaskFits:
 
 
 def _first_seen(labels: Array) -> Array:
-    _, places = np.unique(labels.astype(str) if labels.dtype == object else labels, return_index=True)
+    if labels.dtype == object:
+        return objects(list(dict.fromkeys(labels.tolist())))
+    _, places = np.unique(labels, return_index=True)
     return np.asarray(labels[np.sort(places)])
 
 

@@ -147,7 +147,7 @@ def read_pairs(
             if mask.any():
                 line = int(mask.arg_true()[0]) + 1
                 raise ValueError(f"{path}: the id in column {name!r} is {fault} in data line {line}")
-        found.append(_objects(side) if as_text else _ids(side))
+        found.append(_objects(side) if as_text else _ids(side, (pl.Int64, pl.UInt64)))
     return table, found[0], found[1]
 
 
@@ -202,15 +202,17 @@ def _parse(column: pl.Series) -> pl.Series:
     return column.str.strip_chars().cast(pl.Float64, strict=False)
 
 
-def _ids(column: pl.Series) -> Ids:
+def _ids(column: pl.Series, kinds: tuple[type[pl.DataType], ...] = (pl.Int64,)) -> Ids:
     """Whole numbers if all ids are, text otherwise."""
     if column.dtype.is_integer():
         return column.to_numpy()
     if column.dtype == pl.String:
-        whole = column.str.strip_chars().cast(pl.Int64, strict=False)
-        # "007" and "+7" are names, not numbers
-        if not whole.has_nulls() and (whole.cast(pl.String) == column.str.strip_chars()).all():
-            return whole.to_numpy()
+        text = column.str.strip_chars()
+        for kind in kinds:
+            whole = text.cast(kind, strict=False)
+            # "007" and "+7" are names, not numbers
+            if not whole.has_nulls() and (whole.cast(pl.String) == text).all():
+                return whole.to_numpy()
     return _objects(column)
 
 

@@ -66,9 +66,8 @@ def read_rows(X: Any, y: Any, task: Any) -> TaskRows:
         if table.shape[1] != tables[0].shape[1]:
             raise ValueError(f"task {ids[number]!r} has {table.shape[1]} features, the first task {tables[0].shape[1]}")
     sizes = [len(target) for target in targets]
-    labels = np.empty(len(ids), dtype=object)
-    labels[:] = ids
-    return TaskRows(np.concatenate(tables), np.concatenate(targets), id_array(np.repeat(labels, sizes), "task"))
+    labels = np.repeat(id_array(ids, "task"), sizes)
+    return TaskRows(np.concatenate(tables), np.concatenate(targets), labels)
 
 
 def _is_list_of_tables(X: Any) -> bool:

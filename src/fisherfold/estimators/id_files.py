@@ -1,0 +1,149 @@
+"""Ids in files without pickle: numbers as a tensor, all others as JSON with the name of their kind.
+
+Text, numbers and truth values are JSON as they stand. The others are an object with one field, such as
+``{"date": "2020-02-01"}`` or ``{"tuple": ["a", 1]}``: what is read is equal to what was written, and of the same type.
+"""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import json
+import math
+import uuid
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fisherfold.estimators.ids import Ids, plain
+from fisherfold.estimators.posterior_files import take
+
+_NUMBERS = (torch.int64, torch.uint64, torch.float64)
+_KINDS: dict[str, tuple[type, Callable[[Any], str], Callable[[str], Any]]] = {
+    "bytes": (bytes, bytes.hex, bytes.fromhex),
+    "datetime": (datetime.datetime, datetime.datetime.isoformat, datetime.datetime.fromisoformat),
+    "date": (datetime.date, datetime.date.isoformat, datetime.date.fromisoformat),
+    "decimal": (Decimal, str, Decimal),
+    "uuid": (uuid.UUID, str, uuid.UUID),
+}
+
+
+def to_json(label: Any, name: str) -> Any:
+    """An id as JSON can hold it.
+
+    Args:
+        label: the id.
+        name: what the ids name, for messages.
+
+    Returns:
+        Text, a number, a truth value, or an object of one field.
+
+    Raises:
+        TypeError: if ids of this kind cannot be kept in a file.
+
+    Example:
+        >>> to_json(("a", datetime.date(2020, 2, 1)), "rows")
+        {'tuple': ['a', {'date': '2020-02-01'}]}
+    """
+    label = plain(label)
+    kind = type(label)
+    if kind in {str, int, float, bool}:
+        return label
+    if kind is tuple:
+        return {"tuple": [to_json(part, name) for part in label]}
+    for key, (found, write, _) in _KINDS.items():
+        if kind is found:
+            return {key: write(label)}
+    raise TypeError(
+        f"ids of {name} can be saved if they are text, numbers, tuples, bytes, dates, decimals or UUIDs, "
+        f"got {label!r} ({kind.__name__})"
+    )
+
+
+def from_json(stored: Any) -> Any:
+    """An id that ``to_json`` wrote.
+
+    Args:
+        stored: what the file says.
+
+    Returns:
+        The id.
+
+    Raises:
+        ValueError: if it is no id.
+    """
+    if isinstance(stored, str | int) or (isinstance(stored, float) and math.isfinite(stored)):
+        return stored
+    if isinstance(stored, dict) and len(stored) == 1:
+        [(key, content)] = stored.items()
+        if key == "tuple" and isinstance(content, list):
+            return tuple(map(from_json, content))
+        if key in _KINDS and isinstance(content, str):
+            return _KINDS[key][2](content)
+    raise ValueError(f"an id is {str(stored)[:40]!r}, text, a number or a named kind of id is expected")
+
+
+def pack_ids(labels: Ids, name: str) -> tuple[str, dict[str, Tensor]]:
+    """Ids as tensors.
+
+    Args:
+        labels: the ids.
+        name: what they name.
+
+    Returns:
+        Their kind and the tensors that hold them.
+    """
+    if labels.dtype != object:
+        return str(labels.dtype), {"numbers": torch.from_numpy(np.ascontiguousarray(labels))}
+    blocks = [
+        json.dumps(to_json(label, name), ensure_ascii=False).encode("utf-8", "surrogatepass")
+        for label in labels.tolist()
+    ]
+    ends = np.cumsum([len(block) for block in blocks])
+    return "json", {"bytes": torch.from_numpy(np.frombuffer(b"".join(blocks), np.uint8).copy()),
+                    "ends": torch.from_numpy(ends.astype(np.int64))}  # fmt: skip
+
+
+def unpack_ids(tensors: dict[str, Tensor], name: str, kind: str) -> Ids:
+    """The ids that ``pack_ids`` made tensors of.
+
+    Args:
+        tensors: the tensors of the file.
+        name: what they name.
+        kind: their kind.
+
+    Returns:
+        The ids.
+
+    Raises:
+        ValueError: if they do not hold together.
+    """
+    if kind != "json":
+        stored = tensors[f"{name}.ids.numbers"]
+        if stored.ndim != 1 or stored.dtype not in _NUMBERS or not bool(torch.isfinite(stored.double()).all()):
+            raise ValueError(f"{name}.ids.numbers must be finite numbers")
+        return stored.numpy()
+    block = tensors[f"{name}.ids.bytes"].numpy().tobytes()
+    ends = take(tensors, f"{name}.ids.ends", None, whole=True)
+    bounds = [0, *ends.tolist()]
+    if bounds != sorted(bounds) or bounds[-1] != len(block):
+        raise ValueError(f"{name}.ids.ends does not cut {len(block)} bytes into ids")
+    return objects([from_json(json.loads(block[a:b])) for a, b in itertools.pairwise(bounds)])
+
+
+def objects(labels: list[Any]) -> Ids:
+    """A list of ids as an array that does not look into them.
+
+    Args:
+        labels: the ids.
+
+    Returns:
+        An array of objects.
+    """
+    array = np.empty(len(labels), dtype=object)
+    array[:] = labels
+    return array
