@@ -139,7 +139,7 @@ def test_mixed_ids_after_growth():
 
 
 def test_cv_parameters():
-    with pytest.raises(ValueError, match="ranks and ridges must not be empty"):
+    with pytest.raises(ValueError, match="ranks must not be empty"):
         MatrixCompletionCV(ranks=()).fit(PAIRS, VALUES)
     with pytest.raises(ValueError, match=r"ranks must contain one between 1 and min\(n_rows, n_columns\)=3"):
         MatrixCompletionCV(ranks=(10, 20)).fit(PAIRS, VALUES)

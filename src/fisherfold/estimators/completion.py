@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Hashable
-from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,8 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted
 
-from fisherfold.estimators.completion_fit import DTYPES, FitOptions, fit_model, threads
+from fisherfold.estimators import parameters
+from fisherfold.estimators.completion_fit import FitOptions, fit_model, threads
 from fisherfold.estimators.completion_model import UNSEEN, CompletionModel, Floats
 from fisherfold.estimators.completion_shared import SharedFits
 from fisherfold.estimators.ids import Ids, id_array
@@ -148,40 +148,44 @@ class MatrixCompletion(SharedFits, RegressorMixin, BaseEstimator):  # type: igno
         return self
 
     def _options(self, rank: int, ridge: float | None) -> FitOptions:
-        seed = self.random_state
-        if seed is None:
-            seed = int(np.random.default_rng().integers(2**31))
-        elif isinstance(seed, np.random.RandomState):
-            seed = int(seed.randint(2**31 - 1))
         return FitOptions(
-            rank=rank, ridge=ridge, offsets=self.offsets, inference=self.inference, rated_sets=self.rated_sets,
-            max_iter=self.max_iter, tol=self.tol, duplicates=self.duplicates, seed=int(seed),
-            device=self.device or "cpu", dtype=DTYPES[str(self.dtype).removeprefix("torch.")], n_jobs=self.n_jobs,
-            verbose=bool(self.verbose), return_on_interrupt=self.on_interrupt == "return", checkpoint=self.checkpoint,
+            rank=parameters.whole("rank", rank, 1), ridge=None if ridge is None else parameters.number("ridge", ridge),
+            offsets=str(self.offsets), inference=str(self.inference), rated_sets=bool(self.rated_sets),
+            max_iter=parameters.whole("max_iter", self.max_iter, 1), tol=parameters.number("tol", self.tol),
+            duplicates=str(self.duplicates), seed=parameters.seed_of(self.random_state),
+            device=str(parameters.device_of(self.device)), dtype=parameters.dtype_of(self.dtype),
+            n_jobs=parameters.jobs(self.n_jobs), verbose=parameters.loudness(self.verbose),
+            return_on_interrupt=self.on_interrupt == "return", checkpoint=self.checkpoint,
             may_grow=getattr(self, "_grows", False),
         )  # fmt: skip
 
     def _validate(self) -> None:
         """Look at the parameters before any data is touched."""
-        _whole("max_iter", self.max_iter, 1)
-        for name, value, allowed in (
-            ("offsets", self.offsets, OFFSETS), ("inference", self.inference, ("variational", "point")),
-            ("unseen", self.unseen, UNSEEN), ("duplicates", self.duplicates, ("mean", "last", "sum", "error")),
-            ("dtype", str(self.dtype).removeprefix("torch."), tuple(DTYPES)),
-            ("on_interrupt", self.on_interrupt, ("raise", "return")),
+        parameters.whole("max_iter", self.max_iter, 1)
+        parameters.number("tol", self.tol)
+        for name, allowed in (
+            ("offsets", OFFSETS), ("inference", ("variational", "point")), ("unseen", UNSEEN),
+            ("duplicates", ("mean", "last", "sum", "error")), ("on_interrupt", ("raise", "return")),
         ):  # fmt: skip
-            if value not in allowed:
-                raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
-        self._validate_model(getattr(self, "rank", 1), getattr(self, "ridge", None))
+            parameters.choice(name, getattr(self, name), allowed)
+        for name in ("rated_sets", "clip"):
+            parameters.flag(name, getattr(self, name))
+        parameters.dtype_of(self.dtype)
+        parameters.jobs(self.n_jobs)
+        parameters.loudness(self.verbose)
+        parameters.check_seed(self.random_state)
+        parameters.check_path("checkpoint", self.checkpoint)
+        self._validate_model()
 
-    def _validate_model(self, rank: Any, ridge: Any) -> None:
-        _whole("rank", rank, 1)
+    def _validate_model(self) -> None:
+        parameters.whole("rank", self.rank, 1)
+        self._check_ridge("ridge", self.ridge)
+
+    def _check_ridge(self, name: str, ridge: Any) -> None:
         if ridge is None:
             return
-        if not isinstance(ridge, Real) or not np.isfinite(float(ridge)) or float(ridge) < 0:
-            raise ValueError(f"ridge must be None or a finite number of at least 0, got {ridge!r}")
-        if float(ridge) == 0 and self.inference == "variational":
-            raise ValueError("ridge must be positive for inference='variational', got 0; None lets it be learnt")
+        if parameters.number(name, ridge, "None or a finite number of at least 0") == 0 and self.inference != "point":
+            raise ValueError(f"{name} must be positive for inference='variational', got 0; None lets it be learnt")
 
     @property
     def noise_(self) -> float:
@@ -222,7 +226,7 @@ class MatrixCompletion(SharedFits, RegressorMixin, BaseEstimator):  # type: igno
             Column ids and predictions (not clipped), best first; fewer than ``k`` if there are no more.
         """
         check_is_fitted(self, "model_")
-        _whole("k", k, 1)
+        k = parameters.whole("k", k, 1)
         rows = id_array([row_id], "row")
         i, _ = self.model_.locate(rows, self.model_.column_ids.labels[:0], self.unseen)
         return self._top(self.model_, int(i[0]), k, exclude_seen)
@@ -288,7 +292,7 @@ class MatrixCompletion(SharedFits, RegressorMixin, BaseEstimator):  # type: igno
                 del self._grows
         self._validate()
         found, options = observations(X, y), self._options(self.model_.posterior.rank, None)
-        with threads(self.n_jobs):
+        with threads(options.n_jobs):
             self.model_.absorb(found, duplicates=self.duplicates, seed=options.seed)
         return self._adopt(self.model_, self.interrupted_)
 
@@ -329,8 +333,3 @@ class MatrixCompletion(SharedFits, RegressorMixin, BaseEstimator):  # type: igno
         tags.target_tags.required = False
         tags.regressor_tags.poor_score = True
         return tags
-
-
-def _whole(name: str, value: Any, least: int) -> None:
-    if not isinstance(value, Integral) or isinstance(value, bool) or int(value) < least:
-        raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")

@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fisherfold.estimators import parameters
 from fisherfold.estimators.checkpoint import FitCheckpoint
-from fisherfold.estimators.completion import MatrixCompletion, _whole
+from fisherfold.estimators.completion import MatrixCompletion
 from fisherfold.estimators.completion_fit import FitOptions, checkpoint_of, prepare, run, threads
 from fisherfold.estimators.inputs import Observations
 from fisherfold.estimators.shared_ratings import Prepared
@@ -99,30 +100,29 @@ class MatrixCompletionCV(MatrixCompletion):
         """
         self._validate()
         ranks = self._allowed_ranks(found)
+        ridges = parameters.several("ridges", self.ridges)
         options = self._options(ranks[0], None)
-        with threads(self.n_jobs):
+        with threads(options.n_jobs):
             ready = prepare(found, options)
-            chosen = {"ranks": ranks, "ridges": self.ridges, "cv": self.cv, "clip": self.clip}
+            chosen = {"ranks": ranks, "ridges": ridges, "cv": self.cv, "clip": self.clip}
             saved = checkpoint_of(ready.ratings, options, **chosen)
-            errors = self._search(ready, ranks, options, saved)
-        self._keep(ranks, errors)
+            errors = self._search(ready, ranks, ridges, options, saved)
+        self._keep(ranks, ridges, errors)
         self._fit(found, self.best_rank_, self.best_ridge_)
         if saved is not None:
             saved.remove()
         return self
 
-    def _validate(self) -> None:
-        _whole("cv", self.cv, 2)
-        if len(self.ranks) == 0 or len(self.ridges) == 0:
-            raise ValueError(f"ranks and ridges must not be empty, got {self.ranks!r} and {self.ridges!r}")
-        super()._validate()
-        for rank in self.ranks:
-            for ridge in self.ridges:
-                self._validate_model(rank, ridge)
+    def _validate_model(self) -> None:
+        parameters.whole("cv", self.cv, 2)
+        for rank in parameters.several("ranks", self.ranks):
+            parameters.whole("each of ranks", rank, 1)
+        for ridge in parameters.several("ridges", self.ridges):
+            self._check_ridge("each of ridges", ridge)
 
     def _allowed_ranks(self, found: Observations) -> list[int]:
         sizes = len(np.unique(_codes(found.all_rows))), len(np.unique(_codes(found.all_columns)))
-        allowed = sorted({int(rank) for rank in self.ranks if rank <= min(sizes)})
+        allowed = sorted({int(rank) for rank in parameters.several("ranks", self.ranks) if rank <= min(sizes)})
         if not allowed:
             raise ValueError(
                 f"ranks must contain one between 1 and min(n_rows, n_columns)={min(sizes)}, got {self.ranks!r}"
@@ -132,12 +132,13 @@ class MatrixCompletionCV(MatrixCompletion):
         return allowed
 
     def _search(
-        self, ready: Prepared, ranks: list[int], options: FitOptions, saved: FitCheckpoint | None
-    ) -> npt.NDArray[np.float64]:
+        self, ready: Prepared, ranks: list[int], ridges: list[float | None], options: FitOptions,
+        saved: FitCheckpoint | None,
+    ) -> npt.NDArray[np.float64]:  # fmt: skip
         """The held-out error of every (ridge, rank, fold)."""
         rows, columns, values = ready.ratings.entries()
         fold = np.random.default_rng(options.seed).permutation(len(values)) % self.cv
-        errors = np.full((len(self.ridges), len(ranks), self.cv), np.nan)
+        errors = np.full((len(ridges), len(ranks), self.cv), np.nan)
         if saved is not None and (found := saved.load()) is not None:
             with sound(saved.path, "checkpoint"):
                 errors[:] = found[0]["errors"].numpy()
@@ -148,7 +149,7 @@ class MatrixCompletionCV(MatrixCompletion):
                 device=options.device,
             )  # fmt: skip
             test = rows[held].long(), columns[held].long(), values[held]
-            for r, ridge in enumerate(self.ridges):
+            for r, ridge in enumerate(ridges):
                 if np.isnan(errors[r, :, k]).any():
                     errors[r, :, k] = self._path(train, test, ranks, replace(options, ridge=ridge), ready)
                     if saved is not None:
@@ -174,9 +175,9 @@ class MatrixCompletionCV(MatrixCompletion):
             errors.append(ready.scale * float((mean - test[2]).double().square().mean().sqrt()))
         return errors
 
-    def _keep(self, ranks: list[int], errors: npt.NDArray[np.float64]) -> None:
+    def _keep(self, ranks: list[int], ridges: list[float | None], errors: npt.NDArray[np.float64]) -> None:
         flat = errors.reshape(-1, self.cv)
-        pairs = [(rank, ridge) for ridge in self.ridges for rank in ranks]
+        pairs = [(rank, ridge) for ridge in ridges for rank in ranks]
         mean = flat.mean(axis=1)
         self.cv_results_: dict[str, Any] = {
             "rank": [rank for rank, _ in pairs], "ridge": [ridge for _, ridge in pairs], "mean_rmse": mean,

@@ -24,8 +24,6 @@ from fisherfold.files import sound
 from fisherfold.inference.completion import CompletionPosterior, fit_variational, start_posterior
 from fisherfold.problems.ratings import Ratings
 
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
-
 
 @dataclass(frozen=True)
 class FitOptions:
@@ -283,15 +281,10 @@ def threads(n_jobs: int | None) -> Iterator[None]:
 
     Yields:
         Nothing.
-
-    Raises:
-        ValueError: if the number makes no sense.
     """
     if n_jobs is None:
         yield
         return
-    if n_jobs == 0 or n_jobs < -1:
-        raise ValueError(f"n_jobs must be None, -1 or at least 1, got {n_jobs}")
     before = torch.get_num_threads()
     torch.set_num_threads(os.cpu_count() or 1 if n_jobs == -1 else n_jobs)
     try:

@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
-from sklearn.utils import Tags, check_random_state
+from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from fisherfold.estimators.completion import _whole
+from fisherfold.estimators import parameters
 from fisherfold.estimators.completion_fit import threads
 from fisherfold.inference.completion import CompletionPosterior, fit_variational
 from fisherfold.inference.predictive import predict_pairs
@@ -80,8 +80,9 @@ class LowRankImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
         Raises:
             ValueError: if no value is observed.
         """
-        _whole("rank", self.rank, 1)
-        _whole("max_iter", self.max_iter, 1)
+        rank, max_iter = (parameters.whole(name, getattr(self, name), 1) for name in ("rank", "max_iter"))
+        tol, n_jobs = parameters.number("tol", self.tol), parameters.jobs(self.n_jobs)
+        parameters.check_seed(self.random_state)
         X = validate_data(self, X, dtype=[np.float64, np.float32], ensure_all_finite="allow-nan")
         seen = ~np.isnan(X)
         if not seen.any():
@@ -89,16 +90,18 @@ class LowRankImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
         counts = np.maximum(seen.sum(axis=0), 1)
         self.mean_ = np.where(seen, X, 0).sum(axis=0, dtype=np.float64) / counts
         off = np.where(seen, X - self.mean_, 0)
-        spread = np.sqrt((off * off).sum(axis=0) / counts)
-        self.scale_ = np.where(spread > 1e-12 * np.maximum(1, np.abs(self.mean_)), spread, 1.0)
+        # dividing first keeps the squares in range
+        largest = np.abs(off).max(axis=0)
+        spread = largest * np.sqrt(((off / np.where(largest > 0, largest, 1)) ** 2).sum(axis=0) / counts)
+        self.scale_ = np.where(spread > 1e-12 * np.abs(self.mean_), spread, 1.0)
         self._observed = seen.any(axis=0)
-        self.rank_ = min(int(self.rank), *X.shape)
+        self.rank_ = min(rank, *X.shape)
         rows, columns = np.nonzero(seen)
         ratings = Ratings(rows, columns, (off / self.scale_)[rows, columns], X.shape, dtype=torch.float64)
-        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        with threads(self.n_jobs):
+        seed = parameters.seed_of(self.random_state)
+        with threads(n_jobs):
             posterior = fit_variational(
-                ratings, self.rank_, max_iter=self.max_iter, tol=self.tol, set_effects=False, seed=seed
+                ratings, self.rank_, max_iter=max_iter, tol=tol, set_effects=False, seed=seed
             )
         self.n_iter_ = len(posterior.trace)
         self._posterior = replace(posterior, rows=prior_member(posterior.rows))

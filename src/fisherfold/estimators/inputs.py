@@ -14,7 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse
 
-from fisherfold.estimators.ids import Ids, id_array
+from fisherfold.estimators.ids import Ids, id_array, plain
+
+_LARGEST = 1e300  # so that the sum of many is finite
 
 
 @dataclass
@@ -71,8 +73,11 @@ def _checked(found: Observations) -> Observations:
         k = bad[0]
         raise ValueError(
             f"the values must be finite: {len(bad)} of {len(found.values)} contain NaN or infinity, "
-            f"the first is {found.values[k]} at row {found.rows[k]!r}, column {found.columns[k]!r}"
+            f"the first is {found.values[k]} at row {plain(found.rows[k])!r}, column {plain(found.columns[k])!r}"
         )
+    largest = float(np.abs(found.values).max())
+    if largest > _LARGEST:
+        raise ValueError(f"the values must be of absolute value {_LARGEST:g} at most, got {largest:g}")
     return found
 
 
@@ -140,7 +145,9 @@ def numbers(y: Any, name: str) -> npt.NDArray[np.float64]:
     Raises:
         ValueError: if the values are not one column of real numbers.
     """
-    array = y.to_numpy() if hasattr(y, "to_numpy") else np.asarray(y)
+    if np.ma.isMaskedArray(y):
+        y = np.ma.filled(y.astype(np.float64), np.nan)
+    array = y.to_numpy() if hasattr(y, "to_numpy") else _as_array(y)
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
     if array.ndim != 1:
@@ -149,17 +156,30 @@ def numbers(y: Any, name: str) -> npt.NDArray[np.float64]:
         raise ValueError(f"Complex data not supported: {name} must be real numbers")
     if array.dtype.kind in "fiub":
         return array.astype(np.float64, copy=False)
+    if array.dtype.kind in "mM":
+        raise ValueError(f"{name} must hold numbers, got dtype {array.dtype}")
+    bad = next(((k, v) for k, v in enumerate(array.tolist()) if not _is_number(v)), None)
+    if bad is not None:
+        raise ValueError(f"{name} must hold numbers, got {bad[1]!r} at position {bad[0]}")
+    return array.astype(np.float64)
+
+
+def _as_array(y: Any) -> npt.NDArray[Any]:
     try:
-        return array.astype(np.float64)
-    except (ValueError, TypeError):
-        position, value = next((k, v) for k, v in enumerate(array.tolist()) if not _is_number(v))
-        raise ValueError(f"{name} must hold numbers, got {value!r} at position {position}") from None
+        return np.asarray(y)
+    except ValueError:  # of different lengths: what is no number is named later
+        array = np.empty(len(y), dtype=object)
+        array[:] = y
+        return array
 
 
 def _is_number(value: Any) -> bool:
+    """Whether this is a real number, or text of one; None is a missing one."""
+    if isinstance(value, (complex, np.complexfloating)):
+        return False
     try:
-        float(value)
-    except (ValueError, TypeError):
+        float(np.nan if value is None else value)
+    except (ValueError, TypeError, OverflowError):
         return False
     return True
 
@@ -184,12 +204,16 @@ def _from_sparse(X: Any) -> Observations:
 
 
 def _from_array(X: Any) -> Observations:
-    array = np.asarray(X)
+    if np.ma.isMaskedArray(X):
+        X = np.ma.filled(X.astype(np.float64), np.nan)
+    array = _as_array(X) if isinstance(X, (list, tuple)) else np.asarray(X)
     if array.ndim != 2:
         raise ValueError(
             f"a matrix with holes must have two dimensions, got shape {array.shape}. Reshape your data, "
             "or hand over pairs of ids with their values as fit(X, y)"
         )
+    if array.dtype == object:
+        array = numbers(array.reshape(-1), "a matrix with holes").reshape(array.shape)
     if array.dtype.kind not in "fiub":
         raise ValueError(f"a matrix with holes must hold numbers and NaN, got dtype {array.dtype}")
     rows, columns = np.nonzero(~np.isnan(array.astype(np.float64, copy=False)))

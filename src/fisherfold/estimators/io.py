@@ -11,14 +11,13 @@ import os
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from fisherfold._version import __version__
 from fisherfold.estimators.completion_model import CompletionModel
 from fisherfold.estimators.id_files import pack_ids, unpack_ids
-from fisherfold.estimators.ids import IdIndex, plain
+from fisherfold.estimators.ids import IdIndex
+from fisherfold.estimators.parameters import storable
 from fisherfold.estimators.posterior_files import finite_number, pack_posterior, take, unpack_posterior
 from fisherfold.files import new_folder, read_tensors, sound, write_atomically, write_tensors
 
@@ -41,7 +40,7 @@ def save_completion(
     tensors, numbers = pack_posterior(model.posterior)
     has_offset = numbers.pop("has_offset")
     header: dict[str, Any] = {
-        "estimator": estimator, "fisherfold": __version__, "params": _plain_params(params),
+        "estimator": estimator, "fisherfold": __version__, "params": storable(params | {"checkpoint": None}),
         "inference": model.inference, "center": model.center, "scale": model.scale,
         "low": float(model.low), "high": float(model.high),
         "n_at_look": model.n_at_look, "n_at_start": model.n_at_start, "n_merged": model.n_merged,
@@ -108,16 +107,3 @@ def _seen(tensors: dict[str, Tensor], n_rows: int, n_columns: int) -> tuple[Tens
     if not runs or (len(columns) and not 0 <= int(columns.min()) <= int(columns.max()) < n_columns):
         raise ValueError("seen.offsets and seen.columns do not fit the table")
     return offsets, columns.int(), take(tensors, "seen.values", (len(columns),))
-
-
-def _plain_params(params: dict[str, Any]) -> dict[str, Any]:
-    """Parameters as JSON can hold them; a random generator is not kept."""
-    out: dict[str, Any] = {}
-    for name, value in params.items():
-        value = None if name == "checkpoint" else plain(value)
-        if isinstance(value, torch.dtype):
-            value = str(value).removeprefix("torch.")
-        if isinstance(value, tuple):
-            value = list(value)
-        out[name] = None if isinstance(value, np.random.RandomState) else value
-    return out

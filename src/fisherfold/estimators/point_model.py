@@ -101,9 +101,11 @@ class PointFit:
         """
         # L = U T by QR in float64, so that U is a frame to working precision even when a direction is all but gone.
         frame, turn = torch.linalg.qr(at.rows.double())
-        prior = turn @ turn.mT
-        level = float(prior.diagonal().mean()) * 1e-12 + 1e-300
         eye = torch.eye(len(turn), dtype=torch.float64, device=turn.device)
+        prior = turn @ turn.mT
+        if float(prior.trace()) < torch.finfo(at.rows.dtype).tiny ** 0.5:
+            prior = eye  # any S goes with factors that are zero
+        level = float(prior.diagonal().mean()) * 1e-12
         return cls(
             U=frame.to(at.rows),
             A=(at.columns.double() @ turn.mT).to(at.rows),

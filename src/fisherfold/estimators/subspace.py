@@ -14,6 +14,7 @@ from sklearn.base import RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
+from fisherfold.estimators import parameters
 from fisherfold.estimators.checkpoint import FitCheckpoint
 from fisherfold.estimators.ids import IdIndex
 from fisherfold.estimators.posterior_files import check_trace, take
@@ -47,7 +48,8 @@ class SubspaceRegressor(SharedTaskFits, RegressorMixin, TaskEstimator):  # type:
         fit_intercept: centre the features and give every task an intercept.
         scale: divide features by their standard deviation.
         solver: of the point model: rngd, rngd-vr, rsgd, rsvrg or rcg.
-        solver_options: further options for that solver, such as ``step``.
+        solver_options: further options for that solver, such as ``step``, for targets of mean square 1, which it is
+            given.
         max_iter: the most rounds (marginal) or iterations (point).
         tol: stop when a round improves the log likelihood per row by less (marginal), or five iterations the loss by a
             smaller fraction (point).
@@ -254,10 +256,16 @@ class SubspaceRegressor(SharedTaskFits, RegressorMixin, TaskEstimator):  # type:
     def _check_parameters(self) -> None:
         self._check_common()
         for name, allowed in (("inference", INFERENCES), ("noise", NOISES), ("solver", SOLVERS)):
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"{name} must be one of {allowed}, got {getattr(self, name)!r}")
-        if isinstance(self.ridge, str) and self.ridge != "auto":
-            raise ValueError(f"ridge must be a number, one number per task, or 'auto', got {self.ridge!r}")
+            parameters.choice(name, getattr(self, name), allowed)
+        if self.solver_options is not None and not isinstance(self.solver_options, Mapping):
+            raise ValueError(f"solver_options must be a dictionary or None, got {self.solver_options!r}")
+        if isinstance(self.ridge, str) and self.ridge == "auto":
+            return
+        expected = "finite and not negative, one number or one per task, or 'auto'"
+        if np.ndim(self.ridge) > 1 or np.size(self.ridge) == 0:
+            raise ValueError(f"ridge must be {expected}, got {self.ridge!r}")
+        for value in np.atleast_1d(np.asarray(self.ridge, dtype=object)).tolist():
+            parameters.number("ridge", value, expected)
 
     def _check_loaded(self) -> None:
         """Whether everything is there that a fitted model has."""
@@ -304,11 +312,12 @@ class SubspaceRegressor(SharedTaskFits, RegressorMixin, TaskEstimator):  # type:
             self._choose_ridge(rows, rank)
         saved = self._saved(data, self.statistics_.all_tasks.group, chosen=self.ridge_)
         frame, weights, result = fit_point(
-            self.statistics_, rank=rank, ridge=self._ridges(), solver=self.solver, options=self.solver_options or {},
-            max_iter=self.max_iter, tol=self.tol, seed=self.random_state or 0,
+            self.statistics_, rank=rank, ridge=self._ridges(), solver=str(self.solver),
+            options=parameters.storable(self.solver_options or {}), max_iter=int(self.max_iter), tol=float(self.tol),
+            seed=parameters.seed_of(self.random_state, 0),
             frame=None if rows is not None else self._frame, checkpoint=self.checkpoint,
             tag="" if saved is None else saved.tag,
-            callback=lambda state: self._show({"round": state.iteration, "loss": state.loss}),
+            callback=lambda iteration, loss: self._show({"round": iteration, "loss": loss}),
         )  # fmt: skip
         self.trace_ = [] if result is None else result.trace.rows
         self.n_iter_ = 1 if result is None else max(1, result.iterations)
@@ -333,8 +342,8 @@ class SubspaceRegressor(SharedTaskFits, RegressorMixin, TaskEstimator):  # type:
                 saved.save(vars(prior) | {"noise": tasks.gather(prior.noise)}, {"trace": trace})
 
         fit = fit_marginal(
-            self.statistics_, rank=rank, noise=self.noise, max_rounds=self.max_iter, tol=self.tol, prior=prior,
-            trace=trace, callback=self._show, save=save,
+            self.statistics_, rank=rank, noise=self.noise, max_rounds=int(self.max_iter), tol=float(self.tol),
+            prior=prior, trace=trace, callback=self._show, save=save,
         )  # fmt: skip
         self.trace_, self.n_iter_ = fit.trace, len(fit.trace)
         self._set_marginal(fit.prior)
@@ -345,14 +354,12 @@ class SubspaceRegressor(SharedTaskFits, RegressorMixin, TaskEstimator):  # type:
         if isinstance(self.ridge, str):
             self.ridge_: Any
             self.ridge_, self.ridge_errors_ = choose_ridge(
-                rows, self.statistics_.all_tasks, rank=rank, seed=self.random_state or 0
+                rows, self.statistics_.all_tasks, rank=rank, seed=parameters.seed_of(self.random_state, 0)
             )
             return
         given = np.asarray(self.ridge, dtype=np.float64)
-        if given.ndim > 1 or (given.ndim == 1 and len(given) != len(self._index)):
+        if given.ndim == 1 and len(given) != len(self._index):
             raise ValueError(f"ridge must be one number or one per task ({len(self._index)}), got shape {given.shape}")
-        if not (np.isfinite(given) & (given >= 0)).all():
-            raise ValueError(f"ridge must be finite and not negative, got {given.min()}")
         self.ridge_ = given.item() if given.ndim == 0 else given
 
     def _ridges(self) -> Tensor:

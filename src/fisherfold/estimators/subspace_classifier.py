@@ -14,6 +14,7 @@ from sklearn.utils.multiclass import check_classification_targets, type_of_targe
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
+from fisherfold.estimators import parameters
 from fisherfold.estimators.checkpoint import FitCheckpoint
 from fisherfold.estimators.ids import IdIndex
 from fisherfold.estimators.subspace_point import RIDGES, held_out_rows
@@ -117,7 +118,7 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
         rows = self._rows(X, y, labels, weight)
         self.ridge_ = self._choose_ridge(rows, rank) if isinstance(self.ridge, str) else float(self.ridge)
         saved = self._saved([rows.X, rows.y, rows.task, rows.weight], chosen=self.ridge_)
-        frame, weights, result = self._solve(rows, rank, self.ridge_, self.max_iter, self.tol, saved)
+        frame, weights, result = self._solve(rows, rank, self.ridge_, int(self.max_iter), float(self.tol), saved)
         self.trace_ = [] if result is None else result.trace.rows
         self.n_iter_ = 1 if result is None else max(1, result.iterations)
         self._frame = frame
@@ -220,10 +221,9 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
 
     def _check_parameters(self) -> None:
         self._check_common()
-        if self.fisher not in LogisticSubspaceProblem.fisher_kinds:
-            raise ValueError(f"fisher must be one of {LogisticSubspaceProblem.fisher_kinds}, got {self.fisher!r}")
-        if self.ridge != "auto" and (isinstance(self.ridge, str) or not self.ridge > 0):
-            raise ValueError(f"ridge must be a positive number or 'auto', got {self.ridge!r}")
+        parameters.choice("fisher", self.fisher, LogisticSubspaceProblem.fisher_kinds)
+        if not (isinstance(self.ridge, str) and self.ridge == "auto"):
+            parameters.number("ridge", self.ridge, "a positive number or 'auto'", above=True)
 
     def _check_loaded(self) -> None:
         """Whether everything is there that a fitted model has."""
@@ -260,7 +260,7 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
         return result.x, problem.state(result.x).weights, result
 
     def _choose_ridge(self, rows: LabelledRows, rank: int) -> float:
-        held = torch.from_numpy(held_out_rows(rows.task.numpy(), self.random_state or 0))
+        held = torch.from_numpy(held_out_rows(rows.task.numpy(), parameters.seed_of(self.random_state, 0)))
         train, test = (_subset(rows, part) for part in (~held, held))
         self.ridge_errors_ = {}
         for ridge in RIDGES:

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from fisherfold._version import __version__
 from fisherfold.estimators.id_files import from_json, to_json
-from fisherfold.estimators.ids import IdIndex, id_array, plain
+from fisherfold.estimators.ids import IdIndex, id_array
+from fisherfold.estimators.parameters import storable
 from fisherfold.estimators.posterior_files import check_trace, finite_number, take
 from fisherfold.estimators.task_rows import Scaling
 from fisherfold.files import new_folder, read_tensors, sound, write_atomically, write_tensors
@@ -63,14 +64,14 @@ def _header(model: Any, scaling: Scaling) -> dict[str, Any]:
     return {
         "estimator": type(model).__name__,
         "fisherfold": __version__,
-        "params": {name: _plain(value) for name, value in model.get_params().items() if name != "checkpoint"},
+        "params": {name: storable(value) for name, value in model.get_params().items() if name != "checkpoint"},
         "offset": scaling.offset,
         "intercept": scaling.intercept,
         "tasks": [to_json(label, "tasks") for label in model.task_ids_.tolist()],
         "n_features_in": int(model.n_features_in_),
         "n_iter": int(model.n_iter_),
         "trace": model.trace_,
-        "fitted": {name: _plain(getattr(model, name)) for name in _OPTIONAL if hasattr(model, name)},
+        "fitted": {name: storable(getattr(model, name)) for name in _OPTIONAL if hasattr(model, name)},
     }
 
 
@@ -136,16 +137,6 @@ def _restore(model: Any, tensors: dict[str, Tensor], n: int, tasks: int) -> None
         sizes = (tasks, n, n), (tasks, n), (tasks,), (tasks,), (tasks,)
         named = zip(_STATISTICS, sizes, strict=True)
         model.statistics_ = TaskStatistics(*(take(tensors, f"statistics.{name}", shape) for name, shape in named))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return [plain(entry) for entry in value.tolist()]
-    if isinstance(value, dict):
-        return {str(key): _plain(entry) for key, entry in value.items()}
-    if isinstance(value, np.random.RandomState):
-        return None
-    return plain(value)
 
 
 def _fitted(name: str, value: Any) -> Any:

@@ -7,8 +7,10 @@ The problem:
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,7 @@ from fisherfold.inference.subspace import start
 from fisherfold.problems.subspace import SubspaceProblem
 from fisherfold.problems.tasks import TaskStatistics
 from fisherfold.solvers import Result, minimize
+from fisherfold.solvers.loop import METHODS
 from fisherfold.solvers.stopping import GradientNorm, Stagnation
 
 SOLVERS = ("rngd", "rngd-vr", "rsgd", "rsvrg", "rcg")
@@ -39,7 +42,7 @@ def fit_point(
     tol: float,
     seed: int,
     frame: Tensor | None = None,
-    callback: Any = None,
+    callback: Callable[[int, float], object] | None = None,
     checkpoint: str | os.PathLike[str] | None = None,
     tag: str = "",
 ) -> tuple[Tensor, Tensor, Result | None]:
@@ -55,7 +58,7 @@ def fit_point(
         tol: stop when the loss falls by less than this fraction over five iterations.
         seed: for the stochastic solvers.
         frame: where to start; the leading directions of per-task ridge solutions if not given.
-        callback: called with the solver's state.
+        callback: called with the number of each iteration and the loss after it; a true value stops the fit.
         checkpoint: a file that keeps where the solver stands; it goes on from there if the file exists.
         tag: names the data in that file.
 
@@ -68,15 +71,45 @@ def fit_point(
         ridges = torch.as_tensor(ridge, dtype=torch.float64).expand(statistics.n_tasks)
         lifted = statistics.gram + ridges[:, None, None] * eye
         return eye, (torch.linalg.pinv(lifted, hermitian=True) @ statistics.cross[..., None]).squeeze(-1), None
-    problem = SubspaceProblem(statistics, rank=rank, ridge=ridge, objective="penalised")
-    x0 = start(statistics, rank=rank).frame if frame is None else frame
+    scaled, unit = in_units_of_the_targets(statistics)
+    problem = SubspaceProblem(scaled, rank=rank, ridge=ridge, objective="penalised")
+    x0 = start(scaled, rank=rank).frame if frame is None else frame
     chosen = _defaults(problem, x0, solver) | dict(options)
     stop = GradientNorm(1e-10) | Stagnation(rtol=tol)
+    _check_options(problem, solver, chosen)
     result = minimize(
-        problem, x0, solver, max_iter=max_iter, seed=seed, stop=stop, callback=callback, checkpoint=checkpoint,
-        checkpoint_every=1, resume=checkpoint is not None, tag=tag, **chosen,
+        problem, x0, solver, max_iter=max_iter, seed=seed, stop=stop, checkpoint=checkpoint, checkpoint_every=1,
+        callback=None if callback is None else lambda state: callback(state.iteration, unit**2 * state.loss),
+        resume=checkpoint is not None, tag=tag, **chosen,
     )  # fmt: skip
-    return result.x, problem.coefficients(result.x), result
+    for row in result.trace.rows:
+        row.update({name: row[name] * unit**2 for name in ("loss", "gradient_norm")})
+    return result.x, unit * problem.coefficients(result.x), result
+
+
+def in_units_of_the_targets(statistics: TaskStatistics) -> tuple[TaskStatistics, float]:
+    """The same rows with targets of mean square 1, so that no tolerance or damping depends on their unit.
+
+    Args:
+        statistics: of centred targets.
+
+    Returns:
+        The statistics, and what the targets were divided by.
+    """
+    power, count = statistics.all_tasks.total(torch.stack([statistics.power.sum(), statistics.counts.sum()])).tolist()
+    unit = math.sqrt(power / count) if power > 0 else 1.0
+    scaled = replace(
+        statistics, cross=statistics.cross / unit, power=statistics.power / unit**2, sums=statistics.sums / unit
+    )
+    return scaled, unit
+
+
+def _check_options(problem: SubspaceProblem, solver: str, options: Mapping[str, Any]) -> None:
+    try:
+        METHODS[solver](problem, **options)
+    except (TypeError, ValueError) as error:
+        reason = str(error).split("__init__() ")[-1]
+        raise type(error)(f"solver_options of {solver!r}: {reason}, got {dict(options)}") from None
 
 
 def _defaults(problem: SubspaceProblem, x0: Tensor, solver: str) -> dict[str, Any]:

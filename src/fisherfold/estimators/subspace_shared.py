@@ -18,6 +18,7 @@ from typing_extensions import Self
 
 from fisherfold.distributed import Axis, Group, balanced_cuts, current_group
 from fisherfold.estimators.id_files import objects
+from fisherfold.estimators.parameters import seed_of
 from fisherfold.estimators.shared_ids import cast, joint_index
 from fisherfold.estimators.task_rows import Rows, Scaling
 
@@ -119,7 +120,7 @@ class SharedTaskFits:
     def _keys(self, count: int, group: Group) -> Array:
         """What one process would draw for these rows: the stream of the seed from their place among all rows on."""
         before = group.gather(torch.tensor([count]))[: group.rank].sum()
-        generator = np.random.PCG64(self.random_state or 0)
+        generator = np.random.PCG64(seed_of(self.random_state, 0))
         return np.random.Generator(generator.advance(int(before))).random(count)
 
 
@@ -146,7 +147,7 @@ def _joint_scaling(
     flat = spread <= 1e-12 * np.maximum(largest, 1e-300)
     width = np.where(flat | (not scale), 1.0, spread)
     offset = float(total(weight @ y) / weights) if intercept else 0.0
-    return Scaling(center, width, offset, intercept)
+    return Scaling(center, width, offset, bool(intercept))
 
 
 def part_of(axis: Axis, values: Tensor) -> Tensor:

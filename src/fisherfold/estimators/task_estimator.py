@@ -14,9 +14,17 @@ from torch import Tensor
 from typing_extensions import Self
 
 from fisherfold.distributed import ALONE, Group
+from fisherfold.estimators import parameters
 from fisherfold.estimators.checkpoint import FitCheckpoint, digest
 from fisherfold.estimators.ids import IdIndex, plain
-from fisherfold.estimators.task_rows import Scaling, read_rows, reject_text, task_labels
+from fisherfold.estimators.task_rows import (
+    Scaling,
+    read_rows,
+    reject_overflow,
+    reject_text,
+    reject_text_targets,
+    task_labels,
+)
 
 Array = NDArray[Any]
 DEFAULT_RANK = 6
@@ -110,6 +118,8 @@ class TaskEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         """Checked features, targets, task ids (None for a single task or several outputs) and weights."""
         given = read_rows(X, y, task)
         reject_text(given.X)
+        if numeric and given.y is not None:
+            reject_text_targets(given.y)
         least = (2 if reset else 1) if least is None else least
         X, y = validate_data(
             self, given.X, given.y, reset=reset, dtype=np.float64, y_numeric=numeric, multi_output=numeric,
@@ -120,28 +130,30 @@ class TaskEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
             if y.shape[1] != 1:
                 raise ValueError(f"y must have one column when task is given, got {y.shape[1]}")
             y = y[:, 0]
+        reject_overflow(X, "X")
+        if numeric:
+            reject_overflow(y, "y")
         weight = None if sample_weight is None else _check_sample_weight(sample_weight, X, ensure_non_negative=True)
         return X, y, labels, weight
 
     def _check_common(self) -> None:
         for name in ("fit_intercept", "scale"):
-            value = getattr(self, name)
-            if not isinstance(value, (bool, np.bool_)):
-                raise ValueError(f"{name} must be True or False, got {value!r}")
-        if not (isinstance(self.max_iter, (int, np.integer)) and self.max_iter >= 1):
-            raise ValueError(f"max_iter must be a whole number of at least 1, got {self.max_iter!r}")
-        if not self.tol >= 0:
-            raise ValueError(f"tol must not be negative, got {self.tol!r}")
+            parameters.flag(name, getattr(self, name))
+        parameters.whole("max_iter", self.max_iter, 1)
+        parameters.number("tol", self.tol)
+        parameters.loudness(self.verbose)
+        parameters.check_seed(self.random_state)
+        parameters.check_path("checkpoint", self.checkpoint)
 
     def _checked_rank(self, n_features: int) -> int:
         """The rank; ``n_features`` counts the intercept's column."""
         if self.rank is None:
             return min(DEFAULT_RANK, n_features)
-        whole = isinstance(self.rank, (int, np.integer)) and not isinstance(self.rank, bool)
-        if not whole or not 1 <= self.rank <= n_features:
+        rank = plain(self.rank)
+        if not isinstance(rank, int) or isinstance(rank, bool) or not 1 <= rank <= n_features:
             meaning = "the number of features plus one for the intercept" if self.fit_intercept else "of features"
             raise ValueError(f"rank must be a whole number between 1 and {n_features} ({meaning}), got {self.rank!r}")
-        return int(self.rank)
+        return rank
 
     def _numbers(self, task: Any, n_rows: int, unseen: str) -> Array:
         """The number of each row's task; -1 for an unseen one where that is allowed."""

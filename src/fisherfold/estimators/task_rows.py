@@ -94,10 +94,43 @@ def reject_text(X: Any) -> None:
                 raise ValueError(f"column {name!r} must hold numbers, got the text {value!r} in row {row}")
 
 
-def _is_number(text: str) -> bool:
+def reject_text_targets(y: Any) -> None:
+    """Name the target that is no number, before a conversion fails without a name.
+
+    Args:
+        y: targets, one or several columns.
+
+    Raises:
+        ValueError: if one is text, or anything else that is no number.
+    """
+    array = np.asarray(y)
+    if array.dtype.kind in "mM":
+        raise ValueError(f"y must hold numbers, got dtype {array.dtype}")
+    if array.dtype.kind in "OUS":
+        for position, value in enumerate(array.reshape(-1).tolist()):
+            if isinstance(value, (str, bytes)) or not _is_number(value):
+                raise ValueError(f"y must hold numbers, got {value!r} at position {position}")
+
+
+def reject_overflow(values: Array, name: str) -> None:
+    """Refuse numbers whose squares are infinite.
+
+    Args:
+        values: finite numbers.
+        name: what they are.
+
+    Raises:
+        ValueError: if one is too large.
+    """
+    largest = float(np.abs(values).max(initial=0.0))
+    if largest > 1e150:
+        raise ValueError(f"{name} must be of absolute value 1e150 at most, so that squares are finite, got {largest:g}")
+
+
+def _is_number(text: Any) -> bool:
     try:
         float(text)
-    except ValueError:
+    except (ValueError, TypeError):
         return False
     return True
 
@@ -195,7 +228,7 @@ class Scaling:
         flat = spread <= 1e-12 * np.maximum(np.abs(X).max(axis=0), 1e-300)
         width = np.where(flat | (not scale), 1.0, spread)
         offset = float(np.average(y.reshape(len(y), -1).mean(axis=1), weights=weight)) if intercept else 0.0
-        return cls(center, width, offset, intercept)
+        return cls(center, width, offset, bool(intercept))
 
     def __call__(self, X: Array) -> Tensor:
         """The model's features of some rows.

@@ -1,0 +1,76 @@
+"""A fit to c·y is c times the fit to y: no tolerance, floor or damping has a unit."""
+
+import numpy as np
+import pytest
+
+from fisherfold import LowRankImputer, MatrixCompletion, MatrixCompletionCV, SubspaceRegressor
+
+RNG = np.random.default_rng(0)
+TABLE = 3 + RNG.normal(size=(30, 2)) @ RNG.normal(size=(2, 20)) + 0.1 * RNG.normal(size=(30, 20))
+SEEN = RNG.random(TABLE.shape) < 0.6
+PAIRS, ALL = np.argwhere(SEEN), np.argwhere(np.ones(TABLE.shape))
+X, TASK = RNG.normal(size=(120, 4)), np.arange(120) % 6
+SLOPES = RNG.normal(size=(6, 1)) * RNG.normal(size=4)
+Y = 2 + (X * SLOPES[TASK]).sum(1) + 0.3 * RNG.normal(size=120)
+
+
+def completed(c, **options):
+    return MatrixCompletion(2, **options).fit(PAIRS, c * TABLE[SEEN]).predict(ALL)
+
+
+def searched(c):
+    return MatrixCompletionCV((1, 2), max_iter=10).fit(PAIRS, c * TABLE[SEEN]).predict(ALL)
+
+
+def imputed(c):
+    return LowRankImputer(2).fit_transform(np.where(SEEN, c * TABLE, np.nan))
+
+
+def regressed(c, **options):
+    return SubspaceRegressor(2, random_state=0, **options).fit(X, c * Y, task=TASK).predict(X, task=TASK)
+
+
+def deviations(c):
+    return SubspaceRegressor(2).fit(X, c * Y, task=TASK).predict(X, task=TASK, return_std=True)[1]
+
+
+FITS = {
+    "completion": completed,
+    "completion, float64": lambda c: completed(c, dtype="float64"),
+    "completion, fixed ridge": lambda c: completed(c, ridge=0.5),
+    "completion, point": lambda c: completed(c, inference="point"),
+    "completion, point, fixed ridge": lambda c: completed(c, inference="point", ridge=0.5, dtype="float64"),
+    "completion, point, no offsets": lambda c: completed(c, inference="point", offsets="none"),
+    "search": searched,
+    "imputer": imputed,
+    "regression": regressed,
+    "regression, one noise": lambda c: regressed(c, noise="shared"),
+    "regression, deviations": deviations,
+    "regression, point": lambda c: regressed(c, inference="point"),
+    "regression, point, no intercept": lambda c: regressed(c, inference="point", fit_intercept=False, ridge=1.0),
+    **{
+        f"regression, {solver}": lambda c, solver=solver: regressed(
+            c, inference="point", ridge=1.0, solver=solver, max_iter=10
+        )
+        for solver in ("rngd-vr", "rsgd", "rsvrg", "rcg")
+    },
+}
+
+
+@pytest.mark.parametrize("name", FITS)
+def test_fits_follow_the_unit_of_the_values(name):
+    fit = FITS[name]
+    base = fit(1.0)
+    for c in (1e-12, 1e-8, 1e8, 1e12):
+        np.testing.assert_allclose(fit(c) / c, base, rtol=1e-6, atol=1e-6 * np.abs(base).max())
+
+
+def test_the_trace_of_a_point_fit_is_in_the_units_of_the_targets():
+    small, large = (SubspaceRegressor(2, inference="point", ridge=1.0).fit(X, c * Y, task=TASK) for c in (1.0, 1e3))
+    for name in ("loss", "gradient_norm"):
+        found = [[row[name] for row in model.trace_] for model in (small, large)]
+        np.testing.assert_allclose(found[1], np.array(found[0]) * 1e6, rtol=1e-6, atol=1e-9)
+    residual = Y - small.predict(X, task=TASK)
+    weights = small._weights.numpy()
+    penalised = 0.5 * (residual @ residual + (weights**2).sum()) / 6
+    np.testing.assert_allclose(small.trace_[-1]["loss"], penalised, rtol=1e-6)
