@@ -57,6 +57,8 @@ def main() -> None:
     runs = {
         "auto": curve(train, held, clip, arguments.rank),
         "auto, its ridge given": curve(train, held, clip, arguments.rank, ridge=known),
+        "auto, rank continuation": curve(train, held, clip, arguments.rank, continuation=True),
+        "auto, its ridge given, early stopping": curve(train, held, clip, arguments.rank, ridge=known, validation=0.1),
     }
     # in units of ratings: a row of the orthonormal frame has the mean square 1/n
     grid = [count / min(data.shape) for count in (5, 20, 60, 150)]

@@ -102,7 +102,7 @@ def test_offsets_are_fitted_as_asked(offsets):
     assert (model.global_offset != 0) == (offsets not in {"none", False})
 
 
-@pytest.mark.parametrize("solver", ["rngd", "rcg", "rngd-vr"])
+@pytest.mark.parametrize("solver", ["rngd", "rcg", "rgd", "rngd-vr"])
 def test_the_papers_solvers_fit_what_the_offsets_leave(solver):
     ratings, matrix = low_rank(noise=0.01, density=0.7)
     model = fit_point(ratings, 3, solver=solver, ridge=1e-3, max_iter=60)
@@ -162,7 +162,7 @@ def test_degenerate_tables_give_finite_models(entries, dtype, ridge):
         ({"validation": 1.5}, r"validation must be a share between 0 and 1, or ratings, got 1\.5"),
         ({"validation": Ratings([0], [0], [1.0])}, r"validation must have the shape \(120, 80\).*got \(1, 1\)"),
         ({"on_interrupt": "keep"}, "on_interrupt must be 'raise' or 'return', got 'keep'"),
-        ({"solver": "adam"}, "method must be one of .* got 'adam'"),
+        ({"solver": "adam"}, "solver must be one of auto, rngd, rngd-vr, rcg, rgd, got 'adam'"),
     ],
 )
 def test_bad_arguments_are_refused(options, message):
@@ -173,5 +173,6 @@ def test_bad_arguments_are_refused(options, message):
 
 def test_options_that_a_method_of_the_paper_does_not_have_are_refused():
     ratings = Ratings([0, 0, 1, 1, 2], [0, 1, 0, 1, 1], [1.0, 2.0, 2.0, 4.0, 3.0])
-    with pytest.raises(ValueError, match=r"validation and callback work with solver='auto' only, got solver='rngd'"):
-        fit_point(ratings, 1, solver="rngd", validation=0.2)
+    for option in ({"validation": 0.2}, {"continuation": True}, {"offset_ridge": 1.0}):
+        with pytest.raises(ValueError, match=r"validation, continuation and .* need solver='auto', got solver='rngd'"):
+            fit_point(ratings, 1, solver="rngd", **option)

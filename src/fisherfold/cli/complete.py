@@ -48,6 +48,15 @@ Inference = Annotated[
     str,
     typer.Option("--inference", help="variational or point.", autocompletion=one_of("variational", "point")),
 ]
+Solver = Annotated[
+    str,
+    typer.Option(
+        "--solver",
+        help="Of --inference point: auto (a ridge on both factors, chosen on held-out ratings), or a solver of the "
+        "paper's problem: rngd, rngd-vr, rcg, rgd.",
+        autocompletion=one_of("auto", "rngd", "rngd-vr", "rcg", "rgd"),
+    ),
+]
 Offsets = Annotated[
     str,
     typer.Option(
@@ -78,7 +87,7 @@ def fit(
     voice: Voice, file: File, output: Annotated[Path, typer.Option("--output", "-o", help="The folder of the model.")],
     rank: Rank = "10", seed: Seed = 0, columns: Columns = None, file_format: Format = None, header: Header = None,
     encoding: Encoding = None, unpack_limit: UnpackLimit = 4.0,
-    inference: Inference = "variational", offsets: Offsets = "both", ridge: Ridge = None,
+    inference: Inference = "variational", solver: Solver = "auto", offsets: Offsets = "both", ridge: Ridge = None,
     duplicates: Duplicates = "mean", max_iter: MaxIter = 50, threads: Threads = None,
     keep_on_interrupt: Annotated[
         bool, typer.Option("--keep-on-interrupt", help="At Ctrl-C write the model of the passes done so far.")
@@ -93,8 +102,8 @@ def fit(
         raise ValueError(f"--output must be a folder, {output} is a file")
     voice.resume = "no model was written; with --keep-on-interrupt the passes done so far are kept"
     model = _estimator(
-        rank, random_state=seed, inference=inference, offsets=offsets, ridge=ridge, duplicates=duplicates,
-        max_iter=max_iter, n_jobs=threads, verbose=voice.shows_progress or voice.verbose,
+        rank, random_state=seed, inference=inference, solver=solver, offsets=offsets, ridge=ridge,
+        duplicates=duplicates, max_iter=max_iter, n_jobs=threads, verbose=voice.shows_progress or voice.verbose,
         on_interrupt="return" if keep_on_interrupt else "raise", checkpoint=checkpoint,
     )  # fmt: skip
     resumed = checkpoint is not None and (checkpoint.exists() or Path(f"{checkpoint}.search").exists())
@@ -216,7 +225,7 @@ def evaluate(
     voice: Voice, file: File, rank: Rank = "10", seed: Seed = 0,
     folds: Annotated[int, typer.Option("--folds", "-k", min=2, help="The number of folds.")] = 5,
     columns: Columns = None, file_format: Format = None, header: Header = None, encoding: Encoding = None,
-    unpack_limit: UnpackLimit = 4.0, inference: Inference = "variational",
+    unpack_limit: UnpackLimit = 4.0, inference: Inference = "variational", solver: Solver = "auto",
     offsets: Offsets = "both", ridge: Ridge = None, duplicates: Duplicates = "mean", max_iter: MaxIter = 50,
     threads: Threads = None,
 ) -> None:  # fmt: skip
@@ -233,8 +242,8 @@ def evaluate(
     if folds > len(table.values):
         raise ValueError(f"--folds must be at most the number of ratings, {len(table.values)}, got {folds}")
     model = _estimator(
-        rank, random_state=seed, inference=inference, offsets=offsets, ridge=ridge, duplicates=duplicates,
-        max_iter=max_iter, n_jobs=threads,
+        rank, random_state=seed, inference=inference, solver=solver, offsets=offsets, ridge=ridge,
+        duplicates=duplicates, max_iter=max_iter, n_jobs=threads,
     )  # fmt: skip
     parts = list(KFold(folds, shuffle=True, random_state=seed).split(table.values))
     scores = []

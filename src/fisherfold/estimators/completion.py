@@ -25,6 +25,7 @@ from fisherfold.estimators.completion_shared import SharedFits
 from fisherfold.estimators.ids import Ids, id_array
 from fisherfold.estimators.inputs import Observations, numbers, observations, pairs
 from fisherfold.estimators.io import load_completion, save_completion
+from fisherfold.estimators.point_solvers import SOLVERS
 from fisherfold.files import sound
 
 OFFSETS = ("both", "rows", "columns", "global", "none")
@@ -45,10 +46,15 @@ class MatrixCompletion(SharedFits, RegressorMixin, BaseEstimator):  # type: igno
             zero); learnt if None, which is best for ``variational``.
         offsets: ``both`` (rows, columns and the mean), ``rows``, ``columns``, ``global`` (the mean only) or ``none``.
         inference: ``variational`` or ``point``.
+        solver: of ``point``. ``auto`` penalises both factors and chooses the ridge on held-out values. ``rngd``,
+            ``rngd-vr``, ``rcg`` and ``rgd`` solve the paper's problem as the methods of ``minimize`` do, on what the
+            offsets leave: a ridge on the coefficients of an orthonormal frame, none if ``ridge`` is None, and a rank
+            less than both sides of the table.
         rated_sets: whether the mere set of rated columns informs about a row, and of rows about a column
             (``variational`` only). Turn it off when entries are missing by design.
         max_iter: the largest number of passes over the data.
-        tol: stop when a pass raises the bound by less than this per rating.
+        tol: stop when a pass raises the bound by less than this per rating (``variational``), or lowers the objective
+            by less than this share of it (``point``; over five iterations for the solvers of the paper).
         clip: whether predictions are clipped to the range of the observed values.
         unseen: for ids not seen in ``fit``: ``prior``, ``nan`` or ``error``.
         duplicates: for pairs given twice: ``mean``, ``last``, ``sum`` or ``error``.
@@ -84,15 +90,16 @@ class MatrixCompletion(SharedFits, RegressorMixin, BaseEstimator):  # type: igno
 
     def __init__(
         self, rank: int = 10, *, ridge: float | None = None, offsets: str = "both", inference: str = "variational",
-        rated_sets: bool = True, max_iter: int = 50, tol: float = 3e-4, clip: bool = True, unseen: str = "prior",
-        duplicates: str = "mean", random_state: int | None = 0, device: str | None = None, dtype: str = "float32",
-        n_jobs: int | None = None, verbose: bool = False, on_interrupt: str = "raise",
+        solver: str = "auto", rated_sets: bool = True, max_iter: int = 50, tol: float = 3e-4, clip: bool = True,
+        unseen: str = "prior", duplicates: str = "mean", random_state: int | None = 0, device: str | None = None,
+        dtype: str = "float32", n_jobs: int | None = None, verbose: bool = False, on_interrupt: str = "raise",
         checkpoint: str | os.PathLike[str] | None = None,
     ) -> None:  # fmt: skip
         self.rank = rank
         self.ridge = ridge
         self.offsets = offsets
         self.inference = inference
+        self.solver = solver
         self.rated_sets = rated_sets
         self.max_iter = max_iter
         self.tol = tol
@@ -150,8 +157,9 @@ class MatrixCompletion(SharedFits, RegressorMixin, BaseEstimator):  # type: igno
     def _options(self, rank: int, ridge: float | None) -> FitOptions:
         return FitOptions(
             rank=parameters.whole("rank", rank, 1), ridge=None if ridge is None else parameters.number("ridge", ridge),
-            offsets=str(self.offsets), inference=str(self.inference), rated_sets=bool(self.rated_sets),
-            max_iter=parameters.whole("max_iter", self.max_iter, 1), tol=parameters.number("tol", self.tol),
+            offsets=str(self.offsets), inference=str(self.inference), solver=str(self.solver),
+            rated_sets=bool(self.rated_sets), max_iter=parameters.whole("max_iter", self.max_iter, 1),
+            tol=parameters.number("tol", self.tol),
             duplicates=str(self.duplicates), seed=parameters.seed_of(self.random_state),
             device=str(parameters.device_of(self.device)), dtype=parameters.dtype_of(self.dtype),
             n_jobs=parameters.jobs(self.n_jobs), verbose=parameters.loudness(self.verbose),
@@ -164,10 +172,12 @@ class MatrixCompletion(SharedFits, RegressorMixin, BaseEstimator):  # type: igno
         parameters.whole("max_iter", self.max_iter, 1)
         parameters.number("tol", self.tol)
         for name, allowed in (
-            ("offsets", OFFSETS), ("inference", ("variational", "point")), ("unseen", UNSEEN),
-            ("duplicates", ("mean", "last", "sum", "error")), ("on_interrupt", ("raise", "return")),
+            ("offsets", OFFSETS), ("inference", ("variational", "point")), ("solver", ("auto", *SOLVERS)),
+            ("unseen", UNSEEN), ("duplicates", ("mean", "last", "sum", "error")), ("on_interrupt", ("raise", "return")),
         ):  # fmt: skip
             parameters.choice(name, getattr(self, name), allowed)
+        if self.inference == "variational" and self.solver != "auto":
+            raise ValueError(f"solver must be 'auto' for inference='variational', got {self.solver!r}")
         for name in ("rated_sets", "clip"):
             parameters.flag(name, getattr(self, name))
         parameters.dtype_of(self.dtype)

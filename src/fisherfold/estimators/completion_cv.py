@@ -35,6 +35,7 @@ class MatrixCompletionCV(MatrixCompletion):
         cv: the number of folds.
         offsets: as in ``MatrixCompletion``, like everything that follows.
         inference: see there.
+        solver: see there.
         rated_sets: see there.
         max_iter: see there.
         tol: see there.
@@ -65,8 +66,8 @@ class MatrixCompletionCV(MatrixCompletion):
 
     def __init__(
         self, ranks: tuple[int, ...] = (5, 10, 20), *, ridges: tuple[float | None, ...] = (None,), cv: int = 3,
-        offsets: str = "both", inference: str = "variational", rated_sets: bool = True, max_iter: int = 50,
-        tol: float = 3e-4, clip: bool = True, unseen: str = "prior", duplicates: str = "mean",
+        offsets: str = "both", inference: str = "variational", solver: str = "auto", rated_sets: bool = True,
+        max_iter: int = 50, tol: float = 3e-4, clip: bool = True, unseen: str = "prior", duplicates: str = "mean",
         random_state: int | None = 0, device: str | None = None, dtype: str = "float32", n_jobs: int | None = None,
         verbose: bool = False, on_interrupt: str = "raise", checkpoint: str | os.PathLike[str] | None = None,
     ) -> None:  # fmt: skip
@@ -75,6 +76,7 @@ class MatrixCompletionCV(MatrixCompletion):
         self.cv = cv
         self.offsets = offsets
         self.inference = inference
+        self.solver = solver
         self.rated_sets = rated_sets
         self.max_iter = max_iter
         self.tol = tol

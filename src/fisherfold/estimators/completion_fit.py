@@ -37,6 +37,7 @@ class FitOptions:
     ridge: float | None
     offsets: str
     inference: str
+    solver: str
     rated_sets: bool
     max_iter: int
     tol: float
@@ -188,9 +189,9 @@ def run(
         with progress(options) as show:
             if options.inference == "point":
                 return Outcome(*point_posterior(
-                    ratings, options.rank, ridge=options.ridge, offsets=options.offsets, max_iter=options.max_iter,
-                    tol=options.tol, seed=options.seed, return_on_interrupt=options.return_on_interrupt, callback=show,
-                    saved=saved,
+                    ratings, options.rank, ridge=options.ridge, offsets=options.offsets, solver=options.solver,
+                    max_iter=options.max_iter, tol=options.tol, seed=options.seed, callback=show, saved=saved,
+                    return_on_interrupt=options.return_on_interrupt,
                 ))  # fmt: skip
             if posterior is None:
                 posterior = _resumed(saved, ratings) or start_posterior(ratings, options.rank, **_model(options))

@@ -2,8 +2,8 @@
 
 ``solver="auto"`` is the natural gradient of ``fisherfold.problems.factors``: half-steps of length 1 with the row-block
 Fisher, the prior covariance of the coefficients carried along, nothing to tune. ``ridge="auto"`` picks λ on a
-validation part along a warm-started path λ = c σ², σ² the variance that offsets leave, then fits all ratings. Other
-solvers are the methods of ``fisherfold.minimize`` on the paper's problem, with the offsets removed first.
+validation part along a warm-started path λ = c σ²/s, σ² the variance that offsets leave and s the standard deviation
+of all values, then fits all ratings. Other solvers are those of ``point_solvers``, for the paper's problem.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -20,12 +20,11 @@ from torch import Tensor
 
 from fisherfold.estimators.checkpoint import FitCheckpoint
 from fisherfold.estimators.point_model import PointFit
+from fisherfold.estimators.point_solvers import SOLVERS, SolverRun, fit_by_solver
 from fisherfold.estimators.posterior_files import check_trace, finite_number, take
 from fisherfold.files import sound
-from fisherfold.problems.completion import CompletionProblem
 from fisherfold.problems.factors import Factors, Penalty, TwoSided, additive_model, grow
 from fisherfold.problems.ratings import Ratings
-from fisherfold.solvers import minimize
 from fisherfold.solvers.result import Trace
 
 Offsets = Literal["all", "rows", "columns", "global", "none"]
@@ -66,11 +65,13 @@ def fit_point(
         ridge: λ ≥ 0 of the penalty on both factors, or ``auto`` for the best on a validation part (0 where ``solver``
             names a method of the paper, which has no ridge).
         ridge_weighting: the exponent of the weights (n/n̄)^α: ``none`` 0, ``root`` ½, ``count`` 1 (per rating).
-        offset_ridge: λ₀; a third of λ if not given.
+        offset_ridge: λ₀; a third of λ/s if not given, s the standard deviation of the values.
         offsets: ``all`` (or True), ``rows`` or ``columns`` (with the mean), ``global``, ``none`` (or False).
-        solver: ``auto``, or a method of ``fisherfold.minimize`` for the paper's problem, ridge on coefficients alone.
+        solver: ``auto``, or a method of ``fisherfold.minimize`` for the paper's problem, ridge on coefficients alone:
+            ``rngd``, ``rngd-vr``, ``rcg`` or ``rgd``; the rank must then be less than both sides of the matrix.
         max_iter: the most iterations.
-        tol: stop when an iteration lowers the objective by less than this share of it.
+        tol: stop when an iteration (five of them, where ``solver`` names a method) lowers the objective by less than
+            this share of it.
         validation: a share of the ratings, or other ratings, to stop early on, for ``solver="auto"``; with
             ``ridge="auto"`` they choose λ (a tenth if not given) and the final fit uses all ``ratings``.
         continuation: raise the rank step by step (1, 2, 4, ...), each new direction from the residuals.
@@ -78,8 +79,7 @@ def fit_point(
         callback: called with the trace row of every iteration; a true value stops the fit.
         on_interrupt: ``return`` the model so far on Ctrl-C, or ``raise``.
         verbose: print one line per iteration.
-        saved: keeps the state of the fit after every iteration, once λ is chosen, for ``solver="auto"``; a fit that was
-            killed goes on from it.
+        saved: keeps the state of the fit after every iteration, once λ is chosen; a killed fit goes on from it.
 
     Returns:
         The model.
@@ -97,27 +97,32 @@ def fit_point(
         True
     """
     _check(ratings, rank, ridge, ridge_weighting, offset_ridge, offsets, max_iter, validation, on_interrupt)
+    if solver not in ("auto", *SOLVERS):
+        raise ValueError(f"solver must be one of auto, {', '.join(SOLVERS)}, got {solver!r}")
     which = ("all" if offsets else "none") if isinstance(offsets, bool) else offsets
     generator = torch.Generator().manual_seed(seed)
     power = _WEIGHTING[ridge_weighting]
     run = _Run(max_iter, tol, callback, on_interrupt, verbose, saved)
     if solver != "auto":
-        if validation is not None or callback is not None:
-            raise ValueError(f"validation and callback work with solver='auto' only, got solver={solver!r}")
-        level = 0.0 if ridge == "auto" else ridge
-        return _fit_by_minimize(ratings, rank, level, power, which, solver, max_iter, seed, run)
+        if validation is not None or continuation or offset_ridge is not None:
+            raise ValueError(f"validation, continuation and offset_ridge need solver='auto', got solver={solver!r}")
+        chosen = SolverRun(solver, max_iter, tol, seed, callback, on_interrupt == "return", verbose, saved)
+        level = 0.0 if ridge == "auto" else float(ridge)
+        return fit_by_solver(ratings, rank, _additive(ratings, which, power), ridge=level, run=chosen)
     searching = ridge == "auto" and (ratings.n_ratings >= _ENOUGH_TO_VALIDATE or validation is not None)
     held_out: Ratings | None = None
     train = ratings
     if validation is not None or searching:
         train, held_out = _split(ratings, 0.1 if validation is None else validation, generator)
     start = _additive(train, which, power)
-    left = _variance_left(train, start)
+    unit = _unit(ratings, centred=which != "none")
+    left = _variance_left(train, start) / unit
 
     def penalty(level: float) -> Penalty:
         # With no ridge at all, rows with few ratings would be singular: the floor selects their least-norm solution.
         floor = torch.finfo(ratings.dtype).eps ** 0.5 * left
-        return Penalty(max(level, floor), max(level / 3 if offset_ridge is None else offset_ridge, floor), power)
+        on_offsets = level / 3 / unit if offset_ridge is None else offset_ridge
+        return Penalty(max(level, floor), max(on_offsets, floor / unit), power)
 
     if (stand := run.resumed(ratings)) is not None:
         return run.to_the_end(ratings if searching else train, *stand, None if searching else held_out)
@@ -137,6 +142,13 @@ def _additive(ratings: Ratings, offsets: str, power: float) -> Factors:
 
 def _variance_left(ratings: Ratings, at: Factors) -> float:
     return _mean_square(ratings, at) or 1.0
+
+
+def _unit(ratings: Ratings, *, centred: bool) -> float:
+    # λ times a product of factors is a square of values: λ has the unit of the values, λ₀ has none
+    values = ratings.entries()[2].double()
+    mean = ratings.add(values) / ratings.n_ratings if centred else 0.0
+    return math.sqrt(ratings.add((values - mean).square()) / ratings.n_ratings) or 1.0
 
 
 def _mean_square(ratings: Ratings, at: Factors) -> float:
@@ -321,34 +333,6 @@ class _Run:
     def _record_step(self, penalty: Penalty, objective: float, error: float) -> None:
         row = {"ridge": penalty.ridge, "objective": objective}
         self.record(row if error == math.inf else row | {"validation_rmse": error})
-
-
-def _fit_by_minimize(
-    ratings: Ratings,
-    rank: int,
-    ridge: float,
-    power: float,
-    offsets: str,
-    solver: str,
-    max_iter: int,
-    seed: int,
-    run: _Run,
-) -> PointFit:
-    # The paper's problem on what the offsets leave.
-    base = _additive(ratings, offsets, power)
-    rows, columns, values = ratings.entries()
-    left = ratings.like(rows, columns, values - base.predict(rows, columns))
-    problem = CompletionProblem(left, rank, ridge=ridge)
-    generator = torch.Generator().manual_seed(seed)
-    x0 = problem.manifold.random_point(generator=generator, dtype=ratings.dtype, device=ratings.device)
-    options = {"step": 0.05, "fisher": "kronecker"} if solver == "rngd-vr" else {}
-    result = minimize(problem, x0, solver, max_iter=max_iter, seed=seed, verbose=run.verbose, **options)  # type: ignore[arg-type]
-    coefficients = problem.samples.gather(problem.fit(result.x).coefficients)
-    base = base.gathered(ratings)
-    at = replace(base, rows=result.x, columns=coefficients)
-    if problem.transposed:
-        at = replace(base, rows=coefficients, columns=result.x)
-    return PointFit.of(at, ratings, Penalty(max(ridge, 1e-12), 1.0), result.trace, result.status, result.message)
 
 
 def _check(

@@ -29,16 +29,18 @@ _OFFSETS: dict[str, Offsets] = {
 
 
 def point_posterior(
-    ratings: Ratings, rank: int, *, ridge: float | None, offsets: str, max_iter: int, tol: float, seed: int,
-    return_on_interrupt: bool, callback: Callable[[dict[str, float]], None], saved: FitCheckpoint | None = None,
+    ratings: Ratings, rank: int, *, ridge: float | None, offsets: str, solver: str, max_iter: int, tol: float,
+    seed: int, return_on_interrupt: bool, callback: Callable[[dict[str, float]], None],
+    saved: FitCheckpoint | None = None,
 ) -> tuple[CompletionPosterior, bool, float]:  # fmt: skip
     """Fit a point estimate and write it as a posterior.
 
     Args:
         ratings: the centred and scaled ratings.
         rank: the number of factors.
-        ridge: λ; chosen on a validation part if None.
+        ridge: λ; chosen on a validation part if None, or 0 for the solvers of the paper.
         offsets: as in ``MatrixCompletion``.
+        solver: as in ``MatrixCompletion``.
         max_iter: the largest number of iterations.
         tol: the relative decrease of the objective at which to stop.
         seed: of the start and of the validation part.
@@ -50,9 +52,9 @@ def point_posterior(
         The posterior, whether the fit was interrupted, and the global offset that the posterior leaves out.
     """
     fit = fit_point(
-        ratings, rank, ridge="auto" if ridge is None else float(ridge), offsets=_OFFSETS[offsets], max_iter=max_iter,
-        tol=tol, seed=seed, callback=callback, on_interrupt="return" if return_on_interrupt else "raise",
-        saved=saved,
+        ratings, rank, ridge="auto" if ridge is None else float(ridge), offsets=_OFFSETS[offsets], solver=solver,
+        max_iter=max_iter, tol=tol, seed=seed, callback=callback, saved=saved,
+        on_interrupt="return" if return_on_interrupt else "raise",
     )  # fmt: skip
     rows, columns, values = ratings.entries()
     i, j = rows.long() + ratings.row_axis.start, columns.long() + ratings.column_axis.start
