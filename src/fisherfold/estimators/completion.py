@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.metrics import r2_score
 from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted
 
@@ -22,7 +23,7 @@ from fisherfold.estimators import parameters
 from fisherfold.estimators.completion_fit import FitOptions, fit_model, threads
 from fisherfold.estimators.completion_model import UNSEEN, CompletionModel, Floats
 from fisherfold.estimators.completion_shared import SharedFits
-from fisherfold.estimators.ids import Ids, id_array
+from fisherfold.estimators.ids import IdIndex, Ids, id_array
 from fisherfold.estimators.inputs import Observations, numbers, observations, pairs
 from fisherfold.estimators.io import load_completion, save_completion
 from fisherfold.estimators.point_solvers import SOLVERS
@@ -276,6 +277,41 @@ class MatrixCompletion(SharedFits, RegressorMixin, BaseEstimator):  # type: igno
         model = self.model_.of_new_row(columns, given, self.unseen)
         _, j = model.locate(model.row_ids.labels[:0], id_array(wanted, "column"), self.unseen)
         return self._predict(model, torch.zeros_like(j), j, return_std)
+
+    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
+        """The coefficient of determination R² of predictions.
+
+        With ``y``, or a long data frame, that of ``predict``. A matrix with holes alone is taken row by row, and every
+        row as a new one, so that cross-validation over its rows is honest: the values of a row are cut into five parts
+        at random, and each part is predicted from the other four (fold-in, as by ``predict_new``). To hold out entries
+        of known rows, score pairs, or search with ``MatrixCompletionCV``.
+
+        Args:
+            X: as for ``fit``.
+            y: the values of pairs.
+            sample_weight: a weight per pair.
+
+        Returns:
+            R², at most 1.
+
+        Raises:
+            ValueError: if there are fewer than two values, or weights without pairs.
+        """
+        if y is not None:
+            return float(super().score(X, y, sample_weight))
+        check_is_fitted(self, "model_")
+        if sample_weight is not None:
+            raise ValueError("sample_weight needs pairs of ids with y, got X alone")
+        found, model = observations(X), self.model_
+        if len(found.values) < 2:
+            raise ValueError(f"R² needs at least 2 values, got {len(found.values)}")
+        i, j = model.locate(found.rows[: 0 if found.is_table else None], found.columns, self.unseen)
+        if found.is_table:
+            rows = IdIndex(found.rows).numbers(found.rows)
+            predicted = model.from_the_rest(rows, j.cpu().numpy(), found.values, parts=5, clip=self.clip)
+        else:
+            predicted, _ = model.predict(i, j, clip=self.clip, unseen=self.unseen)
+        return float(r2_score(found.values, predicted))
 
     def partial_fit(self, X: Any, y: Any = None) -> MatrixCompletion:
         """Add new ratings, rows and columns; the first call fits, to a batch of any size (``variational``).

@@ -213,16 +213,56 @@ class CompletionModel:
         """
         _, j = self.locate(self.row_ids.labels[:0], columns, unseen)
         known = (j >= 0).cpu().numpy()
+        number = j.cpu().numpy()[known]
+        return self.of_new_rows(1, np.zeros_like(number), number, values[known])
+
+    def of_new_rows(self, count: int, rows: Any, columns: Any, values: Floats) -> CompletionModel:
+        """A model of new rows, numbered from 0, and the same columns, which do not move.
+
+        Args:
+            count: how many rows.
+            rows: the row of each entry.
+            columns: the number of its column.
+            values: its value.
+
+        Returns:
+            The model; a row without entries has the prior.
+        """
         new = copy.copy(self)
-        rows = prior_member(self.posterior.rows)
+        # what the columns know about which rows rated them is of no use here: it speaks of the rows of the fit
+        side, others = prior_member(self.posterior.rows), replace(self.posterior.columns, set_effects=None)
+        grow(side, others, count - 1)
         if (sets := self.posterior.rows.set_effects) is not None:
-            rows.set_effects = replace(sets, sums=torch.zeros_like(rows.mean))
-        new.posterior = replace(self.posterior, rows=rows, columns=copy.copy(self.posterior.columns))
-        if known.any():
-            number = j.cpu().numpy()[known]
-            batch, here, there = new._batch(np.zeros(len(number), dtype=np.int64), number, values[known])
+            side.set_effects = replace(sets, sums=torch.zeros_like(side.mean))
+        new.posterior = replace(self.posterior, rows=side, columns=others)
+        if len(values):
+            batch, here, there = new._batch(rows, columns, values)
             absorb(new.posterior, batch, here, there, move=(True, False))
         return new
+
+    def from_the_rest(self, rows: Any, columns: Any, values: Floats, *, parts: int, clip: bool) -> Floats:
+        """Predict entries of new rows, those of each part from the other parts of their row.
+
+        Args:
+            rows: the row of each entry, from 0.
+            columns: the number of its column, -1 if it is not known.
+            values: its value.
+            parts: into how many parts the entries of each row are cut at random.
+            clip: as in ``predict``.
+
+        Returns:
+            One prediction per entry.
+        """
+        order = np.lexsort((np.random.default_rng(0).random(len(rows)), rows))
+        starts = np.cumsum(np.bincount(rows)) - np.bincount(rows)
+        part, found = np.empty(len(rows), dtype=np.int64), np.empty(len(rows))
+        part[order] = (np.arange(len(rows)) - starts[rows[order]]) % parts
+        for number in range(parts):
+            held, rest = part == number, (part != number) & (columns >= 0)
+            model = self.of_new_rows(len(starts), rows[rest], columns[rest], values[rest])
+            pairs = (torch.from_numpy(side[held]).to(self.device) for side in (rows, columns))
+            found[held] = model.predict(*pairs, clip=clip)[0]
+        return found
 
     def _batch(self, i: Any, j: Any, values: Floats) -> tuple[Ratings, Tensor, Tensor]:
         """New entries numbered within the batch, and what is behind its rows and columns."""

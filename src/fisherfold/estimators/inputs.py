@@ -29,6 +29,7 @@ class Observations:
         values: the values in float64.
         all_rows: every row id of the table, those without an entry included.
         all_columns: the same for columns.
+        is_table: whether they were given as a matrix with holes, not as a list of entries.
     """
 
     rows: Ids
@@ -36,6 +37,7 @@ class Observations:
     values: npt.NDArray[np.float64]
     all_rows: Ids
     all_columns: Ids
+    is_table: bool = False
 
 
 def observations(X: Any, y: Any = None) -> Observations:
@@ -198,9 +200,9 @@ def _from_sparse(X: Any) -> Observations:
     coo = scipy.sparse.coo_array(X)
     if coo.ndim != 2:
         raise ValueError(f"a sparse matrix must have two dimensions, got shape {coo.shape}")
-    everyone = [np.arange(n, dtype=np.int64) for n in coo.shape]
+    all_rows, all_columns = (np.arange(n, dtype=np.int64) for n in coo.shape)
     rows, columns = (np.asarray(c, dtype=np.int64) for c in coo.coords)
-    return _checked(Observations(rows, columns, numbers(coo.data, "the matrix"), *everyone))
+    return _checked(Observations(rows, columns, numbers(coo.data, "the matrix"), all_rows, all_columns, True))
 
 
 def _from_array(X: Any) -> Observations:
@@ -217,8 +219,8 @@ def _from_array(X: Any) -> Observations:
     if array.dtype.kind not in "fiub":
         raise ValueError(f"a matrix with holes must hold numbers and NaN, got dtype {array.dtype}")
     rows, columns = np.nonzero(~np.isnan(array.astype(np.float64, copy=False)))
-    everyone = [np.arange(n, dtype=np.int64) for n in array.shape]
-    return _checked(Observations(rows, columns, array[rows, columns].astype(np.float64), *everyone))
+    all_rows, all_columns = (np.arange(n, dtype=np.int64) for n in array.shape)
+    return _checked(Observations(rows, columns, array[rows, columns].astype(np.float64), all_rows, all_columns, True))
 
 
 def _from_frame(X: Any) -> Observations:
@@ -235,9 +237,8 @@ def _from_frame(X: Any) -> Observations:
     all_rows = np.arange(len(values), dtype=np.int64) if index is None else id_array(index, "row")
     all_columns = id_array(names, "column")
     rows, columns = np.nonzero(~np.isnan(values))
-    return _checked(
-        Observations(all_rows[rows], all_columns[columns], values[rows, columns], all_rows, all_columns)
-    )
+    seen = all_rows[rows], all_columns[columns], values[rows, columns]
+    return _checked(Observations(*seen, all_rows, all_columns, is_table=True))
 
 
 def _is_text(column: Any) -> bool:
