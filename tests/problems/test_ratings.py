@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fisherfold.problems import segments
 from fisherfold.problems.ratings import Ratings
 from fisherfold.problems.segments import bag_sum
 
@@ -155,6 +156,30 @@ def test_every_segment_sum_equals_the_loop(method, weighted, dtype):
         ]
     )
     torch.testing.assert_close(bag_sum(table, indices, offsets, weights, method=method), expected)
+
+
+@pytest.mark.parametrize("width", [3, 8, 11, 12])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_sparse_products_of_any_width(width, weighted):
+    """Tables that are read often are widened to whole vectors; sums keep their width."""
+    generator = torch.Generator().manual_seed(0)
+    indices = torch.randint(5, (60,), generator=generator, dtype=torch.int32)
+    offsets = torch.tensor([0, 0, 25, 60], dtype=torch.int32)
+    weights = torch.randn(60, generator=generator, dtype=torch.float64) if weighted else None
+    table = torch.randn(5, width, generator=generator, dtype=torch.float64)
+    gathered = table[indices] if weights is None else weights[:, None] * table[indices]
+    expected = torch.stack([gathered[:0].sum(0), gathered[:25].sum(0), gathered[25:].sum(0)])
+    torch.testing.assert_close(bag_sum(table, indices, offsets, weights, method="csr"), expected)
+
+
+@pytest.mark.parametrize("most", [3, 10**6])
+def test_unweighted_sparse_products_beyond_the_kept_ones(most, monkeypatch):
+    monkeypatch.setattr("fisherfold.problems.segments._MOST_ONES", most)
+    segments._kept_ones.cache_clear()
+    offsets, table = torch.tensor([0, 2, 5], dtype=torch.int32), torch.tensor([[1.0], [2.0]], dtype=torch.float64)
+    sums = bag_sum(table, torch.tensor([0, 1, 1, 0, 1], dtype=torch.int32), offsets, method="csr")
+    segments._kept_ones.cache_clear()
+    assert sums.flatten().tolist() == [3.0, 5.0]
 
 
 def test_an_unknown_kernel_is_named():

@@ -10,6 +10,7 @@ picked by ``method="auto"`` was measured (docs/decisions.md, benchmarks/completi
 from __future__ import annotations
 
 import warnings
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +20,10 @@ METHODS = ("auto", "bag", "split", "csr", "dense")
 
 _DENSE_ENTRIES = 2**24
 _PIECE = 256
+# Sparse products are quicker on rows of whole vectors (4 numbers of 8 bytes), if rows are read often enough for a copy.
+_VECTOR = 4
+_READ_OFTEN = 8
+_MOST_ONES = 2**20
 
 
 def bag_sum(
@@ -97,14 +102,27 @@ def _split_sum(table: Tensor, indices: Tensor, offsets: Tensor, weights: Tensor 
 
 
 def _csr_sum(table: Tensor, indices: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
-    values = table.new_ones(len(indices)) if weights is None else weights
+    width = table.shape[1]
+    if width > 2 * _VECTOR and len(indices) >= _READ_OFTEN * len(table):
+        table = F.pad(table, (0, -width % _VECTOR))
+    values = _ones(table, len(indices)) if weights is None else weights
     with warnings.catch_warnings():
         # Sparse CSR products are announced as beta with a warning on first use.
         warnings.simplefilter("ignore", UserWarning)
         matrix = torch.sparse_csr_tensor(
             offsets, indices, values, size=(len(offsets) - 1, len(table)), check_invariants=False
         )
-        return matrix @ table
+        return (matrix @ table)[:, :width]
+
+
+def _ones(like: Tensor, count: int) -> Tensor:
+    # Kept: making them anew takes a tenth of a product.
+    return _kept_ones(like.dtype, like.device)[:count] if count <= _MOST_ONES else like.new_ones(count)
+
+
+@lru_cache(maxsize=4)
+def _kept_ones(dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.ones(_MOST_ONES, dtype=dtype, device=device)
 
 
 def _dense_sum(table: Tensor, indices: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
