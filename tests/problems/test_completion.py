@@ -276,6 +276,7 @@ def test_chunks_do_not_change_the_result(monkeypatch):
     x = frame_of(whole)
     expected = (whole.loss(x), whole.gradient(x), whole.fisher(x, kind="exact") @ whole.gradient(x))
     monkeypatch.setattr("fisherfold.problems.completion_kernels.CHUNK", 7)
+    monkeypatch.setattr("fisherfold.problems.grouped.CHUNK", 7)
     cut = CompletionProblem(ratings, RANK)
     ours = (cut.loss(x), cut.gradient(x), cut.fisher(x, kind="exact") @ whole.gradient(x))
     for a, b in zip(ours, expected, strict=True):

@@ -13,7 +13,7 @@ S_i = Σ_j β_j x_ij² - 2 k̄_i·h_i + tr(E[k_i k_iᵀ] T_i); then α_i = (ν +
 these is the exact maximiser of the evidence lower bound in its block, so the bound never decreases. It is also a step
 of length one along the natural gradient of the bound in the geometry of the posterior.
 
-T_i is the sum of rows of a table of packed second moments: one streaming pass over the ratings (``bag_sum``).
+T_i is the sum of rows of a table of packed second moments: one streaming pass over the ratings (``Grouped.sums``).
 """
 
 from __future__ import annotations
@@ -34,8 +34,6 @@ from fisherfold.inference.sides import Side, update_set_effects
 from fisherfold.problems.grouped import Grouped
 from fisherfold.problems.packed import order_of, packed_positions, triangle
 from fisherfold.problems.ratings import Ratings
-from fisherfold.problems.segments import bag_sum
-from fisherfold.problems.tiled import TiledGrouped
 
 WEIGHT_STRENGTH = 20.0  # ν, chosen on a validation part of MovieLens-1M; 10 and 40 do as well to 0.0005
 _CHUNK_ENTRIES = 2**20  # of the (q, q, n) working arrays: they stay in the cache, and memory stays bounded
@@ -286,15 +284,8 @@ def evidence(weighted: Tensor, groups: Grouped, first: int, last: int) -> tuple[
         T_i packed and batch-last, h_i batch-last, and the weighted squares.
     """
     size = order_of(weighted.shape[1])
-    tables = weighted, weighted[:, -size:].contiguous(), weighted[:, -1:].contiguous()
-    if isinstance(groups, TiledGrouped):
-        sums, cross, squares = (groups.sums(table, power, first, last) for power, table in enumerate(tables))
-    else:
-        start, stop = int(groups.offsets[first]), int(groups.offsets[last])
-        offsets = groups.offsets[first : last + 1] - start
-        indices, values = groups.indices(start, stop), groups.values(start, stop)
-        weights = None, values, values * values
-        sums, cross, squares = (bag_sum(t, indices, offsets, w) for t, w in zip(tables, weights, strict=True))
+    tables = {0: weighted, 1: weighted[:, -size:].contiguous(), 2: weighted[:, -1:].contiguous()}
+    sums, cross, squares = groups.sums(tables, first, last)
     if groups.across is not None:
         length = sums.shape[1]
         joint = groups.total(torch.cat([sums, cross, squares], dim=1))

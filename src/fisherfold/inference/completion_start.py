@@ -81,24 +81,22 @@ def _variance(x: Tensor, axis: Axis) -> Tensor:
 
 def _offsets(ratings: Ratings, row_offsets: bool, column_offsets: bool) -> tuple[Tensor, Tensor]:
     """Two sweeps of damped means; zero where there is no offset."""
-    values = [_sums(g, None) for g in (ratings.by_row, ratings.by_column)]
+    sides, axes = (ratings.by_row, ratings.by_column), (ratings.column_axis, ratings.row_axis)
+    ones = [torch.ones(len(axis), dtype=ratings.dtype, device=ratings.device) for axis in axes]
+    values = [_sums(side, one, 1) for side, one in zip(sides, ones, strict=True)]
     counts = [n.to(v) + _DAMPING for n, v in zip((ratings.row_counts, ratings.column_counts), values, strict=True)]
     b, c = (torch.zeros_like(v) for v in values)
     for _ in range(2):
         if column_offsets:
-            c = (values[1] - _sums(ratings.by_column, b)) / counts[1]
+            c = (values[1] - _sums(ratings.by_column, b, 0)) / counts[1]
         if row_offsets:
-            b = (values[0] - _sums(ratings.by_row, c)) / counts[0]
+            b = (values[0] - _sums(ratings.by_row, c, 0)) / counts[0]
     return b, c
 
 
-def _sums(groups: Grouped, table: Tensor | None) -> Tensor:
-    """Per group, the sum of its values, or of the entries of a vector that it refers to."""
-    if table is not None:
-        return groups.total(bag_sum(table[:, None].contiguous(), groups.indices(), groups.offsets)[:, 0])
-    values = groups.values()
-    ones = values.new_ones(int(groups.indices().max()) + 1 if len(values) else 0, 1)
-    return groups.total(bag_sum(ones, groups.indices(), groups.offsets, values)[:, 0])
+def _sums(groups: Grouped, vector: Tensor, power: int) -> Tensor:
+    """Per group, the sum of value^power times the entries of a vector that it refers to."""
+    return groups.total(groups.sums({power: vector[:, None].contiguous()})[0][:, 0])
 
 
 def _residuals(groups: Grouped, own: Tensor, other: Tensor) -> Tensor:
@@ -126,10 +124,11 @@ def right_vectors(
     axis = ratings.column_axis
     v = axis.randn(width, generator).to(by_row)
     rows, columns = ratings.by_row, ratings.by_column
+    of_rows, of_columns = rows.indices(), columns.indices()
     for _ in range(_STEPS):
-        u = rows.total(bag_sum(v, rows.indices(), rows.offsets, by_row))
-        v = axis.orthonormal(columns.total(bag_sum(u, columns.indices(), columns.offsets, by_column)))
-    u = rows.total(bag_sum(v, rows.indices(), rows.offsets, by_row))
+        u = rows.total(bag_sum(v, of_rows, rows.offsets, by_row))
+        v = axis.orthonormal(columns.total(bag_sum(u, of_columns, columns.offsets, by_column)))
+    u = rows.total(bag_sum(v, of_rows, rows.offsets, by_row))
     directions = torch.linalg.eigh(ratings.row_axis.second_moment(u))[1].flip(1)
     v = v @ directions[:, :rank]
     if v.shape[1] < rank:  # more factors than columns: the surplus starts as noise and is switched off by the prior

@@ -182,7 +182,7 @@ class CompletionProblem(Problem):
         # Of the columns that are here. Kept for the Fisher matrices, which a solver asks for where it has just had the
         # gradient.
         if self._moments is None or self._moments[0] is not fit:
-            self._moments = (fit, *kernels.row_moments(self.ratings.by_row.here(), fit.coefficients))
+            self._moments = (fit, *kernels.moments(self.ratings.by_row, fit.coefficients))
         return self._moments[1], self._moments[2]
 
     def column_gradients(self, x: Tensor, batch: Tensor, coefficients: Tensor) -> Tensor:
@@ -214,8 +214,7 @@ class CompletionProblem(Problem):
         if kind == "kronecker-rows":
             share = ratings.row_counts.to(x.dtype) / count
             return RowBlockFisher(self.manifold, x, share[:, None, None] * factor)
-        here = ratings.by_row.here()
-        gram = (self._row_moments(fit) if batch is None else kernels.row_moments(here, a))[0]
+        gram = (self._row_moments(fit) if batch is None else kernels.moments(ratings.by_row, a))[0]
         if kind == "row-block":
             return RowBlockFisher(self.manifold, x, unpack(ratings.by_row.total(gram)) / count)
         terms = {"exact": "expected", "observed": "observed"}.get(kind, "none")

@@ -10,20 +10,16 @@ tables, of p² columns each.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from fisherfold.fisher.blocks import apply_blocks, inverse_blocks
-from fisherfold.problems.crowded import CrowdedGrouped, crowded_sum
 from fisherfold.problems.grouped import Grouped
 from fisherfold.problems.packed import outer_table, packed_positions, solve_positive, unpack
-from fisherfold.problems.segments import bag_sum
-from fisherfold.problems.tiled import TiledGrouped
 
-# Values that are decoded on the fly exist for this many ratings at a time.
+# Gathered rows exist for this many ratings at a time.
 CHUNK = 2**20
 _ROWS = 2**12
 
@@ -38,11 +34,7 @@ def plain_sum(side: Grouped, table: Tensor) -> Tensor:
     Returns:
         One row per group.
     """
-    if isinstance(side, CrowdedGrouped) and side.mask.dtype == table.dtype:
-        return crowded_sum(side.mask, table)
-    if isinstance(side, TiledGrouped):
-        return side.total(side.sums(table, 0))
-    return _chunked(side, table, lambda start, stop: None)
+    return side.total(side.sums({0: table})[0])
 
 
 def value_sum(side: Grouped, table: Tensor) -> Tensor:
@@ -55,11 +47,7 @@ def value_sum(side: Grouped, table: Tensor) -> Tensor:
     Returns:
         One row per group.
     """
-    if isinstance(side, CrowdedGrouped) and side.filled.dtype == table.dtype:
-        return crowded_sum(side.filled, table)
-    if isinstance(side, TiledGrouped):
-        return side.total(side.sums(table, 1))
-    return _chunked(side, table, lambda start, stop: side.values(start, stop).to(table.dtype))
+    return side.total(side.sums({1: table})[0])
 
 
 def square_sum(side: Grouped, dtype: torch.dtype) -> Tensor:
@@ -72,22 +60,8 @@ def square_sum(side: Grouped, dtype: torch.dtype) -> Tensor:
     Returns:
         One number per group.
     """
-    indices = side.stored_indices if isinstance(side, TiledGrouped) else side.indices()
-    width = int(indices.max()) + 1 if side.n_ratings else 0
-    one = torch.ones(width, 1, dtype=dtype, device=side.offsets.device)
-    if isinstance(side, TiledGrouped):
-        return side.total(side.sums(one, 2)).squeeze(1)
-    return _chunked(side, one, lambda start, stop: side.values(start, stop).to(dtype).square()).squeeze(1)
-
-
-def _chunked(side: Grouped, table: Tensor, weights: Callable[[int, int], Tensor | None]) -> Tensor:
-    if side.n_ratings <= CHUNK:
-        return side.total(bag_sum(table, side.indices(), side.offsets, weights(0, side.n_ratings)))
-    out = table.new_empty(side.n_groups, table.shape[1])
-    for first, last, start, stop in side.chunks(CHUNK):
-        offsets = side.offsets[first : last + 1] - start
-        out[first:last] = bag_sum(table, side.indices(start, stop), offsets, weights(start, stop))
-    return side.total(out)
+    one = torch.ones(side.n_others, 1, dtype=dtype, device=side.offsets.device)
+    return side.total(side.sums({2: one})[0]).squeeze(1)
 
 
 @dataclass(frozen=True)
@@ -164,8 +138,7 @@ def fit_columns(side: Grouped, frame: Tensor, ridge: Tensor) -> ColumnFit:
     Returns:
         The fit.
     """
-    gram = plain_sum(side, outer_table(frame))
-    rhs = value_sum(side, frame)
+    gram, rhs = (side.total(sums) for sums in moments(side, frame))
     coefficients, share = solve_positive(gram, rhs, ridge[:, None])
     fallback = (~(share > torch.finfo(frame.dtype).eps ** 0.5)).nonzero().squeeze(1)
     # A frame that has left the finite numbers keeps its NaN coefficients.
@@ -213,17 +186,19 @@ def _least_norm_block(side: Grouped, frame: Tensor, ridge: Tensor, columns: Tens
     return solution.to(frame.dtype), inverse.to(frame.dtype)
 
 
-def row_moments(side: Grouped, coefficients: Tensor) -> tuple[Tensor, Tensor]:
-    """Σ_i a_i a_iᵀ and Σ_i x_ji a_i of every row.
+def moments(side: Grouped, frame: Tensor, *more: Tensor) -> tuple[Tensor, Tensor]:
+    """Σ u uᵀ and Σ x u over the ratings of every group that are here, what a least-squares fit to them needs.
 
     Args:
-        side: the ratings by row.
-        coefficients: a_i.
+        side: the ratings in one order.
+        frame: u, one row per member of the other side.
+        *more: tables to sum beside the outer products.
 
     Returns:
-        The packed second moments and the weighted sums.
+        The packed second moments with the further sums to their right, and the sums weighted with the values.
     """
-    return plain_sum(side, outer_table(coefficients)), value_sum(side, coefficients)
+    second, weighted = side.sums({0: outer_table(frame, *more), 1: frame})
+    return second, weighted
 
 
 def matvec(packed: Tensor, x: Tensor) -> Tensor:

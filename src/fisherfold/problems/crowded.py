@@ -8,6 +8,7 @@ in float32 and 16 in float64, so only tables of bounded size get one.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +41,14 @@ class CrowdedGrouped(Grouped):
 
     filled: Tensor = field(default_factory=lambda: torch.empty(0, 0))
     mask: Tensor = field(default_factory=lambda: torch.empty(0, 0))
+
+    def sums(  # noqa: D102
+        self, tables: Mapping[int, Tensor], first: int = 0, last: int | None = None
+    ) -> tuple[Tensor, ...]:
+        dense = {0: self.mask, 1: self.filled}
+        if any(power not in dense or table.dtype != self.filled.dtype for power, table in tables.items()):
+            return super().sums(tables, first, last)
+        return tuple(crowded_sum(dense[power][first:last], table) for power, table in tables.items())
 
 
 def dense_form(ratings: Ratings) -> tuple[Tensor, Tensor]:

@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fisherfold.problems.completion_kernels import plain_sum, square_sum, value_sum
+from fisherfold.problems.completion_kernels import moments, square_sum, value_sum
 from fisherfold.problems.grouped import Grouped
-from fisherfold.problems.packed import outer_table, solve_positive
+from fisherfold.problems.packed import solve_positive
 from fisherfold.problems.ratings import Ratings
 
 
@@ -180,8 +180,8 @@ class TwoSided:
         known = at.row_offset + at.mean
         size = table.shape[1]
         length = size * (size + 1) // 2
-        sums = plain_sum(side, outer_table(table, known[:, None] * table))
-        rhs = value_sum(side, table) - sums[:, length:]
+        sums, weighted = (side.total(part) for part in moments(side, table, known[:, None] * table))
+        rhs = weighted - sums[:, length:]
         levels = table.new_full((1, size), self.penalty.ridge)
         levels[0, rank:] = self.penalty.offset_ridge
         solution, _ = solve_positive(sums[:, :length], rhs, self.column_weights[:, None] * levels)
@@ -288,8 +288,10 @@ def residual_product(ratings: Ratings, at: Factors, table: Tensor) -> Tensor:
     rank, width = at.rows.shape[1], table.shape[1]
     known = (at.column_offset + at.mean)[:, None] * table
     mixed = (at.columns.unsqueeze(2) * table.unsqueeze(1)).flatten(1)
-    sums = plain_sum(ratings.by_row, torch.cat([table, known, mixed], dim=1))
-    product = value_sum(ratings.by_row, table) - at.row_offset[:, None] * sums[:, :width] - sums[:, width : 2 * width]
+    side = ratings.by_row
+    sums, weighted = side.sums({0: torch.cat([table, known, mixed], dim=1), 1: table})
+    sums = side.total(sums)
+    product = side.total(weighted) - at.row_offset[:, None] * sums[:, :width] - sums[:, width : 2 * width]
     if rank:
         inner = sums[:, 2 * width :].view(-1, rank, width)
         product = product - (at.rows.unsqueeze(1) @ inner).squeeze(1)

@@ -1,11 +1,14 @@
-"""Ratings in one order: all those of a column (or a row) next to each other.
+"""Ratings in one order: all those of a column (or a row) next to each other, and the sums over them.
+
+    sums(k, table)[g] = Σ_{r in group g} value_r^k table[index_r]
 
 The ratings of group g are the entries ``offsets[g]:offsets[g + 1]`` of two arrays, the other coordinate and the value.
+Other layouts (``tiled``, ``crowded``) hold the same ratings in another way and form the same sums.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,6 +16,10 @@ import torch
 from torch import Tensor
 
 from fisherfold.distributed import Axis
+from fisherfold.problems.segments import bag_sum
+
+# Sums are formed for this many ratings at a time: values that are decoded on the way exist for no more of them.
+CHUNK = 2**20
 
 
 @dataclass(frozen=True)
@@ -42,6 +49,16 @@ class Grouped:
     def n_ratings(self) -> int:
         """How many ratings there are."""
         return len(self.stored_indices)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the values."""
+        return self.stored_values.dtype if self.codebook is None else self.codebook.dtype
+
+    @property
+    def n_others(self) -> int:
+        """One more than the largest index: the fewest rows that a table to sum may have."""
+        return int(self.indices().max()) + 1 if self.n_ratings else 0
 
     @property
     def counts(self) -> Tensor:
@@ -100,22 +117,48 @@ class Grouped:
         ids = torch.arange(first, last, dtype=torch.int32, device=self.offsets.device)
         return ids.repeat_interleave(counts, output_size=stop - start)
 
-    def chunks(self, max_ratings: int) -> Iterator[tuple[int, int, int, int]]:
+    def chunks(self, max_ratings: int, first: int = 0) -> Iterator[tuple[int, int, int, int]]:
         """Cut the groups into runs of at most ``max_ratings`` ratings; a larger group stands alone.
 
         Args:
             max_ratings: the bound that keeps the memory of a pass in check.
+            first: the first group.
 
         Yields:
             The first group, one past the last, and the same for the ratings.
         """
         ends = self.offsets.cpu().numpy()
-        group = 0
+        group = first
         while group < self.n_groups:
             reach = int(np.searchsorted(ends, int(ends[group]) + max_ratings, side="right")) - 1
             stop = min(max(reach, group + 1), self.n_groups)
             yield group, stop, int(ends[group]), int(ends[stop])
             group = stop
+
+    def sums(self, tables: Mapping[int, Tensor], first: int = 0, last: int | None = None) -> tuple[Tensor, ...]:
+        """Σ value^k times table rows, over the ratings that are here of a run of groups.
+
+        Args:
+            tables: for each power k, a table with one row per member of the other side.
+            first: the first group.
+            last: one past the last group; all if not given, a bounded number of ratings at a time.
+
+        Returns:
+            For each table, a matrix with one row per group.
+        """
+        if last is not None or self.n_ratings <= CHUNK:
+            return self._sums(tables, first, self.n_groups if last is None else last)
+        out = tuple(table.new_empty(self.n_groups - first, table.shape[1]) for table in tables.values())
+        for start, stop, _, _ in self.chunks(CHUNK, first):
+            for whole, part in zip(out, self._sums(tables, start, stop), strict=True):
+                whole[start - first : stop - first] = part
+        return out
+
+    def _sums(self, tables: Mapping[int, Tensor], first: int, last: int) -> tuple[Tensor, ...]:
+        start, stop = int(self.offsets[first]), int(self.offsets[last])
+        indices, offsets = self.indices(start, stop), self.offsets[first : last + 1] - start
+        values = self.values(start, stop) if any(tables) else None
+        return tuple(bag_sum(t, indices, offsets, power_of(values, k, t.dtype)) for k, t in tables.items())
 
     def select(self, groups: Tensor) -> tuple[Tensor, Tensor]:
         """Where the ratings of some groups lie.
@@ -214,6 +257,11 @@ class GroupedByPosition(Grouped):
         """The memory in bytes, without what the other order holds."""
         return self.offsets.nbytes + self.stored_indices.nbytes
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the values."""
+        return self.source.dtype
+
     def indices(self, start: int = 0, stop: int | None = None) -> Tensor:  # noqa: D102
         return torch.bucketize(self.stored_indices[start:stop], self.source.offsets[1:], right=True).int()
 
@@ -227,3 +275,19 @@ class GroupedByPosition(Grouped):
 
     def to(self, device: torch.device | str) -> Grouped:  # noqa: D102
         raise RuntimeError("an order by position moves together with its source: use Ratings.to")
+
+
+def power_of(values: Tensor | None, power: int, dtype: torch.dtype) -> Tensor | None:
+    """The weights value^power.
+
+    Args:
+        values: the values; None is allowed for the power 0.
+        power: 0 or more.
+        dtype: the dtype of the weights.
+
+    Returns:
+        One weight per value, or None for the power 0, which weighs nothing.
+    """
+    if values is None or power == 0:
+        return None
+    return values.to(dtype) if power == 1 else values.to(dtype) ** power

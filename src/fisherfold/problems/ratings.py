@@ -245,8 +245,7 @@ class Ratings:
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the values."""
-        side = self.by_column.source if isinstance(self.by_column, GroupedByPosition) else self.by_column
-        return side.stored_values.dtype if side.codebook is None else side.codebook.dtype
+        return self.by_column.dtype
 
     @property
     def device(self) -> torch.device:

@@ -11,6 +11,7 @@ per group and tile. Within a group the indices stay ascending over its tiles.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fisherfold.problems.building import scatter
-from fisherfold.problems.grouped import Grouped, GroupedByPosition
+from fisherfold.problems.grouped import Grouped, GroupedByPosition, power_of
 from fisherfold.problems.segments import bag_sum
 
 WIDTH = 2**13
@@ -48,29 +49,24 @@ class TiledGrouped(Grouped):
         """The memory in bytes."""
         return super().nbytes + self.tiles.nbytes
 
-    def sums(self, table: Tensor, power: int, first: int = 0, last: int | None = None) -> Tensor:
-        """Σ of value^power times the table rows, over the ratings that are here of a run of groups.
+    @property
+    def n_others(self) -> int:
+        """One more than the largest index."""
+        return int(self.stored_indices.max()) + 1 if self.n_ratings else 0
 
-        Args:
-            table: one row per member of the other side.
-            power: 0 for plain sums, 1 for sums weighted with the values, 2 with their squares.
-            first: the first group.
-            last: one past the last group; all if not given.
-
-        Returns:
-            One row per group.
-        """
+    def sums(  # noqa: D102
+        self, tables: Mapping[int, Tensor], first: int = 0, last: int | None = None
+    ) -> tuple[Tensor, ...]:
         last = self.n_groups if last is None else last
-        out = table.new_zeros(last - first, table.shape[1])
+        out = tuple(table.new_zeros(last - first, table.shape[1]) for table in tables.values())
         for ends in self.tiles[:, first : last + 1]:
             start, stop = int(ends[0]), int(ends[-1])
             if start == stop:
                 continue
-            weights = None
-            if power:
-                weights = self._stored(start, stop).to(table.dtype)
-                weights = weights if power == 1 else weights.square()
-            out += bag_sum(table, self.stored_indices[start:stop], ends - start, weights)
+            values = self._stored(start, stop) if any(tables) else None
+            for total, (power, table) in zip(out, tables.items(), strict=True):
+                weights = power_of(values, power, table.dtype)
+                total += bag_sum(table, self.stored_indices[start:stop], ends - start, weights)
         return out
 
     def _stored(self, start: int, stop: int) -> Tensor:
