@@ -122,7 +122,8 @@ def _ones(like: Tensor, count: int) -> Tensor:
 
 @lru_cache(maxsize=4)
 def _kept_ones(dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.ones(_MOST_ONES, dtype=dtype, device=device)
+    with torch.inference_mode(False):  # kept for callers who differentiate, whoever came first
+        return torch.ones(_MOST_ONES, dtype=dtype, device=device)
 
 
 def _dense_sum(table: Tensor, indices: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:
