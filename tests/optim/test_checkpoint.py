@@ -140,3 +140,16 @@ def test_state_of_another_architecture_is_refused_and_nothing_changes() -> None:
     with pytest.raises(ValueError, match=r"only one of the two has curvature for 8.weight"):
         optimizer.load_state_dict(MKFAC(net(), damping=0.1, example_input=x, euclidean="kfac").state_dict())
     assert torch.equal(optimizer.curvature.layers["0.weight"].a, before)
+
+
+def test_state_is_copied_when_it_is_loaded() -> None:
+    """Two optimizers that share no tensor after loading: the first goes on without moving the second's momentum."""
+    (first, other), x = (net(), net()), torch.randn(8, 2, 4, 4)
+    optimizer, resumed = (MKFAC(m, damping=0.05, balanced=True, example_input=x) for m in (first, other))
+    run(first, optimizer, range(3))
+    other.load_state_dict(first.state_dict())
+    resumed.load_state_dict(optimizer.state_dict())
+    run(first, optimizer, range(3, 6))
+    run(other, resumed, range(3, 6))
+    for mine, theirs in zip(first.parameters(), other.parameters(), strict=True):
+        assert torch.equal(mine, theirs)

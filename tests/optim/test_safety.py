@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fisherfold.optim import KFAC, MKFAC, SGDP, AdamP
+from fisherfold.optim import KFAC, MKFAC, SGDG, SGDP, AdamP
 from fisherfold.optim import curvature as curvature_module
 from fisherfold.optim.spectral import FactorError
 
@@ -197,6 +197,80 @@ def test_failing_factorisations_are_counted_and_named(monkeypatch: pytest.Monkey
     assert layer.failures == 0
 
 
+def test_refresh_without_anything_to_track_does_nothing() -> None:
+    """SGDG keeps no curvature, and a network without norms has none for MKFAC: one loop for all of them."""
+    x, y = batch()
+    for optimizer in (SGDG(net(), example_input=x), MKFAC(nn.Linear(5, 3), example_input=x)):
+        for fisher in ("empirical", "mc", "persample"):
+            optimizer.refresh([(x, y)], nn.CrossEntropyLoss(), fisher=fisher)
+        assert optimizer.curvature.layers == {}
+
+
+def test_sampler_sees_outputs_that_are_no_tensor() -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = net()
+
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"logits": self.body(x)}
+
+    x, y = batch()
+    optimizer = MKFAC(Named(), example_input=x, fisher="mc", damping=0.1)
+    seen: list[set[str]] = []
+
+    def draw(outputs: Any, targets: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        seen.append(set(outputs))
+        return torch.randint(3, targets.shape, generator=generator)
+
+    optimizer.refresh([(x, y)], lambda outputs, t: F.cross_entropy(outputs["logits"], t), sampler=draw)
+    assert seen == [{"logits"}]
+    assert optimizer.curvature.layers["body.0.weight"].inverse is not None
+
+
+def test_sparse_gradients_step_like_dense_ones() -> None:
+    ends = []
+    for sparse in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(
+            nn.Embedding(9, 5, sparse=sparse), nn.Flatten(), nn.Linear(10, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)
+        )
+        ids = torch.randint(9, (16, 2))
+        optimizer = MKFAC(model, lr=0.1, example_input=ids)
+        for _ in range(3):
+            optimizer.zero_grad()
+            F.cross_entropy(model(ids), batch()[1]).backward()
+            optimizer.step()
+        ends.append([p.detach().clone() for p in model.parameters()])
+    for dense, other in zip(*ends, strict=True):
+        torch.testing.assert_close(other, dense)
+
+
+def test_default_device_does_not_matter() -> None:
+    """The random numbers of the probe are drawn on the CPU, by a generator that belongs there."""
+    model = net()
+    x, y = batch()
+    with torch.device("meta"):
+        optimizer = MKFAC(model, example_input=x, damping=0.1, balanced=True)
+        optimizer.refresh([(x, y)], nn.CrossEntropyLoss())
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    assert {p.device.type for p in model.parameters()} == {"cpu"}
+    assert optimizer.findings["0.weight"].kind == "row"
+
+
+def test_group_without_names_joins_groups_with_names() -> None:
+    model = net()
+    x, y = batch()
+    optimizer = SGDG(model, lr=0.1, example_input=x)
+    extra = nn.Linear(3, 3, bias=False)
+    optimizer.add_param_group({"params": [extra.weight], "manifold": "row"})
+    F.cross_entropy(extra(model(x)), y).backward()
+    optimizer.step()
+    torch.testing.assert_close(extra.weight.norm(dim=1), torch.ones(3))
+    assert "group 2, parameter 0  3×3    3 spheres in R^3" in optimizer.report()
+
+
 def test_sharded_parameters_are_refused() -> None:
     class FlatParameter(nn.Parameter):
         pass
@@ -214,3 +288,10 @@ def test_rivals_check_their_numbers(kind: type) -> None:
         kind([weight], weight_decay=-1.0)
     with pytest.raises(ValueError, match="delta must be in"):
         kind([weight], delta=-1.0)
+
+
+@pytest.mark.parametrize("kind", [SGDP, AdamP])
+def test_rivals_accept_weights_without_rows(kind: type) -> None:
+    weight = nn.Parameter(torch.ones(0, 3))
+    weight.grad = torch.ones(0, 3)
+    kind([weight], lr=0.1).step()

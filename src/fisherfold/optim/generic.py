@@ -139,8 +139,9 @@ def _moved(own: Tensor, size: float, spread: float, free: bool, generator: torch
     rms = _rms(own)
     base = own * (size / rms) if rms > 1e-150 else torch.zeros_like(own)
     small = base.abs() <= NEARLY_ZERO * size
-    lengths = 1 + spread * (2 * torch.rand(own.shape, generator=generator, dtype=own.dtype) - 1)
-    signs = torch.where(torch.rand(own.shape, generator=generator) < 0.5, -1.0, 1.0).to(own.dtype)
+    lengths = 1 + spread * (2 * torch.rand(own.shape, generator=generator, dtype=own.dtype, device="cpu") - 1)
+    coins = torch.rand(own.shape, generator=generator, device="cpu") < 0.5
+    signs = torch.where(coins, -1.0, 1.0).to(own.dtype)
     large = base[~small]
     if large.numel() and bool((large > 0).all() | (large < 0).all()):
         signs = large[0].sign().expand_as(signs)

@@ -268,6 +268,24 @@ def prepared(group: Mapping[str, Any], defaults: Mapping[str, Any], *, capturabl
     return full
 
 
+def named(parameters: Iterable[Any], model: nn.Module | None, number: int) -> list[tuple[str, Tensor]]:
+    """Parameters with names: given ones, those in the model, or made up from their places.
+
+    Args:
+        parameters: with names or without.
+        model: where to look for names.
+        number: of the group.
+
+    Returns:
+        Pairs of names and parameters.
+    """
+    known = {} if model is None else {id(p): name for name, p in model.named_parameters()}
+    return [
+        p if isinstance(p, tuple) else (known.get(id(p), f"group {number}, parameter {index}"), p)
+        for index, p in enumerate(parameters)
+    ]
+
+
 def check_group(group: Mapping[str, Any]) -> None:
     """Raise unless a complete group is sound.
 
@@ -318,6 +336,18 @@ def constrain(parameter: nn.Parameter, spheres: int, name: str) -> Tensor | None
         dead = int((~alive).sum())
         warnings.warn(f"{name}: {dead} of {spheres} rows are zero or tiny and stay Euclidean", stacklevel=6)
     return alive
+
+
+def make_dense(optimizer: torch.optim.Optimizer) -> None:
+    """Replace sparse gradients by dense ones: momentum and curvature touch every row anyway.
+
+    Args:
+        optimizer: any optimizer.
+    """
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None and parameter.grad.is_sparse:
+                parameter.grad = parameter.grad.to_dense()
 
 
 def require_finite_gradients(optimizer: torch.optim.Optimizer) -> None:

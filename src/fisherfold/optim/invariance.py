@@ -23,6 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -150,11 +151,13 @@ class _Probe:
     def _statistics(self, draw: int) -> Statistics:
         """For every weight that the output depends on, the statistic by number of blocks."""
         live = [t for t in self.replica.forward(draw) if t.requires_grad]
-        cotangents = [torch.randn(t.shape, generator=self.generator, dtype=t.dtype).to(t.device) for t in live]
+        draw_one = partial(torch.randn, generator=self.generator, device="cpu")
+        cotangents = [draw_one(t.shape, dtype=t.dtype).to(t.device) for t in live]
         weights = {n: p for n, p in self.parameters.items() if p.requires_grad and p.ndim >= 2 and p.numel() > 0}
         if not weights:
             return {}
         gradients = torch.autograd.grad(live, list(weights.values()), cotangents, allow_unused=True)
+        gradients = tuple(g.to_dense() if g is not None and g.is_sparse else g for g in gradients)
         size = _size(live)
         return {
             name: _euler_statistics(weight.detach(), gradient, size)
@@ -237,7 +240,7 @@ class _Probe:
         saved = {name: self.parameters[name].detach().clone() for name in names}
         for name in names:
             weight, blocks = self.parameters[name], findings[name].spheres
-            factors = 0.5 + 1.5 * torch.rand(blocks, 1, generator=self.generator, dtype=weight.dtype)
+            factors = 0.5 + 1.5 * torch.rand(blocks, 1, generator=self.generator, dtype=weight.dtype, device="cpu")
             weight.data.copy_((saved[name].reshape(blocks, -1) * factors.to(weight.device)).reshape(weight.shape))
         changed = [t.detach() for t in self.replica.forward(draw)]
         for name in names:

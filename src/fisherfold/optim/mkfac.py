@@ -175,6 +175,8 @@ class MKFAC(torch.optim.Optimizer):
             param_group: as for any optimizer.
         """
         group = groups.prepared(param_group, self.defaults, capturable=self.capturable)
+        if self.param_groups and "param_names" in self.param_groups[0]:
+            group["params"] = groups.named(group["params"], self.model, len(self.param_groups))
         super().add_param_group(group)
         groups.check_group(self.param_groups[-1])
 
@@ -289,7 +291,8 @@ class MKFAC(torch.optim.Optimizer):
                 if index == 0:
                     loss = loss_fn(outputs, targets)
                     statistics.check_reduction(outputs, targets, loss_fn, loss, self.reduction)
-                goals = targets if draw is None else draw(outputs.detach(), targets, generator)
+                known = outputs.detach() if isinstance(outputs, Tensor) else outputs
+                goals = targets if draw is None else draw(known, targets, generator)
                 self._backward(collector, loss_fn(outputs, goals), statistics.n_terms(outputs, goals, loss_fn))
         self._refreshes += 1
         self._fold(collector.sums, 0.0, invert=True, forgive=False)
@@ -299,7 +302,8 @@ class MKFAC(torch.optim.Optimizer):
         collector.current.samples = terms
         collector.current.gradient_scale = 1.0 if self.reduction == "mean" else 1.0 / terms
         weights = [t.weight for t in self.curvature.weights if t.weight.requires_grad]
-        torch.autograd.grad(loss, weights, allow_unused=True)
+        if weights:
+            torch.autograd.grad(loss, weights, allow_unused=True)
 
     def _collector(self, model: nn.Module) -> Collector:
         weights, calls = self.curvature.weights, self.curvature.calls
@@ -345,6 +349,7 @@ class MKFAC(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        groups.make_dense(self)
         if not self.capturable:
             groups.require_finite_gradients(self)
         with self._products():
@@ -400,6 +405,7 @@ class MKFAC(torch.optim.Optimizer):
 
         For use with another optimizer.
         """
+        groups.make_dense(self)
         with self._products():
             self._precondition()
 
@@ -458,8 +464,10 @@ class MKFAC(torch.optim.Optimizer):
                 group["lr"] = rate.copy_(torch.as_tensor(group["lr"]))
         saved = [state_dict["state"].get(key, {}) for group in state_dict["param_groups"] for key in group["params"]]
         for (parameter, _, _), before in zip(self._entries(), saved, strict=True):
-            for key in {"alive", "balance"} & set(before):  # loading has cast them to the dtype of the parameter
-                self.state[parameter][key] = before[key].to(parameter.device, copy=True)
+            for key, value in before.items():
+                # loading has cast them to the dtype of the parameter, and copied nothing that fitted
+                kept = value if key in ("alive", "balance") else self.state[parameter][key]
+                self.state[parameter][key] = kept.to(parameter.device, copy=True)
         self.curvature.load(state_dict["curvature"])
         self._age.fill_(int(state_dict["counters"]["age"]))
         self._refreshes = int(state_dict["counters"]["refreshes"])

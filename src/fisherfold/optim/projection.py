@@ -70,6 +70,8 @@ def drop_radial(weight: Tensor, gradient: Tensor, update: Tensor, delta: float, 
     Returns:
         The update to use, and 1.0 where it was projected, as a tensor without dimensions.
     """
+    if weight.numel() == 0:
+        return update, torch.zeros((), dtype=weight.dtype, device=weight.device)
     by_row, rows_invariant = _projected(weight, gradient, update, len(weight), delta, eps)
     as_whole, whole_invariant = _projected(weight, gradient, update, 1, delta, eps)
     chosen = torch.where(rows_invariant, by_row, torch.where(whole_invariant, as_whole, update))

@@ -52,6 +52,9 @@ class Change:
     shift: Tensor
 
 
+SAME = Change(torch.ones((), device="cpu"), torch.zeros((), device="cpu"))
+
+
 def carry_over(model: nn.Module, factors: Mapping[int, Tensor], example_input: Any, seed: int) -> None:
     """Change the running statistics of a model as if its weights had always had the scale that they will get.
 
@@ -63,6 +66,7 @@ def carry_over(model: nn.Module, factors: Mapping[int, Tensor], example_input: A
         example_input: a batch that the model accepts, or None.
         seed: of the generic values.
     """
+    factors = {id(p): factors[id(p)] for p in model.parameters() if id(p) in factors}
     buffers = dict(model.named_buffers())
     means = {n.removesuffix("running_mean"): b for n, b in buffers.items() if n.split(".")[-1] == "running_mean"}
     norms = {n: (mean, buffers[n + "running_var"]) for n, mean in means.items() if n + "running_var" in buffers}
@@ -178,7 +182,7 @@ def _before_and_after(replica: Replica, norms: Any, scaled: Mapping[str, Tensor]
 def _change(generic: list[tuple[Tensor, Tensor]], own: list[tuple[Tensor, Tensor]]) -> Change | None:
     """The one change that fits all calls of a norm; no calls, no change."""
     if not generic or not own:
-        return Change(torch.ones(()), torch.zeros(()))
+        return SAME
     factors = torch.stack([_factor(before, after) for before, after in generic])
     if bool(factors.isinf().any()):
         return None
@@ -221,8 +225,7 @@ def _from_structure(model: nn.Module, norms: Any, factors: Mapping[int, Tensor])
             found.setdefault(modules[id(user)], []).append(change)
         else:
             everywhere = False
-    same = Change(torch.ones(()), torch.zeros(()))
-    unknown = same if everywhere else None
+    unknown = SAME if everywhere else None
     return {n: (found[n][0] if len(found[n]) == 1 else None) if n in found else unknown for n in norms}
 
 
