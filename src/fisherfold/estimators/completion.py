@@ -178,7 +178,9 @@ class MatrixCompletion(SharedFits, RegressorMixin, BaseEstimator):  # type: igno
         ):  # fmt: skip
             parameters.choice(name, getattr(self, name), allowed)
         if self.inference == "variational" and self.solver != "auto":
-            raise ValueError(f"solver must be 'auto' for inference='variational', got {self.solver!r}")
+            raise ValueError(
+                f"solver must be 'auto' for inference='variational', got {self.solver!r}; 'point' takes others"
+            )
         for name in ("rated_sets", "clip"):
             parameters.flag(name, getattr(self, name))
         parameters.dtype_of(self.dtype)

@@ -93,7 +93,8 @@ def _check_rank(rank: int, n_rows: int, n_columns: int) -> None:
     limit = min(n_rows, n_columns)
     if rank > limit:
         raise ValueError(
-            f"rank must be between 1 and min(n_rows, n_columns)=min({n_rows}, {n_columns})={limit}, got {rank}"
+            f"rank must be between 1 and min(n_rows, n_columns)=min({n_rows}, {n_columns})={limit}, got {rank}; "
+            "choose a smaller one"
         )
 
 

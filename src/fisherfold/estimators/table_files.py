@@ -11,6 +11,7 @@ import codecs
 import csv
 import gzip
 import io
+import re
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -237,9 +238,10 @@ def _separator(file: Path, first: str, file_format: str | None) -> str:
         return "::"
     name = file.name.lower().removesuffix(".gz")
     by_name = _SEPARATORS.get(Path(name).suffix.lstrip("."))
-    if by_name is not None and by_name in first:
-        return by_name
-    return max(("\t", ";", "|", ","), key=first.count)
+    plain = re.sub('"[^"]*"', "", first)
+    counted = max(("\t", ";", "|", ","), key=plain.count)
+    # 1;a;3,5 in a .csv has decimal commas
+    return by_name if by_name is not None and by_name in first and plain.count(";") <= plain.count(by_name) else counted
 
 
 def _has_header(fields: list[str]) -> bool:
