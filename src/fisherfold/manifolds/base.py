@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fisherfold.manifolds.lengths import range_factor, root
+from fisherfold.manifolds.lengths import ordinary, range_factor, root
 from fisherfold.manifolds.trees import Point, Shape, Tangent, combine, dot, is_finite, leaves, scale, tree_map
 
 __all__ = [
@@ -236,7 +236,9 @@ class Manifold(ABC):
         Returns:
             A tensor of the batch shape.
         """
-        self._check_form(v, "v")
+        plain = self.inner(x, v, v).sqrt()
+        if ordinary(plain):
+            return plain
         factor = range_factor(self._largest(v))
         scaled = self._stretch(v, 1 / factor)
         return factor * root(self.inner(x, scaled, scaled))

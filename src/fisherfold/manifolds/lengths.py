@@ -4,12 +4,14 @@ r"""Lengths of vectors of any size, and angles, with derivatives of every order 
 
 Squares of entries beyond the square root of the largest number are infinite, and those of tiny entries are zero, so s
 moves such vectors into the middle of the range. It is a power of two and 1 for all ordinary vectors, which keep their
-bits. A length has a kink at zero; the derivatives there are given as 0, not as NaN.
+bits; where a look at the result shows that there are no others, as on a CPU, s is not needed at all. A length has a
+kink at zero; the derivatives there are given as 0, not as NaN.
 """
 
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -29,6 +31,33 @@ def range_factor(largest: Tensor) -> Tensor:
     size = largest.detach()
     tiny = (size < info.tiny**0.3) & (size > 0)
     return torch.where(size > info.max**0.3, up, torch.where(tiny, down, torch.ones_like(size)))
+
+
+def ordinary(lengths: Tensor) -> bool:
+    """Whether lengths are seen to be so far from zero and from the largest number that plain formulas are right.
+
+    Args:
+        lengths: as a plain formula gives them.
+
+    Returns:
+        False also where nothing can be looked at: on a device that would have to wait, under ``vmap``, in a compiler.
+    """
+    if lengths.device.type != "cpu" or torch.compiler.is_compiling():
+        return False
+    low, high = _bounds(lengths.dtype)
+    seen = lengths.detach()
+    try:
+        if seen.numel() == 1:
+            return low < float(seen) < high
+        return bool(((seen > low) & (seen < high)).all())
+    except RuntimeError:  # under vmap
+        return False
+
+
+@lru_cache
+def _bounds(dtype: torch.dtype) -> tuple[float, float]:
+    info = torch.finfo(dtype)
+    return (info.tiny / info.eps) ** 0.5, info.max**0.45
 
 
 def root(square: Tensor) -> Tensor:
@@ -55,6 +84,9 @@ def length(v: Tensor, *, dim: int | tuple[int, ...] = -1, keepdim: bool = False)
     Returns:
         One number for each vector; infinite only if the length itself is beyond the largest number.
     """
+    plain = torch.linalg.vector_norm(v, dim=dim, keepdim=keepdim)
+    if ordinary(plain):
+        return plain
     largest = v.abs().amax(dim=dim, keepdim=True)
     factor = range_factor(largest)
     # a constant in place of zero vectors, so that nothing is differentiated at the kink

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fisherfold.manifolds.base import Manifold, positive_integer
-from fisherfold.manifolds.lengths import length, range_factor, series
+from fisherfold.manifolds.lengths import length, ordinary, range_factor, series
 
 # cos √t and sin √t / √t up to t = 1/4, and θ / sin θ in w = sin²(θ/2) up to w = 1/20, to the last digit
 _COS = tuple((-1) ** k / math.factorial(2 * k) for k in range(9))
@@ -118,6 +118,9 @@ def normalize_rows(y: Tensor) -> Tensor:
     Returns:
         Unit rows.
     """
+    norms = torch.linalg.vector_norm(y, dim=-1, keepdim=True)
+    if ordinary(norms):
+        return y / norms
     y = y / range_factor(y.abs().amax(dim=-1, keepdim=True))
     return y / torch.linalg.vector_norm(y, dim=-1, keepdim=True)
 
