@@ -249,10 +249,6 @@ class Collector:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.remove_hooks()
-
-    def remove_hooks(self) -> None:
-        """Take all hooks off the model."""
         for handle in self._handles:
             handle.remove()
 

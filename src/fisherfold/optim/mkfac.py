@@ -25,7 +25,7 @@ from fisherfold.optim.distributed import rank
 from fisherfold.optim.factors import Collector, FactorSums, Pass, accumulation_dtype
 from fisherfold.optim.invariance import Finding
 from fisherfold.optim.precondition import products
-from fisherfold.optim.replica import call, unwrap
+from fisherfold.optim.replica import unwrap
 from fisherfold.optim.report import Diagnosis
 from fisherfold.optim.rows import advance, compiled_advance, tangent, unit_factors, update_on_spheres
 from fisherfold.optim.running import carry_over
@@ -281,29 +281,13 @@ class MKFAC(torch.optim.Optimizer):
         draw = (sampler or statistics.default_sampler(loss_fn)) if kind == "mc" else None
         generator = torch.Generator(device=self._device())
         generator.manual_seed(self.seed + 1_000_003 * self._refreshes + rank(self.curvature.process_group))
-        untouched, eager = statistics.preserved(model), statistics.uncompiled()
-        with untouched, eager, torch.enable_grad(), self._collector(model) as collector:
-            for index, (inputs, targets) in enumerate(batches):
-                if kind == "persample":
-                    statistics.add_per_sample(model, collector, inputs, targets, loss_fn)
-                    continue
-                outputs = call(model, inputs)
-                if index == 0:
-                    loss = loss_fn(outputs, targets)
-                    statistics.check_reduction(outputs, targets, loss_fn, loss, self.reduction)
-                known = outputs.detach() if isinstance(outputs, Tensor) else outputs
-                goals = targets if draw is None else draw(known, targets, generator)
-                self._backward(collector, loss_fn(outputs, goals), statistics.n_terms(outputs, goals, loss_fn))
+        collector = self._collector(model)
+        if kind == "persample":
+            statistics.add_true_gradients(collector, batches, loss_fn)
+        else:
+            statistics.add_batches(collector, batches, loss_fn, self.reduction, draw, generator)
         self._refreshes += 1
         self._fold(collector.sums, 0.0, invert=True, forgive=False)
-
-    def _backward(self, collector: Collector, loss: Tensor, terms: int) -> None:
-        """A backward pass that leaves ``.grad`` alone."""
-        collector.current.samples = terms
-        collector.current.gradient_scale = 1.0 if self.reduction == "mean" else 1.0 / terms
-        weights = [t.weight for t in self.curvature.weights if t.weight.requires_grad]
-        if weights:
-            torch.autograd.grad(loss, weights, allow_unused=True)
 
     def _collector(self, model: nn.Module) -> Collector:
         weights, calls = self.curvature.weights, self.curvature.calls

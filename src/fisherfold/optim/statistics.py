@@ -9,7 +9,7 @@ out how a sample moves the batch's statistics. The per-sample Fisher takes the t
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -151,19 +151,58 @@ def require_training_norms(model: nn.Module) -> None:
             )
 
 
-@torch.no_grad()  # transforms of torch.func differentiate all the same
-def add_per_sample(model: nn.Module, collector: Collector, inputs: Any, targets: Tensor, loss_fn: LossFunction) -> None:
+def add_batches(
+    collector: Collector,
+    batches: Iterable[tuple[Any, Any]],
+    loss_fn: LossFunction,
+    reduction: str,
+    draw: Sampler | None,
+    generator: torch.Generator,
+) -> None:
+    """Add the factors that hooks see in forward and backward passes, which leave ``.grad`` and the model alone.
+
+    Args:
+        collector: the model, what is tracked, and the sums to add to.
+        batches: pairs of inputs and targets.
+        loss_fn: the loss.
+        reduction: how it is declared to be reduced; the first batch tells whether it is.
+        draw: draws targets in place of those of the data, if they are to be drawn.
+        generator: the source of those draws.
+    """
+    weights = [tracked.weight for tracked in collector.weights if tracked.weight.requires_grad]
+    with preserved(collector.model), uncompiled(), torch.enable_grad(), collector:
+        for index, (inputs, targets) in enumerate(batches):
+            outputs = call(collector.model, inputs)
+            if index == 0:
+                check_reduction(outputs, targets, loss_fn, loss_fn(outputs, targets), reduction)
+            known = outputs.detach() if isinstance(outputs, Tensor) else outputs
+            goals = targets if draw is None else draw(known, targets, generator)
+            terms = n_terms(outputs, goals, loss_fn)
+            collector.current.samples = terms
+            collector.current.gradient_scale = 1.0 if reduction == "mean" else 1.0 / terms
+            loss = loss_fn(outputs, goals)
+            if weights:
+                torch.autograd.grad(loss, weights, allow_unused=True)
+
+
+def add_true_gradients(collector: Collector, batches: Iterable[tuple[Any, Any]], loss_fn: LossFunction) -> None:
     """Add the factors of true per-sample gradients D_n: Σ D_nᵀD_n and Σ D_n D_nᵀ.
 
     Args:
-        model: the module.
-        collector: what is tracked and the sums to add to; its hooks are taken off.
-        inputs: a batch.
-        targets: its targets.
+        collector: the model, what is tracked, and the sums to add to; its hooks are not used.
+        batches: pairs of inputs and targets.
         loss_fn: the loss; it is applied to one sample at a time.
     """
+    with preserved(collector.model), uncompiled():
+        for inputs, targets in batches:
+            _add_per_sample(collector.model, collector, inputs, targets, loss_fn)
+
+
+@torch.no_grad()  # transforms of torch.func differentiate all the same
+def _add_per_sample(
+    model: nn.Module, collector: Collector, inputs: Any, targets: Tensor, loss_fn: LossFunction
+) -> None:
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    collector.remove_hooks()
     live = [tracked for tracked in collector.weights if tracked.weight.requires_grad]
     chosen = {names[id(p)]: p.detach() for t in live for p in (t.weight, t.bias) if p is not None}
 
