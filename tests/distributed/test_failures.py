@@ -7,14 +7,18 @@ import os
 import re
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import multiprocessing
+from torch.distributed import TCPStore
 
 from fisherfold import MatrixCompletion, SubspaceRegressor
+from fisherfold.distributed import health
 
 from fits import FITS, KINDS, PASSES, dying, going_on, whole  # isort: skip
 from ranks import free_port, on_ranks, same_bits  # isort: skip
@@ -97,6 +101,29 @@ def test_a_rank_that_hangs_is_named_after_the_timeout() -> None:
     finally:
         processes[1].kill()
         processes[1].communicate()
+
+
+def test_a_rank_that_hung_before_its_first_beat_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(store.port))
+    monkeypatch.setattr(health, "_PATIENCE", 3.0)
+    elsewhere = [json.dumps({"host": f"host{rank}", "pid": 1}) for rank in (1, 2)]
+    watched = health.Health([health.Health.describe(), *elsewhere], 0)
+    stopped = threading.Event()
+
+    def beat() -> None:
+        while not stopped.wait(0.1):
+            watched._store.set("beat/2", str(time.monotonic()))
+
+    beating = threading.Thread(target=beat)
+    beating.start()
+    lost = watched.verdict(RuntimeError("timed out"))
+    stopped.set()
+    beating.join()
+    assert lost.ranks == [1]
+    assert "rank 1 (process 1 on host1) has ended or does not answer" in str(lost)
+    watched._first_missed = [1]  # ends the thread that watches
 
 
 def run(arguments: list[str], restarts: int) -> subprocess.CompletedProcess[str]:

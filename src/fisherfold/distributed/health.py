@@ -112,14 +112,15 @@ class Health:
         return bool(self.people[rank]["host"] == socket.gethostname())
 
     def _beats(self) -> list[str]:
-        # a rank whose counter cannot be read is told apart from none: ranks on this host are judged by their number
+        # a rank that has never beaten stands still; one whose counter cannot be read is given the benefit of the doubt
         found = []
         for rank in range(len(self.people)):
-            text = ""
+            text = f"unknown at {time.monotonic()}"
             with contextlib.suppress(RuntimeError):
-                if self._store is not None and self._store.check([f"beat/{rank}"]):
-                    text = self._store.get(f"beat/{rank}").decode()
-            found.append(text or str(time.monotonic()))
+                if self._store is not None:
+                    key = f"beat/{rank}"
+                    text = self._store.get(key).decode() if self._store.check([key]) else "never"
+            found.append(text)
         return found
 
     def _recorded(self) -> list[int]:
