@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -165,20 +166,36 @@ def test_options_are_checked(tmp_path):
         Options(output=tmp_path / "file")
 
 
+# the command as a person at a terminal starts it, also where the tests themselves run with interrupts ignored
+TAKES_INTERRUPTS = """
+import signal
+import sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.argv[0] = "fisherfold"
+from fisherfold.cli import main
+if __name__ == "__main__":
+    main()
+"""
+
+
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_an_interrupt_leaves_no_half_written_file_and_says_how_to_go_on(folder, tmp_path, jobs):
     output = tmp_path / "out"
     words = ["reproduce", "school", "--seeds", "400", "--jobs", str(jobs), "--output", str(output)]
     process = subprocess.Popen(
-        [sys.executable, "-m", "fisherfold", *words], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        [sys.executable, "-c", TAKES_INTERRUPTS, *words], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         start_new_session=True,
     )  # fmt: skip
     runs = output / "school" / "runs"
-    while process.poll() is None and not (runs.is_dir() and any(runs.glob("[!.]*.json"))):
-        time.sleep(0.05)
-    assert process.poll() is None, process.communicate()
-    os.killpg(process.pid, signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    try:
+        while process.poll() is None and not (runs.is_dir() and any(runs.glob("[!.]*.json"))):
+            time.sleep(0.05)
+        assert process.poll() is None, process.communicate()
+        os.killpg(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == 130
     said = " ".join(errors.split())
     jobs_word = "--jobs 2 " if jobs == 2 else ""
