@@ -70,7 +70,7 @@ def prepare(found: Observations, options: FitOptions) -> Prepared:
     """
     row_ids, column_ids = IdIndex(found.all_rows), IdIndex(found.all_columns)
     if not (options.may_grow and options.inference == "variational"):
-        _check_rank(options.rank, len(row_ids), len(column_ids))
+        _check_rank(options, len(row_ids), len(column_ids))
     rows, columns, values = row_ids.numbers(found.rows), column_ids.numbers(found.columns), found.values
     if options.duplicates == "sum":
         # before the centre is taken off: two halves of a value are one value
@@ -89,12 +89,15 @@ def prepare(found: Observations, options: FitOptions) -> Prepared:
     return Prepared(ratings, row_ids, column_ids, center, scale, low, high, merged)
 
 
-def _check_rank(rank: int, n_rows: int, n_columns: int) -> None:
-    limit = min(n_rows, n_columns)
+def _check_rank(options: FitOptions, n_rows: int, n_columns: int) -> None:
+    rank, limit = options.rank, min(n_rows, n_columns)
+    bound = f"min(n_rows, n_columns)=min({n_rows}, {n_columns})={limit}"
     if rank > limit:
+        raise ValueError(f"rank must be between 1 and {bound}, got {rank}; choose a smaller one")
+    if options.solver != "auto" and rank == limit:
         raise ValueError(
-            f"rank must be between 1 and min(n_rows, n_columns)=min({n_rows}, {n_columns})={limit}, got {rank}; "
-            "choose a smaller one"
+            f"rank must be less than {bound} for solver={options.solver!r}, whose subspace would be the whole space, "
+            f"got {rank}"
         )
 
 
@@ -114,7 +117,7 @@ def fit_model(found: Observations | Share, options: FitOptions) -> tuple[Complet
             ready = share_out(
                 found, options.group, dtype=options.dtype, duplicates=options.duplicates, centred=centred
             )
-            _check_rank(options.rank, len(ready.row_ids), len(ready.column_ids))
+            _check_rank(options, len(ready.row_ids), len(ready.column_ids))
         else:
             ready = prepare(found, options)
         saved = checkpoint_of(ready.ratings, options)
