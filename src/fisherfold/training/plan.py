@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fisherfold.training.presets import Settings, settings
+from fisherfold.training.presets import Settings, kind_of_setting, settings
 
 Candidates = tuple[dict[str, Any], ...]
 ROUNDS = (16,)
@@ -57,10 +57,9 @@ class Entry:
     rounds: tuple[int, ...] = ROUNDS
 
     def __post_init__(self) -> None:
-        known = {field.name for field in fields(Settings)} - {"preset", "optimizer"}
         for change in (self.changes, *(candidate for stage in self.stages for candidate in stage)):
-            if unknown := sorted(set(change) - known):
-                raise ValueError(f"{unknown[0]!r} is no setting; there are {', '.join(sorted(known))}")
+            for name in change:
+                kind_of_setting(name)
             self.settings(**change)
         if self.split not in {"test", "validation"}:
             raise ValueError(f"split must be 'test' or 'validation', got {self.split!r}")

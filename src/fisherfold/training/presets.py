@@ -204,14 +204,30 @@ def parse_setting(text: str) -> tuple[str, Any]:
         (('refresh_every', 5), ('balanced', True))
     """
     name, _, value = text.partition("=")
+    kind = kind_of_setting(name)
+    reads: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "str": str, "bool": _truth}
+    try:
+        return name, reads[kind](value)
+    except ValueError:
+        raise ValueError(f"{name} must be of type {kind}, got {value!r}") from None
+
+
+def kind_of_setting(name: str) -> str:
+    """The type of a setting that may be replaced.
+
+    Args:
+        name: a field of ``Settings``.
+
+    Returns:
+        int, float, str or bool.
+
+    Raises:
+        ValueError: if there is no such setting.
+    """
     kinds = {field.name: str(field.type) for field in fields(Settings) if field.name not in {"preset", "optimizer"}}
     if name not in kinds:
         raise ValueError(f"{name!r} is no setting; there are {', '.join(sorted(kinds))}")
-    reads: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "str": str, "bool": _truth}
-    try:
-        return name, reads[kinds[name]](value)
-    except ValueError:
-        raise ValueError(f"{name} must be of type {kinds[name]}, got {value!r}") from None
+    return kinds[name]
 
 
 def _truth(word: str) -> bool:
