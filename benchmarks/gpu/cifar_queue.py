@@ -1,17 +1,20 @@
 """Train the cells of the CIFAR table one group after the other until the time is up; started again, it goes on.
 
     PYTHONPATH=src python benchmarks/gpu/cifar_queue.py --minutes 25 --folder results/cifar --side-by-side 3
+    nvidia-cuda-mps-control -d && PYTHONPATH=src python benchmarks/gpu/cifar_queue.py --minutes 25 --processes 4
 
 Without ``--plan`` the order is that of importance: SGD, MKFAC, SGDG and KFAC on both networks for CIFAR-10, then
 CIFAR-100, then the other presets; one seed of everything before the next seed of anything. ``--search`` chooses the
 rates of the paper's baselines in the paper's sets first. A plan is a file of JSON lines (``fisherfold.training.plan``)
 that may be changed while the queue is at work. Neighbours in the order that share a data set, a split and a network are
-trained side by side. Nothing but PyTorch, NumPy, safetensors and Pillow is needed.
+trained side by side in one process; with ``--processes``, several processes each train runs of their own, which needs
+NVIDIA's MPS for their kernels to overlap. Nothing but PyTorch, NumPy, safetensors and Pillow is needed.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 from functools import partial
 from pathlib import Path
 
@@ -22,11 +25,24 @@ from fisherfold.training.queue import Queue
 from fisherfold.training.train import pick_device
 
 
+def work(given: argparse.Namespace, number: int) -> None:
+    torch.backends.cudnn.benchmark = True
+    mark = f"[{number}] " if given.processes > 1 else ""
+    queue = Queue(
+        given.folder, device=pick_device(given.device), minutes=given.minutes, width=given.side_by_side,
+        processes=given.processes, images=given.images, compiled=not given.eager,
+        checkpoint_every=given.checkpoint_every, say=lambda line: print(mark + line, flush=True),
+    )  # fmt: skip
+    table = partial(default_plan, given.seeds, search=given.search)
+    queue.work(table if given.plan is None else partial(read_plan, given.plan))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, required=True)
     parser.add_argument("--folder", type=Path, default=Path("results/cifar"))
-    parser.add_argument("--side-by-side", type=int, default=3)
+    parser.add_argument("--side-by-side", type=int, help="runs per process; 3, or 1 with several processes")
+    parser.add_argument("--processes", type=int, default=1, help="that share the device and the plan")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--search", action="store_true", help="search the paper's sets of rates for the baselines")
     parser.add_argument("--plan", type=Path, help="a file of JSON lines instead of the default order")
@@ -35,14 +51,19 @@ def main() -> None:
     parser.add_argument("--images", type=int, help="only so many training images, for a trial")
     parser.add_argument("--eager", action="store_true", help="do not compile the networks")
     given = parser.parse_args()
-    torch.backends.cudnn.benchmark = True
-    queue = Queue(
-        given.folder, device=pick_device(given.device), minutes=given.minutes, width=given.side_by_side,
-        images=given.images, compiled=not given.eager, checkpoint_every=given.checkpoint_every,
-        say=partial(print, flush=True),
-    )  # fmt: skip
-    table = partial(default_plan, given.seeds, search=given.search)
-    queue.work(table if given.plan is None else partial(read_plan, given.plan))
+    if given.side_by_side is None:
+        given.side_by_side = 3 if given.processes == 1 else 1
+    if given.processes == 1:
+        work(given, 0)
+        return
+    workers = [
+        multiprocessing.get_context("spawn").Process(target=work, args=(given, number))
+        for number in range(given.processes)
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
 
 
 if __name__ == "__main__":

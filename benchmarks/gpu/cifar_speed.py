@@ -35,6 +35,8 @@ def epoch(runs: list[Run]) -> None:
         for run in runs:
             run.step(index)
     for run in runs:
+        run.judge()
+    for run in runs:
         run.end_epoch()
 
 

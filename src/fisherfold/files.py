@@ -110,6 +110,36 @@ def _flush_folder(folder: Path) -> None:
 
 
 @contextlib.contextmanager
+def claimed(path: str | os.PathLike[str]) -> Iterator[bool]:
+    """Hold a file for as long as the block runs, against other processes and other holders in this one.
+
+    The claim ends with its process, however that dies. Where the system has no locks, everyone is given one.
+
+    Args:
+        path: of the file, which is made, and removed by the last holder; its folder must exist.
+
+    Yields:
+        Whether it is ours; if not, somebody else holds it.
+    """
+    if fcntl is None:
+        yield True
+        return
+    with Path(path).open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        # a former holder may have removed the name between our opening and our lock
+        try:
+            yield os.path.exists(path) and os.path.samestat(os.fstat(file.fileno()), os.stat(path))
+        finally:
+            with contextlib.suppress(OSError):
+                if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+                    os.unlink(path)
+
+
+@contextlib.contextmanager
 def _said(target: Path) -> Iterator[None]:
     """Refusals of the system as one sentence."""
     try:

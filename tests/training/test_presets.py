@@ -51,6 +51,10 @@ def test_curvature_may_be_renewed_at_a_cadence_and_rows_may_keep_turning() -> No
     assert (first, start) == (0.05, 0.01)
     assert last < 2e-5
     assert 0.0025 < end < 0.0026
+    # under weight decay rows turn by √(2ηω/(1+μ)), with the root of the rate
+    rooted = settings("mkfac-tuned", "cifar10", "vgg16bn", manifold_lr=0.01, manifold_power=0.5)
+    for lr, angle in map(rooted.rates, range(100)):
+        assert angle == pytest.approx(0.01 * math.sqrt(lr / 0.05))
 
 
 def test_the_optimizer_gets_what_the_settings_say() -> None:

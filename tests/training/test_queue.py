@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,9 +16,10 @@ import pytest
 import torch
 
 from fisherfold.datasets import Images
+from fisherfold.files import claimed
 from fisherfold.training import ImagePool, RunLog
 from fisherfold.training import queue as queue_module
-from fisherfold.training.plan import Entry, default_plan, paper_grid, read_plan, side_by_side
+from fisherfold.training.plan import Entry, default_plan, paper_grid, read_plan
 from fisherfold.training.queue import CHOICES, Queue
 
 TASK: dict[str, Any] = {"dataset": "cifar10", "model": "wrn10_1", "preset": "sgd", "batch": 16, "epochs": 1}
@@ -180,7 +185,7 @@ def test_the_plan_that_comes_with_the_benchmarks_can_be_read() -> None:
 def test_missing_plans_and_no_time_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="there is no plan"):
         read_plan(tmp_path / "plan.jsonl")
-    with pytest.raises(ValueError, match="minutes and width must be positive, got 0 and 3"):
+    with pytest.raises(ValueError, match="minutes, width and processes must be positive, got 0, 3 and 1"):
         Queue(tmp_path, device=torch.device("cpu"), minutes=0)
 
 
@@ -193,9 +198,6 @@ def test_the_default_plan_has_every_cell_once_per_seed_in_the_order_of_importanc
     assert cells[:4] == [("cifar10", "vgg16bn", p) for p in ("sgd", "mkfac", "sgdg", "kfac")]
     assert [e.seed for e in plan] == [0] * half + [1] * half
     assert not any(e.stages for e in plan)
-    groups = list(side_by_side(plan, 3))
-    assert [len(group) for group in groups[:2]] == [3, 1]
-    assert [e for group in groups for e in group] == plan
 
 
 def test_the_paper_searches_rates_and_betas_of_its_baselines() -> None:
@@ -205,3 +207,61 @@ def test_the_paper_searches_rates_and_betas_of_its_baselines() -> None:
     assert (rates[0], rates[1], rates[-1], len(rates)) == (0.5, 0.2, 1e-5, 15)
     assert len(searched["adamp"][1]) == 9
     assert paper_grid("mkfac-tuned") == ()
+
+
+def cooperate(folder: str) -> None:
+    torch.set_num_threads(1)
+    search = {"candidates": [{"lr": rate} for rate in (0.01, 0.02, 0.05, 0.07)], "rounds": [1, 2]}
+    plan = entries(search, *({"seed": seed, "epochs": 2} for seed in range(4)))
+    lines: list[str] = []
+    assert queue(Path(folder), lines.append, width=1, processes=2).work(lambda: plan)
+    trained = [line.split()[0] for line in lines if " done " in line]
+    Path(folder, f"account-{os.getpid()}.txt").write_text("\n".join(trained))
+
+
+def test_processes_share_a_plan_and_its_searches_and_do_nothing_twice(tmp_path: Path) -> None:
+    workers = [
+        multiprocessing.get_context("spawn").Process(target=cooperate, args=(str(tmp_path),)) for _ in range(2)
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(120)
+    assert [worker.exitcode for worker in workers] == [0, 0]
+    trained = [line for path in tmp_path.glob("account-*.txt") for line in path.read_text().splitlines()]
+    # four candidates for one epoch and two for two; the choice; four seeds, of which none is the choice
+    assert sorted(trained) == sorted(set(trained))
+    assert len(trained) == 4 + 2 + 1 + 4
+    assert len((tmp_path / "search" / CHOICES).read_text().splitlines()) == 1
+    assert not list(tmp_path.rglob("*.claim"))
+    log = RunLog.read(next(tmp_path.glob("*-seed3.jsonl")))
+    assert {entry["side_by_side"] for entry in log.epochs} == {2}
+
+
+def test_what_another_process_holds_is_waited_for_and_taken_over(tmp_path: Path) -> None:
+    plan, lines = entries({"seed": 0}, {"seed": 1}), []
+    work = queue(tmp_path, lines.append, width=1)
+    path = work._path(plan[0])
+    claim = path.with_name(f".{path.stem}.claim")
+    code = (
+        "import sys; from fisherfold.files import claimed\n"
+        "with claimed(sys.argv[1]) as mine:\n print(mine, flush=True); input()"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code, str(claim)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "True\n"
+    with claimed(claim) as mine:
+        assert not mine
+
+    def say(line: str) -> None:
+        lines.append(line)
+        if "seed1" in line:  # the other process dies with its claim
+            holder.kill()
+            holder.communicate()
+
+    work.say = say
+    assert work.work(lambda: plan)
+    assert [line.split()[0][-5:] for line in lines if " done " in line] == ["seed1", "seed0"]
+    assert not claim.exists()

@@ -146,10 +146,11 @@ class ImagePool:
         order = torch.randperm(n, generator=generator)
         corners = torch.randint(2 * PADDING + 1, (n, 2), generator=generator)
         flips = torch.randint(2, (n, 1), generator=generator)
-        steps = torch.arange(side)
+        # the draws are made on the host, the same for every device; what follows from them is computed on the device
+        order, corners, flips = (t.to(self.device, non_blocking=True) for t in (order, corners, flips))
+        steps = torch.arange(side, device=self.device)
         columns = torch.where(flips == 1, side - 1 - steps, steps) + corners[:, 1:]
         rows = steps + corners[:, :1]
-        order, rows, columns = (t.to(self.device, non_blocking=True) for t in (order, rows, columns))
         return self.padded[order[:, None, None], rows[:, :, None], columns[:, None, :]], self.labels[order]
 
     def normalised(self, images: Tensor) -> Tensor:

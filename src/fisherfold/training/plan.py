@@ -13,7 +13,6 @@ each with the best of those before it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -137,7 +136,7 @@ class Entry:
     @property
     def company(self) -> tuple[Any, ...]:
         """What runs must have in common to be trained side by side."""
-        return self.dataset, self.split, self.model, self.settings().epochs, bool(self.stages)
+        return self.dataset, self.split, self.model, self.settings().epochs
 
 
 def read_plan(path: Path) -> list[Entry]:
@@ -207,23 +206,3 @@ def paper_grid(preset: str) -> tuple[Candidates, ...]:
     rates: Candidates = tuple({"lr": rate} for rate in PAPER_RATES)
     betas: Candidates = tuple({"momentum": b1, "beta2": b2} for b1 in PAPER_BETAS for b2 in PAPER_BETAS)
     return (rates, betas) if preset.startswith("adam") else (rates,)
-
-
-def side_by_side(plan: Sequence[Entry], width: int) -> Iterator[list[Entry]]:
-    """Neighbours of a plan that can be trained together.
-
-    Args:
-        plan: the entries.
-        width: how many at once.
-
-    Yields:
-        Groups; an entry with a search is alone.
-    """
-    group: list[Entry] = []
-    for entry in plan:
-        if group and (len(group) == width or entry.company != group[0].company or entry.stages):
-            yield group
-            group = []
-        group.append(entry)
-    if group:
-        yield group

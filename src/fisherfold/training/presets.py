@@ -61,6 +61,8 @@ class Settings:
         manifold_lr: the step size η_g on spheres, or the angle per step where ``balanced``.
         manifold_decay: its factor at the milestones.
         manifold_end: the share of ``manifold_lr`` at which a cosine ends.
+        manifold_power: the exponent of the cosine for ``manifold_lr``; ½ is how rows turn under weight decay, whose
+            angle per step goes with the root of the rate.
         schedule: ``"step"`` or ``"cosine"``.
         weight_decay: of Euclidean parameters.
         dropout: of the network's activations.
@@ -86,6 +88,7 @@ class Settings:
     manifold_lr: float = 0.0
     manifold_decay: float = 0.2
     manifold_end: float = 0.0
+    manifold_power: float = 1.0
     schedule: str = "step"
     weight_decay: float = 5e-4
     dropout: float = 0.0
@@ -151,7 +154,8 @@ class Settings:
         """
         if self.schedule == "cosine":
             factor = 0.5 * (1 + math.cos(math.pi * epoch / self.epochs))
-            return self.lr * factor, self.manifold_lr * (self.manifold_end + (1 - self.manifold_end) * factor)
+            turning = self.manifold_end + (1 - self.manifold_end) * factor**self.manifold_power
+            return self.lr * factor, self.manifold_lr * turning
         stage = self.stage(epoch)
         return self.lr * self.lr_decay**stage, self.manifold_lr * self.manifold_decay**stage
 

@@ -2,8 +2,9 @@
 
 Time on a GPU comes in pieces, so nothing here has to be finished: runs that have ended are skipped, runs that were cut
 off go on from their checkpoints, a run that fails is reported and left out, and a plan that is a file is read again
-after every group, so that it can be changed while the queue is at work. What a search has chosen is written down with
-the scores of all candidates, and is not searched again.
+after every group, so that it can be changed while the queue is at work. How far a search has come is read off its logs;
+what it has chosen is written down with the scores of all candidates, and is not searched again. Several processes may
+work through one plan in one folder: each takes what no other holds.
 """
 
 from __future__ import annotations
@@ -11,31 +12,34 @@ from __future__ import annotations
 import gc
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from fisherfold.files import make_folder, write_atomically
+from fisherfold.files import claimed, make_folder, write_atomically
 from fisherfold.training.data import ImagePool
 from fisherfold.training.log import RunLog
-from fisherfold.training.plan import Entry, side_by_side
+from fisherfold.training.plan import Entry
 from fisherfold.training.run import Run
 from fisherfold.training.train import Job, log_name, open_job, provenance, train_side_by_side
 
 CHOICES = "chosen.jsonl"
 KEPT = 3
+LOOK_AGAIN = 1.0  # seconds between looks at a plan of which others hold all that is left
 
 
 class Queue:
     """Runs of a plan, with their logs in one folder.
 
     Args:
-        folder: of logs and checkpoints; those of searches are in ``search`` below it.
+        folder: of logs and checkpoints; those of runs on the validation split are in ``search`` below it.
         device: where to train.
         minutes: when to stop.
         width: how many runs side by side.
+        processes: how many processes share the device and the plan; each must be started.
         images: only so many training images, for a trial.
         compiled: pass networks through ``torch.compile`` on a GPU.
         checkpoint_every: epochs between checkpoints; 0 only when the time is up.
@@ -53,15 +57,17 @@ class Queue:
         device: torch.device,
         minutes: float,
         width: int = 3,
+        processes: int = 1,
         images: int | None = None,
         compiled: bool = True,
         checkpoint_every: int = 0,
         load: Callable[..., ImagePool] = ImagePool.load,
         say: Callable[[str], None] = print,
     ) -> None:
-        if minutes <= 0 or width < 1:
-            raise ValueError(f"minutes and width must be positive, got {minutes} and {width}")
+        if minutes <= 0 or width < 1 or processes < 1:
+            raise ValueError(f"minutes, width and processes must be positive, got {minutes}, {width} and {processes}")
         self.folder, self.device, self.width, self.images = make_folder(folder), device, width, images
+        self.searches, self.processes = make_folder(self.folder / "search"), processes
         self.compiled, self.checkpoint_every, self.load, self.say = compiled, checkpoint_every, load, say
         self.until = time.monotonic() + 60 * minutes
         self.failed: set[Path] = set()
@@ -83,14 +89,14 @@ class Queue:
         """
         entries = plan()
         while not self.over:
-            settled = [self._settled(entry) for entry in entries]
-            group = next(side_by_side([entry for entry in settled if self._missing(entry)], self.width), None)
-            if group is None:
+            missing = [run for entry in entries for run in self._due(entry)]
+            if not missing:
                 return True
-            if group[0].stages:
-                self.search(group[0])
-            else:
-                self.train(group, self.folder)
+            with self._taken(missing) as group:
+                if group:
+                    self.train(group)
+            if not group:
+                time.sleep(min(LOOK_AGAIN, max(0.0, self.until - time.monotonic())))
             try:
                 entries = plan()
             except (OSError, ValueError) as error:  # somebody is at it; the next look may find it whole
@@ -98,26 +104,29 @@ class Queue:
         self.say("the time is up; the same command goes on")
         return False
 
-    def train(self, entries: Sequence[Entry], folder: Path) -> None:
+    def train(self, entries: Sequence[Entry]) -> None:
         """Train runs side by side; if they fail together, one after the other, so that only the guilty one is lost.
 
         Args:
             entries: without searches.
-            folder: of their logs.
         """
         start, jobs = time.monotonic(), []
+        if self.compiled and self.device.type == "cuda":
+            torch.compiler.reset()  # a network compiled too often is one that is not compiled any more
         try:
-            jobs = [self._job(entry, folder) for entry in entries]
-            train_side_by_side(jobs, checkpoint_every=self.checkpoint_every, until=self.until)
+            jobs = [self._job(entry) for entry in entries]
+            train_side_by_side(
+                jobs, checkpoint_every=self.checkpoint_every, until=self.until, processes=self.processes
+            )
         except Exception as error:  # the other runs of the plan are still worth their time
             del jobs
             gc.collect()
             if len(entries) > 1:
                 self.say(f"{len(entries)} runs failed side by side ({_in_words(error)}); now one by one")
                 for entry in entries:
-                    self.train([entry], folder)
+                    self.train([entry])
                 return
-            path = self._path(entries[0], folder)
+            path = self._path(entries[0])
             self.failed.add(path)
             self.say(f"{path.stem} failed and is left out: {_in_words(error)}")
             return
@@ -126,23 +135,61 @@ class Queue:
         left = (self.until - time.monotonic()) / 60
         self.say(f"  {time.monotonic() - start:.0f} s, {left:.1f} min left")
 
-    def search(self, entry: Entry) -> dict[str, Any] | None:
-        """Choose the best of an entry's candidates on the validation split and write the choice down.
+    # ------------------------------------------------------------------ what is due, and who does it
 
-        Args:
-            entry: with candidates.
+    def _due(self, entry: Entry) -> list[Entry]:
+        """The runs that an entry asks for now: itself, what its search has chosen, or trials of its search."""
+        if entry.stages:
+            chosen = self._recorded(entry)
+            if chosen is None:
+                trials, chosen = self._search(entry)
+                if chosen is None:
+                    return trials
+            entry = entry.chosen(chosen)
+        return [entry] if self._missing(entry) else []
 
-        Returns:
-            The chosen replacements, or nothing if the time was up before.
-        """
+    @contextmanager
+    def _taken(self, missing: Sequence[Entry]) -> Iterator[list[Entry]]:
+        """The first runs that can be trained together and that nobody else holds, held while the block runs."""
+        with ExitStack() as held:
+            group: list[Entry] = []
+            for entry in missing:
+                if len(group) == self.width or (group and entry.company != group[0].company):
+                    break
+                path = self._path(entry)
+                mine = held.enter_context(claimed(path.with_name(f".{path.stem}.claim")))
+                if mine and self._missing(entry):  # it may have ended since we looked
+                    group.append(entry)
+            yield group
+
+    def _missing(self, entry: Entry) -> bool:
+        path = self._path(entry)
+        return path not in self.failed and not (path.is_file() and RunLog.read(path).ended)
+
+    def _path(self, entry: Entry) -> Path:
+        chosen, folder = entry.settings(), self.folder if entry.split == "test" else self.searches
+        return folder / log_name(entry.dataset, entry.model, chosen, entry.seed, entry.split, self.images)
+
+    def _job(self, entry: Entry) -> Job:
+        key = (entry.dataset, entry.split)
+        if key not in self._pools:
+            self._pools[key] = self.load(entry.dataset, device=self.device, split=entry.split, images=self.images)
+        run = Run(entry.settings(), entry.model, self._pools[key], seed=entry.seed, compiled=self.compiled)
+        return open_job(run, self._path(entry))
+
+    # ------------------------------------------------------------------ searches
+
+    def _search(self, entry: Entry) -> tuple[list[Entry], dict[str, Any] | None]:
+        """How far a search has come: the trials it waits for, or what it has chosen, which is written down."""
         chosen: dict[str, Any] = {}
         tried: list[dict[str, Any]] = []
         for stage in entry.stages:
             alive = [{**chosen, **candidate} for candidate in stage]
             for number, epochs in enumerate(entry.rounds, start=1):
-                scores = self._scores(entry, alive, epochs)
-                if scores is None:
-                    return None
+                trials = [entry.trial(candidate, epochs) for candidate in alive]
+                if missing := [trial for trial in trials if self._missing(trial)]:
+                    return missing, None
+                scores = [self._score(trial) for trial in trials]
                 tried += [
                     {"candidate": c, "epochs": epochs, "accuracy": s} for c, s in zip(alive, scores, strict=True)
                 ]
@@ -150,55 +197,37 @@ class Queue:
                 kept = 1 if number == len(entry.rounds) else -(-len(alive) // KEPT)
                 alive = [alive[i] for i in order[:kept]]
             chosen = alive[0]
-        record = {**_question(entry), "chosen": chosen, "tried": tried, **provenance(self.device)}
-        path = make_folder(self.folder / "search") / CHOICES
-        before = path.read_text(encoding="utf-8") if path.is_file() else ""
-        write_atomically(path, (before + json.dumps(record) + "\n").encode())
+        self._record(entry, chosen, tried)
+        return [], chosen
+
+    def _score(self, trial: Entry) -> float:
+        """The validation accuracy of a trial's last epoch; 0 for one that failed or diverged."""
+        path = self._path(trial)
+        log = None if path in self.failed else RunLog.read(path)
+        return log.last if log is not None and log.ended == "done" else 0.0
+
+    def _record(self, entry: Entry, chosen: dict[str, Any], tried: Sequence[dict[str, Any]]) -> None:
+        """Write a choice down, unless another process has done so or is about to."""
+        path = self.searches / CHOICES
+        with claimed(path.with_name(f".{CHOICES}.claim")) as mine:
+            if not mine or self._recorded(entry) is not None:
+                return
+            record = {**_question(entry), "chosen": chosen, "tried": tried, **provenance(self.device)}
+            before = path.read_text(encoding="utf-8") if path.is_file() else ""
+            write_atomically(path, (before + json.dumps(record) + "\n").encode())
         self.say(f"{entry.dataset} {entry.model} {entry.preset}: chosen {chosen} of {len(tried)} trials")
-        return chosen
 
-    def _scores(self, entry: Entry, candidates: Sequence[dict[str, Any]], epochs: int) -> list[float] | None:
-        """The validation accuracy of the last epoch of each candidate; 0 for one that failed or diverged."""
-        folder = make_folder(self.folder / "search")
-        trials = [entry.trial(candidate, epochs) for candidate in candidates]
-        for group in side_by_side([t for t in trials if self._missing(t, folder)], self.width):
-            if self.over:
-                return None
-            self.train(group, folder)
-        if any(self._missing(trial, folder) for trial in trials):
+    def _recorded(self, entry: Entry) -> dict[str, Any] | None:
+        """What a search has chosen before."""
+        path = self.searches / CHOICES
+        if not path.is_file():
             return None
-        paths = [self._path(trial, folder) for trial in trials]
-        logs = [None if path in self.failed else RunLog.read(path) for path in paths]
-        return [log.last if log is not None and log.ended == "done" else 0.0 for log in logs]
-
-    def _settled(self, entry: Entry) -> Entry:
-        """The entry with what its search has chosen, if it was searched before."""
-        path = self.folder / "search" / CHOICES
-        if not entry.stages or not path.is_file():
-            return entry
         question = json.loads(json.dumps(_question(entry)))
         for line in path.read_text(encoding="utf-8").splitlines():
             record = json.loads(line)
             if all(record.get(key) == value for key, value in question.items()):
-                return entry.chosen(record["chosen"])
-        return entry
-
-    def _missing(self, entry: Entry, folder: Path | None = None) -> bool:
-        if entry.stages:
-            return True
-        path = self._path(entry, folder or self.folder)
-        return path not in self.failed and not (path.is_file() and RunLog.read(path).ended)
-
-    def _path(self, entry: Entry, folder: Path) -> Path:
-        chosen = entry.settings()
-        return folder / log_name(entry.dataset, entry.model, chosen, entry.seed, entry.split, self.images)
-
-    def _job(self, entry: Entry, folder: Path) -> Job:
-        key = (entry.dataset, entry.split)
-        if key not in self._pools:
-            self._pools[key] = self.load(entry.dataset, device=self.device, split=entry.split, images=self.images)
-        run = Run(entry.settings(), entry.model, self._pools[key], seed=entry.seed, compiled=self.compiled)
-        return open_job(run, self._path(entry, folder))
+                return dict(record["chosen"])
+        return None
 
 
 def _question(entry: Entry) -> dict[str, Any]:

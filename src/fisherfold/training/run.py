@@ -63,6 +63,7 @@ class Run:
         self.offsets = torch.arange(settings.batch, device=self.device)
         self.loss_sum = torch.zeros((), device=self.device)
         self.hits = torch.zeros((), dtype=torch.int64, device=self.device)
+        self.judged = torch.zeros(4, device=self.device)
         self.stream = torch.cuda.Stream(self.device) if self.cuda else None  # type: ignore[no-untyped-call]
         self.graph: Any = None
         self._follow()
@@ -144,18 +145,23 @@ class Run:
                 self._capture()
             self.graph.replay()
 
+    def judge(self) -> None:
+        """Judge the network, without waiting for what the device finds."""
+        with self._on_stream():
+            loss, accuracy = self._judge()
+            seen = self.steps_per_epoch * self.settings.batch
+            trained = self.loss_sum / self.steps_per_epoch, 100 * self.hits / seen
+            self.judged = torch.stack([*trained, loss, accuracy])
+
     def end_epoch(self) -> dict[str, Any]:
-        """Judge the network.
+        """Wait for the judgement.
 
         Returns:
             The epoch's entry: training loss and accuracy (in percent), and those on the images it is judged by.
         """
         self.done_epochs += 1
         with self._on_stream():
-            loss, accuracy = self._judge()
-            seen = self.steps_per_epoch * self.settings.batch
-            trained = self.loss_sum / self.steps_per_epoch, 100 * self.hits / seen
-            values = torch.stack([*trained, loss, accuracy]).tolist()
+            values = self.judged.tolist()
         rates = self.settings.rates(self.done_epochs - 1)
         entry: dict[str, Any] = {"epoch": self.done_epochs}
         for name, value in zip(("train_loss", "train_accuracy", "loss", "accuracy"), values, strict=True):

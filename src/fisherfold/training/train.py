@@ -104,6 +104,7 @@ def train_side_by_side(
     checkpoint_every: int = 10,
     tell: Tell = lambda _job, _entry: None,
     until: float | None = None,
+    processes: int = 1,
 ) -> bool:
     """Train several runs in turns until all have ended.
 
@@ -112,6 +113,7 @@ def train_side_by_side(
         checkpoint_every: epochs between checkpoints; 0 for none.
         tell: called with each run and each epoch's entry.
         until: stop after the epoch in which ``time.monotonic()`` passes this, with a checkpoint.
+        processes: how many such processes share the device; the time of an epoch is divided among all runs.
 
     Returns:
         Whether all runs have ended.
@@ -125,10 +127,13 @@ def train_side_by_side(
             for job in active:
                 if index < job.run.steps_per_epoch:
                     job.run.step(index)
+        for job in active:
+            job.run.judge()
         entries = [job.run.end_epoch() for job in active]
-        seconds = (time.perf_counter() - start) / len(active)
+        together = processes * len(active)
+        seconds = (time.perf_counter() - start) / together
         for job, entry in zip(active, entries, strict=True):
-            entry |= {"seconds": round(seconds, 4), "side_by_side": len(active)}
+            entry |= {"seconds": round(seconds, 4), "side_by_side": together}
             _record(job, entry, checkpoint_every)
             tell(job, entry)
         active = [job for job in active if not job.log.ended]
