@@ -11,7 +11,9 @@ import pytest
 
 from fisherfold.experiments import cifar
 from fisherfold.experiments.reproduce import Options, refresh_page, reproduce_cifar, sections
-from fisherfold.training import PRESETS, RunLog, settings
+from fisherfold.training import PRESETS, RunLog, Settings, settings
+from fisherfold.training.log import CHOICES
+from fisherfold.training.train import log_name
 
 
 def log(
@@ -89,8 +91,11 @@ def test_verdicts_compare_with_what_was_run_and_with_the_paper(tmp_path: Path) -
     assert verdict == "does not hold"
     assert "is within noise of the best of 2 rivals, KFAC 94.10" in why[1]
     log(tmp_path, [94.5], preset="mkfac-tuned")
-    log(tmp_path, [94.2], preset="sgd-tuned")
-    assert "balanced turning reaches 94.50, 0.30 above SGD with tuned" in cifar.judge(cifar.cells(tmp_path))[1][2]
+    log(tmp_path, [94.1], preset="sgd-tuned")
+    assert "balanced turning reaches 94.50, 0.40 above SGD with tuned" in cifar.judge(cifar.cells(tmp_path))[1][2]
+    log(tmp_path, [94.6], preset="sgd-tuned", seed=1)
+    log(tmp_path, [94.6], preset="sgd-tuned", seed=2)
+    assert "0.10 below, within noise of, SGD with tuned" in cifar.judge(cifar.cells(tmp_path))[1][2]
 
 
 def test_the_table_becomes_files_and_a_section_of_the_page(tmp_path: Path) -> None:
@@ -123,4 +128,27 @@ def test_the_recorded_runs_of_the_repository_are_those_of_the_presets() -> None:
         for run in cell.runs:
             own = settings(cell.optimizer, cell.dataset, cell.model).as_json()
             assert run.header["settings"] == {key: own[key] for key in run.header["settings"]}
-    assert sum(len(cell.runs) for cell in cells) == len(list(folder.glob("*.jsonl")))
+    # a file's name says what is not the preset's own, so that a queue finds what is there
+    counted = sum(len(cell.runs) for cell in cells)
+    for sub in (folder, folder / "search"):
+        for path in sub.glob("*.jsonl"):
+            header = RunLog.read(path).header
+            told = header["dataset"], header["model"], Settings(**header["settings"]), header["seed"], header["split"]
+            assert path.name == log_name(*told, None)
+            counted -= sub == folder and settings(header["preset"], *told[:2]) == told[2]
+    assert counted == 0
+
+
+def test_runs_in_no_cell_are_listed_with_what_differs_from_their_presets(tmp_path: Path) -> None:
+    log(tmp_path, [94.0])
+    log(tmp_path, [80.0, 93.0], lr=0.5)
+    log(tmp_path / "search", [70.0, 88.0], split="validation", epochs=2)
+    log(tmp_path / "search", [70.0, 89.0], split="validation", epochs=2, damping=3.0)
+    log(tmp_path / "search", [70.0], split="validation", ended="", momentum=0.1)
+    (tmp_path / "search" / CHOICES).write_text("{}\n")
+    shown = cifar.trials(tmp_path)
+    assert [list(row[2:6]) for row in shown.rows] == [
+        ["lr 0.5", "test", 2, 93.0], ["damping 3", "validation", 2, 89.0], ["nothing", "validation", 2, 88.0]
+    ]  # fmt: skip
+    assert shown.rows[0][:2] == ("CIFAR-10 VGG16-BN", "MKFAC")
+    assert cifar.as_rows(shown)[1]["what differs"] == "damping 3"

@@ -46,7 +46,7 @@ def test_curvature_may_be_renewed_at_a_cadence_and_rows_may_keep_turning() -> No
     assert [epoch for epoch in range(10) if often.refreshes_at(epoch)] == [0, 4, 8]
     assert [often.damping_at(epoch) for epoch in (0, 4, 8)] == [2.0, 1.0, 0.5]
     assert not any(settings("sgdg", "cifar10", "vgg16bn", refresh_every=4).refreshes_at(epoch) for epoch in range(9))
-    turning = settings("mkfac-tuned", "cifar10", "vgg16bn", manifold_lr=0.01, manifold_end=0.25)
+    turning = settings("mkfac-tuned", "cifar10", "vgg16bn", manifold_lr=0.01, manifold_end=0.25, manifold_power=1.0)
     (first, start), (last, end) = turning.rates(0), turning.rates(99)
     assert (first, start) == (0.05, 0.01)
     assert last < 2e-5

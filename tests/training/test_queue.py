@@ -19,8 +19,9 @@ from fisherfold.datasets import Images
 from fisherfold.files import claimed
 from fisherfold.training import ImagePool, RunLog
 from fisherfold.training import queue as queue_module
+from fisherfold.training.log import CHOICES
 from fisherfold.training.plan import Entry, default_plan, paper_grid, read_plan
-from fisherfold.training.queue import CHOICES, Queue
+from fisherfold.training.queue import Queue
 
 TASK: dict[str, Any] = {"dataset": "cifar10", "model": "wrn10_1", "preset": "sgd", "batch": 16, "epochs": 1}
 

@@ -121,7 +121,7 @@ def cells(folder: Path = RESULTS) -> list[CellResult]:
             f"there is no folder {folder} of training runs: 'fisherfold train cifar10 --folder {folder}' makes one, or "
             "give the folder of your runs with --results"
         )
-    logs = [log for log in read_logs(folder) if log.ended and _counts(log)]
+    logs = [log for log in _logs(folder) if _counts(log)]
     found = []
     for index, (dataset, model) in enumerate(TASKS):
         for optimizer in OPTIMIZERS:
@@ -134,14 +134,60 @@ def cells(folder: Path = RESULTS) -> list[CellResult]:
     return found
 
 
+def _logs(folder: Path) -> list[RunLog]:
+    return [log for log in read_logs(folder) if log.ended]
+
+
+def trials(folder: Path = RESULTS) -> Table:
+    """What settings were chosen by, and what else was run: all runs that are in no cell.
+
+    Args:
+        folder: of the logs; those of searches are in ``search`` below it.
+
+    Returns:
+        A row per run with what differs from the preset, ordered by task, preset, images, epochs and accuracy.
+    """
+    searched = folder / "search"
+    logs = [log for log in _logs(folder) if not _counts(log)] + (_logs(searched) if searched.is_dir() else [])
+    rows: list[tuple[str, str, str, str, int, float, float]] = []
+    for log in logs:
+        header = log.header
+        task, preset = (header["dataset"], header["model"]), header["preset"]
+        own = settings(preset, *task).as_json() if preset in PRESETS else {}
+        given = {**_unnamed(log), **header["settings"]}
+        other = [f"{key} {given[key]:g}" for key in given if key in own and key != "epochs" and given[key] != own[key]]
+        name, label = " ".join(NAMES.get(word, word) for word in task), LABELS.get(preset, preset)
+        loss = round(float(log.epochs[-1]["train_loss"]), 3)
+        differs = ", ".join(other) or "nothing"
+        rows.append((name, label, differs, header["split"], len(log.epochs), log.last, loss))
+    columns = ["task", "preset", "what differs", "judged by", "epochs", "accuracy of the last", "training loss"]
+    rows.sort(key=lambda row: (*row[:2], row[3], row[4], -row[5]))
+    return Table("Runs that settings were chosen by, and others", columns, rows)
+
+
+def as_rows(shown: Table) -> list[dict[str, Any]]:
+    """A table as plain values.
+
+    Args:
+        shown: the table.
+
+    Returns:
+        An entry per row, with the names of the columns.
+    """
+    return [dict(zip(shown.columns, row, strict=True)) for row in shown.rows]
+
+
+def _unnamed(log: RunLog) -> dict[str, Any]:
+    """Settings that a log does not name: they are newer than the log, and had their defaults."""
+    return {field.name: field.default for field in fields(Settings) if field.name not in log.header["settings"]}
+
+
 def _counts(log: RunLog) -> bool:
     header = log.header
     if header["images"] != 50_000 or header["split"] != "test" or header["preset"] not in PRESETS:
         return False
     own = settings(header["preset"], header["dataset"], header["model"]).as_json()
-    # a setting that a log does not name is newer than the log, and had its default
-    unnamed = {field.name: field.default for field in fields(Settings) if field.name not in header["settings"]}
-    return {**unnamed, **header["settings"]} == own
+    return {**_unnamed(log), **header["settings"]} == own
 
 
 def table(found: Sequence[CellResult]) -> Table:
@@ -220,17 +266,19 @@ def _beyond(by_name: dict[tuple[str, str, str], CellResult], dataset: str, model
     if not balanced.runs or not tuned.runs:
         return []
     gap = balanced.best[0] - tuned.best[0]
+    far = f"{abs(gap):.2f} {'above' if gap >= 0 else 'below'}" + (", within noise of," if abs(gap) <= NOISE else "")
     return [
-        f"{task}: MKFAC with balanced turning reaches {balanced.best[0]:.2f}, {abs(gap):.2f} "
-        f"{'above' if gap >= 0 else 'below'} SGD with tuned weight decay ({tuned.best[0]:.2f})."
+        f"{task}: MKFAC with balanced turning reaches {balanced.best[0]:.2f}, {far} SGD with tuned weight decay "
+        f"({tuned.best[0]:.2f})."
     ]
 
 
-def section(found: Sequence[CellResult], *, command: str, picture: str = "") -> Section:
+def section(found: Sequence[CellResult], others: Table, *, command: str, picture: str = "") -> Section:
     """The table as a section of the page.
 
     Args:
         found: of ``cells``.
+        others: of ``trials``.
         command: what repeats it.
         picture: its PNG below the folder of the page.
 
@@ -252,8 +300,8 @@ def section(found: Sequence[CellResult], *, command: str, picture: str = "") -> 
         "Train more cells with benchmarks/gpu/cifar_queue.py.",
     ]
     return Section(
-        "cifar", "CIFAR-10 and CIFAR-100 with MKFAC", CLAIM, verdict, why, made, command, charts, [table(found)],
-        picture, notes,
+        "cifar", "CIFAR-10 and CIFAR-100 with MKFAC", CLAIM, verdict, why, made, command, charts,
+        [table(found), others], picture, notes,
     )  # fmt: skip
 
 
@@ -316,11 +364,12 @@ def draw(found: Sequence[CellResult]) -> Figure:
     return figure
 
 
-def write(found: Sequence[CellResult], folder: Path) -> dict[str, Path]:
+def write(found: Sequence[CellResult], others: Table, folder: Path) -> dict[str, Path]:
     """The curves as a picture and the raw table as CSV and JSON.
 
     Args:
         found: of ``cells``.
+        others: of ``trials``, for the JSON.
         folder: made if needed.
 
     Returns:
@@ -337,5 +386,5 @@ def write(found: Sequence[CellResult], folder: Path) -> dict[str, Path]:
     draw(found).savefig(picture, format="png", dpi=130)
     write_atomically(files["png"], picture.getvalue())
     write_atomically(files["csv"], sheet.getvalue().encode())
-    write_atomically(files["json"], json.dumps({"cells": rows}, indent=1).encode())
+    write_atomically(files["json"], json.dumps({"cells": rows, "trials": as_rows(others)}, indent=1).encode())
     return files

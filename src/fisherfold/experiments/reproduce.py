@@ -209,11 +209,11 @@ def reproduce_cifar(options: Options, results: Path = cifar.RESULTS) -> tuple[li
     Returns:
         The cells and the files by kind.
     """
-    found = cifar.cells(results)
-    files = cifar.write(found, options.folder("cifar"))
+    found, others = cifar.cells(results), cifar.trials(results)
+    files = cifar.write(found, others, options.folder("cifar"))
     picture = files["png"].relative_to(options.output).as_posix()
     command = options.command("cifar") + (f" --results {results}" if results != cifar.RESULTS else "")
-    cifar.section(found, command=command, picture=picture).save(_section_file(options.output, "cifar"))
+    cifar.section(found, others, command=command, picture=picture).save(_section_file(options.output, "cifar"))
     return found, files
 
 

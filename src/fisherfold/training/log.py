@@ -17,6 +17,7 @@ from typing import Any
 from fisherfold.files import write_atomically
 
 FORMAT, VERSION = "fisherfold.train", 1
+CHOICES = "chosen.jsonl"  # beside the logs of searches
 
 
 @dataclass
@@ -106,9 +107,9 @@ def read_logs(folder: str | os.PathLike[str]) -> list[RunLog]:
     """All runs of a folder.
 
     Args:
-        folder: with files ``*.jsonl``.
+        folder: with files ``*.jsonl``; the record of what searches have chosen is passed over.
 
     Returns:
         The runs in the order of their file names.
     """
-    return [RunLog.read(path) for path in sorted(Path(folder).glob("*.jsonl"))]
+    return [RunLog.read(path) for path in sorted(Path(folder).glob("*.jsonl")) if path.name != CHOICES]

@@ -346,20 +346,27 @@ def _usual_rate(task: tuple[str, str]) -> float:
     return 0.1 if task[1] == "wrn" else 0.05
 
 
+def _tuned_sgd(task: tuple[str, str]) -> Settings:
+    # of two decays, or of two and dropout, on the validation split of CIFAR-100 (results/cifar/search); for VGG on
+    # CIFAR-10 the one that led there when it was trained
+    decay = 2e-3 if task == ("cifar10", "vgg") else 1e-3
+    return Settings("sgd-tuned", "sgd", _usual_rate(task), weight_decay=decay, schedule="cosine")
+
+
 def _balanced(optimizer: str, task: tuple[str, str]) -> Settings:
-    # the angle was chosen of 0.008, 0.016 and 0.03 for VGG16-BN on CIFAR-100, 16 epochs on the validation split
-    return Settings(
-        f"{optimizer}-tuned", optimizer, _usual_rate(task), manifold_lr=0.008, balanced=True, schedule="cosine",
-        damping=0.5,
+    # rows turn as weight decay lets them, with the root of the rate; the rest was chosen on the validation split
+    common = Settings(
+        f"{optimizer}-tuned", optimizer, _usual_rate(task), manifold_lr=0.01, manifold_power=0.5, balanced=True,
+        schedule="cosine", weight_decay=1e-3, damping=0.5,
     )  # fmt: skip
+    return replace(common, dropout=0.2, orthogonality=0.03) if task == ("cifar100", "vgg") else common
 
 
-# What the paper does not give: the rate of KFAC, the rate and weight decay of sgd-tuned and the angle of mkfac-tuned
-# were chosen for VGG16-BN on CIFAR-100 on the validation split (results/cifar/search) and are used on the other tasks
-# as they are; the rates of SGD, SGDP, Adam and AdamP are usual ones that have not been searched.
+# What the paper does not give: the rate of KFAC was chosen for VGG16-BN on CIFAR-100 and is used on the other tasks as
+# it is; the rates of SGD, SGDP, Adam and AdamP are usual ones that have not been searched.
 PRESETS: dict[str, Callable[[tuple[str, str]], Settings]] = {
     "sgd": lambda task: Settings("sgd", "sgd", _usual_rate(task)),
-    "sgd-tuned": lambda task: Settings("sgd-tuned", "sgd", _usual_rate(task), weight_decay=1e-3, schedule="cosine"),
+    "sgd-tuned": _tuned_sgd,
     "sgdp": lambda task: Settings("sgdp", "sgdp", _usual_rate(task)),
     "adam": lambda _: Settings("adam", "adam", 1e-3),
     "adamp": lambda _: Settings("adamp", "adamp", 1e-3),

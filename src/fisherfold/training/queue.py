@@ -21,12 +21,11 @@ import torch
 
 from fisherfold.files import claimed, make_folder, write_atomically
 from fisherfold.training.data import ImagePool
-from fisherfold.training.log import RunLog
+from fisherfold.training.log import CHOICES, RunLog
 from fisherfold.training.plan import Entry
 from fisherfold.training.run import Run
 from fisherfold.training.train import Job, log_name, open_job, provenance, train_side_by_side
 
-CHOICES = "chosen.jsonl"
 KEPT = 3
 LOOK_AGAIN = 1.0  # seconds between looks at a plan of which others hold all that is left
 

@@ -207,7 +207,8 @@ def provenance(device: torch.device) -> dict[str, str]:
         Command, date, device, commit and versions.
     """
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
-    words = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    # where things lie on somebody's machine is nobody else's business
+    words = [Path(word).name if n == 0 or Path(word).is_absolute() else word for n, word in enumerate(sys.argv)]
     now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
     versions = {"torch": torch.__version__, "fisherfold": __version__}
     return {"command": " ".join(words), "date": now, "device": name, "commit": commit(), **versions}
