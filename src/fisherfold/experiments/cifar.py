@@ -357,7 +357,7 @@ def draw(found: Sequence[CellResult]) -> Figure:
             panel.text(0.5, 0.5, "not run yet", ha="center", va="center", transform=panel.transAxes)
             panel.set(xticks=[], yticks=[])
             continue
-        low, high = (65, 95.5) if dataset == "cifar10" else (30, 78)
+        low, high = (60, 95.5) if dataset == "cifar10" else (15, 79)
         panel.set(xlabel="epoch", ylabel="test accuracy, percent", ylim=(low, high))
         panel.grid(alpha=0.3)
         panel.legend(frameon=False, fontsize=8, loc="lower right")
