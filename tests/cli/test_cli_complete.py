@@ -81,6 +81,22 @@ def test_predict_appends_a_last_column(model, tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out.csv", "pairs.csv"]
 
 
+def test_decimal_commas(ratings, model, tmp_path):
+    """A table from a European spreadsheet gives the same model and the same errors; predictions may have commas too."""
+    path = tmp_path / "ratings.csv"
+    path.write_text(ratings.read_text().replace(",", ";").replace(".", ","))
+    found = json.loads(call("fit", path, "--rank", 1, "--seed", 3, "-o", tmp_path / "m", "--json"))
+    assert (found["decimal mark"], found["refused"]) == (",", {"value is not a number": 1})
+    errors = [json.loads(call("evaluate", file, "--rank", 1, "--folds", 3, "--json")) for file in (ratings, path)]
+    assert errors[0]["rmse"] == errors[1]["rmse"]
+    call("predict", model, ratings, "-o", tmp_path / "points.csv", "--std")
+    call("predict", tmp_path / "m", path, "-o", tmp_path / "commas.csv", "--std", "--decimal", ",")
+    points, commas = (pl.read_csv(tmp_path / name, infer_schema=False) for name in ("points.csv", "commas.csv"))
+    assert commas.with_columns(pl.col("rating", "std", "prediction").str.replace(",", ".", literal=True)).equals(points)
+    call("fit", path, "--rank", 1, "-o", tmp_path / "m", "--decimal", ".", code=1)
+    call("evaluate", tmp_path / "commas.csv", "--columns", "user,item,prediction", "--rank", 1, "--folds", 2)
+
+
 def test_recommend(model):
     lists = json.loads(call("recommend", model, "u1", "u2", "-k", 3, "--json"))
     estimator = MatrixCompletion.load(model)

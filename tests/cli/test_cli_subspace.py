@@ -60,6 +60,29 @@ def test_fit_predict_evaluate(table):
     assert errors["nmse"] == pytest.approx(nmse)
 
 
+def test_decimal_commas(table):
+    """The same model, and a table of predictions that has one decimal mark as the table it was made of."""
+    folder, train, test = table
+    for name, frame in (("train", train), ("test", test)):
+        text = frame.with_columns(pl.exclude("school").cast(pl.String).str.replace(".", ",", literal=True))
+        text.write_csv(folder / f"{name}_commas.csv", separator=";")
+    columns = ("--target", "y", "--task", "school")
+    found = []
+    for kind in ("", "_commas"):
+        answer("fit", folder / f"train{kind}.csv", *columns, "--rank", 2, "-o", folder / f"model{kind}")
+        answer("predict", folder / f"model{kind}", folder / f"test{kind}.csv", "-o", folder / f"out{kind}.csv", "--std")
+        errors = answer("evaluate", folder / f"model{kind}", folder / f"test{kind}.csv")
+        assert errors.pop("decimal mark") == ("," if kind else ".")
+        again = answer("fit", folder / f"out{kind}.csv", *columns, "-o", folder / "again")
+        assert again["features"] == 5
+        out = pl.read_csv(folder / f"out{kind}.csv", infer_schema=False)
+        found.append((errors, out.with_columns(pl.exclude("school").str.replace(",", ".", literal=True))))
+    assert found[0][0] == found[1][0]
+    assert found[0][1].equals(found[1][1])
+    mixed = run("evaluate", folder / "model", folder / "test_commas.csv", "--decimal", ".")
+    assert re.search(r"column 'age' is '-?\d,\d+', a number is expected in data line 1", str(mixed.exception))
+
+
 def test_tables_for_people(table):
     folder, _, _ = table
     fitted = run("fit", folder / "train.csv", "--target", "y", "--task", "school", "-o", folder / "model")

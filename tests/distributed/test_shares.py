@@ -43,7 +43,11 @@ def table(path: Path, *, names: bool) -> None:
     lines += [("", "3", "1"), ("1", "2", "many"), ("1", "2", "inf"), ("1", "2", "")]
     frame = pl.DataFrame({name: [line[k] for line in lines] for k, name in enumerate(("user", "item", "value"))})
     frame.write_csv(path / "names.csv" if names else path / "numbers.csv")
-    if not names:
+    if names:
+        european = frame.with_columns(pl.col("value").str.replace(".", ",", literal=True))
+        european.write_csv(path / "commas.csv", separator=";")
+        european.write_parquet(path / "commas.parquet")
+    else:
         good = frame.filter(pl.col("value").cast(pl.Float64, strict=False).is_finite() & (pl.col("user") != ""))
         good = good.with_columns(pl.col("user", "item").cast(pl.Int64), pl.col("value").cast(pl.Float64))
         good.write_parquet(path / "numbers.parquet", row_group_size=40)
@@ -68,6 +72,7 @@ CASES = [
     ("names.csv", {"duplicates": "mean"}), ("numbers.csv", {"duplicates": "last"}),
     ("numbers.csv", {"duplicates": "sum"}), ("numbers.parquet", {"inference": "point"}),
     ("names.csv", {"inference": "point", "offsets": "none", "ridge": 0.5}),
+    ("commas.csv", {"duplicates": "last"}), ("commas.parquet", {"duplicates": "last"}),
 ]  # fmt: skip
 
 
@@ -114,7 +119,7 @@ def test_shares_of_a_file_give_the_model_of_one_process(world: int, tmp_path: Pa
 def faults(folder: str) -> list[str]:
     found = []
     group = Group()
-    for name in ("absent.csv", "packed.csv", "empty.csv", "words.csv"):
+    for name in ("absent.csv", "packed.csv", "empty.csv", "words.csv", "mixed.csv"):
         try:
             MatrixCompletion(rank=1).fit_file_share(Path(folder) / name)
         except (ValueError, FileNotFoundError) as error:
@@ -131,11 +136,16 @@ def test_a_fault_of_one_rank_is_told_by_all(tmp_path: Path) -> None:
     (tmp_path / "packed.csv").write_bytes(b"\x1f\x8b....")
     (tmp_path / "empty.csv").write_text("user,item,value\n")
     (tmp_path / "words.csv").write_text("user,item,value\na,b,c\n")
+    # the share of the second rank alone would be read with commas, that of the first with points
+    mixed = "a;b;2.5\n" * 20 + "\n" + "a;b;3\n" * 9 + "a;b;2,5\n" * 10
+    (tmp_path / "mixed.csv").write_text("user;item;value\n" + mixed)
     ranks = on_ranks(2, tmp_path, faults, str(tmp_path))
     assert ranks[0] == ranks[1]
+    with pytest.raises(ValueError, match="data line 30") as alone:
+        tables.read_ratings(tmp_path / "mixed.csv")
     expected = [
         "there is no file", "is packed with gzip", "none of 0 lines", "none of 1 lines.*not a number",
-        "rank 1: .*finite", "rank 1: .*finite",
+        re.escape(str(alone.value)), "rank 1: .*finite", "rank 1: .*finite",
     ]  # fmt: skip
     for message, pattern in zip(ranks[0], expected, strict=True):
         assert re.search(pattern, message), (pattern, message)

@@ -20,6 +20,7 @@ from fisherfold.cli import app
 from fisherfold.estimators import MatrixCompletion
 from fisherfold.estimators.table_files import read_table
 from fisherfold.estimators.tables import read_pairs, read_ratings
+from fisherfold.estimators.task_tables import Roles, read_tasks
 
 
 @pytest.fixture
@@ -152,7 +153,7 @@ def test_files_without_ratings_say_why(put, content, message):
 
 
 def test_numbers_in_disguise(put):
-    values = ["1e3", " 2 ", "+3", "-4.5", "1_000", "0x10", "1,5", "٣", "1/2", "infinity", "-nan", "1e999", "no", "5 s"]
+    values = ["1e3", " 2 ", "+3", "-4.5", "1_000", "0x10", "1,,5", "٣", "1/2", "infinity", "-nan", "1e999", "no", "5 s"]
     table = read_ratings(put("u\ti\tr\n" + "".join(f"a\t{k}\t{v}\n" for k, v in enumerate(values)), "r.tsv"))
     assert dict(zip(table.columns.tolist(), table.values.tolist(), strict=True)) == {0: 1000.0, 1: 2.0, 2: 3.0, 3: -4.5}
     assert table.n_refused == 10
@@ -234,6 +235,10 @@ def test_parquet_columns_of_any_type(tmp_path):
     for columns in (("l", "i", "r"), ("u", "s", "r"), ("u", "i", "l"), ("b", "i", "r"), ("u", "i", "s")):
         with pytest.raises(ValueError, match=r"t.parquet"):
             read_ratings(tmp_path / "t.parquet", columns=columns)
+    for feature, task in (("l", None), ("b", None), ("i", "s")):
+        roles = Roles([feature], "r", task, "SubspaceRegressor")
+        with pytest.raises(ValueError, match=r"t.parquet: column '.' holds .*, text or numbers are expected"):
+            read_tasks(tmp_path / "t.parquet", roles, with_target=True)
 
 
 def test_pairs_without_digits_need_no_option(put, tmp_path):

@@ -49,6 +49,10 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show the full trace of an 
 Encoding = Annotated[
     str | None, typer.Option("--encoding", help="Of text that is neither UTF-8 nor UTF-16, such as latin-1.")
 ]
+Decimal = Annotated[
+    str | None,
+    typer.Option("--decimal", help="The decimal mark of numbers, . or , (found out if not given).", metavar="MARK"),
+]
 UnpackLimit = Annotated[
     float, typer.Option("--unpack-limit", min=0, help="The most GiB that a packed file may take unpacked.")
 ]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from fisherfold.cli.common import Checkpoint, Encoding, UnpackLimit, Voice, command, group, one_of
+from fisherfold.cli.common import Checkpoint, Decimal, Encoding, UnpackLimit, Voice, command, group, one_of
 
 if TYPE_CHECKING:
     from fisherfold.estimators.completion import MatrixCompletion
@@ -86,7 +86,7 @@ MaxIter = Annotated[int, typer.Option("--max-iter", help="The largest number of 
 def fit(
     voice: Voice, file: File, output: Annotated[Path, typer.Option("--output", "-o", help="The folder of the model.")],
     rank: Rank = "10", seed: Seed = 0, columns: Columns = None, file_format: Format = None, header: Header = None,
-    encoding: Encoding = None, unpack_limit: UnpackLimit = 4.0,
+    encoding: Encoding = None, decimal: Decimal = None, unpack_limit: UnpackLimit = 4.0,
     inference: Inference = "variational", solver: Solver = "auto", offsets: Offsets = "both", ridge: Ridge = None,
     duplicates: Duplicates = "mean", max_iter: MaxIter = 50, threads: Threads = None,
     keep_on_interrupt: Annotated[
@@ -114,15 +114,18 @@ def fit(
         if under_torchrun():
             if encoding is not None:
                 raise ValueError("--encoding needs one process: parts of a file are read as UTF-8, convert it first")
-            model.fit_file_share(file, columns=_split(columns), file_format=file_format, header=header)
-            n_read, refused, names = model.n_read_, model.refused_, model.header_
+            model.fit_file_share(
+                file, columns=_split(columns), file_format=file_format, header=header, decimal=decimal
+            )
+            n_read, refused, names, mark = model.n_read_, model.refused_, model.header_, model.decimal_
         else:
             table = read_ratings(
                 file, columns=_split(columns), file_format=file_format, header=header, encoding=encoding,
-                max_bytes=int(unpack_limit * 2**30),
+                decimal=decimal, max_bytes=int(unpack_limit * 2**30),
             )  # fmt: skip
             voice.detail(f"read {table.n_read:,} lines of {file}")
-            began, n_read, refused, names = time.perf_counter(), table.n_read, table.refused, table.header
+            n_read, refused, names, mark = table.n_read, table.refused, table.header, table.decimal
+            began = time.perf_counter()
             _fit(model, table)
         seconds = time.perf_counter() - began
         with processes.together():
@@ -132,7 +135,7 @@ def fit(
         return
     inside = model.model_
     found: dict[str, Any] = {
-        "file": str(file), **_read(names, n_read, refused), "rows": len(inside.row_ids),
+        "file": str(file), **_read(names, n_read, refused), "decimal mark": mark, "rows": len(inside.row_ids),
         "columns": len(inside.column_ids), "ratings": inside.posterior.n_ratings, "merged": model.n_duplicates_,
         "rank": inside.posterior.rank, "passes": model.n_iter_, "converged": model.converged_,
         "interrupted": model.interrupted_, "noise": model.noise_, "seconds": seconds, "model": str(output),
@@ -156,16 +159,20 @@ def predict(
     output: Annotated[Path, typer.Option("--output", "-o", help="The CSV file to write.")],
     columns: Columns = None, file_format: Format = None, header: Header = None,
     encoding: Encoding = None, unpack_limit: UnpackLimit = 4.0,
+    decimal: Annotated[
+        str, typer.Option("--decimal", help="The decimal mark of the predictions, . or ,.", metavar="MARK")
+    ] = ".",
     std: Annotated[bool, typer.Option("--std", help="Add the predictive standard deviation, column std.")] = False,
 ) -> None:  # fmt: skip
     """Predict pairs: the table is written with a last column `prediction`."""
     import numpy as np
-    import polars as pl
 
     from fisherfold.estimators.completion import MatrixCompletion
+    from fisherfold.estimators.decimals import check_mark, written
     from fisherfold.estimators.tables import read_pairs
     from fisherfold.files import write_atomically
 
+    check_mark(decimal)
     model = MatrixCompletion.load(folder)
     text = model.model_.row_ids.kind == "objects", model.model_.column_ids.kind == "objects"
     table, rows, ids = read_pairs(
@@ -180,8 +187,8 @@ def predict(
         mean, spread = model.model_.predict(i, j, with_std=std, clip=model.clip)
     frame = frame.drop([name for name in ("std", "prediction") if name in frame.columns])
     if spread is not None:
-        frame = frame.with_columns(pl.Series("std", spread))
-    frame = frame.with_columns(pl.Series("prediction", mean))
+        frame = frame.with_columns(written(spread, decimal).alias("std"))
+    frame = frame.with_columns(written(mean, decimal).alias("prediction"))
     write_atomically(output, frame.write_csv().encode())
     unknown = int(np.count_nonzero(((i < 0) | (j < 0)).cpu().numpy()))
     found = {
@@ -225,9 +232,9 @@ def evaluate(
     voice: Voice, file: File, rank: Rank = "10", seed: Seed = 0,
     folds: Annotated[int, typer.Option("--folds", "-k", min=2, help="The number of folds.")] = 5,
     columns: Columns = None, file_format: Format = None, header: Header = None, encoding: Encoding = None,
-    unpack_limit: UnpackLimit = 4.0, inference: Inference = "variational", solver: Solver = "auto",
-    offsets: Offsets = "both", ridge: Ridge = None, duplicates: Duplicates = "mean", max_iter: MaxIter = 50,
-    threads: Threads = None,
+    decimal: Decimal = None, unpack_limit: UnpackLimit = 4.0, inference: Inference = "variational",
+    solver: Solver = "auto", offsets: Offsets = "both", ridge: Ridge = None, duplicates: Duplicates = "mean",
+    max_iter: MaxIter = 50, threads: Threads = None,
 ) -> None:  # fmt: skip
     """Cross-validate: held-out errors with their standard errors over random folds."""
     import numpy as np
@@ -236,7 +243,7 @@ def evaluate(
     from fisherfold.estimators.tables import read_ratings
 
     table = read_ratings(
-        file, columns=_split(columns), file_format=file_format, header=header, encoding=encoding,
+        file, columns=_split(columns), file_format=file_format, header=header, encoding=encoding, decimal=decimal,
         max_bytes=int(unpack_limit * 2**30),
     )  # fmt: skip
     if folds > len(table.values):
@@ -252,7 +259,10 @@ def evaluate(
             bar.say(f"fold {number} of {folds}")
             scores.append(_score(model, table, train, test))
             bar.advance()
-    found: dict[str, Any] = {"file": str(file), **_read(table.header, table.n_read, table.refused), "folds": folds}
+    found: dict[str, Any] = {
+        "file": str(file), **_read(table.header, table.n_read, table.refused), "decimal mark": table.decimal,
+        "folds": folds,
+    }  # fmt: skip
     for name in scores[0]:
         values = np.array([score[name] for score in scores])
         found[name] = {"mean": float(values.mean()), "standard error": float(values.std(ddof=1) / np.sqrt(folds))}

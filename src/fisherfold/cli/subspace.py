@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fisherfold.cli.common import Bar, Checkpoint, Encoding, UnpackLimit, Voice, command, group, one_of
+from fisherfold.cli.common import Bar, Checkpoint, Decimal, Encoding, UnpackLimit, Voice, command, group, one_of
 
 if TYPE_CHECKING:
     from fisherfold.estimators.task_tables import Roles, TaskTable
@@ -50,6 +50,7 @@ def fit(
     classify: Annotated[bool, typer.Option("--classify", help="The target has two classes.")] = False,
     seed: Annotated[int, typer.Option("--seed", "-s", help="Seed of everything random.")] = 0,
     encoding: Encoding = None,
+    decimal: Decimal = None,
     unpack_limit: UnpackLimit = 4.0,
     checkpoint: Checkpoint = None,
 ) -> None:
@@ -63,7 +64,7 @@ def fit(
 
     estimator = "SubspaceClassifier" if classify else "SubspaceRegressor"
     chosen = None if features is None else [name.strip() for name in features.split(",") if name.strip()]
-    reading: dict[str, Any] = {"encoding": encoding, "max_bytes": int(unpack_limit * 2**30)}
+    reading: dict[str, Any] = {"encoding": encoding, "decimal": decimal, "max_bytes": int(unpack_limit * 2**30)}
     naming: dict[str, Any] = {"target": target, "task": task, "features": chosen, "estimator": estimator}
     resumed = checkpoint is not None and checkpoint.exists()
     model: Any = SubspaceClassifier(rank, random_state=seed, checkpoint=checkpoint)
@@ -75,7 +76,7 @@ def fit(
     if under_torchrun():
         if classify or encoding is not None:
             raise ValueError("over several processes there is regression from UTF-8 text, no --classify or --encoding")
-        _fit_shared(voice, model, data, output, naming, began)
+        _fit_shared(voice, model, data, output, {**naming, "decimal": decimal}, began)
         return
     roles = choose_columns(read_table(data, header=True, **reading).frame, **naming)
     table = read_tasks(data, roles, with_target=True, numeric_target=not classify, **reading)
@@ -130,36 +131,40 @@ def predict(
         ),
     ] = "error",
     encoding: Encoding = None,
+    decimal: Decimal = None,
     unpack_limit: UnpackLimit = 4.0,
 ) -> None:
     """Write a table with predictions added to it."""
+    from fisherfold.estimators.decimals import written
     from fisherfold.estimators.task_tables import read_tasks
     from fisherfold.files import write_atomically
 
     roles, fitted = _load(model)
-    table = read_tasks(data, roles, with_target=False, encoding=encoding, max_bytes=int(unpack_limit * 2**30))
+    reading: dict[str, Any] = {"encoding": encoding, "max_bytes": int(unpack_limit * 2**30)}
+    table = read_tasks(data, roles, with_target=False, decimal=decimal, **reading)
     options = {"return_std": True} if std else {}
     if std and roles.estimator != "SubspaceRegressor":
         raise ValueError("--std needs a regression model")
     found = fitted.predict(table.X, task=table.task, unseen=unseen, **options)
     values, deviations = found if std else (found, None)
     added = {f"{roles.target}_predicted": values} | ({} if deviations is None else {f"{roles.target}_std": deviations})
-    frame = table.frame.with_columns(**added)
+    frame = table.frame.with_columns(**{name: written(each, table.decimal) for name, each in added.items()})
     write_atomically(output, frame.write_csv().encode())
     voice.result("Predicted", {**_read(table), "output": str(output)})
 
 
 @command(app, examples=["fisherfold subspace evaluate model/ held_out.csv"])
 def evaluate(
-    voice: Voice, model: Model, data: Data, encoding: Encoding = None, unpack_limit: UnpackLimit = 4.0
-) -> None:
+    voice: Voice, model: Model, data: Data, encoding: Encoding = None, decimal: Decimal = None,
+    unpack_limit: UnpackLimit = 4.0,
+) -> None:  # fmt: skip
     """Compare predictions with known targets."""
     from fisherfold.estimators.task_tables import read_tasks
 
     roles, fitted = _load(model)
     regression = roles.estimator == "SubspaceRegressor"
     table = read_tasks(
-        data, roles, with_target=True, numeric_target=regression, encoding=encoding,
+        data, roles, with_target=True, numeric_target=regression, decimal=decimal, encoding=encoding,
         max_bytes=int(unpack_limit * 2**30),
     )  # fmt: skip
     facts: dict[str, Any] = {**_read(table), "tasks": 1 if table.task is None else len(set(table.task.tolist()))}
@@ -187,7 +192,8 @@ def _load(folder: Path) -> tuple[Roles, Any]:
 def _read(table: TaskTable) -> dict[str, Any]:
     """What was read, and what of it was refused."""
     rows = len(table.X)
-    return {"lines": rows + sum(table.refused.values()), "refused": table.refused, "rows": rows}
+    lines = rows + sum(table.refused.values())
+    return {"lines": lines, "refused": table.refused, "decimal mark": table.decimal, "rows": rows}
 
 
 def _regression_errors(model: Any, table: TaskTable) -> dict[str, float]:

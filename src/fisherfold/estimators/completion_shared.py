@@ -57,18 +57,19 @@ class SharedFits:
 
     def fit_file_share(
         self, path: str | os.PathLike[str], *, columns: tuple[str, ...] | None = None, file_format: str | None = None,
-        header: bool | None = None, process_group: Any = None,
+        header: bool | None = None, decimal: str | None = None, process_group: Any = None,
     ) -> Self:  # fmt: skip
         """Fit the model to a file of which each process of a group reads a part; every one of them must call this.
 
-        Sets ``n_read_``, ``refused_`` and ``header_``: the lines of the whole file, those of them that could not be
-        used, by reason, and the names in the first line.
+        Sets ``n_read_``, ``refused_``, ``header_`` and ``decimal_``: the lines of the whole file, those of them that
+        could not be used, by reason, the names in the first line, and the decimal mark.
 
         Args:
             path: a CSV, TSV, ``::`` or Parquet file with row ids, column ids and values, not compressed as a whole.
             columns: the three columns by name or by position from 1; the first three if not given.
             file_format: ``csv``, ``tsv``, ``::`` or ``parquet``; found out if not given.
             header: whether the first line names the columns; found out if not given.
+            decimal: the decimal mark of the values, ``.`` or ``,``; found out from all of them if not given.
             process_group: a group of ``torch.distributed``; its default group if not given.
 
         Returns:
@@ -80,7 +81,7 @@ class SharedFits:
         from fisherfold.estimators.file_shares import FileShare, RatingShare
 
         group = self._group(process_group)
-        file = FileShare(Path(path), group, file_format=file_format, header=header)
+        file = FileShare(Path(path), group, file_format=file_format, header=header, decimal=decimal)
         ratings = RatingShare(file, group, columns)
         try:
             self._fit_shared(Share(ratings.batches), group)
@@ -92,7 +93,7 @@ class SharedFits:
             ) from None
         found = joint_counts({"lines": ratings.n_read, **ratings.refused}, group)
         self.n_read_ = found.pop("lines")
-        self.refused_, self.header_ = found, file.header
+        self.refused_, self.header_, self.decimal_ = found, file.header, ratings.decimal
         return self
 
     def _group(self, process_group: Any) -> Group:

@@ -2,13 +2,14 @@
 
 A line belongs to the process in whose range it starts. Where a range begins inside a quoted field, a line break there
 is not the end of a line; whether it does is known from the number of quotation marks before it, which the processes
-count together, each in its own range.
+count together, each in its own range. So they do with decimal marks: what the values of all shares tell decides.
 """
 
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -17,7 +18,7 @@ import polars as pl
 import torch
 
 from fisherfold.distributed import Group
-from fisherfold.estimators import tables
+from fisherfold.estimators import decimals, tables
 from fisherfold.estimators.shared_ratings import BATCH, Batch
 from fisherfold.estimators.table_files import FORMATS, Layout, TextTable, cut, layout_of
 
@@ -35,6 +36,7 @@ class FileShare:
         group: the processes.
         file_format: ``csv``, ``tsv``, ``::`` or ``parquet``; found out if not given.
         header: whether the first line names the columns; found out if not given.
+        decimal: the decimal mark of numbers; found out by ``decimal_mark`` if not given.
 
     Attributes:
         columns: the names of the columns.
@@ -42,18 +44,21 @@ class FileShare:
     """
 
     def __init__(
-        self, path: str | Path, group: Group, *, file_format: str | None = None, header: bool | None = None
-    ) -> None:
+        self, path: str | Path, group: Group, *, file_format: str | None = None, header: bool | None = None,
+        decimal: str | None = None,
+    ) -> None:  # fmt: skip
         self.path, self.header, self._layout, self._in_quotes = Path(path), None, None, False
+        self._decimal = decimal
         with group.together():
             if not self.path.is_file():
                 raise FileNotFoundError(f"there is no file {self.path}")
             if file_format is not None and file_format not in FORMATS:
                 raise ValueError(f"format must be one of {', '.join(FORMATS)}, got {file_format!r}")
+            decimals.check_mark(decimal)
             if file_format == "parquet" or (file_format is None and self.path.suffix in (".parquet", ".pq")):
                 self.columns, size = self._parquet()
             else:
-                self._layout = _layout(self.path, file_format, header)
+                self._layout = _layout(self.path, file_format, header, decimal)
                 self.columns, size = self._layout.names, self.path.stat().st_size
                 self.header = self.columns if self._layout.header else None
         self._range = size * group.rank // group.size, size * (group.rank + 1) // group.size
@@ -63,7 +68,9 @@ class FileShare:
     def _parquet(self) -> tuple[list[str], int]:
         try:
             frame = pl.scan_parquet(self.path.resolve(), glob=False, hive_partitioning=False)
-            return frame.collect_schema().names(), int(frame.select(pl.len()).collect().item())
+            schema = frame.collect_schema()
+            self._texts = {name for name, kind in schema.items() if kind == pl.String}
+            return schema.names(), int(frame.select(pl.len()).collect().item())
         except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
             reason = (str(error).splitlines() or ["it is damaged"])[0]
             raise ValueError(f"{self.path} cannot be read as a table: {reason}") from None
@@ -88,6 +95,40 @@ class FileShare:
                 yield cut(lines, self._layout, header=first and self._layout.header)
                 first = False
 
+    def decimal_mark(self, names: Sequence[str], group: Group) -> str:
+        """The decimal mark of the whole table; every process must ask.
+
+        Args:
+            names: its columns of numbers.
+            group: the processes.
+
+        Returns:
+            The mark.
+        """
+        if self._decimal is not None:
+            return self._decimal
+        with group.together():
+            suspect = self._may_hold_commas(names)
+        if not group.largest(torch.tensor([int(suspect)])).item():
+            return "."
+        found, lines = decimals.Forms(), 0
+        with group.together():
+            for piece in self.pieces():
+                found = decimals.earliest(found, decimals.forms((piece.frame[name] for name in names), lines))
+                lines += piece.frame.height
+        joint, before = decimals.Forms(), 0
+        for told in map(json.loads, group.gather_texts(json.dumps([lines, found]))):
+            here = {form: (before + line, column, text) for form, (line, column, text) in told[1].items()}
+            joint, before = decimals.earliest(joint, here), before + told[0]
+        return decimals.settle(joint, self.path)
+
+    def _may_hold_commas(self, names: Sequence[str]) -> bool:
+        """Whether a field of this share may have a comma; a quick look that spares most files a pass."""
+        if self._layout is None:
+            return any(name in self._texts for name in names)
+        sign = b'"' if self._layout.separator == "," else b","
+        return any(sign in block for block in _blocks(self.path, *self._range))
+
 
 class RatingShare:
     """The ratings of a share of a file.
@@ -98,6 +139,7 @@ class RatingShare:
         columns: the three columns by name or by position from 1; the first three if not given.
 
     Attributes:
+        decimal: the decimal mark of the values.
         n_read: how many lines this process has read in the last pass.
         refused: how many of them it refused, by reason.
     """
@@ -107,6 +149,7 @@ class RatingShare:
         with group.together():
             empty = pl.DataFrame(schema=file.columns)
             self.names = tables._chosen(empty, columns, ("row", "column", "value"), file.path)
+        self.decimal = file.decimal_mark(self.names[2:], group)
 
     def batches(self) -> Iterator[Batch]:
         """Go through the ratings.
@@ -116,7 +159,7 @@ class RatingShare:
         """
         self.n_read, self.refused = 0, {}
         for piece in self.file.pieces():
-            rows, columns, values, refused, _ = tables.accepted(piece.frame, self.names, self.file.path)
+            rows, columns, values, refused, *_ = tables.accepted(piece.frame, self.names, self.file.path, self.decimal)
             self.n_read += piece.frame.height + sum(piece.refused.values())
             for found in (piece.refused, refused):
                 for reason, count in found.items():
@@ -126,7 +169,7 @@ class RatingShare:
                 yield Batch(tables._ids(rows[part]), tables._ids(columns[part]), values[part].to_numpy())
 
 
-def _layout(path: Path, file_format: str | None, header: bool | None) -> Layout:
+def _layout(path: Path, file_format: str | None, header: bool | None, decimal: str | None) -> Layout:
     """How a text file is cut, if it can be read in parts at all."""
     with path.open("rb") as file:
         start = file.read(_LONGEST_LINE)
@@ -141,18 +184,22 @@ def _layout(path: Path, file_format: str | None, header: bool | None) -> Layout:
         raise ValueError(f"{path} is empty")
     if b"\r" in line or (b"\n" not in plain and len(start) == _LONGEST_LINE):
         raise ValueError(f"{path} has no line ends that it could be cut at; convert it to Unix line ends first")
-    return layout_of(path, line.decode("utf-8", errors="replace"), file_format, header)
+    return layout_of(path, line.decode("utf-8", errors="replace"), file_format, header, decimal)
 
 
 def _begins_in_quotes(path: Path, part: tuple[int, int], group: Group) -> bool:
     """Whether the range begins inside a quoted field: an odd number of quotation marks lies before it."""
-    count = 0
-    with path.open("rb") as file:
-        file.seek(part[0])
-        for start in range(part[0], part[1], BLOCK):
-            count += file.read(min(BLOCK, part[1] - start)).count(b'"')
+    count = sum(block.count(b'"') for block in _blocks(path, *part))
     counts = group.gather(torch.tensor([count]))
     return bool(int(counts[: group.rank].sum()) % 2)
+
+
+def _blocks(path: Path, start: int, stop: int) -> Iterator[bytes]:
+    """A range of bytes, a bounded piece at a time."""
+    with path.open("rb") as file:
+        file.seek(start)
+        for place in range(start, stop, BLOCK):
+            yield file.read(min(BLOCK, stop - place))
 
 
 def _lines(path: Path, start: int, stop: int, *, quoted: bool, inside: bool) -> Iterator[bytes]:

@@ -19,6 +19,8 @@ from pathlib import Path
 
 import polars as pl
 
+from fisherfold.estimators.decimals import check_mark, is_comma_number
+
 FORMATS = ("csv", "tsv", "::", "parquet")
 SIZE_LIMIT = 4 * 2**30  # bytes that a packed file may unpack to
 _SEPARATORS = {"csv": ",", "tsv": "\t", "tab": "\t", "psv": "|"}
@@ -46,7 +48,7 @@ class TextTable:
 
 def read_table(
     path: str | Path, *, file_format: str | None = None, header: bool | None = None, encoding: str | None = None,
-    max_bytes: int = SIZE_LIMIT, is_data: IsData | None = None,
+    decimal: str | None = None, max_bytes: int = SIZE_LIMIT, is_data: IsData | None = None,
 ) -> TextTable:  # fmt: skip
     """Read a table of any accepted format.
 
@@ -55,6 +57,7 @@ def read_table(
         file_format: ``csv``, ``tsv``, ``::`` or ``parquet``; found out if not given.
         header: whether the first line names the columns; it does if none of its fields is a number, unless told.
         encoding: of text that is neither UTF-8 nor UTF-16 with a byte order mark.
+        decimal: the decimal mark of its numbers, which stay text here; a comma bears on how lines may be cut.
         max_bytes: the most that a packed file, or a Parquet file, may take unpacked.
         is_data: says of the fields of the first line that they are data where nothing else tells.
 
@@ -70,6 +73,7 @@ def read_table(
         raise FileNotFoundError(f"there is no file {file}")
     if file_format is not None and file_format not in FORMATS:
         raise ValueError(f"format must be one of {', '.join(FORMATS)}, got {file_format!r}")
+    check_mark(decimal)
     with file.open("rb") as opened:
         start = opened.read(8)
     try:
@@ -77,7 +81,9 @@ def read_table(
         if file_format == "parquet" or named or (file_format is None and start[:4] == b"PAR1"):
             return TextTable(_parquet(file, max_bytes), None)
         source = _text(file, start, encoding, max_bytes)
-        return _cut(file, source, file_format, header, is_data)
+        first, source = _first_line(file, source)
+        layout = layout_of(file, first, file_format, header, decimal, is_data)
+        return cut(source, layout, header=layout.header)
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
         reason = (str(error).splitlines() or ["it is damaged"])[0]
         raise ValueError(f"{file} cannot be read as a table: {reason}") from None
@@ -91,6 +97,24 @@ def _parquet(file: Path, max_bytes: int) -> pl.DataFrame:
     if rows * width * 8 > max_bytes:
         raise ValueError(_too_large(file, f"{rows:,} rows of {width} columns", max_bytes))
     return lazy.collect()
+
+
+def flat(column: pl.Series, path: str | Path) -> pl.Series:
+    """Refuse a column of a Parquet file that holds neither text nor numbers.
+
+    Args:
+        column: the column.
+        path: where it comes from, for messages.
+
+    Returns:
+        The column.
+
+    Raises:
+        ValueError: if it holds lists, records or bytes.
+    """
+    if column.dtype.is_nested() or column.dtype in (pl.Binary, pl.Object):
+        raise ValueError(f"{path}: column {column.name!r} holds {column.dtype}, text or numbers are expected")
+    return column
 
 
 def _too_large(file: Path, what: str, max_bytes: int) -> str:
@@ -146,17 +170,10 @@ class Layout:
     header: bool
 
 
-def _cut(
-    file: Path, source: Path | bytes, file_format: str | None, header: bool | None, is_data: IsData | None
-) -> TextTable:
-    first, source = _first_line(file, source)
-    layout = layout_of(file, first, file_format, header, is_data)
-    return cut(source, layout, header=layout.header)
-
-
 def layout_of(
-    file: Path, first: str, file_format: str | None, header: bool | None, is_data: IsData | None = None
-) -> Layout:
+    file: Path, first: str, file_format: str | None, header: bool | None, decimal: str | None,
+    is_data: IsData | None = None,
+) -> Layout:  # fmt: skip
     """Find out how a file is cut from its first line.
 
     Args:
@@ -164,15 +181,25 @@ def layout_of(
         first: its first line.
         file_format: ``csv``, ``tsv`` or ``::``; found out if not given.
         header: whether the first line names the columns; found out if not given.
+        decimal: the decimal mark, if it was named.
         is_data: says of the fields of the first line that they are data where nothing else tells.
 
     Returns:
         The layout.
+
+    Raises:
+        ValueError: if decimal commas could not be told from those between fields.
     """
     separator = _separator(file, first, file_format)
     fields = (None if separator == "::" else _fields(first, separator)) or first.split(separator)
     if header is None:
         header = _has_header(fields) and not (is_data is not None and is_data(fields))
+    if decimal == separator and not header and '"' not in first:
+        # cut at every comma, 1,2,3,5 has the value 3 and one column more
+        raise ValueError(
+            f"{file} is cut at commas and has no header that tells how often: decimal commas need another separator "
+            'or quotation marks, as in 1,2,"3,5"; leave decimal (--decimal) out if it has none'
+        )
     names = _distinct(fields) if header else [f"column_{k + 1}" for k in range(len(fields))]
     return Layout(separator, names, header)
 
@@ -239,9 +266,16 @@ def _separator(file: Path, first: str, file_format: str | None) -> str:
     name = file.name.lower().removesuffix(".gz")
     by_name = _SEPARATORS.get(Path(name).suffix.lstrip("."))
     plain = re.sub('"[^"]*"', "", first)
+    for other in "\t;|":
+        if other in plain:  # 1;a;3,5 in a .csv has decimal commas, which part no fields
+            cut_there = plain.split(other)
+            likely = other != "|" and by_name in (None, ",", other) and len(cut_there) > 2
+            if likely and any(map(is_comma_number, cut_there)):
+                return other  # however many commas a title has
+            plain = other.join(text.replace(",", "") if is_comma_number(text) else text for text in cut_there)
     counted = max(("\t", ";", "|", ","), key=plain.count)
-    # 1;a;3,5 in a .csv has decimal commas
-    return by_name if by_name is not None and by_name in first and plain.count(";") <= plain.count(by_name) else counted
+    rivals = max(plain.count("\t"), plain.count(";"))  # a | often stands inside fields
+    return by_name if by_name is not None and by_name in plain and rivals <= plain.count(by_name) else counted
 
 
 def _has_header(fields: list[str]) -> bool:
@@ -250,7 +284,8 @@ def _has_header(fields: list[str]) -> bool:
         try:
             float(text.strip())
         except ValueError:
-            continue
+            if not is_comma_number(text):
+                continue
         return False
     return len(fields) != 2 or not any(character.isdigit() for text in fields for character in text)
 

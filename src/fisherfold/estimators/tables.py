@@ -16,8 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from fisherfold.estimators.decimals import numbers
 from fisherfold.estimators.ids import Ids
-from fisherfold.estimators.table_files import SIZE_LIMIT, IsData, TextTable, read_table
+from fisherfold.estimators.table_files import SIZE_LIMIT, IsData, TextTable, flat, read_table
 
 
 @dataclass
@@ -33,6 +34,7 @@ class RatingTable:
         refused: how many of them were refused, by reason.
         kept: the numbers of the records that were kept, among those that could be cut into fields.
         header: the names in the first line, None if it was read as data.
+        decimal: the decimal mark of the values.
     """
 
     rows: Ids
@@ -43,6 +45,7 @@ class RatingTable:
     refused: dict[str, int] = field(default_factory=dict)
     kept: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     header: list[str] | None = None
+    decimal: str = "."
 
     @property
     def n_refused(self) -> int:
@@ -52,7 +55,8 @@ class RatingTable:
 
 def read_ratings(
     path: str | Path, *, columns: tuple[str, ...] | None = None, file_format: str | None = None,
-    header: bool | None = None, encoding: str | None = None, max_bytes: int = SIZE_LIMIT,
+    header: bool | None = None, encoding: str | None = None, decimal: str | None = None,
+    max_bytes: int = SIZE_LIMIT,
 ) -> RatingTable:  # fmt: skip
     """Read (row id, column id, value) lines.
 
@@ -62,42 +66,47 @@ def read_ratings(
         file_format: ``csv``, ``tsv``, ``::`` or ``parquet``; found out if not given.
         header: whether the first line names the columns; found out if not given.
         encoding: of text that is neither UTF-8 nor UTF-16 with a byte order mark.
+        decimal: the decimal mark of the values, ``.`` or ``,``; found out from all of them if not given.
         max_bytes: the most that a packed file may take unpacked.
 
     Returns:
         The table.
 
     Raises:
-        ValueError: if nothing usable is left.
+        ValueError: if nothing usable is left, or decimal marks cannot be told.
     """
-    found = read_table(path, file_format=file_format, header=header, encoding=encoding, max_bytes=max_bytes)
+    found = read_table(
+        path, file_format=file_format, header=header, encoding=encoding, decimal=decimal, max_bytes=max_bytes
+    )
     frame = found.frame
     names = _chosen(frame, columns, ("row", "column", "value"), path)
-    row, column, value, refused, good = accepted(frame, names, path)
+    row, column, value, refused, good, mark = accepted(frame, names, path, decimal)
     refused = found.refused | refused
     n_read = frame.height + sum(found.refused.values())
     if not good.any():
         raise ValueError(_nothing_left(path, n_read, names[2], frame[names[2]], refused))
     kept = np.flatnonzero(good.to_numpy())
-    return RatingTable(_ids(row), _ids(column), value.to_numpy(), names, n_read, refused, kept, found.header)
+    return RatingTable(_ids(row), _ids(column), value.to_numpy(), names, n_read, refused, kept, found.header, mark)
 
 
 def accepted(
-    frame: pl.DataFrame, names: list[str], path: str | Path
-) -> tuple[pl.Series, pl.Series, pl.Series, dict[str, int], pl.Series]:
+    frame: pl.DataFrame, names: list[str], path: str | Path, decimal: str | None
+) -> tuple[pl.Series, pl.Series, pl.Series, dict[str, int], pl.Series, str]:
     """Sort the lines of a table into those that can be used and those that are refused.
 
     Args:
         frame: the table.
         names: its row id, column id and value columns.
         path: where it comes from, for messages.
+        decimal: the decimal mark of the values; None if the frame is the whole table and is to tell.
 
     Returns:
-        Row ids, column ids and values of the good lines, how many lines were refused by reason, and which are good.
+        Row ids, column ids and values of the good lines, how many lines were refused by reason, which are good, and
+        the decimal mark.
     """
     row, column = (_text_or_whole(frame[name], path) for name in names[:2])
-    raw = _flat(frame[names[2]], path)
-    value = raw.cast(pl.Float64, strict=False) if raw.dtype != pl.String else _parse(raw)
+    raw = flat(frame[names[2]], path)
+    (value,), mark = numbers([raw], path, decimal)
     missing_id = _is_missing(row) | _is_missing(column)
     broken_id = (_is_broken(row) | _is_broken(column)) & ~missing_id
     bad_id = missing_id | broken_id
@@ -110,7 +119,7 @@ def accepted(
     }
     refused = {reason: int(mask.sum()) for reason, mask in reasons.items() if mask.any()}
     good = ~(bad_id | value.is_null() | ~value.is_finite().fill_null(False))
-    return row.filter(good), column.filter(good), value.filter(good), refused, good
+    return row.filter(good), column.filter(good), value.filter(good), refused, good, mark
 
 
 def read_pairs(
@@ -187,19 +196,8 @@ def _is_broken(column: pl.Series) -> pl.Series:
     return pl.Series([False]).new_from_index(0, len(column))
 
 
-def _flat(column: pl.Series, path: str | Path) -> pl.Series:
-    """A column of a Parquet file that can hold ids or values: no lists, records or bytes."""
-    if column.dtype.is_nested() or column.dtype in (pl.Binary, pl.Object):
-        raise ValueError(f"{path}: column {column.name!r} holds {column.dtype}, text or numbers are expected")
-    return column
-
-
 def _text_or_whole(column: pl.Series, path: str | Path) -> pl.Series:
-    return column if column.dtype.is_integer() else _flat(column, path).cast(pl.String)
-
-
-def _parse(column: pl.Series) -> pl.Series:
-    return column.str.strip_chars().cast(pl.Float64, strict=False)
+    return column if column.dtype.is_integer() else flat(column, path).cast(pl.String)
 
 
 def _ids(column: pl.Series, kinds: tuple[type[pl.DataType], ...] = (pl.Int64,)) -> Ids:

@@ -11,8 +11,9 @@ import polars as pl
 from numpy.typing import NDArray
 
 from fisherfold.distributed import Group
+from fisherfold.estimators.decimals import numbers, parse
 from fisherfold.estimators.file_shares import FileShare
-from fisherfold.estimators.table_files import read_table
+from fisherfold.estimators.table_files import flat, read_table
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ class TaskTable:
         y: the targets, or None if they were not asked for.
         task: one id per row, or None.
         refused: how many lines are no records, by reason; a record with a bad cell is an error.
+        decimal: the decimal mark of its numbers.
     """
 
     frame: pl.DataFrame
@@ -72,6 +74,7 @@ class TaskTable:
     y: NDArray[Any] | None
     task: NDArray[Any] | None
     refused: dict[str, int] = field(default_factory=dict)
+    decimal: str = "."
 
 
 def choose_columns(
@@ -102,8 +105,9 @@ def choose_columns(
 
 
 def read_tasks(
-    path: str | Path, roles: Roles, *, with_target: bool, numeric_target: bool = True, **reading: Any
-) -> TaskTable:
+    path: str | Path, roles: Roles, *, with_target: bool, numeric_target: bool = True, decimal: str | None = None,
+    **reading: Any,
+) -> TaskTable:  # fmt: skip
     """Read rows by their roles.
 
     Args:
@@ -111,6 +115,7 @@ def read_tasks(
         roles: what the columns stand for.
         with_target: whether the target is needed.
         numeric_target: whether it is a number (else a class).
+        decimal: the decimal mark, ``.`` or ``,``; found out from all features and numeric targets if not given.
         **reading: the encoding of the file and the most it may unpack to, as in ``read_table``.
 
     Returns:
@@ -119,22 +124,27 @@ def read_tasks(
     Raises:
         ValueError: if a column is missing, or a cell is missing or no number.
     """
-    read = read_table(path, header=True, **reading)
+    read = read_table(path, header=True, decimal=decimal, **reading)
     frame = read.frame
     needed = [*roles.features, *([roles.task] if roles.task else []), *([roles.target] if with_target else [])]
     if absent := [name for name in needed if name not in frame.columns]:
         raise ValueError(f"{path}: the columns {', '.join(absent)} are missing; it has {', '.join(frame.columns)}")
-    X = pl.DataFrame({name: _numbers(frame[name], path) for name in roles.features})
-    y = None
+    wanted = [*roles.features, *([roles.target] if with_target and numeric_target else [])]
+    columns = [flat(frame[name], path) for name in wanted]
+    parsed, mark = numbers(columns, path, decimal)
+    for column, values in zip(columns, parsed, strict=True):
+        _finite(column, values, path)
+    X, y = pl.DataFrame(dict(zip(roles.features, parsed, strict=False))), None
     if with_target:
-        y = _numbers(frame[roles.target], path).to_numpy() if numeric_target else _labels(frame[roles.target], path)
+        y = parsed[-1].to_numpy() if numeric_target else _labels(frame[roles.target], path)
     task = None if roles.task is None else _labels(frame[roles.task], path)
-    return TaskTable(frame, X, y, task, read.refused)
+    return TaskTable(frame, X, y, task, read.refused, mark)
 
 
 def read_task_share(
-    path: str | Path, group: Group, *, target: str, task: str | None, features: list[str] | None, estimator: str
-) -> tuple[Roles, TaskTable]:
+    path: str | Path, group: Group, *, target: str, task: str | None, features: list[str] | None, estimator: str,
+    decimal: str | None = None,
+) -> tuple[Roles, TaskTable]:  # fmt: skip
     """Read the part of a file that is this process's share.
 
     Args:
@@ -144,6 +154,7 @@ def read_task_share(
         task: the task column; over several processes there must be one.
         features: feature columns; all others if not given.
         estimator: the class to fit.
+        decimal: the decimal mark, ``.`` or ``,``; found out from all features and targets if not given.
 
     Returns:
         The roles, and the rows that are here; there may be none.
@@ -151,33 +162,33 @@ def read_task_share(
     Raises:
         ValueError: if there is no task column.
     """
-    file = FileShare(path, group, header=True)
+    file = FileShare(path, group, header=True, decimal=decimal)
     with group.together():
         if task is None:
             raise ValueError("over several processes --task must name the column of the tasks")
         roles = choose_columns(
             pl.DataFrame(schema=file.columns), target=target, task=task, features=features, estimator=estimator
         )
+    mark = file.decimal_mark([*roles.features, target], group)
+    with group.together():
         refused, parts = dict[str, int](), list[tuple[pl.DataFrame, Any, Any]]()
         for piece in file.pieces():
             for reason, count in piece.refused.items():
                 refused[reason] = refused.get(reason, 0) + count
-            X = pl.DataFrame({name: _numbers(piece.frame[name], path) for name in roles.features})
-            y = _numbers(piece.frame[roles.target], path).to_numpy()
-            parts.append((X, y, piece.frame[task].cast(pl.String)))
+            columns = [flat(piece.frame[name], path) for name in [*roles.features, target]]
+            *found, last = [_finite(column, parse(column, mark), path) for column in columns]
+            X, y = pl.DataFrame(dict(zip(roles.features, found, strict=True))), last.to_numpy()
+            parts.append((X, y, flat(piece.frame[task], path).cast(pl.String)))
     schema = dict.fromkeys(roles.features, pl.Float64)
     X = pl.concat([part[0] for part in parts]) if parts else pl.DataFrame(schema=schema)
     y = np.concatenate([part[1] for part in parts]) if parts else np.zeros(0)
     with group.together():
         labels = _labels(pl.concat([part[2] for part in parts]), path) if parts else np.zeros(0, dtype=np.int64)
-    return roles, TaskTable(X, X, y, labels, refused)
+    return roles, TaskTable(X, X, y, labels, refused, mark)
 
 
-def _numbers(column: pl.Series, path: str | Path) -> pl.Series:
-    if column.dtype == pl.String:
-        parsed = column.str.strip_chars().cast(pl.Float64, strict=False)
-    else:
-        parsed = column.cast(pl.Float64, strict=False)
+def _finite(column: pl.Series, parsed: pl.Series, path: str | Path) -> pl.Series:
+    """The numbers of a column, in which every cell must be one."""
     bad = (parsed.is_null() | ~parsed.is_finite().fill_null(False)).arg_true()
     if len(bad):
         seen = column[int(bad[0])]
@@ -192,7 +203,7 @@ def _numbers(column: pl.Series, path: str | Path) -> pl.Series:
 
 def _labels(column: pl.Series, path: str | Path) -> NDArray[Any]:
     """Whole numbers if all are, text otherwise; none missing."""
-    text = column.cast(pl.String).str.strip_chars()
+    text = flat(column, path).cast(pl.String).str.strip_chars()
     missing = (text.is_null() | (text == "").fill_null(True)).arg_true()
     if len(missing):
         raise ValueError(f"{path}: column {column.name!r} is missing in data line {int(missing[0]) + 1}")
