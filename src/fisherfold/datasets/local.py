@@ -194,7 +194,7 @@ def check_arrays(entry: DatasetRecord, arrays: Mapping[str, Array]) -> None:
         if array.dtype != np.dtype(expected.dtype) or array.shape != expected.shape:
             seen = f"{array.dtype} {array.shape}"
             raise ValueError(f"{entry.name}: array {key!r} should be {expected.dtype} {expected.shape}, got {seen}")
-        digest = hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
+        digest = hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
         if digest != expected.sha256:
             raise ValueError(f"{entry.name}: array {key!r} has the sha256 {digest}, expected {expected.sha256}")
 
@@ -282,19 +282,19 @@ def read_arrays(entry: DatasetRecord, folder: Path) -> dict[str, Array]:
 
 
 def _read_images(entry: DatasetRecord, folder: Path) -> dict[str, Array]:
-    # decode the strips of all shards and join the training shards
+    # decode the strips of all shards and join all of a split at once
     parts: dict[str, list[Array]] = {key: [] for key in entry.arrays}
     for file in entry.files:
         split = "test" if file.endswith("_test.npz") else "train"
         with np.load(folder / file, allow_pickle=False) as stored:
-            parts[f"{split}_images"].append(_decode_strips(stored["webp"].tobytes(), stored["offsets"]))
+            parts[f"{split}_images"] += _decode_strips(stored["webp"].data, stored["offsets"])
             for key in ("labels", "coarse_labels"):
                 if key in stored.files:
                     parts[f"{split}_{key}"].append(stored[key])
     return {key: np.concatenate(pieces) for key, pieces in parts.items()}
 
 
-def _decode_strips(buffer: bytes, offsets: Array) -> Array:
+def _decode_strips(buffer: memoryview, offsets: Array) -> list[Array]:
     # images are kept as lossless WebP strips, one image below the other
     try:
         from PIL import Image
@@ -304,4 +304,4 @@ def _decode_strips(buffer: bytes, offsets: Array) -> Array:
     for start, stop in pairwise(offsets):
         with Image.open(io.BytesIO(buffer[start:stop])) as image:
             strips.append(np.asarray(image.convert("RGB"), dtype=np.uint8).reshape(-1, 32, 32, 3))
-    return np.concatenate(strips)
+    return strips
