@@ -46,6 +46,9 @@ class Points:
         padded = [(names[id(p)], m.padding_idx) for m, _, p in modules if isinstance(m, LOOKUPS)]
         self._padding = [(name, row) for name, row in padded if row is not None]
         self._bias_sizes: dict[str, float] = {}
+        self._own_sizes = {name: _rms(own) for name, own in self.own.items()}
+        self._places: dict[str, tuple[Any, ...] | None] = dict.fromkeys(self.parameters)
+        self._states: dict[tuple[int, str], Tensor] = {}
 
     def usual_size(self, name: str) -> float:
         """The size of a parameter's entries that keeps signals at their size: 1/√(length of a row), 1 for a vector.
@@ -68,7 +71,7 @@ class Points:
         Returns:
             True for one that is zero, or a hundredth of its usual size.
         """
-        return _rms(self.own[name]) < 1e-2 * self.usual_size(name)
+        return self._own_sizes[name] < 1e-2 * self.usual_size(name)
 
     def measure_biases(self, run: Callable[[], Any]) -> None:
         """Find out how large the biases of layers must be to matter: half as large as what they are added to.
@@ -102,20 +105,48 @@ class Points:
         generator = torch.Generator().manual_seed(1_000_003 * self.seed + draw)
         with torch.no_grad():
             for name, parameter in self.parameters.items():
-                own = self.own[name]
-                moved = _moved(own.cpu(), self._size(name, manner), SPREADS[manner], manner == "free", generator)
-                parameter.copy_(moved if only is None or name in only else own)
+                moves = only is None or name in only
+                place = (manner, draw, self._size(name, manner))
+                # one that is there already stays, unless its module has changed it since
+                stays = moves and self._places[name] == (*place, parameter._version)
+                draws = self._draws(name, draw, generator, needed=moves and not stays)
+                if not moves:
+                    self._put_back(name)
+                elif draws is not None:
+                    own = self.own[name]
+                    size, spread = (self._own_sizes[name], place[2]), SPREADS[manner]
+                    parameter.copy_(_moved(own, size, spread, manner == "free", draws))
+                    self._places[name] = (*place, parameter._version)
             for name, row in self._padding:  # no gradient ever moves it
                 self.parameters[name][row] = self.own[name][row]
 
     def restore(self) -> None:
         """Put all parameters back at the model's own values."""
         with torch.no_grad():
-            for name, parameter in self.parameters.items():
-                parameter.copy_(self.own[name])
+            for name in self.parameters:
+                self._put_back(name)
+
+    def _put_back(self, name: str) -> None:
+        self.parameters[name].copy_(self.own[name])
+        self._places[name] = None
+
+    def _draws(self, name: str, draw: int, generator: torch.Generator, *, needed: bool) -> tuple[Tensor, Tensor] | None:
+        """Uniform numbers and coins for a parameter, the same ones whenever they are asked for."""
+        # parameters draw in turn from one generator on the host, the first time whether they need it or not; where a
+        # draw is repeated, each goes on from where it began
+        own, key = self.own[name], (draw, name)
+        if key not in self._states:
+            self._states[key] = generator.get_state()
+        elif needed:
+            generator.set_state(self._states[key])
+        else:
+            return None
+        uniform = torch.rand(own.shape, generator=generator, dtype=own.dtype, device="cpu")
+        coins = torch.rand(own.shape, generator=generator, device="cpu") < 0.5
+        return (uniform, coins) if needed else None
 
     def _size(self, name: str, manner: str) -> float:
-        own, usual = _rms(self.own[name]), self.usual_size(name)
+        own, usual = self._own_sizes[name], self.usual_size(name)
         if manner == "gentle":
             return own or 0.1 * usual
         if name in self._bias_sizes:
@@ -134,17 +165,17 @@ def _rms(value: Tensor) -> float:
     return float(value.double().square().mean().sqrt())
 
 
-def _moved(own: Tensor, size: float, spread: float, free: bool, generator: torch.Generator) -> Tensor:
-    """A tensor like another, with entries of about the given size."""
-    rms = _rms(own)
+def _moved(own: Tensor, sizes: tuple[float, float], spread: float, free: bool, draws: tuple[Tensor, Tensor]) -> Tensor:
+    """A tensor like another, with entries of about the second of two sizes, where the first is its own."""
+    rms, size = sizes
     base = own * (size / rms) if rms > 1e-150 else torch.zeros_like(own)
-    small = base.abs() <= NEARLY_ZERO * size
-    lengths = 1 + spread * (2 * torch.rand(own.shape, generator=generator, dtype=own.dtype, device="cpu") - 1)
-    coins = torch.rand(own.shape, generator=generator, device="cpu") < 0.5
-    signs = torch.where(coins, -1.0, 1.0).to(own.dtype)
-    large = base[~small]
-    if large.numel() and bool((large > 0).all() | (large < 0).all()):
-        signs = large[0].sign().expand_as(signs)
-    elif not free:
-        signs = torch.where(small, torch.ones_like(signs), base.sign())
-    return torch.where(small, size, base.abs()) * signs * lengths
+    uniform, coins = (t.to(own.device) for t in draws)
+    lengths = base.abs()
+    small = lengths <= NEARLY_ZERO * size
+    lengths.masked_fill_(small, size).mul_(uniform.mul_(2).sub_(1).mul_(spread).add_(1))
+    lowest, highest = torch.stack(base.masked_fill_(small, 0.0).aminmax()).tolist()
+    if lowest >= 0 and highest > 0:
+        return lengths
+    if highest <= 0 and lowest < 0:
+        return lengths.neg_()
+    return torch.where(coins if free else base < 0, -lengths, lengths)

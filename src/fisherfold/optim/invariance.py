@@ -279,14 +279,16 @@ def _euler_statistics(weight: Tensor, gradient: Tensor, size: float) -> dict[int
     rows, largest = len(weight), gradient.abs().max()
     w, g = weight.reshape(rows, -1), gradient.reshape(rows, -1) / largest
     products, lengths, slopes = (w * g).sum(dim=1), w.square().sum(dim=1), g.square().sum(dim=1)
-    found = {}
-    for spheres in [s for s in range(rows, 0, -1) if rows % s == 0]:
+    counts = [spheres for spheres in range(rows, 0, -1) if rows % spheres == 0]
+    cosines = []
+    for spheres in counts:
         along, length, slope = (t.reshape(spheres, -1).sum(dim=1) for t in (products, lengths, slopes))
         influence = length.sqrt() * slope.sqrt()
         cosine = along.abs() / influence.clamp_min(1e-300)
         alive = slope > 1e-24 * slopes.sum()
         # a row of which one entry matters (the others pruned) has no gradient but that by ε
         telling = alive & (influence > INFLUENCE_THRESHOLD * size / largest)
-        cosine = cosine * (telling if bool(telling.any()) else alive)
-        found[spheres] = float(cosine.max()) * (weight.numel() / spheres) ** 0.5
-    return found
+        cosines.append((cosine * torch.where(telling.any(), telling, alive)).max())
+    # one look at the device for all partitions
+    values = torch.stack(cosines).tolist()
+    return {s: value * (weight.numel() / s) ** 0.5 for s, value in zip(counts, values, strict=True)}
