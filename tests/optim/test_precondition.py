@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fisherfold.optim import spectral
+from fisherfold.optim import precondition, spectral
 from fisherfold.optim.precondition import Preconditioner, exact, factored
 from fisherfold.optim.spectral import FactorError, damped_inverse, eigen, leading, orthonormalise, spectral_norm
 
@@ -164,3 +164,45 @@ def test_small_orders_use_the_full_solver() -> None:
     pairs = leading(factor(20), 0.21)
     assert len(pairs.values) == 4
     assert pairs.residual == pytest.approx(1 / 5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_flat_spectrum_is_seen_without_trying_and_nothing_else_changes(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where blocks are not even tried, trying them would have ended with the same full decomposition, to the bit."""
+    cases = [(factor(n, decay=d, dtype=dtype), t) for n in (96, 150) for d in (0.0, 0.3, 1.0) for t in (0.01, 0.1, 0.5)]
+    seen = [spectral._flat(matrix, 8, threshold) for matrix, threshold in cases]
+    assert any(seen)
+    assert not all(seen)
+    found = [leading(matrix, threshold) for matrix, threshold in cases]
+    monkeypatch.setattr(spectral, "_flat", lambda *_: False)
+    for (matrix, threshold), mine in zip(cases, found, strict=True):
+        tried = leading(matrix, threshold)
+        assert torch.equal(mine.values, tried.values)
+        assert torch.equal(mine.vectors, tried.vectors)
+        assert mine.residual == tried.residual
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.5, 2.0])
+def test_what_is_called_flat_has_large_eigenvalues_beyond_a_third(decay: float) -> None:
+    """The bound on what a third of the pairs leaves out is a true one, and tight where all eigenvalues are equal."""
+    matrix = factor(96, decay=decay)
+    assert not spectral._flat(matrix, 8, 33.0**-decay / 2)
+    assert spectral._flat(matrix, 8, 0.3) == (decay == 0.0)
+
+
+def test_a_full_basis_takes_one_decomposition_of_each_factor(monkeypatch: pytest.MonkeyPatch) -> None:
+    orders: list[int] = []
+
+    def counted(matrix: Tensor, **options: str) -> tuple[Tensor, Tensor]:
+        orders.append(len(matrix))
+        return eigen(matrix, **options)
+
+    monkeypatch.setattr(spectral, "eigen", counted)
+    monkeypatch.setattr(precondition, "eigen", counted)
+    a, g = factor(120, decay=0.1), factor(80, decay=0.1, seed=1)
+    inverse = exact(a, g, 0.01, tolerance=0.05)
+    assert inverse.base is None
+    assert orders == [120, 80]
+    torch.testing.assert_close(inverse.apply(gradient(80, 120)), exact(a, g, 0.01).apply(gradient(80, 120)))

@@ -201,10 +201,10 @@ def exact(
     start_a, start_g = (warm.right, warm.left) if warm else (None, None)
     kept_a = leading(a, budget / max(norm_g, 1e-30), rank=columns, start=start_a, name=f"A of {name}")
     norm_a = float(kept_a.values[0])
-    kept_g = leading(g, budget / max(norm_a, 1e-30), rank=rows, start=start_g, name=f"G of {name}")
     top = norm_a * norm_g / damping
     if rank is None and (2 * len(kept_a.values) > len(a) or top > 1e4):
-        return _full(a, g, damping, name)  # no saving, or g/λ would cancel too many digits
+        return _full(a, g, damping, name, known=kept_a.all)  # no saving, or g/λ would cancel too many digits
+    kept_g = leading(g, budget / max(norm_a, 1e-30), rank=rows, start=start_g, name=f"G of {name}")
     products = kept_g.values[:, None] * kept_a.values[None, :]
     coefficients = -products / (damping * (products + damping))
     base = torch.full((), 1.0 / damping, dtype=a.dtype, device=a.device)
@@ -212,8 +212,11 @@ def exact(
     return Preconditioner(kept_g.vectors, kept_a.vectors, coefficients, base, top, error)
 
 
-def _full(a: Tensor, g: Tensor, damping: float, name: str) -> Preconditioner:
-    values_a, right = eigen(a, name=f"A of {name}")
+def _full(
+    a: Tensor, g: Tensor, damping: float, name: str, known: tuple[Tensor, Tensor] | None = None
+) -> Preconditioner:
+    """The inverse on full bases; the one of A may be known already."""
+    values_a, right = known or eigen(a, name=f"A of {name}")
     values_g, left = eigen(g, name=f"G of {name}")
     coefficients = 1.0 / (values_g[:, None] * values_a[None, :] + damping)
     return Preconditioner(left, right, coefficients, None, float(values_a[0] * values_g[0]) / damping, 0.0)

@@ -85,11 +85,12 @@ def damped_inverse(matrix: Tensor, damping: float, *, name: str = "factor") -> T
 
 @dataclass
 class LeadingPairs:
-    """The leading eigenpairs of a matrix and the spectral norm of what they leave out."""
+    """The leading eigenpairs of a matrix, the spectral norm of what they leave out, and all pairs if they are known."""
 
     values: Tensor
     vectors: Tensor
     residual: float
+    all: tuple[Tensor, Tensor] | None = None
 
 
 def leading(
@@ -98,7 +99,7 @@ def leading(
     """Leading eigenpairs by block subspace iteration, until what they leave out is below a threshold.
 
     The residual ‖M - QΘQᵀ‖ is estimated by a few power iterations; the block doubles while it is too large, and beyond
-    a third of the order a full eigendecomposition takes over.
+    a third of the order a full eigendecomposition takes over: at once where the eigenvalues are too much alike.
 
     Args:
         matrix: a symmetric positive semi-definite matrix of order n.
@@ -118,7 +119,9 @@ def leading(
             basis = orthonormalise(matrix @ basis)
         return _ritz(matrix, basis, generator)
     block = max(8, order // 16, 0 if start is None else start.shape[1])
-    while rank is None and threshold > 0 and order > SMALL and 3 * block <= order:
+    searching = rank is None and threshold > 0 and order > SMALL and 3 * block <= order
+    searching = searching and not _flat(matrix, block, threshold)
+    while searching and 3 * block <= order:
         basis = _start(matrix, block, start, generator)
         for sweep in range(4):
             for _ in range(2 if sweep or start is None else 1):
@@ -130,7 +133,32 @@ def leading(
     values, vectors = eigen(matrix, name=name)
     keep = min(rank, order) if rank is not None else max(1, int((values > threshold).sum()))
     rest = float(values[keep]) if keep < order else 0.0
-    return LeadingPairs(values[:keep], vectors[:, :keep].contiguous(), rest)
+    return LeadingPairs(values[:keep], vectors[:, :keep].contiguous(), rest, (values, vectors))
+
+
+def _flat(matrix: Tensor, block: int, threshold: float) -> bool:
+    """Whether it is certain that no block of up to a third of the order n leaves out less than the threshold.
+
+    With T the trace and F the Frobenius norm, the k largest eigenvalues add up to kT/n + √(k(n-k)/n · (F² - T²/n)) at
+    most. Any k pairs therefore leave a remainder with at least the rest of T for its trace, whose root mean square
+    eigenvalue, below which no power iteration ends, is at least an n-th of that.
+
+    Args:
+        matrix: a symmetric positive semi-definite matrix.
+        block: the smallest that is tried; it is doubled.
+        threshold: the accepted spectral norm of the remainder.
+
+    Returns:
+        False where only trying can tell.
+    """
+    order = len(matrix)
+    while 6 * block <= order:
+        block *= 2
+    norm = torch.linalg.vector_norm(matrix, dtype=torch.float64)
+    trace, length = torch.stack([matrix.diagonal().double().sum(), norm]).tolist()
+    share, spread = block / order, max(length**2 - trace**2 / order, 0.0)
+    rest = (1 - share) * trace - (block * (1 - share) * spread) ** 0.5
+    return rest > 2 * threshold * order  # twice, for the luck of random probes
 
 
 def _start(matrix: Tensor, columns: int, start: Tensor | None, generator: torch.Generator) -> Tensor:
