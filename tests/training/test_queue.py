@@ -22,6 +22,7 @@ from fisherfold.training import queue as queue_module
 from fisherfold.training.log import CHOICES
 from fisherfold.training.plan import Entry, default_plan, paper_grid, read_plan
 from fisherfold.training.queue import Queue
+from fisherfold.training.run import Run
 
 TASK: dict[str, Any] = {"dataset": "cifar10", "model": "wrn10_1", "preset": "sgd", "batch": 16, "epochs": 1}
 
@@ -266,3 +267,43 @@ def test_what_another_process_holds_is_waited_for_and_taken_over(tmp_path: Path)
     assert work.work(lambda: plan)
     assert [line.split()[0][-5:] for line in lines if " done " in line] == ["seed1", "seed0"]
     assert not claim.exists()
+
+
+def test_compiled_code_is_kept_for_runs_that_differ_in_rates_and_seeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is forgotten before there are too many kinds of networks for the compiler, and after a failure."""
+    forgotten: list[int] = []
+    monkeypatch.setattr(torch.compiler, "reset", lambda: forgotten.append(1))
+    work = Queue(tmp_path, device=torch.device("cuda"), minutes=1.0)
+    presets = ("sgd", "mkfac")
+    alike = entries(*({"seed": s, "lr": 0.1 * (1 + s), "preset": preset} for s in range(9) for preset in presets))
+    for entry in alike:
+        work._make_room([entry])
+    assert not forgotten
+    for number, entry in enumerate(entries(*({"dropout": 0.1 * n} for n in range(1, 10)))):
+        work._make_room([entry])
+        assert len(forgotten) == (number >= queue_module.KINDS_COMPILED - 1)
+    monkeypatch.setattr(work, "_job", lambda _entry: 1 / 0)
+    work.train(alike[:1])
+    assert len(forgotten) == 2
+
+
+def test_one_graph_serves_all_runs_of_a_network() -> None:
+    """What makes a new kind for the compiler: dropout does, optimizers, seeds and refreshes do not."""
+    pool, graphs = load("cifar10", device="cpu", split="test", images=None), []
+
+    def backend(graph: Any, _: Any) -> Any:
+        graphs.append(graph)
+        return graph
+
+    curved = {"seed": 1, "preset": "mkfac", "refresh_batches": 1}
+    seen = []
+    for entry in entries({"seed": 0}, curved, {"seed": 2, "preset": "adam"}, {"dropout": 0.3}):
+        run = Run(entry.settings(), entry.model, pool, seed=entry.seed)
+        run.forward = torch.compile(run.network, dynamic=False, backend=backend)
+        run.begin_epoch()
+        run.step(0)
+        seen.append((queue_module._kind(entry), len(graphs)))
+    assert [count for _, count in seen] == [1, 1, 1, 2]
+    assert len({kind for kind, _ in seen}) == 2

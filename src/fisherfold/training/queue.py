@@ -27,6 +27,7 @@ from fisherfold.training.run import Run
 from fisherfold.training.train import Job, log_name, open_job, provenance, train_side_by_side
 
 KEPT = 3
+KINDS_COMPILED = 6  # the compiler gives up on the ninth kind of a network
 LOOK_AGAIN = 1.0  # seconds between looks at a plan of which others hold all that is left
 
 
@@ -71,6 +72,7 @@ class Queue:
         self.until = time.monotonic() + 60 * minutes
         self.failed: set[Path] = set()
         self._pools: dict[tuple[str, str], ImagePool] = {}
+        self._kinds: set[tuple[Any, ...]] = set()
 
     @property
     def over(self) -> bool:
@@ -110,8 +112,7 @@ class Queue:
             entries: without searches.
         """
         start, jobs = time.monotonic(), []
-        if self.compiled and self.device.type == "cuda":
-            torch.compiler.reset()  # a network compiled too often is one that is not compiled any more
+        self._make_room(entries)
         try:
             jobs = [self._job(entry) for entry in entries]
             train_side_by_side(
@@ -120,6 +121,7 @@ class Queue:
         except Exception as error:  # the other runs of the plan are still worth their time
             del jobs
             gc.collect()
+            self._forget_compiled()
             if len(entries) > 1:
                 self.say(f"{len(entries)} runs failed side by side ({_in_words(error)}); now one by one")
                 for entry in entries:
@@ -133,6 +135,18 @@ class Queue:
             self.say(_account(job))
         left = (self.until - time.monotonic()) / 60
         self.say(f"  {time.monotonic() - start:.0f} s, {left:.1f} min left")
+
+    def _make_room(self, entries: Sequence[Entry]) -> None:
+        """Keep compiled code from run to run, and forget it before the compiler gives up on too many kinds."""
+        kinds = {_kind(entry) for entry in entries}
+        if len(self._kinds | kinds) > KINDS_COMPILED:
+            self._forget_compiled()
+        self._kinds |= kinds
+
+    def _forget_compiled(self) -> None:
+        self._kinds.clear()
+        if self.compiled and self.device.type == "cuda":
+            torch.compiler.reset()
 
     # ------------------------------------------------------------------ what is due, and who does it
 
@@ -227,6 +241,13 @@ class Queue:
             if all(record.get(key) == value for key, value in question.items()):
                 return dict(record["chosen"])
         return None
+
+
+def _kind(entry: Entry) -> tuple[Any, ...]:
+    """What is written into compiled code, of the network and of steps on spheres; seeds and rates are not."""
+    chosen = entry.settings()
+    network = (entry.dataset, entry.model, chosen.batch, chosen.dropout)
+    return (*network, chosen.momentum, chosen.balanced, chosen.max_angle, chosen.orthogonality)
 
 
 def _question(entry: Entry) -> dict[str, Any]:
