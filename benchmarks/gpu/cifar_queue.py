@@ -8,13 +8,16 @@ CIFAR-100, then the other presets; one seed of everything before the next seed o
 rates of the paper's baselines in the paper's sets first. A plan is a file of JSON lines (``fisherfold.training.plan``)
 that may be changed while the queue is at work. Neighbours in the order that share a data set, a split and a network are
 trained side by side in one process; with ``--processes``, several processes each train runs of their own, which needs
-NVIDIA's MPS for their kernels to overlap. Nothing but PyTorch, NumPy, safetensors and Pillow is needed.
+NVIDIA's MPS for their kernels to overlap; each of them takes its share of the CPU cores. Where machines come and go, a
+folder named by ``TORCHINDUCTOR_CACHE_DIR`` that is carried from one to the next saves compiling again. Nothing but
+PyTorch, NumPy, safetensors and Pillow is needed.
 """
 
 from __future__ import annotations
 
 import argparse
 import multiprocessing
+import os
 from functools import partial
 from pathlib import Path
 
@@ -25,8 +28,15 @@ from fisherfold.training.queue import Queue
 from fisherfold.training.train import pick_device
 
 
+def share_of_cores(processes: int) -> int:
+    """Threads of each process: with more of them than cores, those that spin keep the others from their work."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // processes)
+
+
 def work(given: argparse.Namespace, number: int) -> None:
     torch.backends.cudnn.benchmark = True
+    torch.set_num_threads(min(torch.get_num_threads(), share_of_cores(given.processes)))
     mark = f"[{number}] " if given.processes > 1 else ""
     queue = Queue(
         given.folder, device=pick_device(given.device), minutes=given.minutes, width=given.side_by_side,
@@ -56,6 +66,7 @@ def main() -> None:
     if given.processes == 1:
         work(given, 0)
         return
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(share_of_cores(given.processes)))
     workers = [
         multiprocessing.get_context("spawn").Process(target=work, args=(given, number))
         for number in range(given.processes)
