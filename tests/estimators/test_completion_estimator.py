@@ -174,6 +174,33 @@ def test_a_stream_ends_where_a_fit_would(table):
     assert model.n_iter_ == len(model.trace_)
 
 
+@pytest.mark.parametrize(("first", "level", "unit"), [(0.0, 0.0, 1e20), (5e-17, 0.0, 1.0), (7.0, 7.0, 1e-5)])
+def test_the_first_value_of_a_stream_says_nothing_of_the_unit_of_the_others(table, first, level, unit):
+    _, pairs, values, held, truth = table
+    model = MatrixCompletion(rank=2).partial_fit(pairs[:1], [first])
+    model.partial_fit(pairs[1:], level + unit * values[1:])
+    whole = MatrixCompletion(rank=2).fit(pairs[1:], values[1:])
+    found = (model.predict(held) - level) / unit
+    assert rmse(found, truth) < 1.2 * rmse(whole.predict(held), truth)
+
+
+@pytest.mark.parametrize("value", [1e13, 1e30, 1e250])
+def test_a_value_far_beyond_the_others_keeps_the_model_whole_or_is_refused(table, tmp_path, value):
+    _, pairs, values, held, _ = table
+    model = MatrixCompletion(rank=2).fit(pairs, values)
+    with pytest.raises(ValueError, match=r"must lie within .* of .*, which is 1e\+12 times the spread .*, got 1e\+"):
+        model.predict_new([0, 1], [value, 2.0], [2], return_std=True)
+    model.partial_fit([(0, 1)], [value]).save(tmp_path)
+    assert np.array_equal(MatrixCompletion.load(tmp_path).predict(held), model.predict(held))
+    assert np.isfinite(model.predict(held, return_std=True)).all()
+    point = MatrixCompletion(rank=2, inference="point").fit(pairs, values)
+    before = point.predict(held)
+    with pytest.raises(ValueError, match=r"which is 1e\+06 times the spread of the values so far"):
+        point.partial_fit([("new", 1)], [value])
+    assert np.array_equal(point.predict(held), before)
+    assert "new" not in point.model_.row_ids.labels.tolist()
+
+
 def test_what_is_remembered_of_a_stream(table):
     """Values stay with their pairs and rows; a few new ratings take a step and no look back."""
     _, pairs, values, _, _ = table

@@ -18,6 +18,13 @@ def completed(c, **options):
     return MatrixCompletion(2, **options).fit(PAIRS, c * TABLE[SEEN]).predict(ALL)
 
 
+def streamed(c, first):
+    order, model = np.random.default_rng(1).permutation(len(PAIRS)), MatrixCompletion(2, dtype="float64")
+    for part in (order[:first], order[first:100], order[100:]):
+        model.partial_fit(PAIRS[part], c * TABLE[SEEN][part])
+    return model.predict(ALL)
+
+
 def searched(c):
     return MatrixCompletionCV((1, 2), max_iter=10).fit(PAIRS, c * TABLE[SEEN]).predict(ALL)
 
@@ -41,6 +48,8 @@ FITS = {
     "completion, point": lambda c: completed(c, inference="point"),
     "completion, point, fixed ridge": lambda c: completed(c, inference="point", ridge=0.5, dtype="float64"),
     "completion, point, no offsets": lambda c: completed(c, inference="point", offsets="none"),
+    "stream from one value": lambda c: streamed(c, 1),
+    "stream": lambda c: streamed(c, 50),
     "search": searched,
     "imputer": imputed,
     "regression": regressed,
@@ -63,6 +72,12 @@ def test_fits_follow_the_unit_of_the_values(name):
     base = fit(1.0)
     for c in (1e-12, 1e-8, 1e8, 1e12):
         np.testing.assert_allclose(fit(c) / c, base, rtol=1e-6, atol=1e-6 * np.abs(base).max())
+
+
+def test_error_bars_of_constant_values_follow_their_unit():
+    one, small = (MatrixCompletion(2).fit(PAIRS, np.full(len(PAIRS), c)).predict(ALL, return_std=True)[1] / c
+                  for c in (1.0, 1e-12))  # fmt: skip
+    np.testing.assert_allclose(small, one, rtol=0.01)
 
 
 def test_the_trace_of_a_point_fit_is_in_the_units_of_the_targets():

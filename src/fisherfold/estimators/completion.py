@@ -341,7 +341,9 @@ class MatrixCompletion(SharedFits, RegressorMixin, BaseEstimator):  # type: igno
         self._validate()
         found, options = observations(X, y), self._options(self.model_.posterior.rank, None)
         with threads(options.n_jobs):
-            self.model_.absorb(found, duplicates=self.duplicates, seed=options.seed)
+            self.model_.absorb(
+                found, duplicates=self.duplicates, centred=self.offsets != "none", seed=options.seed
+            )
         return self._adopt(self.model_, self.interrupted_)
 
     def save(self, path: str | os.PathLike[str]) -> None:

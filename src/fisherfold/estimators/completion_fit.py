@@ -9,12 +9,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
 from fisherfold.distributed import ALONE, Group
 from fisherfold.estimators.checkpoint import FitCheckpoint, digest, fingerprint
-from fisherfold.estimators.completion_model import CompletionModel, summed
+from fisherfold.estimators.completion_model import CompletionModel, level_and_scale, summed
 from fisherfold.estimators.ids import IdIndex
 from fisherfold.estimators.inputs import Observations
 from fisherfold.estimators.point_posterior import point_posterior
@@ -75,13 +74,9 @@ def prepare(found: Observations, options: FitOptions) -> Prepared:
     if options.duplicates == "sum":
         # before the centre is taken off: two halves of a value are one value
         rows, columns, values = summed(rows, columns, values)
-    center = 0.0 if options.offsets == "none" else float(values.mean())
-    off = values - center
-    largest = float(np.abs(off).max())
-    # constant values (up to rounding) have no scale of their own; dividing first keeps the squares in range
-    scale = largest * float(np.sqrt(np.mean((off / largest) ** 2))) if largest > 1e-12 * abs(center) else 1.0
+    center, scale = level_and_scale(values, centred=options.offsets != "none")
     ratings = Ratings(
-        rows, columns, off / scale, (len(row_ids), len(column_ids)), dtype=options.dtype,
+        rows, columns, (values - center) / scale, (len(row_ids), len(column_ids)), dtype=options.dtype,
         duplicates=options.duplicates, device=options.device,  # type: ignore[arg-type]
     )  # fmt: skip
     merged = ratings.n_duplicates + len(found.values) - len(values)

@@ -30,6 +30,9 @@ UNSEEN = ("prior", "nan", "error")
 # A stream looks back at all its ratings when this share of new ones has come, and starts anew when there are twice as
 # many as at the last start: dimensions that the first ratings could not support would else stay empty.
 _LOOK_BACK, _START_ANEW = 0.05, 2.0
+# The furthest value in units of the scale: beyond, sums of squares leave float32; a point estimate, without weights
+# that doubt an outlier, loses its old evidence to one before.
+_FURTHEST = {"variational": 1e12, "point": 1e6}
 
 
 @dataclass
@@ -49,7 +52,7 @@ class CompletionModel:
         seen_values: the values there, centred and scaled.
         inference: ``variational`` or ``point``.
         n_at_look: the number of ratings when all of them were last gone through.
-        n_at_start: the number of ratings when the posterior was last fitted from scratch.
+        n_at_start: the number of ratings when the posterior was last fitted from scratch; 0 if it must be now.
         n_merged: how many entries of the fit were merged into another one.
     """
 
@@ -148,7 +151,32 @@ class CompletionModel:
                 "recommend with exclude_seen=False"
             )
 
-    def absorb(self, found: Observations, *, duplicates: str = "mean", seed: int = 0) -> None:
+    def _furthest(self, values: Floats) -> float | None:
+        """The value that lies too far from the others to be handled in their unit, if there is one."""
+        far, limit = np.abs(values - self.center), _FURTHEST[self.inference] * self.scale
+        return float(values[far.argmax()]) if len(values) and far.max() > limit else None
+
+    def _check_reach(self, values: Floats) -> None:
+        if (value := self._furthest(values)) is not None:
+            limit = _FURTHEST[self.inference]
+            raise ValueError(
+                f"the values must lie within {limit * self.scale:.3g} of {self.center:.6g}, which is {limit:g} times "
+                f"the spread of the values so far, got {value:g}"
+            )
+
+    def _given(self) -> Floats:
+        """The values of all ratings so far, as they were given."""
+        return self.seen_values.numpy().astype(np.float64) * self.scale + self.center
+
+    def _rescale(self, values: Floats, *, centred: bool) -> None:
+        """Take the level and the unit from these values; the posterior must be found anew."""
+        given = self._given()
+        self.center, self.scale = level_and_scale(values, centred=centred)
+        self.seen_values = torch.from_numpy((given - self.center) / self.scale).to(self.seen_values.dtype)
+
+    def absorb(
+        self, found: Observations, *, duplicates: str = "mean", centred: bool = True, seed: int = 0
+    ) -> None:
         """Add new ratings, with new rows and columns if need be.
 
         A few change the rows and columns they touch; when they have become many, all ratings are gone through again.
@@ -157,9 +185,15 @@ class CompletionModel:
             found: the new entries.
             duplicates: what becomes of a pair that was rated before: ``mean``, ``last`` or ``sum``. Until all ratings
                 are gone through again it is one more observation.
+            centred: whether a start from scratch takes the mean off.
             seed: of a start from scratch.
         """
         self._check_kept()
+        if self.inference == "point":
+            self._check_reach(found.values)
+        elif self._furthest(found.values) is not None:
+            self._rescale(np.concatenate([self._given(), found.values]), centred=centred)
+            self.n_at_start = 0
         posterior = self.posterior
         for index, ids, side, other in (
             (self.row_ids, found.all_rows, posterior.rows, posterior.columns),
@@ -171,26 +205,29 @@ class CompletionModel:
         i, j = self.row_ids.numbers(found.rows), self.column_ids.numbers(found.columns)
         self._remember(i, j, (found.values - self.center) / self.scale)
         self.low, self.high = min(self.low, found.values.min()), max(self.high, found.values.max())
-        many = len(self.seen_values) > (1 + _LOOK_BACK) * self.n_at_look
+        many = self.n_at_start == 0 or len(self.seen_values) > (1 + _LOOK_BACK) * self.n_at_look
         if many and self.inference == "variational":
-            self._look_back(duplicates, seed)
+            self._look_back(duplicates, centred, seed)
         else:
             absorb(posterior, *self._batch(i, j, found.values))
 
-    def _look_back(self, duplicates: str, seed: int) -> None:
+    def _look_back(self, duplicates: str, centred: bool, seed: int) -> None:
         rows = np.repeat(np.arange(len(self.row_ids)), self.seen_offsets.diff().numpy())
-        shape, values = (len(self.row_ids), len(self.column_ids)), self.seen_values.numpy()
-        columns = self.seen_columns.numpy()
+        columns, values, self.n_at_look = self.seen_columns.numpy(), self._given(), len(self.seen_values)
         if duplicates == "sum":
-            rows, columns, given = summed(rows, columns, values.astype(np.float64) * self.scale + self.center)
-            values = (given - self.center) / self.scale
-            self.low, self.high = min(self.low, given.min()), max(self.high, given.max())
+            rows, columns, values = summed(rows, columns, values)
+            self.low, self.high = min(self.low, values.min()), max(self.high, values.max())
+        anew = self.n_at_look >= _START_ANEW * self.n_at_start
+        if anew:
+            # the first values may have been one, or all alike, and told nothing of the unit of the others
+            self._rescale(values, centred=centred)
         ratings = Ratings(
-            rows, columns, values, shape, dtype=self.posterior.rows.mean.dtype,
-            duplicates="last" if duplicates == "last" else "mean", device=self.device,
+            rows, columns, (values - self.center) / self.scale, (len(self.row_ids), len(self.column_ids)),
+            dtype=self.posterior.rows.mean.dtype, duplicates="last" if duplicates == "last" else "mean",
+            device=self.device,
         )  # fmt: skip
-        old, self.n_at_look = self.posterior, len(self.seen_values)
-        if self.n_at_look < _START_ANEW * self.n_at_start:
+        old = self.posterior
+        if not anew:
             look_back(old, ratings)
             return
         self.n_at_start = self.n_at_look
@@ -228,6 +265,7 @@ class CompletionModel:
         Returns:
             The model; a row without entries has the prior.
         """
+        self._check_reach(values)
         new = copy.copy(self)
         # what the columns know about which rows rated them is of no use here: it speaks of the rows of the fit
         side, others = prior_member(self.posterior.rows), replace(self.posterior.columns, set_effects=None)
@@ -293,6 +331,30 @@ class CompletionModel:
             merged[kept], merged[place] = before, np.asarray(fresh)[order]
             setattr(self, name, torch.from_numpy(merged))
         self.seen_offsets = torch.from_numpy(np.concatenate([[0], ends]).astype(np.int64))
+
+
+def level_and_scale(values: Floats, *, centred: bool) -> tuple[float, float]:
+    """What to take off the values and what to divide by.
+
+    Args:
+        values: the values.
+        centred: whether their mean is taken off.
+
+    Returns:
+        The mean, or zero, and the root mean square of what is left; of constant values, which have no spread, their
+        size, or one.
+
+    Example:
+        >>> level_and_scale(np.array([1.0, 3.0]), centred=True), level_and_scale(np.array([4.0, 4.0]), centred=True)
+        ((2.0, 1.0), (4.0, 4.0))
+    """
+    center = float(values.mean()) if centred else 0.0
+    off = values - center
+    largest = float(np.abs(off).max())
+    if largest <= 1e-12 * abs(center):
+        return center, abs(center) or 1.0
+    # dividing first keeps the squares in range
+    return center, largest * float(np.sqrt(np.mean((off / largest) ** 2)))
 
 
 def summed(rows: Any, columns: Any, values: Any) -> tuple[Any, Any, Any]:

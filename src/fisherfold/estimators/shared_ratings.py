@@ -243,10 +243,10 @@ def _joint(values: _Values, group: Group) -> _Values:
 
 
 def _scale(values: _Values, center: float) -> float:
-    """The standard deviation about the centre; 1 for constant values, which have no scale of their own."""
+    """The standard deviation about the centre; the size of constant values, which have no spread."""
     largest = max(abs(values.low - center), abs(values.high - center))
     if not largest > 1e-12 * abs(center):
-        return 1.0
+        return abs(center) or 1.0
     return math.sqrt(values.squares / values.count + (values.mean - center) ** 2)
 
 
