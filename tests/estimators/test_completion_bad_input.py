@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
+import polars as pl
 import pytest
 import scipy.sparse as sp
 
@@ -50,6 +51,7 @@ def test_parameters(params, message):
         (PAIRS, np.ones((6, 2)), r"y must have one dimension, got shape \(6, 2\)"),
         ([("a", None), ("b", "c")], [1, 2], "column id at position 0 is missing"),
         ([(1.0, 2.0), (np.nan, 3.0)], [1, 2], "row id at position 1 is missing"),
+        (np.ma.array(PAIRS, mask=PAIRS == 2), VALUES, "row id at position 4 is missing"),
         (np.full((3, 3), np.nan), None, "there are no ratings"),
         (np.array([["a", "b"]]), None, "a matrix with holes must hold numbers and NaN"),
         (np.zeros(3), None, r"a matrix with holes must have two dimensions, got shape \(3,\)"),
@@ -147,6 +149,37 @@ def test_cv_parameters():
         MatrixCompletionCV(cv=1).fit(PAIRS, VALUES)
     with pytest.raises(ValueError, match="cv=9 folds need as many ratings, got 6"):
         MatrixCompletionCV(ranks=(1,), cv=9).fit(PAIRS, VALUES)
+
+
+def test_cv_leaves_out_the_rank_that_a_solver_does_not_allow():
+    table = np.random.default_rng(0).normal(size=(3, 9))
+    model = MatrixCompletionCV(ranks=(1, 2, 3), inference="point", solver="rngd", ridges=(0.1,), max_iter=3)
+    assert model.fit(table).cv_results_["rank"] == [1, 2]
+    with pytest.raises(ValueError, match=r"between 1 and min\(n_rows, n_columns\)=3 less one for rngd, got \(3,\)"):
+        model.set_params(ranks=(3,)).fit(table)
+
+
+def test_lazy_frames_must_be_collected():
+    frame = pl.DataFrame({"u": [1, 2], "i": [1, 2], "r": [1.0, 2.0]})
+    with pytest.raises(TypeError, match=r"got a LazyFrame; pass X.collect\(\)"):
+        MatrixCompletion(rank=1).fit(frame.lazy())
+
+
+def test_rows_and_columns_that_were_exchanged_are_refused(tmp_path):
+    names = ["user", "item"]
+    for frame in (pd.DataFrame(PAIRS, columns=names), pl.DataFrame(PAIRS, schema=names)):
+        model = MatrixCompletion(rank=1).fit(frame, VALUES)
+        assert model.feature_names_in_.tolist() == names
+        model.save(tmp_path)
+        for fitted in (model, MatrixCompletion.load(tmp_path)):
+            assert fitted.predict(frame).shape == fitted.predict(PAIRS).shape == (6,)
+            for refuse in (fitted.predict, lambda X, m=fitted: m.partial_fit(X, VALUES)):
+                with pytest.raises(ValueError, match=r"columns of ids were \['user', 'item'\], got \['item', 'user'\]"):
+                    refuse(frame[["item", "user"]])
+    long = pd.DataFrame(PAIRS, columns=names).assign(stars=VALUES)
+    assert model.fit(long).feature_names_in_.tolist() == names
+    assert model.score(long) == pytest.approx(model.score(long[names], VALUES))
+    assert not hasattr(model.fit(PAIRS, VALUES), "feature_names_in_")
 
 
 def test_point_has_no_error_bars():

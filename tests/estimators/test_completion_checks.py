@@ -72,6 +72,13 @@ def test_imputer_folds_in_new_rows(factored):
     np.testing.assert_allclose(filled, one_by_one)
 
 
+def test_imputer_takes_masked_entries_for_holes(factored):
+    _, holes, _ = factored
+    masked = np.ma.array(np.where(np.isnan(holes), 1e6, holes), mask=np.isnan(holes))
+    imputer = LowRankImputer(rank=4)
+    np.testing.assert_array_equal(imputer.fit_transform(masked), imputer.fit_transform(holes))
+
+
 def test_imputer_at_the_edges():
     X = np.array([[1.0, np.nan, 3.0], [2.0, np.nan, np.nan], [np.nan, np.nan, np.nan]])
     filled = LowRankImputer().fit_transform(X)

@@ -10,8 +10,10 @@ import joblib
 import numpy as np
 import pandas as pd
 import polars as pl
+import pyarrow as pa
 import pytest
 import scipy.sparse as sp
+import torch
 from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV, KFold, cross_val_score
 from sklearn.pipeline import make_pipeline
@@ -250,6 +252,32 @@ def test_files_keep_everything(table, tmp_path):
     assert json.loads((tmp_path / "model" / "model.json").read_text())["rows"]["count"] == 60
     again.partial_fit([("new", "é1")], [2.0])
     assert sorted(p.name for p in (tmp_path / "model").iterdir()) == ["model.json", "model.safetensors"]
+
+
+def test_files_keep_the_search(table, tmp_path):
+    _, pairs, values, held, _ = table
+    model = MatrixCompletionCV(ranks=(1, 2), ridges=(None, 5.0), max_iter=5).fit(pairs, values)
+    model.save(tmp_path)
+    again = MatrixCompletionCV.load(tmp_path)
+    np.testing.assert_equal(again.cv_results_, model.cv_results_)
+    for name in ("best_rank_", "best_ridge_", "best_rmse_"):
+        assert getattr(again, name) == getattr(model, name)
+    MatrixCompletion.load(tmp_path).save(tmp_path / "alone")
+    MatrixCompletionCV.load(tmp_path / "alone").save(tmp_path / "alone")
+    np.testing.assert_array_equal(MatrixCompletion.load(tmp_path / "alone").predict(held), model.predict(held))
+
+
+def test_tables_of_arrow_and_tensors_are_what_data_frames_and_arrays_are(table):
+    holes, pairs, values, held, _ = table
+    expected = MatrixCompletion(rank=2, max_iter=5).fit(pairs, values).predict(held)
+    long = pa.table({"row": pairs[:, 0], "column": pairs[:, 1], "value": values})
+    target = torch.tensor(values, requires_grad=True)
+    missing = pd.DataFrame(holes).astype(object).where(~np.isnan(holes), pd.NA)
+    for data in ((long,), (long.select(["row", "column"]), values), (pairs, target), (missing,)):
+        found = MatrixCompletion(rank=2, max_iter=5).fit(*data)
+        np.testing.assert_allclose(found.predict(pa.table({"row": held[:, 0], "column": held[:, 1]})), expected)
+    half = MatrixCompletion(rank=2, max_iter=5).fit(torch.from_numpy(holes).bfloat16())
+    assert half.model_.posterior.n_ratings == len(values)
 
 
 def test_files_that_are_not_models_are_refused(table, tmp_path):

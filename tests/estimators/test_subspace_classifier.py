@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import numpy as np
+import pandas as pd
 import pytest
 from sklearn.linear_model import LogisticRegression
 from sklearn.utils.estimator_checks import parametrize_with_checks
@@ -102,6 +103,16 @@ def test_a_saved_model_predicts_the_same(tmp_path):
     assert loaded.ridge_errors_ == model.ridge_errors_
     with pytest.raises(ValueError, match="holds a SubspaceClassifier, not a SubspaceRegressor"):
         SubspaceRegressor.load(tmp_path / "model")
+
+
+def test_the_score_takes_labels_as_fit_does():
+    X, y, task = rows()
+    model = SubspaceClassifier(rank=2, ridge=0.1).fit(X, y, task=task)
+    share = np.mean(model.predict(X, task=task) == y)
+    for labels in (y, y.tolist(), y[:, None], pd.DataFrame({"y": y})):
+        assert model.score(X, labels, task=task) == pytest.approx(share)
+    with pytest.raises(ValueError, match=r"inconsistent numbers of samples: \[10, 600\]"):
+        model.score(X, y[:10], task=task)
 
 
 def test_a_task_of_one_class_and_one_of_one_row():

@@ -114,6 +114,39 @@ def test_several_outputs_are_tasks_over_shared_rows():
     assert model.nmse(X, Y) < 0.2
 
 
+def test_further_targets_come_in_the_form_of_the_fit():
+    X, y, _ = rows()
+    outputs = SubspaceRegressor(rank=2).fit(X, np.stack([y, 2 * y], axis=1))
+    for learn in (outputs.partial_fit, outputs.fold_in):
+        for given, seen in (
+            ((y, None), r"got shape \(240,\)"), ((np.ones((240, 3)), None), r"got shape \(240, 3\)"),
+            ((y, ["new"] * 240), "got a task for each row"),
+        ):  # fmt: skip
+            with pytest.raises(ValueError, match=f"fitted to 2 outputs: y must have one column for each, {seen}"):
+                learn(X, given[0], task=given[1])
+    assert outputs.task_ids_.tolist() == [0, 1]
+    single = SubspaceRegressor(rank=2).fit(X, y)
+    with pytest.raises(ValueError, match=r"y must have one dimension, as in fit, got shape \(240, 2\)"):
+        single.partial_fit(X, np.stack([y, y], axis=1))
+    assert single.partial_fit(X, y[:, None]).predict(X).shape == (240,)
+
+
+@pytest.mark.parametrize("inference", ["marginal", "point"])
+def test_learning_on_keeps_the_rank(inference):
+    X, y, task = rows()
+    model = SubspaceRegressor(rank=1, inference=inference, max_iter=5).fit(X, y, task=task).set_params(rank=3)
+    assert model.partial_fit(X, y, task=task).components_.shape == (6, 1)
+
+
+def test_the_nmse_takes_targets_as_fit_does():
+    X, y, task = rows()
+    model = SubspaceRegressor(rank=2).fit(X, y, task=task)
+    expected = model.nmse(X, y, task=task)
+    assert model.nmse(X, y[:, None], task=task) == model.nmse(X, pd.DataFrame({"y": y}), task=task) == expected
+    with pytest.raises(ValueError, match=r"y must have the shape \(240,\) of the predictions, got \(10,\)"):
+        model.nmse(X, y[:10], task=task)
+
+
 def test_full_rank_and_a_subspace_of_all_but_one_direction():
     X, y, task = rows(noise=0.5)
     for rank in (5, 6):

@@ -24,7 +24,7 @@ from fisherfold.estimators.completion_fit import FitOptions, fit_model, threads
 from fisherfold.estimators.completion_model import UNSEEN, CompletionModel, Floats
 from fisherfold.estimators.completion_shared import SharedFits
 from fisherfold.estimators.ids import IdIndex, Ids, id_array
-from fisherfold.estimators.inputs import Observations, numbers, observations, pairs
+from fisherfold.estimators.inputs import Observations, id_names, numbers, observations, pairs
 from fisherfold.estimators.io import load_completion, save_completion
 from fisherfold.estimators.point_solvers import SOLVERS
 from fisherfold.files import sound
@@ -76,6 +76,8 @@ class MatrixCompletion(SharedFits, RegressorMixin, BaseEstimator):  # type: igno
         n_iter_: the number of passes.
         converged_: whether the tolerance was reached.
         interrupted_: whether the fit was ended by Ctrl-C.
+        feature_names_in_: the names of the row ids and the column ids, if a data frame of them was fitted; data frames
+            of pairs must then have the same.
         n_duplicates_: how many entries were merged into another one.
         noise_: the standard deviation of an ordinary value around its prediction.
 
@@ -127,8 +129,12 @@ class MatrixCompletion(SharedFits, RegressorMixin, BaseEstimator):  # type: igno
         """
         self._validate()
         found = observations(X, y)
-        if y is not None:
+        for name in ("n_features_in_", "feature_names_in_"):
+            self.__dict__.pop(name, None)
+        if not found.is_table:
             self.n_features_in_ = 2
+            if (names := id_names(X)) is not None:
+                self.feature_names_in_ = np.array(names, dtype=object)
         return self.fit_observations(found)
 
     def fit_observations(self, found: Observations) -> MatrixCompletion:
@@ -217,6 +223,7 @@ class MatrixCompletion(SharedFits, RegressorMixin, BaseEstimator):  # type: igno
         """
         check_is_fitted(self, "model_")
         rows, columns = pairs(X)
+        self._check_names(X)
         return self._predict(self.model_, *self.model_.locate(rows, columns, self.unseen), return_std)
 
     def _predict(
@@ -226,6 +233,15 @@ class MatrixCompletion(SharedFits, RegressorMixin, BaseEstimator):  # type: igno
             raise ValueError("return_std needs inference='variational': a point estimate has no error bars")
         mean, std = model.predict(i, j, with_std=return_std, clip=self.clip, unseen=self.unseen)
         return mean if std is None else (mean, std)
+
+    def _check_names(self, X: Any) -> None:
+        """Refuse a data frame whose columns stand for others than those of the fit: rows and columns exchanged."""
+        known, names = getattr(self, "feature_names_in_", None), id_names(X)
+        if known is not None and names is not None and names != known.tolist():
+            raise ValueError(
+                "The feature names should match those that were passed during fit: the columns of ids were "
+                f"{known.tolist()}, got {names}"
+            )
 
     def recommend(self, row_id: Hashable, k: int = 10, *, exclude_seen: bool = True) -> tuple[Ids, Floats]:
         """The columns with the largest predictions for a row.
@@ -340,6 +356,8 @@ class MatrixCompletion(SharedFits, RegressorMixin, BaseEstimator):  # type: igno
                 del self._grows
         self._validate()
         found, options = observations(X, y), self._options(self.model_.posterior.rank, None)
+        if not found.is_table:
+            self._check_names(X)
         with threads(options.n_jobs):
             self.model_.absorb(
                 found, duplicates=self.duplicates, centred=self.offsets != "none", seed=options.seed
@@ -353,7 +371,18 @@ class MatrixCompletion(SharedFits, RegressorMixin, BaseEstimator):  # type: igno
             path: the folder; it is made if it does not exist.
         """
         check_is_fitted(self, "model_")
-        save_completion(path, self.model_, type(self).__name__, self.get_params(deep=False))
+        save_completion(path, self.model_, type(self).__name__, self.get_params(deep=False), self._learnt())
+
+    def _learnt(self) -> dict[str, Any]:
+        """What a file keeps besides the model and the parameters."""
+        names = getattr(self, "feature_names_in_", None)
+        return {} if names is None else {"feature_names": names.tolist()}
+
+    def _recall(self, learnt: dict[str, Any]) -> None:
+        if (names := learnt.get("feature_names")) is not None:
+            if not (isinstance(names, list) and len(names) == 2 and all(isinstance(name, str) for name in names)):
+                raise ValueError(f"feature_names are {str(names)[:40]!r}, two names are expected")
+            self.feature_names_in_ = np.array(names, dtype=object)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> MatrixCompletion:
@@ -365,12 +394,13 @@ class MatrixCompletion(SharedFits, RegressorMixin, BaseEstimator):  # type: igno
         Returns:
             The fitted estimator.
         """
-        model, params = load_completion(path)
+        model, params, learnt = load_completion(path)
         known = cls._get_param_names()
         params = {"rank": model.posterior.rank, **params}
         estimator = cls(**{name: value for name, value in params.items() if name in known})
         with sound(path, "completion"):
             estimator._validate()
+            estimator._recall(learnt)
         estimator.n_features_in_ = 2
         return estimator._adopt(model, False)
 

@@ -15,6 +15,7 @@ from fisherfold.estimators.checkpoint import FitCheckpoint
 from fisherfold.estimators.completion import MatrixCompletion
 from fisherfold.estimators.completion_fit import FitOptions, checkpoint_of, prepare, run, threads
 from fisherfold.estimators.inputs import Observations
+from fisherfold.estimators.posterior_files import finite_number
 from fisherfold.estimators.shared_ratings import Prepared
 from fisherfold.files import sound
 from fisherfold.inference.completion import CompletionPosterior
@@ -109,7 +110,7 @@ class MatrixCompletionCV(MatrixCompletion):
             chosen = {"ranks": ranks, "ridges": ridges, "cv": self.cv, "clip": self.clip}
             saved = checkpoint_of(ready.ratings, options, **chosen)
             errors = self._search(ready, ranks, ridges, options, saved)
-        self._keep(ranks, ridges, errors)
+        self._keep([(rank, ridge) for ridge in ridges for rank in ranks], errors.reshape(-1, self.cv))
         self._fit(found, self.best_rank_, self.best_ridge_)
         if saved is not None:
             saved.remove()
@@ -124,11 +125,13 @@ class MatrixCompletionCV(MatrixCompletion):
 
     def _allowed_ranks(self, found: Observations) -> list[int]:
         sizes = len(np.unique(_codes(found.all_rows))), len(np.unique(_codes(found.all_columns)))
-        allowed = sorted({int(rank) for rank in parameters.several("ranks", self.ranks) if rank <= min(sizes)})
+        whole = min(sizes)
+        # the solvers of the paper need a subspace that is not the whole space
+        largest = whole if self.solver == "auto" else whole - 1
+        allowed = sorted({int(rank) for rank in parameters.several("ranks", self.ranks) if rank <= largest})
         if not allowed:
-            raise ValueError(
-                f"ranks must contain one between 1 and min(n_rows, n_columns)={min(sizes)}, got {self.ranks!r}"
-            )
+            bound = f"min(n_rows, n_columns)={whole}" + ("" if largest == whole else f" less one for {self.solver}")
+            raise ValueError(f"ranks must contain one between 1 and {bound}, got {self.ranks!r}")
         if len(found.values) < self.cv:
             raise ValueError(f"cv={self.cv} folds need as many ratings, got {len(found.values)}")
         return allowed
@@ -177,16 +180,35 @@ class MatrixCompletionCV(MatrixCompletion):
             errors.append(ready.scale * float((mean - test[2]).double().square().mean().sqrt()))
         return errors
 
-    def _keep(self, ranks: list[int], ridges: list[float | None], errors: npt.NDArray[np.float64]) -> None:
-        flat = errors.reshape(-1, self.cv)
-        pairs = [(rank, ridge) for ridge in ridges for rank in ranks]
-        mean = flat.mean(axis=1)
+    def _keep(self, tried: list[tuple[int, float | None]], errors: npt.NDArray[np.float64]) -> None:
+        """Make a table of the held-out errors, one row per pair of rank and ridge, and choose the best."""
+        mean = errors.mean(axis=1)
         self.cv_results_: dict[str, Any] = {
-            "rank": [rank for rank, _ in pairs], "ridge": [ridge for _, ridge in pairs], "mean_rmse": mean,
-            "std_rmse": flat.std(axis=1, ddof=1), **{f"split{k}_rmse": flat[:, k] for k in range(self.cv)},
+            "rank": [rank for rank, _ in tried], "ridge": [ridge for _, ridge in tried], "mean_rmse": mean,
+            "std_rmse": errors.std(axis=1, ddof=1), **{f"split{k}_rmse": part for k, part in enumerate(errors.T)},
         }  # fmt: skip
         best = int(np.argmin(mean))
-        (self.best_rank_, self.best_ridge_), self.best_rmse_ = pairs[best], float(mean[best])
+        (self.best_rank_, self.best_ridge_), self.best_rmse_ = tried[best], float(mean[best])
+
+    def _learnt(self) -> dict[str, Any]:
+        if not hasattr(self, "cv_results_"):  # read from a file of an estimator without a search
+            return super()._learnt()
+        found = self.cv_results_
+        folds = sum(name.startswith("split") for name in found)
+        errors = np.stack([found[f"split{k}_rmse"] for k in range(folds)], axis=1)
+        return super()._learnt() | {"rank": found["rank"], "ridge": found["ridge"], "errors": errors}
+
+    def _recall(self, learnt: dict[str, Any]) -> None:
+        super()._recall(learnt)
+        if "errors" not in learnt:
+            return
+        ranks = [parameters.whole("rank", rank, 1) for rank in learnt["rank"]]
+        ridges = [None if ridge is None else finite_number("ridge", ridge) for ridge in learnt["ridge"]]
+        errors = np.array([[finite_number("an error", e) for e in row] for row in learnt["errors"]])
+        tried = list(zip(ranks, ridges, strict=True))
+        if errors.ndim != 2 or errors.shape[1] < 2 or len(tried) != len(errors):
+            raise ValueError(f"{len(tried)} searched pairs have errors of the shape {errors.shape}")
+        self._keep(tried, errors)
 
 
 def _codes(ids: npt.NDArray[Any]) -> npt.NDArray[Any]:

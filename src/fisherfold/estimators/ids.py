@@ -48,6 +48,9 @@ def id_array(ids: Any, name: str) -> Ids:
         raise TypeError(f"{name} ids must be a sequence, got {ids!r} ({type(ids).__name__})")
     if not (hasattr(ids, "to_numpy") or hasattr(ids, "__array__")):
         return _exact(list(ids), name)
+    if np.ma.isMaskedArray(ids) and (masked := np.ma.getmaskarray(ids)).any():
+        ids = np.ma.getdata(ids).astype(object)
+        ids[masked] = None
     array = ids.to_numpy() if hasattr(ids, "to_numpy") else np.asarray(ids)
     if array.ndim != 1:
         raise ValueError(f"{name} ids must have one dimension, got shape {array.shape}")

@@ -20,6 +20,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from fisherfold.estimators import parameters
 from fisherfold.estimators.completion_fit import threads
+from fisherfold.estimators.inputs import unmasked
 from fisherfold.inference.completion import CompletionPosterior, fit_variational
 from fisherfold.inference.predictive import predict_pairs
 from fisherfold.inference.sides import Side
@@ -31,7 +32,7 @@ _ROWS_AT_ONCE = 4096
 
 
 class LowRankImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
-    """Impute missing values (NaN) by a low-rank Gaussian model of the table.
+    """Impute missing values (NaN, or masked) by a low-rank Gaussian model of the table.
 
     Observed values are returned as they are. A column without any observed value is filled with 0; a row without any is
     filled with what an average row would have.
@@ -83,7 +84,7 @@ class LowRankImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
         rank, max_iter = (parameters.whole(name, getattr(self, name), 1) for name in ("rank", "max_iter"))
         tol, n_jobs = parameters.number("tol", self.tol), parameters.jobs(self.n_jobs)
         parameters.check_seed(self.random_state)
-        X = validate_data(self, X, dtype=[np.float64, np.float32], ensure_all_finite="allow-nan")
+        X = validate_data(self, unmasked(X), dtype=[np.float64, np.float32], ensure_all_finite="allow-nan")
         seen = ~np.isnan(X)
         if not seen.any():
             raise ValueError("X must contain at least one observed value, got only NaN")
@@ -118,7 +119,7 @@ class LowRankImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
         """
         check_is_fitted(self, "mean_")
         X = validate_data(
-            self, X, dtype=[np.float64, np.float32], ensure_all_finite="allow-nan", reset=False, copy=True
+            self, unmasked(X), dtype=[np.float64, np.float32], ensure_all_finite="allow-nan", reset=False, copy=True
         )
         for start in range(0, len(X), _ROWS_AT_ONCE):
             self._fill(X[start : start + _ROWS_AT_ONCE])

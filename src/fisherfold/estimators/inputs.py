@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import scipy.sparse
+import torch
 
 from fisherfold.estimators.ids import Ids, id_array, plain
 
@@ -54,6 +55,7 @@ def observations(X: Any, y: Any = None) -> Observations:
     Raises:
         ValueError: if pairs and values differ in number; other faults are named by the readers of each form.
     """
+    X = _arrow_as_frame(X)
     if y is not None:
         rows, columns = pairs(X)
         values = numbers(y, "y")
@@ -96,6 +98,7 @@ def pairs(X: Any) -> tuple[Ids, Ids]:
         TypeError: if the table is a sparse matrix.
         ValueError: if it does not have two columns.
     """
+    X = _arrow_as_frame(X)
     if scipy.sparse.issparse(X):
         raise TypeError("pairs of ids cannot be a sparse matrix; hand over fit(M) without y, or an (n, 2) array of ids")
     if _is_frame(X):
@@ -106,7 +109,7 @@ def pairs(X: Any) -> tuple[Ids, Ids]:
     if isinstance(X, (list, tuple)) and _are_pairs(X):
         rows, columns = zip(*X, strict=True)
         return id_array(rows, "row"), id_array(columns, "column")
-    array = np.asarray(X)
+    array = np.asanyarray(X)  # with the mask of a masked array
     if array.dtype.kind == "c":
         raise ValueError("Complex data not supported: ids must be whole numbers, text or other hashable objects")
     if array.ndim == 2 and array.shape[1] == 0:
@@ -118,6 +121,21 @@ def pairs(X: Any) -> tuple[Ids, Ids]:
             "Reshape your data, or hand over a matrix with holes as fit(M) without y"
         )
     return id_array(array[:, 0], "row"), id_array(array[:, 1], "column")
+
+
+def id_names(X: Any) -> list[str] | None:
+    """The names of the two columns of ids, where there are names.
+
+    Args:
+        X: pairs of ids, or a data frame of row, column and value.
+
+    Returns:
+        The names of the first two columns of a data frame whose columns are all named by text, else None.
+    """
+    X = _arrow_as_frame(X)
+    if not _is_frame(X) or not all(isinstance(name, str) for name in X.columns):
+        return None
+    return list(X.columns)[:2]
 
 
 def _are_pairs(lines: Sequence[Any]) -> bool:
@@ -147,8 +165,7 @@ def numbers(y: Any, name: str) -> npt.NDArray[np.float64]:
     Raises:
         ValueError: if the values are not one column of real numbers.
     """
-    if np.ma.isMaskedArray(y):
-        y = np.ma.filled(y.astype(np.float64), np.nan)
+    y = unmasked(y)
     array = y.to_numpy() if hasattr(y, "to_numpy") else _as_array(y)
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
@@ -163,7 +180,29 @@ def numbers(y: Any, name: str) -> npt.NDArray[np.float64]:
     bad = next(((k, v) for k, v in enumerate(array.tolist()) if not _is_number(v)), None)
     if bad is not None:
         raise ValueError(f"{name} must hold numbers, got {bad[1]!r} at position {bad[0]}")
+    if array.dtype == object:
+        return np.array([np.nan if _is_hole(value) else value for value in array.tolist()], dtype=np.float64)
     return array.astype(np.float64)
+
+
+def unmasked(X: Any) -> Any:
+    """Masked entries as NaN, and tensors as arrays.
+
+    Args:
+        X: numbers in any form.
+
+    Returns:
+        A plain array of floats for a masked array or a real tensor, anything else as it is.
+
+    Example:
+        >>> unmasked(np.ma.array([1, 2], mask=[False, True]))
+        array([ 1., nan])
+    """
+    if np.ma.isMaskedArray(X):
+        return np.ma.filled(X.astype(X.dtype if X.dtype in (np.float32, np.float64) else np.float64), np.nan)
+    if isinstance(X, torch.Tensor) and not X.is_complex():
+        return X.detach().cpu().double().numpy()
+    return X
 
 
 def _as_array(y: Any) -> npt.NDArray[Any]:
@@ -176,17 +215,32 @@ def _as_array(y: Any) -> npt.NDArray[Any]:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether this is a real number, or text of one; None is a missing one."""
+    """Whether this is a real number, text of one, or a missing one."""
     if isinstance(value, (complex, np.complexfloating)):
         return False
     try:
-        float(np.nan if value is None else value)
+        float(np.nan if _is_hole(value) else value)
     except (ValueError, TypeError, OverflowError):
         return False
     return True
 
 
+def _is_hole(value: Any) -> bool:
+    return value is None or type(value).__name__ == "NAType"  # pandas.NA
+
+
+def _arrow_as_frame(X: Any) -> Any:
+    """A table of pyarrow as a data frame, which NumPy would take for a matrix; anything else as it is."""
+    if not (hasattr(X, "column_names") and hasattr(X, "to_pylist")):
+        return X
+    import polars as pl
+
+    return pl.from_arrow(X)
+
+
 def _is_frame(X: Any) -> bool:
+    if type(X).__name__ == "LazyFrame":
+        raise TypeError("X must be a data frame, got a LazyFrame; pass X.collect()")
     return hasattr(X, "columns") and hasattr(X, "dtypes")
 
 
@@ -206,8 +260,7 @@ def _from_sparse(X: Any) -> Observations:
 
 
 def _from_array(X: Any) -> Observations:
-    if np.ma.isMaskedArray(X):
-        X = np.ma.filled(X.astype(np.float64), np.nan)
+    X = unmasked(X)
     array = _as_array(X) if isinstance(X, (list, tuple)) else np.asarray(X)
     if array.ndim != 2:
         raise ValueError(
@@ -232,7 +285,7 @@ def _from_frame(X: Any) -> Observations:
         return _checked(Observations(rows, columns, numbers(parts[2], f"column {names[2]!r}"), rows, columns))
     values = np.empty((len(X), len(names)))
     for place, name in enumerate(names):
-        values[:, place] = _frame_column(parts[place], name)
+        values[:, place] = numbers(parts[place], f"column {name!r}")
     index = getattr(X, "index", None)
     all_rows = np.arange(len(values), dtype=np.int64) if index is None else id_array(index, "row")
     all_columns = id_array(names, "column")
@@ -249,10 +302,3 @@ def _has_missing(column: Any) -> bool:
     if hasattr(column, "isna"):
         return bool(column.isna().any())
     return column.null_count() > 0 or (column.dtype.is_float() and bool(column.is_nan().any()))
-
-
-def _frame_column(column: Any, name: Any) -> npt.NDArray[np.float64]:
-    array = column.to_numpy()
-    if array.dtype == object:
-        array = np.array([np.nan if v is None else v for v in array.tolist()], dtype=object)
-    return numbers(array, f"column {name!r}")

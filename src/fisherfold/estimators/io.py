@@ -27,8 +27,9 @@ INFERENCES = ("variational", "point")
 
 
 def save_completion(
-    path: str | os.PathLike[str], model: CompletionModel, estimator: str, params: dict[str, Any]
-) -> None:
+    path: str | os.PathLike[str], model: CompletionModel, estimator: str, params: dict[str, Any],
+    fitted: dict[str, Any],
+) -> None:  # fmt: skip
     """Write a model into a folder.
 
     Args:
@@ -36,6 +37,7 @@ def save_completion(
         model: the model.
         estimator: the name of the estimator's class.
         params: the estimator's parameters.
+        fitted: what else it learnt.
     """
     tensors, numbers = pack_posterior(model.posterior)
     has_offset = numbers.pop("has_offset")
@@ -44,7 +46,7 @@ def save_completion(
         "inference": model.inference, "center": model.center, "scale": model.scale,
         "low": float(model.low), "high": float(model.high),
         "n_at_look": model.n_at_look, "n_at_start": model.n_at_start, "n_merged": model.n_merged,
-        "posterior": numbers,
+        "posterior": numbers, "fitted": storable(fitted),
     }  # fmt: skip
     for k, (name, ids) in enumerate((("rows", model.row_ids), ("columns", model.column_ids))):
         kind, parts = pack_ids(ids.labels, name)
@@ -57,14 +59,14 @@ def save_completion(
         write_atomically(folder / "model.json", json.dumps(summary, indent=2).encode())
 
 
-def load_completion(path: str | os.PathLike[str]) -> tuple[CompletionModel, dict[str, Any]]:
+def load_completion(path: str | os.PathLike[str]) -> tuple[CompletionModel, dict[str, Any], dict[str, Any]]:
     """Read a model.
 
     Args:
         path: the folder.
 
     Returns:
-        The model and the parameters of its estimator.
+        The model, the parameters of its estimator and what else it learnt, not yet checked.
 
     Raises:
         FileNotFoundError: if there is no such folder.
@@ -89,7 +91,10 @@ def load_completion(path: str | os.PathLike[str]) -> tuple[CompletionModel, dict
             seen_values=values, inference=header["inference"], n_at_look=counts[0], n_at_start=counts[1],
             n_merged=counts[2], **numbers,
         )  # fmt: skip
-    return model, header["params"]
+        fitted = header.get("fitted", {})
+        if not isinstance(fitted, dict):
+            raise ValueError(f"fitted is {type(fitted).__name__}")
+    return model, header["params"], fitted
 
 
 def _index(tensors: dict[str, Tensor], name: str, facts: dict[str, Any], n: int) -> IdIndex:

@@ -140,7 +140,7 @@ class SubspaceRegressor(SharedTaskFits, RegressorMixin, TaskEstimator):  # type:
     def partial_fit(self, X: Any, y: Any, task: Any = None, sample_weight: Any = None) -> SubspaceRegressor:
         """Take in more rows, of known or of new tasks, and go on learning from where the model stands.
 
-        The first call is ``fit``; later ones keep the scaling and, for the point model, the ridge.
+        The first call is ``fit``; later ones keep the rank, the scaling and, for the point model, the ridge.
 
         Args:
             X: as in ``fit``.
@@ -239,8 +239,11 @@ class SubspaceRegressor(SharedTaskFits, RegressorMixin, TaskEstimator):  # type:
         """
         check_is_fitted(self)
         predicted = np.asarray(self.predict(X, task=task), dtype=np.float64)
-        residual = torch.as_tensor(np.asarray(y, dtype=np.float64) - predicted)
-        target = torch.as_tensor(np.array(y, dtype=np.float64))
+        given = np.array(y, dtype=np.float64)
+        if given.size != predicted.size:
+            raise ValueError(f"y must have the shape {predicted.shape} of the predictions, got {given.shape}")
+        target = torch.from_numpy(given.reshape(predicted.shape))
+        residual = target - torch.from_numpy(predicted)
         if target.ndim == 2:
             numbers = torch.arange(target.shape[1]).expand(target.shape)
         else:
@@ -293,6 +296,7 @@ class SubspaceRegressor(SharedTaskFits, RegressorMixin, TaskEstimator):  # type:
         if task is None and len(self._index) > 1 and not self._outputs and not isinstance(X, (list, tuple)):
             raise ValueError(f"task must be given: the model has {len(self._index)} tasks")
         X, y, labels, weight = self._read(X, y, task, sample_weight, reset=False, numeric=True)
+        self._check_form(y, labels)
         if labels is not None:
             self._index.add(labels)
         if len(self._index) > self.statistics_.n_tasks:
@@ -300,9 +304,18 @@ class SubspaceRegressor(SharedTaskFits, RegressorMixin, TaskEstimator):  # type:
         rows = self._rows(X, y, labels, weight)
         self.statistics_.add(rows.Z, rows.y, rows.task, sample_weight=rows.weight)
 
+    def _check_form(self, y: Array, labels: Array | None) -> None:
+        """Whether further targets come as those of the fit did: several outputs over shared rows, or one per row."""
+        outputs = len(self._index)
+        if self._outputs and (labels is not None or y.shape[1:] != (outputs,)):
+            given = f"shape {y.shape}" if labels is None else "a task for each row"
+            raise ValueError(f"the model was fitted to {outputs} outputs: y must have one column for each, got {given}")
+        if not self._outputs and y.ndim == 2 and y.shape[1] != 1:
+            raise ValueError(f"y must have one dimension, as in fit, got shape {y.shape}")
+
     def _learn(self, rows: Rows | None) -> None:
         """Fit what is shared; with fresh rows the ridge is chosen, without them learning goes on."""
-        rank = self._checked_rank(self.statistics_.n_features)
+        rank = self._frame.shape[1] if rows is None else self._checked_rank(self.statistics_.n_features)
         data = self.statistics_.parts()
         if self.inference == "marginal":
             saved = self._saved(data, self.statistics_.all_tasks.group)

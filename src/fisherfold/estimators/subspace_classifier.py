@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from scipy.special import expit
 from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
-from sklearn.utils.validation import check_is_fitted
+from sklearn.utils.validation import check_is_fitted, column_or_1d
 from torch import Tensor
 
 from fisherfold.estimators import parameters
@@ -217,7 +217,9 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
         Returns:
             The accuracy.
         """
-        return float(np.average(self.predict(X, task=task) == np.asarray(y), weights=sample_weight))
+        from sklearn.metrics import accuracy_score
+
+        return float(accuracy_score(column_or_1d(y), self.predict(X, task=task), sample_weight=sample_weight))
 
     def _check_parameters(self) -> None:
         self._check_common()
