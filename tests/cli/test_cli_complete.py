@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -107,6 +108,48 @@ def test_recommend(model):
     assert "Recommendations" in call("recommend", model, "u1")
 
 
+def test_ids_are_no_markup_and_predictions_have_any_size(tmp_path):
+    lines = [f"u[bold]{i},[/b]{j},{(1 + i * j % 5) * 1e-9}" for i in range(6) for j in range(5) if (i + j) % 3]
+    (tmp_path / "r[red].csv").write_text("\n".join(["user,item,rating", *lines]))
+    assert "Completed r[red].csv" in call("fit", tmp_path / "r[red].csv", "-r", 1, "-o", tmp_path / "m")
+    shown = call("recommend", tmp_path / "m", "u[bold]3", "-k", 1)
+    assert re.search(r"u\[bold\]3 .* \[/b\]\d .* \S+e-09 ", shown)
+    errors = call("evaluate", tmp_path / "r[red].csv", "-r", 1, "--folds", 2)
+    assert re.search(r"rmse .* \S+e-\d\d ± \S+e-\d\d", errors)
+
+
+def test_a_model_of_mixed_ids_is_asked_by_their_text(tmp_path):
+    """Ids of a file are text or numbers by their column, those of a model each what it is."""
+    pairs = [(i, j) for i in range(8) for j in range(6) if (i + j) % 3]
+    fitted = MatrixCompletion(rank=1).fit(pairs, [float(i * j % 5) for i, j in pairs])
+    fitted.partial_fit([("zoe", 3), (2.5, 3)], [4.0, 1.0]).save(tmp_path / "m")
+    expected = fitted.predict([(7, 3), ("zoe", 3), (2.5, 3), ("07", 3)])
+    for header, name in (("user,item\n", "user"), ("", "column_1")):
+        (tmp_path / "p.csv").write_text(f"{header}7,3\nzoe,3\n2.5,3\n07,3\n")
+        found = json.loads(call("predict", tmp_path / "m", tmp_path / "p.csv", "-o", tmp_path / "out.csv", "--json"))
+        assert (found["pairs"], found["with ids not seen in the fit"]) == (4, 1)
+        frame = pl.read_csv(tmp_path / "out.csv", infer_schema_length=None)
+        assert frame.columns[0] == name
+        np.testing.assert_allclose(frame["prediction"].to_numpy(), expected)
+    lists = json.loads(call("recommend", tmp_path / "m", "7", "zoe", "2.5", "-k", 2, "--json"))
+    for text, row in (("7", 7), ("zoe", "zoe"), ("2.5", 2.5)):
+        assert [item["column"] for item in lists[text]] == fitted.recommend(row, 2)[0].tolist()
+
+
+def test_a_model_of_float_ids_is_asked_by_their_text(tmp_path):
+    pairs = [(i / 2, j) for i in range(8) for j in range(6) if (i + j) % 3]
+    MatrixCompletion(rank=1).fit(pairs, [float(int(2 * i) * j % 5) for i, j in pairs]).save(tmp_path / "m")
+    assert set(json.loads(call("recommend", tmp_path / "m", "3.5", "9.25", "--json"))) == {"3.5", "9.25"}
+    refused = CliRunner().invoke(app, ["complete", "recommend", str(tmp_path / "m"), "x"])
+    assert str(refused.exception) == "row ids of this model are numbers, got 'x'"
+
+
+def test_a_column_std_of_the_table_stays_unless_it_is_asked_for(model, tmp_path):
+    (tmp_path / "pairs.csv").write_text("user,item,std\nu1,3,a\n")
+    call("predict", model, tmp_path / "pairs.csv", "-o", tmp_path / "out.csv")
+    assert pl.read_csv(tmp_path / "out.csv")["std"].to_list() == ["a"]
+
+
 def test_recommend_says_when_a_row_is_a_stranger(model):
     shown = CliRunner().invoke(app, ["complete", "recommend", str(model), "nobody", "u1"])
     assert shown.stderr.strip() == "row nobody was not in the fit: these are the columns that do best on average"
@@ -133,6 +176,7 @@ def test_evaluate_has_error_bars(ratings):
     [
         (["fit", "nothing.csv", "-o", "m"], "there is no file nothing.csv"),
         (["fit", "{ratings}", "--rank", "ten", "-o", "m"], "--rank must be a whole number of at least 1 or auto"),
+        (["fit", "{ratings}", "--rank", "²", "-o", "m"], "--rank must be a whole number of at least 1 or auto"),
         (["fit", "{ratings}", "--rank", "99", "-o", "m"], "rank must be between 1 and min"),
         (["fit", "{ratings}", "--rank", "1", "--ridge", "-2", "-o", "m"], "ridge must be None or a finite number"),
         (["fit", "{ratings}", "-o", "{ratings}"], "--output must be a folder"),

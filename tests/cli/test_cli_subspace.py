@@ -106,6 +106,26 @@ def test_classes(table):
     assert set(pl.read_csv(folder / "out.csv")["class_predicted"]) == {"tall", "short"}
 
 
+def test_tasks_and_classes_are_known_by_their_text(table):
+    """A column of 1, 2 and 3A is text; what is left of it in another file, 1 and 2, are numbers."""
+    folder, train, _ = table
+    named = pl.col("school").replace_strict({f"s{i}": "3A" if i > 1 else str(i + 1) for i in range(10)})
+    label = pl.when(pl.col("age") > 0).then(pl.lit("1")).otherwise(pl.lit("none")).alias("class")
+    train = train.with_columns(named, label)
+    train.write_csv(folder / "all.csv")
+    some = train.filter((pl.col("school") != "3A") & (pl.col("class") == "1"))
+    some.write_csv(folder / "some.csv")
+    columns = ("--task", "school", "--features", "age,size", "-o", folder / "model")
+    answer("fit", folder / "all.csv", "--target", "y", *columns)
+    answer("predict", folder / "model", folder / "some.csv", "-o", folder / "out.csv", "--unseen", "mean")
+    model = SubspaceRegressor(random_state=0).fit(train[["age", "size"]], train["y"], task=train["school"].to_list())
+    expected = model.predict(some[["age", "size"]], task=some["school"].to_list())
+    np.testing.assert_allclose(pl.read_csv(folder / "out.csv")["y_predicted"].to_numpy(), expected, rtol=1e-9)
+    assert answer("evaluate", folder / "model", folder / "some.csv")["tasks"] == 2
+    answer("fit", folder / "all.csv", "--target", "class", "--classify", *columns)
+    assert answer("evaluate", folder / "model", folder / "some.csv")["accuracy"] > 0.8
+
+
 def test_features_can_be_named_and_tasks_left_out(table):
     folder, train, _ = table
     facts = answer("fit", folder / "train.csv", "--target", "y", "--features", "age, size", "-o", folder / "model")
@@ -124,6 +144,10 @@ def test_features_can_be_named_and_tasks_left_out(table):
         (["--target", "school", "--task", "y"], "column 'school' is 's.', a number is expected"),
         (["--target", "y", "--task", "school", "--rank", "9"], "rank must be a whole number between 1 and 4"),
         (["--target", "y", "--task", "school", "--inference", "x"], "inference must be one of"),
+        (["--target", "y", "--classify", "--inference", "point"], "--inference is for regressions, got 'point'"),
+        (["--target", "y", "--task", "y"], "--target and --task must be two columns, both are y"),
+        (["--target", "y", "--features", "age,y"], "--features must not contain the target, y"),
+        (["--target", "y", "--features", "age,age"], "--features must name each column once, got age, age"),
     ],
 )
 def test_bad_options_are_named(table, options, message):

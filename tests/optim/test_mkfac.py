@@ -241,6 +241,19 @@ def test_explicit_groups_with_and_without_modules() -> None:
         alone.refresh([(x, y)], nn.CrossEntropyLoss())
 
 
+@pytest.mark.parametrize("kind", [MKFAC, SGDG])
+def test_what_speaks_of_a_module_is_refused_for_parameters(kind) -> None:
+    """Without it the optimizer would be SGD, and nobody would know."""
+    model, x = bn_net(), data()[0]
+    with pytest.raises(ValueError, match=r"example_input needs a module as model, got parameters \(generator\)"):
+        kind(model.parameters(), example_input=x)
+    for invariant in ("probe", {"0.weight": "row"}):
+        with pytest.raises(ValueError, match=r"invariant=.* needs a module as model, got parameters \(list\)"):
+            kind(list(model.parameters()), invariant=invariant)
+    with pytest.raises(ValueError, match="model_of_groups is for parameter groups, got a module"):
+        MKFAC(model, model_of_groups=model)
+
+
 def test_gradients_in_another_memory_layout_are_understood() -> None:
     """Fused kernels read flat memory: a transposed gradient must not be taken for a straight one."""
     ours, theirs = (nn.Parameter(torch.arange(6.0).reshape(2, 3)) for _ in range(2))

@@ -2,6 +2,7 @@
 
 import io
 import math
+import operator
 import re
 
 import numpy as np
@@ -61,6 +62,13 @@ def test_criteria_are_joined(task):
     assert both.trace["samples"][-1] >= 1000
     nested = minimize(task.problem, task.x0, stop=(GradientNorm(1e-30) & MaxSamples(1)) | LossBelow(100.0))
     assert (nested.status, nested.iterations) == ("converged", 0)
+
+
+@pytest.mark.parametrize("other", [1e-6, MaxSeconds])
+def test_only_criteria_are_joined(other):
+    for join in (operator.or_, operator.and_):
+        with pytest.raises(TypeError, match="unsupported operand"):
+            join(GradientNorm(1e-6), other)
 
 
 def test_rejected_steps_are_no_stagnation():

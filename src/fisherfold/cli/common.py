@@ -131,7 +131,7 @@ class Voice:
             title: the title of the table.
             facts: names and values.
         """
-        table = Table(title=title, show_header=False)
+        table = Table(title=escape(title), show_header=False)
         for name, value in facts.items():
             table.add_row(escape(str(name)), escape(cell(value)))
         self.answer(facts, table)
@@ -300,18 +300,25 @@ def cell(value: Any) -> str:
     Examples:
         >>> cell(True), cell(0.123456), cell({"mean": 1.0, "standard error": 0.25}), cell(float("nan"))
         ('yes', '0.1235', '1.0000 ± 0.2500', 'undefined')
+        >>> cell({"mean": 1.4e-9, "standard error": 2e-11})
+        '1.4e-09 ± 2e-11'
     """
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        return "undefined" if value != value else f"{value:.4f}" if 1e-3 <= abs(value) < 1e6 else f"{value:.4g}"
+        return "undefined" if value != value else f"{value:{_form(value)}}"
     if isinstance(value, Mapping) and "standard error" in value:
-        return f"{value['mean']:.4f} ± {value['standard error']:.4f}"
+        form = _form(value["mean"])
+        return f"{value['mean']:{form}} ± {value['standard error']:{form}}"
     if isinstance(value, Mapping):
         return "\n".join(f"{key}: {cell(item)}" for key, item in value.items()) or "none"
     if isinstance(value, (list, tuple)):
         return ", ".join(map(cell, value)) or "none"
     return str(value)
+
+
+def _form(value: float) -> str:
+    return ".4f" if 1e-3 <= abs(value) < 1e6 else ".4g"
 
 
 def report(error: Exception, path: str, *, as_json: bool = False) -> int:

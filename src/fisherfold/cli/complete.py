@@ -5,12 +5,14 @@ Files are written under a temporary name and renamed, so that none is ever half 
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from fisherfold.cli.common import Checkpoint, Decimal, Encoding, UnpackLimit, Voice, command, group, one_of
@@ -179,13 +181,13 @@ def predict(
         pairs, text=text, columns=_split(columns), file_format=file_format, header=header, encoding=encoding,
         max_bytes=int(unpack_limit * 2**30), is_data=lambda fields: _known(model, fields, columns),
     )  # fmt: skip
-    frame = table.frame
-    i, j = model.model_.locate(rows, ids, "prior")
-    if std and model.model_.inference == "point":
+    frame, inside = table.frame, model.model_
+    i, j = inside.locate(inside.row_ids.meant(rows), inside.column_ids.meant(ids), "prior")
+    if std and inside.inference == "point":
         raise ValueError("--std needs a model of --inference variational: a point estimate has no error bars")
     with voice.progress(f"predicting {len(frame):,} pairs"):
-        mean, spread = model.model_.predict(i, j, with_std=std, clip=model.clip)
-    frame = frame.drop([name for name in ("std", "prediction") if name in frame.columns])
+        mean, spread = inside.predict(i, j, with_std=std, clip=model.clip)
+    frame = frame.drop([name for name in ("prediction", *(["std"] if std else [])) if name in frame.columns])
     if spread is not None:
         frame = frame.with_columns(written(spread, decimal).alias("std"))
     frame = frame.with_columns(written(mean, decimal).alias("prediction"))
@@ -221,9 +223,12 @@ def recommend(
     table = Table(title="Recommendations")
     for name in ("row", "place", "column", "prediction"):
         table.add_column(name, justify="right" if name in ("place", "prediction") else "left")
+    largest = max((abs(item["prediction"]) for items in lists.values() for item in items), default=0.0)
+    form = ".3f" if largest == 0 or 1e-2 <= largest < 1e6 else ".3e"
     for text, items in lists.items():
         for place, item in enumerate(items, start=1):
-            table.add_row(text if place == 1 else "", str(place), str(item["column"]), f"{item['prediction']:.3f}")
+            name, column = text if place == 1 else "", str(item["column"])
+            table.add_row(escape(name), str(place), escape(column), f"{item['prediction']:{form}}")
     voice.answer(lists, table)
 
 
@@ -277,7 +282,7 @@ def _estimator(rank: str, **options: Any) -> MatrixCompletion:
     if rank == "auto":
         ridge = options.pop("ridge")
         return MatrixCompletionCV(_AUTO_RANKS, ridges=(ridge,), **options)
-    if not rank.isdigit():
+    if not rank.isdecimal():
         raise ValueError(f"--rank must be a whole number of at least 1 or auto, got {rank!r}")
     return MatrixCompletion(int(rank), **options)
 
@@ -315,19 +320,27 @@ def _read(header: list[str] | None, lines: int, refused: dict[str, int]) -> dict
 
 def _known(model: MatrixCompletion, fields: list[str], columns: str | None) -> bool:
     """Whether the first line of a file of pairs holds an id of the model, and so is data, not a header."""
-    places = [int(word) - 1 for word in _split(columns) or ("1", "2") if word.isdigit()]
+    from fisherfold.estimators.ids import id_array
+
+    places = [int(word) - 1 for word in _split(columns) or ("1", "2") if word.isdecimal()]
     sides = (model.model_.row_ids, model.model_.column_ids)
     words = [(ids, fields[k].strip()) for ids, k in zip(sides, places, strict=False) if 0 <= k < len(fields)]
-    return any(ids.kind == "objects" and ids.numbers([word])[0] >= 0 for ids, word in words)
+    return any(ids.kind == "objects" and ids.numbers(ids.meant(id_array([word], "row")))[0] >= 0 for ids, word in words)
 
 
 def _row_id(model: MatrixCompletion, text: str) -> Any:
-    if model.model_.row_ids.kind == "objects":
-        return text
-    try:
-        return int(text)
-    except ValueError:
-        raise ValueError(f"row ids of this model are whole numbers, got {text!r}") from None
+    """The row id that a word of the command line stands for."""
+    from fisherfold.estimators.ids import id_array
+
+    index = model.model_.row_ids
+    found = index.meant(id_array([text], "row"))[0]
+    if index.kind == "objects" or not isinstance(found, str):
+        return found
+    for number in (int, float) if index.labels.dtype.kind == "f" else (int,):
+        with contextlib.suppress(ValueError):
+            return number(text)
+    whole = "" if index.labels.dtype.kind == "f" else "whole "
+    raise ValueError(f"row ids of this model are {whole}numbers, got {text!r}")
 
 
 def _split(columns: str | None) -> tuple[str, ...] | None:

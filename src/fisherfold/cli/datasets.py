@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from fisherfold.cli.common import Voice, command, group
@@ -41,7 +42,7 @@ def list_sets(voice: Voice) -> None:
     for row in rows:
         state = "can be fetched" if row["download"] else f"by hand: datasets info {row['name']}"
         state = f"found in {row['found']}" if row["found"] else state
-        table.add_row(str(row["name"]), str(row["title"]), state)
+        table.add_row(str(row["name"]), str(row["title"]), escape(state))
     voice.answer({"datasets": rows}, table)
 
 

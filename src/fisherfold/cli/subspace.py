@@ -45,8 +45,12 @@ def fit(
         int | None, typer.Option("--rank", "-r", help="The dimension of the subspace; 6 or fewer if not given.")
     ] = None,
     inference: Annotated[
-        str, typer.Option("--inference", help="marginal or point.", autocompletion=one_of("marginal", "point"))
-    ] = "marginal",
+        str | None,
+        typer.Option(
+            "--inference", help="Of a regression: marginal or point.", show_default="marginal",
+            autocompletion=one_of("marginal", "point"),
+        ),
+    ] = None,
     classify: Annotated[bool, typer.Option("--classify", help="The target has two classes.")] = False,
     seed: Annotated[int, typer.Option("--seed", "-s", help="Seed of everything random.")] = 0,
     encoding: Encoding = None,
@@ -62,6 +66,8 @@ def fit(
     from fisherfold.estimators.table_files import read_table
     from fisherfold.estimators.task_tables import choose_columns, read_tasks
 
+    if classify and inference is not None:
+        raise ValueError(f"--inference is for regressions, got {inference!r} with --classify, which has one way")
     estimator = "SubspaceClassifier" if classify else "SubspaceRegressor"
     chosen = None if features is None else [name.strip() for name in features.split(",") if name.strip()]
     reading: dict[str, Any] = {"encoding": encoding, "decimal": decimal, "max_bytes": int(unpack_limit * 2**30)}
@@ -69,7 +75,7 @@ def fit(
     resumed = checkpoint is not None and checkpoint.exists()
     model: Any = SubspaceClassifier(rank, random_state=seed, checkpoint=checkpoint)
     if not classify:
-        model = SubspaceRegressor(rank, inference=inference, random_state=seed, checkpoint=checkpoint)
+        model = SubspaceRegressor(rank, inference=inference or "marginal", random_state=seed, checkpoint=checkpoint)
     began = time.perf_counter()
     again = "starts again" if checkpoint is None else f"goes on from {checkpoint}"
     voice.resume = f"no model was written; the same command {again}"
@@ -141,7 +147,7 @@ def predict(
 
     roles, fitted = _load(model)
     reading: dict[str, Any] = {"encoding": encoding, "max_bytes": int(unpack_limit * 2**30)}
-    table = read_tasks(data, roles, with_target=False, decimal=decimal, **reading)
+    table = read_tasks(data, roles, with_target=False, decimal=decimal, **reading).known_to(fitted)
     options = {"return_std": True} if std else {}
     if std and roles.estimator != "SubspaceRegressor":
         raise ValueError("--std needs a regression model")
@@ -166,7 +172,7 @@ def evaluate(
     table = read_tasks(
         data, roles, with_target=True, numeric_target=regression, decimal=decimal, encoding=encoding,
         max_bytes=int(unpack_limit * 2**30),
-    )  # fmt: skip
+    ).known_to(fitted)  # fmt: skip
     facts: dict[str, Any] = {**_read(table), "tasks": 1 if table.task is None else len(set(table.task.tolist()))}
     if regression:
         facts |= _regression_errors(fitted, table)

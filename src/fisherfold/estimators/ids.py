@@ -208,6 +208,29 @@ class IdIndex:
             return _converted_numbers(array, self)
         return self._lookup(array)
 
+    def meant(self, ids: Ids) -> Ids:
+        """The ids that those of a file stand for: a file has text, and says of a number only what it looks like.
+
+        Args:
+            ids: ids as made by ``id_array``.
+
+        Returns:
+            The same, with a number in place of its text, or the text in place of a number, where that alone is known.
+
+        Example:
+            >>> IdIndex(id_array([7, "8", 2.5], "row")).meant(id_array(["7", 8, "2.5", "08"], "row")).tolist()
+            [7, '8', 2.5, '08']
+        """
+        unknown = np.flatnonzero(self.numbers(ids) < 0)
+        others = [_other_form(value) for value in ids[unknown].tolist()]
+        known = self.numbers(others) >= 0 if others else np.zeros(0, dtype=bool)
+        if not known.any():
+            return ids
+        found = ids.astype(object)
+        for place in np.flatnonzero(known):
+            found[unknown[place]] = others[place]
+        return found
+
     def _lookup(self, array: Ids) -> npt.NDArray[np.int64]:
         """Numbers of numeric ids: by a table if they lie close together, by bisection otherwise."""
         if len(self.labels) == 0 or len(array) == 0:
@@ -221,6 +244,18 @@ class IdIndex:
         place = np.searchsorted(self.labels, array, sorter=self._order)
         number = self._order[np.minimum(place, len(self._order) - 1)]
         return np.where(self.labels[number] == array, number, -1)
+
+
+def _other_form(value: Any) -> Any:
+    """The text of a number, the number that a text is exactly, and anything else as it is."""
+    if not isinstance(value, str):
+        return str(value) if isinstance(value, (int, float)) else value
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            number = kind(value)
+            if repr(number) == value and (kind is int or abs(number) < _EXACT):
+                return number
+    return value
 
 
 def _converted_numbers(array: Ids, index: IdIndex) -> npt.NDArray[np.int64]:

@@ -174,7 +174,7 @@ def _chosen(
     for wanted in columns:
         if wanted in frame.columns:
             names.append(wanted)
-        elif wanted.isdigit() and 1 <= int(wanted) <= frame.width:
+        elif wanted.isdecimal() and 1 <= int(wanted) <= frame.width:
             names.append(frame.columns[int(wanted) - 1])
         else:
             raise ValueError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fisherfold.distributed import Group
 from fisherfold.estimators.decimals import numbers, parse
 from fisherfold.estimators.file_shares import FileShare
+from fisherfold.estimators.ids import IdIndex, id_array
 from fisherfold.estimators.table_files import flat, read_table
 
 
@@ -76,6 +77,22 @@ class TaskTable:
     refused: dict[str, int] = field(default_factory=dict)
     decimal: str = "."
 
+    def known_to(self, model: Any) -> TaskTable:
+        """The same rows with tasks and classes as a model has them: in one file 1 is a number, in another a name.
+
+        Args:
+            model: a fitted estimator.
+
+        Returns:
+            The table.
+        """
+        task, y = self.task, self.y
+        if task is not None:
+            task = model._index.meant(task)
+        if y is not None and hasattr(model, "classes_"):
+            y = IdIndex(id_array(model.classes_, "class")).meant(y)
+        return replace(self, task=task, y=y)
+
 
 def choose_columns(
     frame: pl.DataFrame, *, target: str, task: str | None, features: list[str] | None, estimator: str
@@ -93,11 +110,17 @@ def choose_columns(
         The roles.
 
     Raises:
-        ValueError: if a column does not exist or none is left.
+        ValueError: if a column does not exist, has two roles, or none is left.
     """
     for option, name in (("--target", target), ("--task", task), *(("--features", f) for f in features or [])):
         if name is not None and name not in frame.columns:
             raise ValueError(f"{option} {name}: there is no such column; the columns are {', '.join(frame.columns)}")
+    if target == task:
+        raise ValueError(f"--target and --task must be two columns, both are {target}")
+    if target in (features or []):
+        raise ValueError(f"--features must not contain the target, {target}")
+    if len(set(features or [])) < len(features or []):
+        raise ValueError(f"--features must name each column once, got {', '.join(features or [])}")
     chosen = features or [name for name in frame.columns if name not in {target, task}]
     if not chosen:
         raise ValueError("no feature columns are left besides the target and the task")

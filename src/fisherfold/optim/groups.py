@@ -48,6 +48,26 @@ def choice(name: str, value: Any, allowed: Iterable[str]) -> str:
     return str(value)
 
 
+def _check_source(given: Mapping[str, Any]) -> None:
+    """Refuse what speaks of a module where parameters are given, and the other way round: it would be of no effect."""
+    kind, owner = type(given["model"]).__name__, given["model_of_groups"]
+    if isinstance(given["model"], nn.Module):
+        if owner is not None:
+            raise ValueError(f"model_of_groups is for parameter groups, got a module, {kind}, as model")
+        return
+    # "none" is what every parameter is that no group puts on a manifold
+    if given["invariant"] not in (None, "none"):
+        raise ValueError(
+            f"invariant={given['invariant']!r} needs a module as model, got parameters ({kind}); pass the module "
+            "itself, or groups with an entry 'manifold'"
+        )
+    if given["example_input"] is not None and owner is None:
+        raise ValueError(
+            f"example_input needs a module as model, got parameters ({kind}); pass the module itself, or "
+            "model_of_groups"
+        )
+
+
 def check_options(given: Mapping[str, Any]) -> None:
     """Raise unless the options of the constructor make sense.
 
@@ -57,6 +77,7 @@ def check_options(given: Mapping[str, Any]) -> None:
     Raises:
         ValueError: naming the argument, the value and what was expected.
     """
+    _check_source(given)
     for name, allowed in CHOICES.items():
         choice(name, given[name], allowed)
     check_number("factor_decay", given["factor_decay"], 0.0, 1.0, below=True)

@@ -48,10 +48,10 @@ class Criterion(ABC):
         return None if sentence is None else ("converged" if self.converged else "stopped", sentence)
 
     def __or__(self, other: Criterion) -> Criterion:
-        return _Any((self, other))
+        return _Any((self, other)) if isinstance(other, Criterion) else NotImplemented
 
     def __and__(self, other: Criterion) -> Criterion:
-        return _All((self, other))
+        return _All((self, other)) if isinstance(other, Criterion) else NotImplemented
 
 
 @dataclass(frozen=True)
