@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -75,6 +76,8 @@ def main() -> None:
         worker.start()
     for worker in workers:
         worker.join()
+    if any(worker.exitcode for worker in workers):
+        sys.exit("a worker ended with an error, see above; the same command goes on")
 
 
 if __name__ == "__main__":
