@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -424,3 +425,25 @@ def test_school_is_at_or_below_the_anchor():
         errors.append(model.nmse(data.X[test], data.y[test], task=data.task[test]))
     assert np.mean(errors) <= 0.762
     assert torch.tensor(errors).std() < 0.05
+
+
+@pytest.mark.parametrize(("first", "then"), [("marginal", "point"), ("point", "marginal")])
+def test_a_model_stays_what_it_was_fitted_as_until_it_is_fitted_again(first: str, then: str, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    X, task = rng.normal(size=(120, 6)), np.arange(120) % 8
+    y = (X * (rng.normal(size=(8, 2)) @ rng.normal(size=(2, 6)))[task]).sum(1)
+    model = SubspaceRegressor(2, inference=first, ridge=0.1, random_state=0).fit(X, y, task=task)
+    before = model.predict(X, task=task)
+    model.set_params(inference=then)
+    assert np.array_equal(model.predict(X, task=task), before)
+    assert np.array_equal(model.predict(X, task=task, unseen="mean"), before)
+    with pytest.raises(ValueError, match=f"fitted with inference='{first}', call fit for '{then}'"):
+        model.partial_fit(X, y, task=task)
+    # nothing of the first fit is left in the second, nor in its file
+    model.fit(X, y, task=task).save(tmp_path / "model.safetensors")
+    fresh = SubspaceRegressor(2, inference=then, ridge=0.1, random_state=0).fit(X, y, task=task)
+    loaded = SubspaceRegressor.load(tmp_path / "model.safetensors")
+    for other in (model, loaded):
+        assert np.array_equal(other.predict(X, task=task), fresh.predict(X, task=task))
+        assert hasattr(other, "noise_variance_") == (then == "marginal")
+        assert hasattr(other, "ridge_") == (then == "point")

@@ -30,6 +30,7 @@ from fisherfold.problems.tasks import TaskStatistics
 
 Array = NDArray[Any]
 INFERENCES = ("marginal", "point")
+_OF_ONE_INFERENCE = ("_prior", "_spread", "prior_covariance_", "noise_variance_", "ridge_", "ridge_errors_")
 
 
 class SubspaceRegressor(SharedTaskFits, RegressorMixin, TaskEstimator):  # type: ignore[misc]
@@ -134,6 +135,8 @@ class SubspaceRegressor(SharedTaskFits, RegressorMixin, TaskEstimator):  # type:
         self._checked_rank(X.shape[1] + int(self.fit_intercept))
         rows = self._rows(X, y, labels, weight)
         self.statistics_ = rows.statistics(len(self._index))
+        for name in _OF_ONE_INFERENCE:  # an earlier fit may have been of the other kind
+            self.__dict__.pop(name, None)
         self._learn(rows)
         return self
 
@@ -150,9 +153,14 @@ class SubspaceRegressor(SharedTaskFits, RegressorMixin, TaskEstimator):  # type:
 
         Returns:
             The estimator.
+
+        Raises:
+            ValueError: if the model was fitted with another ``inference``.
         """
         if not hasattr(self, "statistics_"):
             return self.fit(X, y, task=task, sample_weight=sample_weight)
+        if self.inference != self._fitted:
+            raise ValueError(f"this model was fitted with inference={self._fitted!r}, call fit for {self.inference!r}")
         self._take_in(X, y, task, sample_weight)
         self._learn(None)
         return self
@@ -171,7 +179,7 @@ class SubspaceRegressor(SharedTaskFits, RegressorMixin, TaskEstimator):  # type:
         """
         check_is_fitted(self)
         self._take_in(X, y, task, sample_weight)
-        if self.inference == "marginal":
+        if self._fitted == "marginal":
             noise = new_noise(self.statistics_, self._prior, self.noise)
             self._set_marginal(replace(self._prior, noise=noise))
         else:
@@ -195,8 +203,8 @@ class SubspaceRegressor(SharedTaskFits, RegressorMixin, TaskEstimator):  # type:
             ValueError: if a task was not seen, or standard deviations are asked of a point model.
         """
         X = self._features(X)
-        if return_std and self.inference != "marginal":
-            raise ValueError(f"return_std needs inference='marginal', this model has {self.inference!r}")
+        if return_std and self._fitted != "marginal":
+            raise ValueError(f"return_std needs inference='marginal', this model has {self._fitted!r}")
         if task is None and self._outputs:
             columns = [self._predict(X, np.full(len(X), t), return_std) for t in range(len(self._index))]
             stacked = [np.stack(parts, axis=1) for parts in zip(*columns, strict=True)]
@@ -269,6 +277,11 @@ class SubspaceRegressor(SharedTaskFits, RegressorMixin, TaskEstimator):  # type:
             raise ValueError(f"ridge must be {expected}, got {self.ridge!r}")
         for value in np.atleast_1d(np.asarray(self.ridge, dtype=object)).tolist():
             parameters.number("ridge", value, expected)
+
+    @property
+    def _fitted(self) -> str:
+        """The kind of inference that the model comes from, whatever its parameter says since."""
+        return "marginal" if hasattr(self, "_prior") else "point"
 
     def _check_loaded(self) -> None:
         """Whether everything is there that a fitted model has."""
@@ -410,7 +423,7 @@ class SubspaceRegressor(SharedTaskFits, RegressorMixin, TaskEstimator):  # type:
 
     def _predict(self, X: Array, numbers: Array, with_std: bool) -> tuple[Array, Array]:
         Z, index = self.scaling_(X), torch.from_numpy(numbers)
-        shared = self._prior.mean if self.inference == "marginal" else self._weights.mean(0)
+        shared = self._prior.mean if self._fitted == "marginal" else self._weights.mean(0)
         weights = torch.cat([self._weights, shared[None]])[index]
         values = (Z * weights).sum(-1).numpy() + self.scaling_.offset
         if not with_std:
