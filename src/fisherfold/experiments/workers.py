@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.pool import Pool
 from pathlib import Path
 from typing import Any
@@ -56,9 +56,30 @@ def processes(jobs: int, start: Callable[..., None], arguments: tuple[Any, ...])
     context = multiprocessing.get_context("spawn")
     with _interrupts_ignored():
         pool = context.Pool(jobs, _begin, (start, arguments))
-    # leaving the block terminates the processes, at an interrupt too
-    with pool:
+    # leaving the block ends the processes, at an interrupt too
+    try:
         yield pool
+    finally:
+        _end(pool)
+
+
+def _end(pool: Pool) -> None:
+    """Terminate the processes, and insist: one that is about to wait for work sleeps through a single signal."""
+    numbers = [worker.pid for worker in pool._pool]  # type: ignore[attr-defined]
+    gone = threading.Event()
+
+    def insist() -> None:
+        while not gone.wait(1.0):
+            for number in numbers:
+                with suppress(ProcessLookupError):
+                    os.kill(number, signal.SIGTERM)
+
+    threading.Thread(target=insist, daemon=True).start()
+    try:
+        pool.terminate()
+        pool.join()
+    finally:
+        gone.set()
 
 
 @contextmanager
@@ -75,10 +96,15 @@ def _interrupts_ignored() -> Iterator[None]:
 
 
 def _begin(start: Callable[..., None], arguments: tuple[Any, ...]) -> None:
-    # the parent's SIGTERM must still run the clean-up of half-written files
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signal.signal(signal.SIGTERM, _leave)
     start(*arguments)
+
+
+def _leave(*_: Any) -> None:
+    # the parent's SIGTERM must still run the clean-up of half-written files, which another one must not disturb
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit(143)
 
 
 def _load(source: Callable[[], FigurePlan], record: Path, fresh: bool, jobs: int) -> None:
