@@ -19,7 +19,7 @@ from fisherfold.training.train import log_name
 def log(
     folder: Path, accuracies: list[float], *, preset: str = "mkfac", seed: int = 0, ended: str = "done",
     dataset: str = "cifar10", model: str = "vgg16bn", split: str = "test", images: int = 50_000,
-    **changes: float,
+    **changes: float | str,
 ) -> None:  # fmt: skip
     header = {
         "dataset": dataset, "model": model, "preset": preset, "seed": seed, "split": split, "images": images,
@@ -142,13 +142,15 @@ def test_the_recorded_runs_of_the_repository_are_those_of_the_presets() -> None:
 def test_runs_in_no_cell_are_listed_with_what_differs_from_their_presets(tmp_path: Path) -> None:
     log(tmp_path, [94.0])
     log(tmp_path, [80.0, 93.0], lr=0.5)
-    log(tmp_path / "search", [70.0, 88.0], split="validation", epochs=2)
-    log(tmp_path / "search", [70.0, 89.0], split="validation", epochs=2, damping=3.0)
+    log(tmp_path, [50.0], images=1000, schedule="cosine", refresh_every=5)
+    log(tmp_path / "search", [70.0, 88.0], split="validation", images=45_000, epochs=2)
+    log(tmp_path / "search", [70.0, 89.0], split="validation", images=45_000, epochs=2, damping=3.0)
     log(tmp_path / "search", [70.0], split="validation", ended="", momentum=0.1)
     (tmp_path / "search" / CHOICES).write_text("{}\n")
     shown = cifar.trials(tmp_path)
     assert [list(row[2:6]) for row in shown.rows] == [
+        ["schedule cosine, refresh_every 5, 1000 images", "test", 1, 50.0],
         ["lr 0.5", "test", 2, 93.0], ["damping 3", "validation", 2, 89.0], ["nothing", "validation", 2, 88.0]
     ]  # fmt: skip
     assert shown.rows[0][:2] == ("CIFAR-10 VGG16-BN", "MKFAC")
-    assert cifar.as_rows(shown)[1]["what differs"] == "damping 3"
+    assert cifar.as_rows(shown)[2]["what differs"] == "damping 3"
