@@ -51,8 +51,8 @@ PAPER = {
     "mkfac": (94.06, 94.76, 74.55, 77.28),
 }
 CLAIM = "MKFAC has the best test accuracy of six optimizers with WRN-16-4 and VGG16-BN on CIFAR-10 and CIFAR-100."
-# training images of a whole run, and of one judged by a tenth of them
-_WHOLE = (50_000, 45_000)
+# all the images there are to train on, by what a run is judged by
+ALL_IMAGES = {"test": 50_000, "validation": 45_000}
 # two medians of single runs closer than this are the same: the spread of seeds seen in such runs
 NOISE = 0.3
 
@@ -159,7 +159,8 @@ def trials(folder: Path = RESULTS) -> Table:
         given = {**_unnamed(log), **header["settings"]}
         changed = [key for key in own if key != "epochs" and given[key] != own[key]]
         other = [f"{key} {given[key]:g}" if isinstance(own[key], float) else f"{key} {given[key]}" for key in changed]
-        other += [] if header["images"] in _WHOLE else [f"{header['images']} images"]
+        if header["images"] != ALL_IMAGES[header["split"]]:
+            other.append(f"{header['images']} images")
         name, label = " ".join(NAMES.get(word, word) for word in task), LABELS.get(preset, preset)
         loss = round(float(log.epochs[-1]["train_loss"]), 3)
         differs = ", ".join(other) or "nothing"
@@ -188,7 +189,7 @@ def _unnamed(log: RunLog) -> dict[str, Any]:
 
 def _counts(log: RunLog) -> bool:
     header = log.header
-    if header["images"] != _WHOLE[0] or header["split"] != "test" or header["preset"] not in PRESETS:
+    if header["split"] != "test" or header["images"] != ALL_IMAGES["test"] or header["preset"] not in PRESETS:
         return False
     own = settings(header["preset"], header["dataset"], header["model"]).as_json()
     return {**_unnamed(log), **header["settings"]} == own
