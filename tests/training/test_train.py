@@ -81,9 +81,10 @@ def test_runs_side_by_side_are_the_runs_alone(tmp_path: Path) -> None:
     assert [entry["side_by_side"] for entry in jobs[0].log.epochs] == [2, 2]
 
 
-def test_dropout_is_the_same_beside_other_runs_and_after_a_checkpoint(tmp_path: Path) -> None:
+@pytest.mark.parametrize("drawn", [{"dropout": 0.3}, {"noise": 0.2}, {"dropout": 0.3, "average": 2}])
+def test_draws_are_the_same_beside_other_runs_and_after_a_checkpoint(tmp_path: Path, drawn: dict[str, Any]) -> None:
     pool, model = random_pool(32), "wrn10_1"
-    chosen = settings("mkfac", "cifar10", model, batch=16, epochs=3, refresh_batches=1, dropout=0.3)
+    chosen = settings("mkfac", "cifar10", model, batch=16, epochs=3, refresh_batches=1, **drawn)
     alone = open_job(Run(chosen, model, pool, seed=1), tmp_path / "alone.jsonl")
     train_side_by_side([alone])
     jobs = [open_job(Run(chosen, model, pool, seed=s), tmp_path / f"{s}.jsonl") for s in (0, 1)]
@@ -98,9 +99,47 @@ def test_dropout_is_the_same_beside_other_runs_and_after_a_checkpoint(tmp_path: 
     assert again.run.done_epochs == 2
     train_side_by_side([again])
     assert torch.equal(weights(again.run), weights(alone.run))
-    plain = open_job(Run(replace(chosen, dropout=0.0), model, pool, seed=1), tmp_path / "plain.jsonl")
+    assert [e["loss"] for e in again.log.epochs] == [e["loss"] for e in alone.log.epochs][2:]
+    plain = open_job(Run(replace(chosen, dropout=0.0, noise=0.0), model, pool, seed=1), tmp_path / "plain.jsonl")
     train_side_by_side([plain])
     assert not torch.equal(weights(plain.run), weights(alone.run))
+
+
+def test_noise_is_seen_by_the_gradient_alone() -> None:
+    """Without a step, no weight changes, and the loss is that of turned rows."""
+    pool = random_pool(32)
+    runs = [
+        Run(settings("sgd", "cifar10", "wrn10_1", batch=16, epochs=1, lr=0.0, noise=noise), "wrn10_1", pool)
+        for noise in (0.0, 0.5)
+    ]
+    before = weights(runs[0])
+    for run in runs:
+        run.begin_epoch()
+        run.step(0)
+    assert all(torch.equal(weights(run), before) for run in runs)
+    assert runs[0].loss_sum != runs[1].loss_sum
+
+
+def test_the_judged_network_has_averaged_weights_and_its_own_norms() -> None:
+    pool, average = random_pool(64), 4
+    run = Run(settings("sgd", "cifar10", "wrn10_1", batch=16, epochs=3, average=average), "wrn10_1", pool)
+    expected = torch.zeros(())
+    for epoch in range(3):
+        run.begin_epoch()
+        for index in range(run.steps_per_epoch):
+            run.step(index)
+        run.judge()
+        expected = weights(run) if epoch == 0 else torch.lerp(expected, weights(run), 1 / average)
+        run.end_epoch()
+    assert run.averaged is not None
+    found = torch.cat([p.detach().flatten() for p in run.averaged.module.parameters()])
+    torch.testing.assert_close(found, expected)
+    first = next(m for m in run.averaged.module.modules() if isinstance(m, torch.nn.BatchNorm2d))
+    inputs = run.averaged.module.conv(pool.normalised(run.images))
+    torch.testing.assert_close(first.running_mean, inputs.mean((0, 2, 3)), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(first.running_var, inputs.var((0, 2, 3)), rtol=1e-4, atol=1e-5)
+    # what is trained has norms of its own
+    assert not torch.equal(run.network.blocks[0].bn1.running_mean, first.running_mean)
 
 
 def test_a_diverged_run_is_recorded_and_stops(tmp_path: Path) -> None:

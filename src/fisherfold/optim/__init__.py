@@ -4,7 +4,18 @@ from fisherfold.optim.adamp import AdamP
 from fisherfold.optim.invariance import Finding, find_scale_invariant
 from fisherfold.optim.kfac import KFAC, SGDG
 from fisherfold.optim.mkfac import MKFAC
+from fisherfold.optim.noise import RowNoise
 from fisherfold.optim.sgdp import SGDP
 from fisherfold.optim.structure import guess_from_structure
 
-__all__ = ["KFAC", "MKFAC", "SGDG", "SGDP", "AdamP", "Finding", "find_scale_invariant", "guess_from_structure"]
+__all__ = [
+    "KFAC",
+    "MKFAC",
+    "SGDG",
+    "SGDP",
+    "AdamP",
+    "Finding",
+    "RowNoise",
+    "find_scale_invariant",
+    "guess_from_structure",
+]

@@ -66,6 +66,9 @@ class Settings:
         schedule: ``"step"`` or ``"cosine"``.
         weight_decay: of Euclidean parameters.
         dropout: of the network's activations.
+        noise: the angle in radians by which rows are turned at random while a gradient is computed.
+        average: over how many epochs the weights of the network that is judged are averaged, exponentially; 0 for the
+            network itself.
         momentum: μ, or β₁ of Adam.
         beta2: of Adam.
         damping: λ of the first refresh.
@@ -92,6 +95,8 @@ class Settings:
     schedule: str = "step"
     weight_decay: float = 5e-4
     dropout: float = 0.0
+    noise: float = 0.0
+    average: int = 0
     momentum: float = 0.9
     beta2: float = 0.999
     damping: float = 1.0
@@ -182,12 +187,12 @@ class Settings:
 def _check(name: str, kind: str, value: Any) -> None:
     """Refuse a setting that no run could use."""
     whole, number = isinstance(value, int) and not isinstance(value, bool), isinstance(value, int | float)
-    if kind == "int" and not (whole and value >= (name != "refresh_every")):
-        least = 0 if name == "refresh_every" else 1
+    least = 0 if name in {"refresh_every", "average"} else 1
+    if kind == "int" and not (whole and value >= least):
         raise ValueError(f"{name} must be at least {least} and whole, got {value!r}")
     if kind == "float" and not (number and not isinstance(value, bool) and math.isfinite(value) and value >= 0):
         raise ValueError(f"{name} must be a finite number, at least 0, got {value!r}")
-    if name in {"momentum", "beta2", "dropout"} and value >= 1:
+    if name in {"momentum", "beta2", "dropout", "noise"} and value >= 1:
         raise ValueError(f"{name} must be below 1, got {value!r}")
 
 

@@ -15,14 +15,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 
-from fisherfold.optim import MKFAC
+from fisherfold.optim import MKFAC, RowNoise
 from fisherfold.training import checkpoint
 from fisherfold.training.data import ImagePool
 from fisherfold.training.presets import Settings, build_model, build_optimizer
 
 WARM_UP = 3
 JUDGED_AT_ONCE = 1000
+MEASURED = 10  # batches of as many, from which batch norms of averaged weights take their statistics
 
 
 class Run:
@@ -55,6 +57,14 @@ class Run:
         self.images, self.labels = pool.epoch(seed, 0)
         self.optimizer = build_optimizer(settings, self.network, pool.normalised(self.images[:32]))
         self.cuda = self.device.type == "cuda"
+        self.noise = RowNoise(self.network.parameters(), settings.noise) if settings.noise else nullcontext()
+        self.averaged: AveragedModel | None = None
+        if settings.average:
+            decay = 1 - 1 / settings.average
+            self.averaged = AveragedModel(
+                self.network,
+                multi_avg_fn=get_ema_multi_avg_fn(decay),  # type: ignore[no-untyped-call]
+            )
         self.forward: Callable[[Tensor], Tensor] = (
             torch.compile(self.network, dynamic=False) if compiled and self.cuda else self.network
         )
@@ -93,6 +103,7 @@ class Run:
             "network": self.network.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "epochs": self.done_epochs,
+            "averaged": self.averaged.state_dict() if self.averaged else {},
         }
         checkpoint.save(path, state, self.header)
 
@@ -104,6 +115,8 @@ class Run:
         """
         state = checkpoint.load(path, self.header, self.device)
         self.network.load_state_dict(state["network"])
+        if self.averaged:
+            self.averaged.load_state_dict(state["averaged"])
         rates = [group["lr"] for group in self.optimizer.param_groups]
         self.optimizer.load_state_dict(state["optimizer"])
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
@@ -125,7 +138,7 @@ class Run:
                 counter.zero_()
             self._set_rates(epoch)
             self.network.train()
-            self._seed_dropout(epoch)
+            self._seed_draws(epoch)
             if self.settings.refreshes_at(epoch):
                 with self._own_draws():
                     self._refresh(epoch)
@@ -146,9 +159,9 @@ class Run:
             self.graph.replay()
 
     def judge(self) -> None:
-        """Judge the network, without waiting for what the device finds."""
+        """Judge the network, or that of the averaged weights, without waiting for what the device finds."""
         with self._on_stream():
-            loss, accuracy = self._judge()
+            loss, accuracy = self._judge(self._average() if self.averaged else self.network)
             seen = self.steps_per_epoch * self.settings.batch
             trained = self.loss_sum / self.steps_per_epoch, 100 * self.hits / seen
             self.judged = torch.stack([*trained, loss, accuracy])
@@ -178,10 +191,11 @@ class Run:
     def _step(self) -> None:
         batch = self.counter * self.settings.batch + self.offsets
         labels = self.labels[batch]
-        with self._autocast():
-            outputs = self.forward(self.pool.normalised(self.images[batch]))
-            loss = self.loss_fn(outputs, labels)
-        loss.backward()
+        with self.noise:
+            with self._autocast():
+                outputs = self.forward(self.pool.normalised(self.images[batch]))
+                loss = self.loss_fn(outputs, labels)
+            loss.backward()
         self.optimizer.step()
         with torch.no_grad():
             self.loss_sum += loss.detach()
@@ -219,35 +233,49 @@ class Run:
             else:
                 group["lr"] = value
 
-    def _seed_dropout(self, epoch: int) -> None:
-        if not self.settings.dropout:
+    @property
+    def _draws(self) -> bool:
+        return bool(self.settings.dropout or self.settings.noise)
+
+    def _seed_draws(self, epoch: int) -> None:
+        if not self._draws:
             return
         seed = 1_000_003 * self.seed + 100_003 * epoch + 1
         if self.cuda:
             torch.cuda.default_generators[self.device.index or 0].manual_seed(seed)
         else:
-            self.draws = torch.Generator().manual_seed(seed).get_state()
+            self.draw_state = torch.Generator().manual_seed(seed).get_state()
 
     @contextmanager
     def _own_draws(self) -> Iterator[None]:
-        """On a CPU, draws of dropout that depend on seed and epoch alone, whatever is trained beside."""
-        if self.cuda or not self.settings.dropout:
+        """On a CPU, draws of dropout and noise that depend on seed and epoch alone, whatever is trained beside."""
+        if self.cuda or not self._draws:
             yield
             return
         with torch.random.fork_rng(devices=[]):
-            torch.set_rng_state(self.draws)
+            torch.set_rng_state(self.draw_state)
             yield
-            self.draws = torch.get_rng_state()
+            self.draw_state = torch.get_rng_state()
+
+    def _average(self) -> nn.Module:
+        """The network of the averaged weights, its batch norms measured on images of this epoch."""
+        assert self.averaged is not None
+        self.averaged.update_parameters(self.network)
+        parts = torch.split(self.images[: MEASURED * JUDGED_AT_ONCE], JUDGED_AT_ONCE)
+        with self._autocast(), self._own_draws():
+            update_bn((self.pool.normalised(part) for part in parts), self.averaged)
+        network: nn.Module = self.averaged.module
+        return network
 
     @torch.no_grad()
-    def _judge(self) -> tuple[Tensor, Tensor]:
-        self.network.eval()
+    def _judge(self, network: nn.Module) -> tuple[Tensor, Tensor]:
+        network.eval()
         loss, hits = torch.zeros((), device=self.device), torch.zeros((), device=self.device)
         for start in range(0, len(self.pool.judged), JUDGED_AT_ONCE):
             part = slice(start, start + JUDGED_AT_ONCE)
             images, labels = self.pool.judged[part], self.pool.judged_labels[part]
             with self._autocast():
-                outputs = self.network(self.pool.normalised(images))
+                outputs = network(self.pool.normalised(images))
             loss += nn.functional.cross_entropy(outputs.float(), labels, reduction="sum")
             hits += (outputs.argmax(dim=1) == labels).sum()
         count = len(self.pool.judged)

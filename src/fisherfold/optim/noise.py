@@ -1,0 +1,87 @@
+"""Gradients at weights whose rows are turned at random.
+
+While a gradient is computed, every row w of a weight is replaced by
+
+    w̃ = cos θ · w + sin θ · ‖w‖ u,    u uniform among the unit vectors orthogonal to w,
+
+that is, it goes the angle θ along a random geodesic of the sphere on which it lies. The step is taken from w. What is
+minimised is then the mean of the loss over such turns, which is small where the loss is small all around: noise on
+weights in proportion to the length of a filter (Li et al., arXiv 2211.11489), without the growth of that length, so
+that the running statistics of a batch norm behind the weight are those of weights of the same length.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from types import TracebackType
+
+import torch
+from torch import Tensor, nn
+
+from fisherfold.optim.groups import check_number
+
+
+class RowNoise:
+    """Turn the rows of weights by an angle in random directions, and back on leaving the block.
+
+    It works with any optimizer. Memory is allocated once, so that a step with it can be captured in a CUDA graph.
+
+    Args:
+        params: parameters; those with fewer than two dimensions, or with rows of one entry, are left alone.
+        angle: θ in radians, below π/2.
+
+    Raises:
+        ValueError: if the angle is none of those.
+
+    Example:
+        >>> import torch
+        >>> net = torch.nn.Linear(8, 3)
+        >>> noise, opt = RowNoise(net.parameters(), 0.1), torch.optim.SGD(net.parameters(), lr=0.1)
+        >>> before = net.weight.detach().clone()
+        >>> with noise:
+        ...     net(torch.randn(4, 8)).square().mean().backward()
+        >>> torch.equal(net.weight, before)
+        True
+        >>> opt.step()
+    """
+
+    def __init__(self, params: Iterable[nn.Parameter], angle: float) -> None:
+        check_number("angle", angle, 0.0, math.pi / 2, below=True)
+        self.angle = angle
+        self._weights = [p for p in params if p.ndim > 1 and p.numel() > len(p)]
+        self._kept = [torch.empty_like(p, requires_grad=False) for p in self._weights]
+
+    @torch.no_grad()
+    def __enter__(self) -> RowNoise:
+        """Turn the rows."""
+        for weight, kept in zip(self._weights, self._kept, strict=True):
+            kept.copy_(weight)
+            weight.copy_(turned(kept, torch.randn_like(kept), self.angle))
+        return self
+
+    @torch.no_grad()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Put the rows back, to the bit."""
+        for weight, kept in zip(self._weights, self._kept, strict=True):
+            weight.copy_(kept)
+
+
+def turned(w: Tensor, u: Tensor, angle: float) -> Tensor:
+    """Turn every row by an angle towards a direction.
+
+    Args:
+        w: rows along the first dimension; those of zero stay.
+        u: directions of the same shape, whose parts along w do not matter.
+        angle: in radians.
+
+    Returns:
+        cos θ · w + sin θ · ‖w‖ t/‖t‖ with t the part of u orthogonal to w.
+    """
+    dims, tiny = tuple(range(1, w.ndim)), torch.finfo(w.dtype).tiny
+    squared = (w * w).sum(dims, keepdim=True)
+    t = torch.addcmul(u, (u * w).sum(dims, keepdim=True) / squared.clamp_min(tiny), w, value=-1)
+    length = torch.linalg.vector_norm(t, dim=dims, keepdim=True).clamp_min(tiny)
+    return (math.cos(angle) * w).addcmul_(squared.sqrt() / length, t, value=math.sin(angle))

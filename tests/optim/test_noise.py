@@ -1,0 +1,64 @@
+"""Rows turned at random: by the given angle, in directions without a preference, and back to the bit."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from fisherfold.optim import RowNoise
+from fisherfold.optim.noise import turned
+
+
+@pytest.mark.parametrize("shape", [(5, 7), (4, 3, 3, 3), (3, 2)])
+def test_rows_turn_by_the_angle_and_keep_their_length(shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    w = torch.randn(shape, dtype=torch.float64) * torch.logspace(-3, 3, shape[0], dtype=torch.float64).reshape(
+        -1, *(1 for _ in shape[1:])
+    )
+    moved = turned(w, torch.randn_like(w), 0.3).flatten(1)
+    lengths = torch.linalg.vector_norm(w.flatten(1), dim=1)
+    torch.testing.assert_close(torch.linalg.vector_norm(moved, dim=1), lengths)
+    cosines = (moved * w.flatten(1)).sum(1) / lengths**2
+    torch.testing.assert_close(cosines, torch.full_like(cosines, math.cos(0.3)))
+
+
+def test_directions_have_no_preference() -> None:
+    """The mean of turned rows is cos θ · w, their covariance sin² θ ‖w‖²/(d-1) on the tangent space."""
+    torch.manual_seed(0)
+    w = torch.tensor([3.0, 0.0, 4.0, 0.0], dtype=torch.float64).expand(200_000, 4)
+    moved = turned(w, torch.randn_like(w), 0.5)
+    torch.testing.assert_close(moved.mean(0), math.cos(0.5) * w[0], atol=0.02, rtol=0)
+    tangent = torch.eye(4, dtype=torch.float64) - torch.outer(w[0], w[0]) / 25
+    torch.testing.assert_close(torch.cov(moved.T), math.sin(0.5) ** 2 * 25 / 3 * tangent, atol=0.03, rtol=0)
+
+
+def test_inside_rows_are_turned_and_outside_they_are_what_they_were() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 2, 1)).to(memory_format=torch.channels_last)
+    before = [p.detach().clone() for p in net.parameters()]
+    noise = RowNoise(net.parameters(), 0.2)
+    with noise:
+        inside = [p.detach().clone() for p in net.parameters()]
+    assert [torch.equal(a, b) for a, b in zip(before, inside, strict=True)] == [p.ndim == 1 for p in before]
+    assert all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
+    with pytest.raises(KeyError), noise:
+        raise KeyError
+    assert all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
+
+
+def test_rows_that_cannot_turn_stay() -> None:
+    """Rows of one entry have no direction to turn to, rows of zero none to turn from."""
+    single, dead = nn.Parameter(torch.ones(3, 1)), nn.Parameter(torch.tensor([[0.0, 0.0], [1.0, 0.0]]))
+    with RowNoise([single, dead], 0.5):
+        assert torch.equal(single, torch.ones(3, 1))
+        assert torch.equal(dead[0], torch.zeros(2))
+        assert not torch.equal(dead[1], torch.tensor([1.0, 0.0]))
+
+
+@pytest.mark.parametrize("angle", [-0.1, 1.6, math.nan])
+def test_angles_that_are_none_are_refused(angle: float) -> None:
+    with pytest.raises(ValueError, match="angle must be in"):
+        RowNoise([nn.Parameter(torch.ones(2, 2))], angle)
