@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from typing_extensions import override
 
+from fisherfold.optim.fuse import fused
 from fisherfold.optim.groups import check_number
-from fisherfold.optim.projection import ProjectedOptimizer
+from fisherfold.optim.projection import ProjectedOptimizer, Projection, move
 
 
 class AdamP(ProjectedOptimizer):
@@ -29,6 +30,7 @@ class AdamP(ProjectedOptimizer):
         delta: the threshold of the invariance test.
         wd_ratio: the factor on weight decay where the update was projected.
         nesterov: Nesterov momentum.
+        fuse: compile the update of a parameter with ``torch.compile``.
 
     Example:
         >>> import torch
@@ -49,6 +51,7 @@ class AdamP(ProjectedOptimizer):
         delta: float = 0.1,
         wd_ratio: float = 0.1,
         nesterov: bool = False,
+        fuse: bool = False,
     ) -> None:
         check_number("lr", lr, 0.0)
         for beta in betas:
@@ -56,7 +59,8 @@ class AdamP(ProjectedOptimizer):
         check_number("weight_decay", weight_decay, 0.0)
         check_number("delta", delta, 0.0)
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        super().__init__(params, {**defaults, "delta": delta, "wd_ratio": wd_ratio, "nesterov": nesterov})
+        rule = {"delta": delta, "wd_ratio": wd_ratio}
+        super().__init__(params, {**defaults, **rule, "nesterov": nesterov, "fuse": fuse})
 
     @override
     def _update(self, w: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]) -> None:
@@ -64,17 +68,46 @@ class AdamP(ProjectedOptimizer):
         if not state:
             state["step"] = torch.zeros((), dtype=torch.float32, device=w.device)
             state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(w), torch.zeros_like(w)
-        beta1, beta2 = group["betas"]
-        state["step"] += 1
-        mean, square = state["exp_avg"], state["exp_avg_sq"]
-        mean.mul_(beta1).add_(gradient, alpha=1 - beta1)
-        square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
-        # the powers stay on the device: no host synchronisation
-        correction1, correction2 = _correction(beta1, state["step"]), _correction(beta2, state["step"])
-        denominator = (square.sqrt() / correction2.sqrt()).add_(group["eps"])
-        update = (beta1 * mean + (1 - beta1) * gradient if group["nesterov"] else mean) / denominator
-        decay = group["lr"] * group["weight_decay"]
-        self._move(w, gradient, update, group, rate=group["lr"] / correction1, decay=decay)
+        moments = (state["exp_avg"], state["exp_avg_sq"], state["step"])
+        rules = (*group["betas"], group["weight_decay"], group["nesterov"], Projection.of(group))
+        step = fused(advance) if group["fuse"] else advance
+        step(w, gradient, *moments, group["lr"], *rules)
+
+
+def advance(
+    w: torch.Tensor,
+    gradient: torch.Tensor,
+    mean: torch.Tensor,
+    square: torch.Tensor,
+    count: torch.Tensor,
+    lr: float | torch.Tensor,
+    beta1: float,
+    beta2: float,
+    weight_decay: float,
+    nesterov: bool,
+    rule: Projection,
+) -> None:
+    """Move a parameter and its moments, all in place.
+
+    Args:
+        w: the parameter.
+        gradient: of the loss.
+        mean: the first moment.
+        square: the second moment.
+        count: of steps, on the device: the powers of β are computed there, without a host synchronisation.
+        lr: η.
+        beta1: decay rate of the first moment.
+        beta2: decay rate of the second moment.
+        weight_decay: ω.
+        nesterov: Nesterov momentum.
+        rule: of the projection; its ε is also added to the root of the second moment.
+    """
+    count += 1
+    mean.mul_(beta1).add_(gradient, alpha=1 - beta1)
+    square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+    denominator = (square.sqrt() / _correction(beta2, count).sqrt()).add_(rule.eps)
+    update = (beta1 * mean + (1 - beta1) * gradient if nesterov else mean) / denominator
+    move(w, gradient, update, lr / _correction(beta1, count), lr * weight_decay, rule)
 
 
 def _correction(beta: float, step: torch.Tensor) -> torch.Tensor:

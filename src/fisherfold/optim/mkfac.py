@@ -23,11 +23,12 @@ from fisherfold.optim import groups, report, statistics
 from fisherfold.optim.curvature import Curvature, CurvatureOptions, in_layout_of, track
 from fisherfold.optim.distributed import rank
 from fisherfold.optim.factors import Collector, FactorSums, Pass, accumulation_dtype
+from fisherfold.optim.fuse import fused
 from fisherfold.optim.invariance import Finding
 from fisherfold.optim.precondition import products
 from fisherfold.optim.replica import unwrap
 from fisherfold.optim.report import Diagnosis
-from fisherfold.optim.rows import advance, compiled_advance, tangent, unit_factors, update_on_spheres
+from fisherfold.optim.rows import advance, tangent, unit_factors, update_on_spheres
 from fisherfold.optim.running import carry_over
 from fisherfold.optim.statistics import LossFunction, Sampler
 from fisherfold.optim.streams import Branches
@@ -381,7 +382,7 @@ class MKFAC(torch.optim.Optimizer):
         separable = spheres == len(parameter) <= v.shape[1] and parameter not in self._grouped and "alive" not in state
         orthogonality = self.orthogonality if separable else 0.0
         rules = (group["lr"], group["momentum"], self.exponential, self.max_angle, orthogonality)
-        update_on_spheres(parameter, v, state, compiled_advance() if self.fuse else advance, rules)
+        update_on_spheres(parameter, v, state, fused(advance) if self.fuse else advance, rules)
 
     @torch.no_grad()
     def precondition_(self) -> None:

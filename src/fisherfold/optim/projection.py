@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from torch.nn import functional
 
 
 class ProjectedOptimizer(torch.optim.Optimizer):
-    """An optimizer whose updates pass through ``drop_radial``; groups have ``delta``, ``eps`` and ``wd_ratio``."""
+    """An optimizer whose updates pass through ``drop_radial``; groups have the entries of ``Projection``."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -43,18 +43,51 @@ class ProjectedOptimizer(torch.optim.Optimizer):
     def _update(self, w: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         """Update the state of a parameter, and move it."""
 
-    @staticmethod
-    def _move(
-        w: Tensor, gradient: Tensor, update: Tensor, group: dict[str, Any], *, rate: float | Tensor, decay: float
-    ) -> None:
-        """Move: w ← (1 - decay ρ) w - rate Π(update), with ρ = ``wd_ratio`` where Π acted, else 1."""
-        shrink: float | Tensor = decay
-        if w.ndim > 1:
-            update, projected = drop_radial(w, gradient, update, group["delta"], group["eps"])
-            shrink = decay * (1 - (1 - group["wd_ratio"]) * projected)
-        if group["weight_decay"] > 0:
-            w.mul_(1 - shrink)
-        w.sub_(rate * update)
+
+class Projection(NamedTuple):
+    """When and how an update loses its radial part, and what becomes of weight decay then.
+
+    Attributes:
+        delta: the threshold δ.
+        eps: guards the norms.
+        wd_ratio: the factor on weight decay where the update was projected.
+    """
+
+    delta: float
+    eps: float
+    wd_ratio: float
+
+    @classmethod
+    def of(cls, group: dict[str, Any]) -> Projection:
+        """The rule of a parameter group.
+
+        Args:
+            group: with an entry per field.
+
+        Returns:
+            The rule.
+        """
+        return cls(group["delta"], group["eps"], group["wd_ratio"])
+
+
+def move(
+    w: Tensor, gradient: Tensor, update: Tensor, rate: float | Tensor, decay: float | Tensor, rule: Projection
+) -> None:
+    """Move a parameter in place: w ← (1 - decay ρ) w - rate Π(update), with ρ = ``wd_ratio`` where Π acted, else 1.
+
+    Args:
+        w: the parameter.
+        gradient: of the loss.
+        update: the proposed update.
+        rate: of the update.
+        decay: of the weight; 0 for none.
+        rule: of the projection Π, for parameters of two or more dimensions.
+    """
+    shrink: float | Tensor = decay
+    if w.ndim > 1:
+        update, projected = drop_radial(w, gradient, update, rule.delta, rule.eps)
+        shrink = decay * (1 - (1 - rule.wd_ratio) * projected)
+    w.mul_(1 - shrink).sub_(rate * update)
 
 
 def drop_radial(weight: Tensor, gradient: Tensor, update: Tensor, delta: float, eps: float) -> tuple[Tensor, Tensor]:

@@ -22,10 +22,7 @@ the gradient).
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
-from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -187,34 +184,6 @@ def advance(
     moved, carried = sphere_step(w, direction, b, lr, momentum, exponential, max_angle)
     parameter.copy_(moved.view(parameter.shape))
     buffer.copy_(carried.view(parameter.shape))
-
-
-@lru_cache
-def compiled_advance() -> Advance:
-    """``advance`` compiled, one kernel per shape; all optimizers of a process share them.
-
-    Kernels for fixed shapes are faster than one for all, and a network has more shapes of weights than the compiler's
-    usual limit of recompilations allows, beyond which it would go on uncompiled.
-
-    Returns:
-        A function like ``advance``.
-    """
-    import torch._dynamo
-
-    steps: list[Any] = [torch.compile(advance, dynamic=False)]
-
-    def run(*arguments: Any) -> None:
-        try:
-            with torch._dynamo.config.patch(recompile_limit=256):
-                steps[0](*arguments)
-        except torch._dynamo.exc.TorchDynamoException as error:
-            # nothing has run yet: a compiler that fails does so before the first kernel
-            reason = str(error).splitlines()[0]
-            warnings.warn(f"fuse=True: the compiler failed ({reason}); going on without it", stacklevel=2)
-            steps[0] = advance
-            advance(*arguments)
-
-    return run
 
 
 def update_on_spheres(

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from typing_extensions import override
 
+from fisherfold.optim.fuse import fused
 from fisherfold.optim.groups import check_number
-from fisherfold.optim.projection import ProjectedOptimizer
+from fisherfold.optim.projection import ProjectedOptimizer, Projection, move
 
 
 class SGDP(ProjectedOptimizer):
@@ -29,6 +30,7 @@ class SGDP(ProjectedOptimizer):
         eps: guards the norms.
         delta: the threshold of the invariance test.
         wd_ratio: the factor on weight decay where the update was projected.
+        fuse: compile the update of a parameter with ``torch.compile``.
 
     Example:
         >>> import torch
@@ -50,20 +52,50 @@ class SGDP(ProjectedOptimizer):
         eps: float = 1e-8,
         delta: float = 0.1,
         wd_ratio: float = 0.1,
+        fuse: bool = False,
     ) -> None:
         check_number("lr", lr, 0.0)
         check_number("momentum", momentum, 0.0, 1.0, below=True)
         check_number("weight_decay", weight_decay, 0.0)
         check_number("delta", delta, 0.0)
         defaults = {"lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay}
-        super().__init__(params, {**defaults, "nesterov": nesterov, "eps": eps, "delta": delta, "wd_ratio": wd_ratio})
+        rule = {"eps": eps, "delta": delta, "wd_ratio": wd_ratio}
+        super().__init__(params, {**defaults, **rule, "nesterov": nesterov, "fuse": fuse})
 
     @override
     def _update(self, w: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]) -> None:
         state = self.state[w]
         if not state:
             state["momentum_buffer"] = torch.zeros_like(w)
-        mu, buffer = group["momentum"], state["momentum_buffer"]
-        buffer.mul_(mu).add_(gradient, alpha=1 - group["dampening"])
-        update = gradient + mu * buffer if group["nesterov"] else buffer
-        self._move(w, gradient, update, group, rate=group["lr"], decay=group["lr"] * group["weight_decay"] / (1 - mu))
+        rules = (group["momentum"], group["dampening"], group["weight_decay"], group["nesterov"], Projection.of(group))
+        step = fused(advance) if group["fuse"] else advance
+        step(w, gradient, state["momentum_buffer"], group["lr"], *rules)
+
+
+def advance(
+    w: torch.Tensor,
+    gradient: torch.Tensor,
+    buffer: torch.Tensor,
+    lr: float | torch.Tensor,
+    momentum: float,
+    dampening: float,
+    weight_decay: float,
+    nesterov: bool,
+    rule: Projection,
+) -> None:
+    """Move a parameter and its momentum, both in place.
+
+    Args:
+        w: the parameter.
+        gradient: of the loss.
+        buffer: the momentum.
+        lr: η.
+        momentum: μ.
+        dampening: τ.
+        weight_decay: ω.
+        nesterov: Nesterov momentum.
+        rule: of the projection.
+    """
+    buffer.mul_(momentum).add_(gradient, alpha=1 - dampening)
+    update = gradient + momentum * buffer if nesterov else buffer
+    move(w, gradient, update, lr, lr * weight_decay / (1 - momentum), rule)

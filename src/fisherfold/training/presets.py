@@ -274,7 +274,8 @@ def _sgd(s: Settings, model: nn.Module, _: Tensor) -> torch.optim.Optimizer:
 
 
 def _sgdp(s: Settings, model: nn.Module, _: Tensor) -> torch.optim.Optimizer:
-    return SGDP(model.parameters(), lr=_rate(s, model), momentum=s.momentum, weight_decay=s.weight_decay)
+    rate, fuse = _rate(s, model), next(model.parameters()).is_cuda
+    return SGDP(model.parameters(), lr=rate, momentum=s.momentum, weight_decay=s.weight_decay, fuse=fuse)
 
 
 def _adam(s: Settings, model: nn.Module, _: Tensor) -> torch.optim.Optimizer:
@@ -286,7 +287,8 @@ def _adam(s: Settings, model: nn.Module, _: Tensor) -> torch.optim.Optimizer:
 
 
 def _adamp(s: Settings, model: nn.Module, _: Tensor) -> torch.optim.Optimizer:
-    return AdamP(model.parameters(), lr=_rate(s, model), betas=(s.momentum, s.beta2), weight_decay=s.weight_decay)
+    rate, betas, fuse = _rate(s, model), (s.momentum, s.beta2), next(model.parameters()).is_cuda
+    return AdamP(model.parameters(), lr=rate, betas=betas, weight_decay=s.weight_decay, fuse=fuse)
 
 
 def _shared(s: Settings, model: nn.Module) -> dict[str, Any]:
