@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 
 class ProjectedOptimizer(torch.optim.Optimizer):
@@ -105,17 +104,19 @@ def drop_radial(weight: Tensor, gradient: Tensor, update: Tensor, delta: float, 
     """
     if weight.numel() == 0:
         return update, torch.zeros((), dtype=weight.dtype, device=weight.device)
-    by_row, rows_invariant = _projected(weight, gradient, update, len(weight), delta, eps)
-    as_whole, whole_invariant = _projected(weight, gradient, update, 1, delta, eps)
+    rows, whole = tuple(range(1, weight.ndim)), tuple(range(weight.ndim))
+    by_row, rows_invariant = _projected(weight, gradient, update, rows, delta, eps)
+    as_whole, whole_invariant = _projected(weight, gradient, update, whole, delta, eps)
     chosen = torch.where(rows_invariant, by_row, torch.where(whole_invariant, as_whole, update))
     return chosen, (rows_invariant | whole_invariant).to(weight.dtype)
 
 
 def _projected(
-    weight: Tensor, gradient: Tensor, update: Tensor, blocks: int, delta: float, eps: float
+    w: Tensor, g: Tensor, u: Tensor, dims: tuple[int, ...], delta: float, eps: float
 ) -> tuple[Tensor, Tensor]:
-    w, g, u = (t.reshape(blocks, -1) for t in (weight, gradient, update))
-    cosine = functional.cosine_similarity(g, w, dim=1, eps=eps).abs()
-    unit = w / (torch.linalg.vector_norm(w, dim=1, keepdim=True) + eps)
-    flat = u - unit * (unit * u).sum(dim=1, keepdim=True)
-    return flat.view_as(update), cosine.max() < delta / w.shape[1] ** 0.5
+    """Sums over dimensions, in whatever order the memory has them: no copy in another layout."""
+    length, slope = (torch.linalg.vector_norm(t, dim=dims, keepdim=True) for t in (w, g))
+    cosine = (w * g).sum(dims, keepdim=True).abs() / (length.clamp_min(eps) * slope.clamp_min(eps))
+    unit = length + eps
+    flat = u - w * ((w * u).sum(dims, keepdim=True) / (unit * unit))
+    return flat, cosine.max() < delta / (w.numel() // cosine.numel()) ** 0.5
