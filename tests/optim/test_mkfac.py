@@ -15,7 +15,6 @@ import fisherfold
 from fisherfold.manifolds import Oblique
 from fisherfold.optim import KFAC, MKFAC, SGDG
 from fisherfold.optim.replica import call
-from fisherfold.optim.rows import advance
 
 
 def bn_net(*, inplace: bool = False, seed: int = 0) -> nn.Module:
@@ -391,8 +390,6 @@ def test_fused_update_equals_the_plain_one() -> None:
     for fuse in (False, True):
         model = bn_net()
         optimizer = MKFAC(model, lr=0.1, manifold_lr=0.1, damping=0.1, example_input=x, fuse=fuse)
-        if fuse:
-            optimizer._advance = torch.compile(advance, backend="eager")
         results.append(train(model, optimizer, 5))
     assert results[0] == pytest.approx(results[1], rel=1e-4)
 

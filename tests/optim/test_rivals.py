@@ -86,6 +86,32 @@ def test_rivals_resume_to_the_bit(kind: type) -> None:
         assert torch.equal(p, q)
 
 
+@pytest.mark.parametrize("kind", [SGDP, AdamP])
+@pytest.mark.parametrize("options", [{"weight_decay": 1e-2}, {"weight_decay": 1e-2, "nesterov": True}])
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # on importing the compiler
+def test_compiled_updates_are_the_plain_ones(kind: type, options: dict[str, Any]) -> None:
+    """In any layout of the memory, with the rate as a number or as a tensor."""
+    results = []
+    for fuse in (False, True):
+        model = net().to(memory_format=torch.channels_last)
+        optimizer = kind(model.parameters(), lr=torch.tensor(0.01) if fuse else 0.01, fuse=fuse, **options)
+        results.append(run(model, optimizer))
+        assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
+    for p, q in zip(*results, strict=True):  # the rate and AdamP's corrections are in single precision
+        torch.testing.assert_close(p, q, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [SGDP, AdamP])
+def test_states_of_before_there_were_compiled_updates_are_taken(kind: type) -> None:
+    model = net()
+    optimizer = kind(model.parameters(), lr=0.01)
+    state = optimizer.state_dict()
+    for group in state["param_groups"]:
+        del group["fuse"]
+    optimizer.load_state_dict(state)
+    run(model, optimizer, 1)
+
+
 @pytest.mark.parametrize("kind", [SGDP, AdamP, KFAC, SGDG])
 def test_closure_value_is_returned(kind: type) -> None:
     model = nn.Linear(3, 2)

@@ -7,10 +7,10 @@ import torch
 import torch._dynamo
 
 from fisherfold.manifolds import Oblique
+from fisherfold.optim.fuse import fused
 from fisherfold.optim.rows import (
     advance,
     balance,
-    compiled_advance,
     decorrelation,
     sphere_step,
     tangent,
@@ -157,13 +157,13 @@ def test_a_compiler_that_fails_is_done_without(monkeypatch: pytest.MonkeyPatch) 
         raise torch._dynamo.exc.TorchDynamoException("KeyError: buf2")
 
     monkeypatch.setattr(torch, "compile", lambda *_, **__: broken)
-    compiled_advance.cache_clear()
+    fused.cache_clear()
     w, v, b = setting()
     expected = sphere_step(w, v, b, 0.3, 0.9, True)
-    step = compiled_advance()
+    step = fused(advance)
     with pytest.warns(UserWarning, match=r"the compiler failed .KeyError: buf2.; going on without it"):
         step(w, v, b, 0.3, 0.9, True, None, 0.0, None)
     torch.testing.assert_close((w, b), expected)
     step(w, v, b, 0.3, 0.9, True, None, 0.0, None)
     assert len(calls) == 1
-    compiled_advance.cache_clear()
+    fused.cache_clear()

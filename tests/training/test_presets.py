@@ -121,6 +121,9 @@ def test_unknown_names_say_what_is_known() -> None:
         ({"damping": "2"}, "damping must be a finite number, at least 0, got '2'"),
         ({"momentum": 1.0}, "momentum must be below 1, got 1.0"),
         ({"dropout": 1.0}, "dropout must be below 1, got 1.0"),
+        ({"noise": 1.5}, "noise must be below 1, got 1.5"),
+        ({"average": -1}, "average must be at least 0 and whole, got -1"),
+        ({"average": 2.5}, "average must be at least 0 and whole, got 2.5"),
     ],
 )
 def test_settings_that_no_run_could_use_are_refused(change: dict[str, Any], message: str) -> None:

@@ -18,6 +18,12 @@ from torch import Tensor
 class ProjectedOptimizer(torch.optim.Optimizer):
     """An optimizer whose updates pass through ``drop_radial``; groups have the entries of ``Projection``."""
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take states of releases that had no ``fuse``."""
+        super().__setstate__(state)
+        for group in self.param_groups:
+            group.setdefault("fuse", False)
+
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update all parameters that have a gradient.
