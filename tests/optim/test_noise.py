@@ -49,6 +49,20 @@ def test_inside_rows_are_turned_and_outside_they_are_what_they_were() -> None:
     assert all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # on importing the compiler
+def test_compiled_turns_are_the_plain_ones() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 1), nn.Linear(5, 3)).to(memory_format=torch.channels_last)
+    before = [p.detach().clone() for p in net.parameters()]
+    inside = []
+    for fuse in (False, True):
+        torch.manual_seed(1)
+        with RowNoise(net.parameters(), 0.3, fuse=fuse):
+            inside.append([p.detach().clone() for p in net.parameters()])
+        assert all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
+    torch.testing.assert_close(*inside)
+
+
 def test_rows_that_cannot_turn_stay() -> None:
     """Rows of one entry have no direction to turn to, rows of zero none to turn from."""
     single, dead = nn.Parameter(torch.ones(3, 1)), nn.Parameter(torch.tensor([[0.0, 0.0], [1.0, 0.0]]))

@@ -177,11 +177,10 @@ def test_the_plan_that_comes_with_the_benchmarks_can_be_read() -> None:
     if not path.is_file():
         pytest.skip("an installed package has no benchmarks")
     plan = read_plan(path)
-    assert [(e.model, e.preset) for e in plan] == [
-        (model, preset) for model in ("vgg16bn", "wrn16_4") for preset in ("mkfac-tuned", "sgd-tuned")
-    ]
+    stages = {(entry.model, entry.preset): entry.stages for entry in plan}
     # a rival is searched over what is searched for ours, where it has it
-    assert all(plan[i].stages[0] == plan[i + 1].stages[0] for i in (0, 2))
+    for model in ("vgg16bn", "wrn16_4"):
+        assert stages[model, "mkfac-tuned"][0] == stages[model, "sgd-tuned"][0]
 
 
 def test_missing_plans_and_no_time_are_refused(tmp_path: Path) -> None:

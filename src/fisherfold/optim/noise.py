@@ -19,6 +19,7 @@ from types import TracebackType
 import torch
 from torch import Tensor, nn
 
+from fisherfold.optim.fuse import fused
 from fisherfold.optim.groups import check_number
 
 
@@ -30,6 +31,7 @@ class RowNoise:
     Args:
         params: parameters; those with fewer than two dimensions, or with rows of one entry, are left alone.
         angle: θ in radians, below π/2.
+        fuse: compile the turning of a weight with ``torch.compile``.
 
     Raises:
         ValueError: if the angle is none of those.
@@ -46,18 +48,18 @@ class RowNoise:
         >>> opt.step()
     """
 
-    def __init__(self, params: Iterable[nn.Parameter], angle: float) -> None:
+    def __init__(self, params: Iterable[nn.Parameter], angle: float, *, fuse: bool = False) -> None:
         check_number("angle", angle, 0.0, math.pi / 2, below=True)
-        self.angle = angle
+        self.angle, self.fuse = angle, fuse
         self._weights = [p for p in params if p.ndim > 1 and p.numel() > len(p)]
         self._kept = [torch.empty_like(p, requires_grad=False) for p in self._weights]
 
     @torch.no_grad()
     def __enter__(self) -> RowNoise:
         """Turn the rows."""
+        turn = fused(keep_and_turn) if self.fuse else keep_and_turn
         for weight, kept in zip(self._weights, self._kept, strict=True):
-            kept.copy_(weight)
-            weight.copy_(turned(kept, torch.randn_like(kept), self.angle))
+            turn(weight, kept, torch.randn_like(kept), self.angle)
         return self
 
     @torch.no_grad()
@@ -67,6 +69,19 @@ class RowNoise:
         """Put the rows back, to the bit."""
         for weight, kept in zip(self._weights, self._kept, strict=True):
             weight.copy_(kept)
+
+
+def keep_and_turn(weight: Tensor, kept: Tensor, directions: Tensor, angle: float) -> None:
+    """Copy a weight and turn its rows, in place.
+
+    Args:
+        weight: with rows along the first dimension.
+        kept: takes the copy.
+        directions: towards which to turn.
+        angle: in radians.
+    """
+    kept.copy_(weight)
+    weight.copy_(turned(kept, directions, angle))
 
 
 def turned(w: Tensor, u: Tensor, angle: float) -> Tensor:

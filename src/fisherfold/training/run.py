@@ -57,7 +57,9 @@ class Run:
         self.images, self.labels = pool.epoch(seed, 0)
         self.optimizer = build_optimizer(settings, self.network, pool.normalised(self.images[:32]))
         self.cuda = self.device.type == "cuda"
-        self.noise = RowNoise(self.network.parameters(), settings.noise) if settings.noise else nullcontext()
+        self.noise: AbstractContextManager[Any] = nullcontext()
+        if settings.noise:
+            self.noise = RowNoise(self.network.parameters(), settings.noise, fuse=self.cuda)
         self.averaged: AveragedModel | None = None
         if settings.average:
             decay = 1 - 1 / settings.average
