@@ -102,14 +102,30 @@ def test_compiled_updates_are_the_plain_ones(kind: type, options: dict[str, Any]
 
 
 @pytest.mark.parametrize("kind", [SGDP, AdamP])
-def test_states_of_before_there_were_compiled_updates_are_taken(kind: type) -> None:
-    model = net()
-    optimizer = kind(model.parameters(), lr=0.01)
-    state = optimizer.state_dict()
-    for group in state["param_groups"]:
-        del group["fuse"]
-    optimizer.load_state_dict(state)
-    run(model, optimizer, 1)
+def test_states_from_before_updates_could_be_compiled_are_read(kind: type) -> None:
+    model, twin = net(), net()
+    optimizer, resumed = (kind(m.parameters(), lr=0.01, weight_decay=1e-2) for m in (model, twin))
+    old = optimizer.state_dict()
+    del old["param_groups"][0]["fuse"]
+    resumed.load_state_dict(old)
+    pickled = optimizer.__getstate__()
+    del pickled["defaults"]["fuse"], pickled["param_groups"][0]["fuse"]
+    optimizer.__setstate__(pickled)
+    for p, q in zip(run(model, optimizer, 3), run(twin, resumed, 3), strict=True):
+        assert torch.equal(p, q)
+
+
+@pytest.mark.parametrize("kind", [SGDP, AdamP])
+def test_sparse_gradients_are_like_dense_ones(kind: type) -> None:
+    weights = []
+    for sparse in (False, True):
+        torch.manual_seed(0)
+        table = nn.Embedding(6, 4, sparse=sparse)
+        optimizer = kind(table.parameters(), lr=0.1)
+        table(torch.tensor([1, 1, 3])).square().sum().backward()
+        optimizer.step()
+        weights.append(table.weight.detach())
+    assert torch.equal(*weights)
 
 
 @pytest.mark.parametrize("kind", [SGDP, AdamP, KFAC, SGDG])

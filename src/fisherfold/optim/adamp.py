@@ -81,9 +81,9 @@ def advance(
     square: torch.Tensor,
     count: torch.Tensor,
     lr: float | torch.Tensor,
-    beta1: float,
+    beta1: float | torch.Tensor,
     beta2: float,
-    weight_decay: float,
+    weight_decay: float | torch.Tensor,
     nesterov: bool,
     rule: Projection,
 ) -> None:
@@ -103,13 +103,14 @@ def advance(
         rule: of the projection; its ε is also added to the root of the second moment.
     """
     count += 1
-    mean.mul_(beta1).add_(gradient, alpha=1 - beta1)
+    mean.mul_(beta1).add_((1 - beta1) * gradient)
     square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
     denominator = (square.sqrt() / _correction(beta2, count).sqrt()).add_(rule.eps)
     update = (beta1 * mean + (1 - beta1) * gradient if nesterov else mean) / denominator
     move(w, gradient, update, lr / _correction(beta1, count), lr * weight_decay, rule)
 
 
-def _correction(beta: float, step: torch.Tensor) -> torch.Tensor:
+def _correction(beta: float | torch.Tensor, step: torch.Tensor) -> torch.Tensor:
     """1 - β^t, accurate in float32 for β near 1."""
-    return -torch.expm1(step * math.log(beta)) if beta > 0 else torch.ones_like(step)
+    power = torch.log(beta) if isinstance(beta, torch.Tensor) else math.log(beta) if beta else -math.inf
+    return -torch.expm1(step * power)

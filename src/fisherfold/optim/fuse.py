@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+import math
 import warnings
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
 Update = Callable[..., None]
+SCHEDULED = ("lr", "momentum", "beta1", "weight_decay")
 
 
 @lru_cache
@@ -15,27 +18,41 @@ def fused(update: Update) -> Update:
     """An update of one parameter compiled, one kernel or few per shape; all optimizers of a process share them.
 
     Kernels for fixed shapes are faster than one for all, and a network has more shapes of weights than the compiler's
-    usual limit of recompilations allows, beyond which it would go on uncompiled.
+    usual limit of recompilations allows, beyond which it would go on uncompiled. Numbers are constants of a kernel, and
+    every value of a schedule would be compiled: learning rates are handed over as tensors, and so are the others of
+    ``SCHEDULED`` once they have been seen to change.
 
     Args:
-        update: a function of tensors, some of which it changes in place, and numbers.
+        update: a function of tensors, some of which it changes in place, and numbers, of which it takes those of
+            ``SCHEDULED`` as tensors without dimensions too (``alpha`` and ``value`` of torch do not).
 
     Returns:
         The same function, compiled.
     """
     import torch._dynamo  # not before it is needed: it takes a while
 
-    steps: list[Any] = [torch.compile(update, dynamic=False)]
+    compiled, failed = torch.compile(update, dynamic=False), False
+    names, seen = list(inspect.signature(update).parameters), {"lr": math.nan}
+
+    def handed(name: str, value: Any) -> Any:
+        if name not in SCHEDULED or isinstance(value, torch.Tensor) or seen.setdefault(name, value) == value:
+            return value
+        seen[name] = math.nan  # which no value equals
+        return torch.tensor(value, dtype=torch.float64, device="cpu")  # kernels of any device read it, without waiting
 
     def run(*arguments: Any) -> None:
+        nonlocal failed
+        if failed:
+            update(*arguments)
+            return
         try:
             with torch._dynamo.config.patch(recompile_limit=256):
-                steps[0](*arguments)
+                compiled(*(handed(name, value) for name, value in zip(names, arguments, strict=True)))
         except torch._dynamo.exc.TorchDynamoException as error:
             # nothing has run yet: a compiler that fails does so before the first kernel
             reason = str(error).splitlines()[0]
             warnings.warn(f"fuse=True: the compiler failed ({reason}); going on without it", stacklevel=2)
-            steps[0] = update
+            failed = True
             update(*arguments)
 
     return run

@@ -14,15 +14,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fisherfold.optim.groups import make_dense
+
 
 class ProjectedOptimizer(torch.optim.Optimizer):
     """An optimizer whose updates pass through ``drop_radial``; groups have the entries of ``Projection``."""
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take states of releases that had no ``fuse``."""
+        """Take over a pickled or saved state, also one from before updates could be compiled."""
         super().__setstate__(state)
         for group in self.param_groups:
-            group.setdefault("fuse", False)
+            group.setdefault("fuse", self.defaults.get("fuse", False))
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -38,6 +40,7 @@ class ProjectedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        make_dense(self)
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:

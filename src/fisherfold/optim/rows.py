@@ -49,7 +49,7 @@ def sphere_step(
     v: Tensor,
     b: Tensor,
     lr: float | Tensor,
-    momentum: float,
+    momentum: float | Tensor,
     exponential: bool,
     max_angle: float | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -67,7 +67,7 @@ def sphere_step(
     Returns:
         The new points and the momentum carried to them.
     """
-    b = torch.add(v, b, alpha=momentum)
+    b = v + momentum * b if isinstance(momentum, Tensor) else torch.add(v, b, alpha=momentum)
     b.addcmul_((w * b).sum(dim=1, keepdim=True), w, value=-1)
     speed = torch.linalg.vector_norm(b, dim=1, keepdim=True)
     angle = speed * lr
@@ -83,7 +83,7 @@ def sphere_step(
     return moved, b.mul_(shrink * cosine).addcmul_(shrink * sine * speed, w)
 
 
-def balance(w: Tensor, v: Tensor, sums: Tensor, momentum: float) -> Tensor:
+def balance(w: Tensor, v: Tensor, sums: Tensor, momentum: float | Tensor) -> Tensor:
     """Scale every row of a direction so that it turns its weight by the same angle as all others, on average.
 
     Args:
@@ -145,10 +145,9 @@ def unit_factors(w: Tensor) -> Tensor:
     return torch.where(norms > TINY_ROW, 1 / norms.clamp_min(TINY_ROW), torch.ones_like(norms))
 
 
-Rules = tuple["float | Tensor", float, bool, "float | None", float]
-Advance = Callable[
-    [Tensor, Tensor, Tensor, "float | Tensor", float, bool, "float | None", float, "Tensor | None"], None
-]  # fmt: skip
+Number = float | Tensor
+Rules = tuple[Number, Number, bool, float | None, float]
+Advance = Callable[[Tensor, Tensor, Tensor, Number, Number, bool, float | None, float, Tensor | None], None]
 
 
 def advance(
@@ -156,7 +155,7 @@ def advance(
     direction: Tensor,
     buffer: Tensor,
     lr: float | Tensor,
-    momentum: float,
+    momentum: float | Tensor,
     exponential: bool,
     max_angle: float | None,
     orthogonality: float,

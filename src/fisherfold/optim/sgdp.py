@@ -77,9 +77,9 @@ def advance(
     gradient: torch.Tensor,
     buffer: torch.Tensor,
     lr: float | torch.Tensor,
-    momentum: float,
+    momentum: float | torch.Tensor,
     dampening: float,
-    weight_decay: float,
+    weight_decay: float | torch.Tensor,
     nesterov: bool,
     rule: Projection,
 ) -> None:
