@@ -76,3 +76,48 @@ def test_rows_that_cannot_turn_stay() -> None:
 def test_angles_that_are_none_are_refused(angle: float) -> None:
     with pytest.raises(ValueError, match="angle must be in"):
         RowNoise([nn.Parameter(torch.ones(2, 2))], angle)
+
+
+def test_shared_weights_and_steps_inside_the_block() -> None:
+    """A weight given twice is put back; what the block would undo is an error, not a step that was never taken."""
+    table, head = nn.Embedding(6, 4), nn.Linear(4, 6, bias=False)
+    head.weight = table.weight
+    before = table.weight.detach().clone()
+    noise, optimizer = RowNoise([table.weight, head.weight], 0.3), torch.optim.SGD(head.parameters(), lr=0.1)
+    with noise:
+        head(torch.ones(1, 4)).sum().backward()
+    assert torch.equal(table.weight, before)
+    with pytest.raises(RuntimeError, match="take the step of the optimizer after the block"), noise:
+        optimizer.step()
+    assert torch.equal(table.weight, before)
+    with pytest.raises(RuntimeError, match="cannot be inside another"), noise, noise:
+        pass
+    assert torch.equal(table.weight, before)
+    with noise:
+        assert not torch.equal(table.weight, before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("length", [1e-3, 1e3])
+def test_half_precision_turns_by_the_angle(dtype: torch.dtype, length: float) -> None:
+    """The squares of such rows are below the least, or above the largest, number of float16."""
+    torch.manual_seed(0)
+    rows = nn.functional.normalize(torch.randn(5, 20, dtype=torch.float64), dim=1)
+    weight = nn.Parameter((length * rows).to(dtype))
+    before = weight.detach().double()
+    with RowNoise([weight], 0.1):
+        after = weight.detach().double()
+    cosines = nn.functional.cosine_similarity(before, after, dim=1)
+    torch.testing.assert_close(cosines.acos(), torch.full_like(cosines, 0.1), rtol=0.05, atol=0)
+    torch.testing.assert_close(after.norm(dim=1), before.norm(dim=1), rtol=0.01, atol=0)
+
+
+def test_only_parameters_are_taken_and_only_real_numbers_turned() -> None:
+    net, whole = nn.Linear(3, 2), nn.Parameter(torch.ones(3, 2, dtype=torch.int8), requires_grad=False)
+    for given in (net.named_parameters(), [{"params": list(net.parameters())}]):
+        with pytest.raises(TypeError, match="params must be parameters, got a"):
+            RowNoise(given, 0.1)
+    before = net.weight.detach().clone()
+    with RowNoise([whole, nn.Parameter(torch.ones(2, 2, dtype=torch.complex64))], 0.1), RowNoise(net.weight, 0.1):
+        assert not (net.weight == before).any()
+        assert torch.equal(whole, torch.ones_like(whole))

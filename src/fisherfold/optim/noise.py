@@ -19,6 +19,7 @@ from types import TracebackType
 import torch
 from torch import Tensor, nn
 
+from fisherfold.optim.factors import accumulation_dtype
 from fisherfold.optim.fuse import fused
 from fisherfold.optim.groups import check_number
 
@@ -26,14 +27,17 @@ from fisherfold.optim.groups import check_number
 class RowNoise:
     """Turn the rows of weights by an angle in random directions, and back on leaving the block.
 
-    It works with any optimizer. Memory is allocated once, so that a step with it can be captured in a CUDA graph.
+    It works with any optimizer, whose step is taken after the block: what is written to the weights inside is undone,
+    which is an error. Memory is allocated once, so that a step with it can be captured in a CUDA graph.
 
     Args:
-        params: parameters; those with fewer than two dimensions, or with rows of one entry, are left alone.
+        params: parameters; those with fewer than two dimensions, with rows of one entry, or not of real floating-point
+            numbers are left alone.
         angle: θ in radians, below π/2.
         fuse: compile the turning of a weight with ``torch.compile``.
 
     Raises:
+        TypeError: if there is anything but parameters.
         ValueError: if the angle is none of those.
 
     Example:
@@ -50,16 +54,26 @@ class RowNoise:
 
     def __init__(self, params: Iterable[nn.Parameter], angle: float, *, fuse: bool = False) -> None:
         check_number("angle", angle, 0.0, math.pi / 2, below=True)
+        given = [params] if isinstance(params, Tensor) else list(params)
+        for odd in (p for p in given if not isinstance(p, Tensor)):
+            raise TypeError(f"params must be parameters, got a {type(odd).__name__} among them")
         self.angle, self.fuse = angle, fuse
-        self._weights = [p for p in params if p.ndim > 1 and p.numel() > len(p)]
+        # a weight that two layers share counts once: its second copy would be one of turned rows
+        self._weights = [p for p in dict.fromkeys(given) if _turns(p)]
         self._kept = [torch.empty_like(p, requires_grad=False) for p in self._weights]
+        self._versions: list[int] | None = None
 
     @torch.no_grad()
     def __enter__(self) -> RowNoise:
         """Turn the rows."""
-        turn = fused(keep_and_turn) if self.fuse else keep_and_turn
+        if self._versions is not None:
+            raise RuntimeError("the rows are turned already: one block of a RowNoise cannot be inside another")
         for weight, kept in zip(self._weights, self._kept, strict=True):
-            turn(weight, kept, torch.randn_like(kept), self.angle)
+            kept.copy_(weight)
+        turn = fused(turn_rows) if self.fuse else turn_rows
+        for weight, kept in zip(self._weights, self._kept, strict=True):
+            turn(weight, kept, torch.randn_like(kept, dtype=accumulation_dtype(kept)), self.angle)
+        self._versions = [weight._version for weight in self._weights]
         return self
 
     @torch.no_grad()
@@ -67,21 +81,31 @@ class RowNoise:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Put the rows back, to the bit."""
+        written = self._versions != [weight._version for weight in self._weights]
+        self._versions = None
         for weight, kept in zip(self._weights, self._kept, strict=True):
             weight.copy_(kept)
+        if written and error is None:
+            raise RuntimeError(
+                "weights were written to while their rows were turned, and are back at what they were before: "
+                "take the step of the optimizer after the block"
+            )
 
 
-def keep_and_turn(weight: Tensor, kept: Tensor, directions: Tensor, angle: float) -> None:
-    """Copy a weight and turn its rows, in place.
+def _turns(p: Tensor) -> bool:
+    return p.is_floating_point() and p.ndim > 1 and p.numel() > len(p)
+
+
+def turn_rows(weight: Tensor, kept: Tensor, directions: Tensor, angle: float) -> None:
+    """Replace a weight by its turned copy, in place.
 
     Args:
         weight: with rows along the first dimension.
-        kept: takes the copy.
-        directions: towards which to turn.
+        kept: its copy.
+        directions: towards which to turn; their dtype is that of the computation.
         angle: in radians.
     """
-    kept.copy_(weight)
-    weight.copy_(turned(kept, directions, angle))
+    weight.copy_(turned(kept.to(directions.dtype), directions, angle))
 
 
 def turned(w: Tensor, u: Tensor, angle: float) -> Tensor:
