@@ -14,7 +14,7 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,8 @@ from matplotlib.figure import Figure
 
 from fisherfold.experiments.sections import Band, Chart, Section, Series, Table, Verdict
 from fisherfold.files import make_folder, write_atomically
-from fisherfold.training import PRESETS, RunLog, Settings, read_logs, settings
+from fisherfold.training import PRESETS, RunLog, read_logs, settings
+from fisherfold.training.presets import complete
 
 RESULTS = Path("results/cifar")
 DATASETS = ("cifar10", "cifar100")
@@ -156,7 +157,7 @@ def trials(folder: Path = RESULTS) -> Table:
         header = log.header
         task, preset = (header["dataset"], header["model"]), header["preset"]
         own = settings(preset, *task).as_json() if preset in PRESETS else {}
-        given = {**_unnamed(log), **header["settings"]}
+        given = complete(header["settings"])
         changed = [key for key in own if key != "epochs" and given[key] != own[key]]
         other = [f"{key} {given[key]:g}" if isinstance(own[key], float) else f"{key} {given[key]}" for key in changed]
         if header["images"] != ALL_IMAGES[header["split"]]:
@@ -182,17 +183,12 @@ def as_rows(shown: Table) -> list[dict[str, Any]]:
     return [dict(zip(shown.columns, row, strict=True)) for row in shown.rows]
 
 
-def _unnamed(log: RunLog) -> dict[str, Any]:
-    """Settings that a log does not name: they are newer than the log, and had their defaults."""
-    return {field.name: field.default for field in fields(Settings) if field.name not in log.header["settings"]}
-
-
 def _counts(log: RunLog) -> bool:
     header = log.header
     if header["split"] != "test" or header["images"] != ALL_IMAGES["test"] or header["preset"] not in PRESETS:
         return False
     own = settings(header["preset"], header["dataset"], header["model"]).as_json()
-    return {**_unnamed(log), **header["settings"]} == own
+    return complete(header["settings"]) == own
 
 
 def table(found: Sequence[CellResult]) -> Table:

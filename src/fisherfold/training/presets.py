@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -194,6 +194,18 @@ def _check(name: str, kind: str, value: Any) -> None:
         raise ValueError(f"{name} must be a finite number, at least 0, got {value!r}")
     if name in {"momentum", "beta2", "dropout", "noise"} and value >= 1:
         raise ValueError(f"{name} must be below 1, got {value!r}")
+
+
+def complete(named: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a log or a checkpoint, with those that are newer than it: they had their defaults.
+
+    Args:
+        named: settings by name.
+
+    Returns:
+        What is named, and the defaults of the other fields of ``Settings``.
+    """
+    return {**{field.name: field.default for field in fields(Settings) if field.default is not MISSING}, **named}
 
 
 def parse_setting(text: str) -> tuple[str, Any]:

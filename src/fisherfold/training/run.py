@@ -24,7 +24,7 @@ from fisherfold.training.presets import Settings, build_model, build_optimizer
 
 WARM_UP = 3
 JUDGED_AT_ONCE = 1000
-MEASURED = 10  # batches of as many, from which batch norms of averaged weights take their statistics
+MEASURED = 10  # batches of about as many, from which batch norms of averaged weights take their statistics
 
 
 class Run:
@@ -263,7 +263,8 @@ class Run:
         """The network of the averaged weights, its batch norms measured on images of this epoch."""
         assert self.averaged is not None
         self.averaged.update_parameters(self.network)
-        parts = torch.split(self.images[: MEASURED * JUDGED_AT_ONCE], JUDGED_AT_ONCE)
+        count = min(max(len(self.images) // JUDGED_AT_ONCE, 1), MEASURED)
+        parts = torch.tensor_split(self.images[: MEASURED * JUDGED_AT_ONCE], count)  # all parts weigh the same
         with self._autocast(), self._own_draws():
             update_bn((self.pool.normalised(part) for part in parts), self.averaged)
         network: nn.Module = self.averaged.module
