@@ -281,6 +281,47 @@ def test_refresh_leaves_the_model_alone() -> None:
     assert model[3].weight.grad is None
 
 
+@pytest.mark.parametrize("fisher", ["empirical", "mc", "persample"])
+def test_a_network_that_is_frozen_below_its_head_needs_no_curvature(fisher: str) -> None:
+    """Its norms may be in evaluation mode, its frozen weights cost nothing, and what is freed joins."""
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 8), nn.BatchNorm1d(8))
+    net = nn.Sequential(body, nn.Linear(8, 3))
+    x, y = torch.randn(16, 6), torch.randint(3, (16,))
+    optimizer = MKFAC(net, lr=0.1, manifold_lr=0.1, damping=0.1, example_input=x, fisher=fisher)
+    body.requires_grad_(False).eval()
+
+    def renewed() -> set[str]:
+        optimizer.refresh([(x, y)], nn.CrossEntropyLoss())
+        return {name for name, layer in optimizer.curvature.layers.items() if layer.inverse is not None}
+
+    assert renewed() == set()
+    with optimizer.statistics():
+        F.cross_entropy(net(x), y).backward()
+    optimizer.step()
+    body.train()
+    body[3].requires_grad_(True)
+    assert renewed() == {"0.3.weight"}
+
+
+def test_report_and_diagnostics_of_biases_and_of_modules_that_are_not_called() -> None:
+    torch.manual_seed(0)
+    net = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0)
+    x = torch.randn(4, 3, 8)
+    optimizer = MKFAC(net, damping=0.1, example_input=x, euclidean="kfac")
+    assert "not called" not in optimizer.report()
+    optimizer.refresh([(x, torch.randn_like(x))], nn.MSELoss())
+    net(x).square().mean().backward()
+    (line,) = (line for line in optimizer.report().splitlines() if "not called" in line)
+    assert line.startswith("self_attn.out_proj.weight")
+    found = optimizer.diagnostics()
+    assert set(found) == {"linear1.weight", "linear2.weight"}
+    gradient = net.linear1.weight.grad.clone()
+    optimizer.precondition_()
+    cosine = F.cosine_similarity(gradient.flatten(), net.linear1.weight.grad.flatten(), dim=0)
+    assert found["linear1.weight"].cosine == pytest.approx(float(cosine), abs=1e-5)
+
+
 def test_frozen_unused_and_late_unfrozen_layers() -> None:
     net, example, _ = build("unused-layer")
     net.p.weight.requires_grad_(False)

@@ -113,6 +113,11 @@ class Curvature:
         """The tracked weights."""
         return [layer.tracked for layer in self.layers.values()]
 
+    @property
+    def live(self) -> list[TrackedWeight]:
+        """Those that are not frozen."""
+        return [tracked for tracked in self.weights if tracked.weight.requires_grad]
+
     def fold(self, sums: dict[str, FactorSums], decay: float, *, forgive: bool = False) -> set[str]:
         """Reduce new statistics over processes and fold them into the factors.
 

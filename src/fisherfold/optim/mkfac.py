@@ -291,19 +291,19 @@ class MKFAC(torch.optim.Optimizer):
         self._fold(collector.sums, 0.0, invert=True, forgive=False)
 
     def _collector(self, model: nn.Module) -> Collector:
-        weights, calls = self.curvature.weights, self.curvature.calls
+        weights, calls = self.curvature.live, self.curvature.calls
         return Collector(model, weights, max_rows=self.max_rows, allow_tf32=self.allow_tf32, calls=calls)
 
     def _model_for_statistics(self) -> nn.Module:
         """The model, if it can give statistics at all."""
         if self.model is None:
             raise RuntimeError("curvature needs the modules: pass model_of_groups=model along with parameter groups")
-        if any(spheres for _, _, spheres in self._entries()):
+        if any(spheres and parameter.requires_grad for parameter, _, spheres in self._entries()):
             statistics.require_training_norms(self.model)
         return self.model
 
     def _fold(self, sums: dict[str, FactorSums], decay: float, *, invert: bool, forgive: bool) -> None:
-        if not sums and self.curvature.layers:
+        if not sums and self.curvature.live:
             raise RuntimeError(
                 "no curvature was collected: no backward pass ran through a tracked layer of this model "
                 "(was another copy of the model used, or was backward called outside?)"

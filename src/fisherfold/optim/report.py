@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fisherfold.optim import groups
+from fisherfold.optim.curvature import Curvature, gradient_matrix
 from fisherfold.optim.factors import accumulation_dtype
 
 if TYPE_CHECKING:
@@ -56,11 +57,11 @@ def diagnose(optimizer: MKFAC) -> dict[str, Diagnosis]:
     found = {}
     for parameter, _, spheres in optimizer._entries():
         layer = optimizer.curvature.by_weight.get(id(parameter))
-        if layer is None or layer.inverse is None or parameter.grad is None or layer.tracked.bias is not None:
+        if layer is None or layer.inverse is None or parameter.grad is None:
             continue
-        gradient = parameter.grad.reshape(len(parameter), -1).to(accumulation_dtype(parameter))
+        gradient = gradient_matrix(parameter)
         with optimizer._products():
-            direction = layer.inverse.apply(gradient)
+            direction = _direction(optimizer.curvature, parameter, bool(spheres)).reshape(gradient.shape)
         weight = parameter.reshape(spheres or len(parameter), -1).to(gradient.dtype)
         radial, flat = _split(weight, direction, bool(spheres))
         gradient_radial, flat_gradient = _split(weight, gradient, bool(spheres))
@@ -72,6 +73,13 @@ def diagnose(optimizer: MKFAC) -> dict[str, Diagnosis]:
             _cosine(flat, flat_gradient), radial, gradient_radial, basis.top, rank, basis.error, int(optimizer._age)
         )
     return found
+
+
+def _direction(curvature: Curvature, parameter: nn.Parameter, curved: bool) -> Tensor:
+    """The preconditioned gradient, of which a bias that is joined to the weight is no part."""
+    if curved:
+        return curvature.direction(parameter)
+    return curvature.euclidean_directions([parameter])[id(parameter)].to(accumulation_dtype(parameter))
 
 
 def _split(weight: Tensor, vector: Tensor, curved: bool) -> tuple[float, Tensor]:
@@ -99,6 +107,7 @@ def treatment_table(optimizer: MKFAC) -> str:
     names = groups.names(optimizer)
     rows = [("parameter", "shape", "treatment", "curvature", "KiB", "why")]
     total = bytes_total = on_spheres = 0
+    renewed = any(layer.inverse is not None for layer in optimizer.curvature.layers.values())
     for parameter, _, spheres in optimizer._entries():
         name = names[id(parameter)]
         layer = optimizer.curvature.by_weight.get(id(parameter))
@@ -108,6 +117,8 @@ def treatment_table(optimizer: MKFAC) -> str:
         why = finding.reason if finding else "group given by the user"
         if name in optimizer.refused:
             why = f"{why}; {optimizer.refused[name]}"
+        elif layer is not None and layer.inverse is None and renewed and parameter.requires_grad:
+            why = f"{why}; first order so far: its module was not called when curvature was collected"
         size = 0 if layer is None else layer.bytes()
         rows.append((name, "×".join(map(str, parameter.shape)), treatment, curvature, f"{size / 1024:.0f}", why))
         total += parameter.numel()

@@ -169,7 +169,7 @@ def add_batches(
         draw: draws targets in place of those of the data, if they are to be drawn.
         generator: the source of those draws.
     """
-    weights = [tracked.weight for tracked in collector.weights if tracked.weight.requires_grad]
+    weights = [tracked.weight for tracked in collector.weights]
     with preserved(collector.model), uncompiled(), torch.enable_grad(), collector:
         for index, (inputs, targets) in enumerate(batches):
             outputs = call(collector.model, inputs)
@@ -203,8 +203,7 @@ def _add_per_sample(
     model: nn.Module, collector: Collector, inputs: Any, targets: Tensor, loss_fn: LossFunction
 ) -> None:
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    live = [tracked for tracked in collector.weights if tracked.weight.requires_grad]
-    chosen = {names[id(p)]: p.detach() for t in live for p in (t.weight, t.bias) if p is not None}
+    chosen = {names[id(p)]: p.detach() for t in collector.weights for p in (t.weight, t.bias) if p is not None}
 
     def losses(parameters: dict[str, Tensor]) -> Tensor:
         buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
@@ -215,7 +214,7 @@ def _add_per_sample(
     values, pullback = torch.func.vjp(losses, chosen)  # type: ignore[misc]
     (gradients,) = torch.vmap(pullback)(torch.eye(len(values), dtype=values.dtype, device=values.device))
     with torch.autocast(values.device.type, enabled=False):
-        for tracked in live:
+        for tracked in collector.weights:
             entry = collector.sums.setdefault(tracked.name, tracked.new_sums())
             stack = gradients[names[id(tracked.weight)]].flatten(2).to(entry.a.dtype)
             if tracked.bias is not None:
