@@ -193,6 +193,19 @@ def test_a_run_that_dies_while_it_writes_has_every_epoch_in_its_log(
         assert [entry["epoch"] for entry in RunLog.read(path).epochs] == [1, 2, 3, 4]
 
 
+def test_seeds_given_twice_are_trained_once_and_those_beyond_reach_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = random_pool(32)
+    monkeypatch.setattr(ImagePool, "load", lambda *_, **__: pool)
+    changes = {"batch": 16, "epochs": 1, "folder": tmp_path, "device": "cpu"}
+    logs = train("cifar10", "wrn10_1", "sgd", seeds=[3, 10**12, 3], **changes)
+    assert [log.header["seed"] for log in logs] == [3, 10**12]
+    assert logs[0].epochs[0]["side_by_side"] == 2
+    with pytest.raises(ValueError, match=r"seed must be between -1000000000000 and 1000000000000, got 20261116"):
+        train("cifar10", "wrn10_1", "sgd", seeds=[20261116041600], **changes)
+
+
 def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
     pool, path = random_pool(), tmp_path / "run.jsonl"
     first = Run(settings("sgd", "cifar10", "wrn10_1", batch=16), "wrn10_1", pool)

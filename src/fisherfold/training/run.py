@@ -23,6 +23,7 @@ from fisherfold.training.data import ImagePool
 from fisherfold.training.presets import Settings, build_model, build_optimizer
 
 WARM_UP = 3
+LARGEST_SEED = 10**12  # times a million, and epochs added, it is still a whole number of 64 bits
 JUDGED_AT_ONCE = 1000
 MEASURED = 10  # batches of about as many, from which batch norms of averaged weights take their statistics
 
@@ -38,7 +39,7 @@ class Run:
         compiled: pass the network through ``torch.compile`` (CUDA only).
 
     Raises:
-        ValueError: if there are fewer images than a batch.
+        ValueError: if there are fewer images than a batch, or the seed is too large for what is derived from it.
     """
 
     def __init__(
@@ -46,6 +47,8 @@ class Run:
     ) -> None:
         if len(pool) < settings.batch:
             raise ValueError(f"a batch of {settings.batch} needs as many images, the pool has {len(pool)}")
+        if abs(seed) > LARGEST_SEED:
+            raise ValueError(f"seed must be between {-LARGEST_SEED} and {LARGEST_SEED}, got {seed}")
         self.settings, self.model_name, self.pool, self.seed = settings, model, pool, seed
         self.device = pool.device
         self.steps_per_epoch = len(pool) // settings.batch

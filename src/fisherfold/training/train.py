@@ -71,7 +71,7 @@ def train(
         dataset: cifar10 or cifar100.
         model: wrn16_4 or vgg16bn.
         preset: a name of ``PRESETS``.
-        seeds: one run each.
+        seeds: one run for each that is different.
         folder: of logs and checkpoints; made if it is not there.
         device: ``"auto"``, ``"cpu"`` or ``"cuda"``.
         split: ``"test"``, or ``"validation"`` to judge by training images left out.
@@ -85,6 +85,7 @@ def train(
     Returns:
         One log per seed.
     """
+    seeds = list(dict.fromkeys(seeds))
     chosen = settings(preset, dataset, model, **changes)
     place = pick_device(device)
     target = make_folder(folder)
