@@ -113,6 +113,18 @@ def test_refresh_that_collects_nothing() -> None:
     assert all(not module._forward_hooks for module in model.modules())
 
 
+@pytest.mark.parametrize("fisher", ["empirical", "persample"])
+def test_refresh_takes_pairs_alone(fisher: str) -> None:
+    """Two samples are no inputs and targets, nor are two keys."""
+    model = net()
+    x, y = batch()
+    optimizer = MKFAC(model, example_input=x, fisher=fisher)
+    for given in ((x[:2], y[:2]), [x], [{"inputs": x, "targets": y}], [(x, y, y)]):
+        with pytest.raises(TypeError, match=r"batches must hold pairs of inputs and targets.*, got a \w+ of size"):
+            optimizer.refresh(given, nn.CrossEntropyLoss())
+    assert all(not module._forward_hooks for module in model.modules())
+
+
 def test_hooks_are_removed_when_the_loss_fails() -> None:
     model = net()
     x, y = batch()

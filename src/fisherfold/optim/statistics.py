@@ -151,6 +151,28 @@ def require_training_norms(model: nn.Module) -> None:
             )
 
 
+def pairs(batches: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+    """Batches, looked at before they are taken apart: two samples, or the two keys of a mapping, are no pair.
+
+    Args:
+        batches: what should be pairs of inputs and targets.
+
+    Yields:
+        The pairs.
+
+    Raises:
+        TypeError: if something else is among them.
+    """
+    for batch in batches:
+        if not isinstance(batch, tuple | list) or len(batch) != 2:
+            size = tuple(batch.shape) if isinstance(batch, Tensor) else len(batch) if hasattr(batch, "__len__") else "?"
+            raise TypeError(
+                "batches must hold pairs of inputs and targets, such as [(x, y)], "
+                f"got a {type(batch).__name__} of size {size} among them"
+            )
+        yield batch[0], batch[1]
+
+
 def add_batches(
     collector: Collector,
     batches: Iterable[tuple[Any, Any]],
@@ -171,7 +193,7 @@ def add_batches(
     """
     weights = [tracked.weight for tracked in collector.weights]
     with preserved(collector.model), uncompiled(), torch.enable_grad(), collector:
-        for index, (inputs, targets) in enumerate(batches):
+        for index, (inputs, targets) in enumerate(pairs(batches)):
             outputs = call(collector.model, inputs)
             if index == 0:
                 check_reduction(outputs, targets, loss_fn, loss_fn(outputs, targets), reduction)
@@ -194,7 +216,7 @@ def add_true_gradients(collector: Collector, batches: Iterable[tuple[Any, Any]],
         loss_fn: the loss; it is applied to one sample at a time.
     """
     with preserved(collector.model), uncompiled():
-        for inputs, targets in batches:
+        for inputs, targets in pairs(batches):
             _add_per_sample(collector.model, collector, inputs, targets, loss_fn)
 
 
