@@ -103,7 +103,10 @@ def advance(
         rule: of the projection; its ε is also added to the root of the second moment.
     """
     count += 1
-    mean.mul_(beta1).add_((1 - beta1) * gradient)
+    if isinstance(beta1, torch.Tensor):
+        mean.add_((1 - beta1) * (gradient - mean))
+    else:
+        mean.lerp_(gradient, 1 - beta1)
     square.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
     denominator = (square.sqrt() / _correction(beta2, count).sqrt()).add_(rule.eps)
     update = (beta1 * mean + (1 - beta1) * gradient if nesterov else mean) / denominator
