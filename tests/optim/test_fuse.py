@@ -52,3 +52,18 @@ def test_a_schedule_does_not_compile_updates_again(kind: type, graphs: int) -> N
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2 * graphs
     for p, q in zip(mine, scheduled(kind, fuse=False), strict=True):
         torch.testing.assert_close(p, q)
+
+
+@pytest.mark.usefixtures("traced")
+@pytest.mark.parametrize("kind", [SGDP, AdamP])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_numbers_and_empty_parameters_are_updated_too(kind: Any, dtype: torch.dtype) -> None:
+    found = []
+    for fuse in (False, True):
+        number, empty = nn.Parameter(torch.tensor(2.0, dtype=dtype)), nn.Parameter(torch.ones(0, 3, dtype=dtype))
+        optimizer = kind([number, empty], lr=0.1, weight_decay=0.1, fuse=fuse)
+        (number**2 + empty.sum()).backward()
+        optimizer.step()
+        found.append(number.detach())
+    assert float(found[0]) < 2
+    torch.testing.assert_close(*found)

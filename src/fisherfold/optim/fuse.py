@@ -23,8 +23,8 @@ def fused(update: Update) -> Update:
     ``SCHEDULED`` once they have been seen to change.
 
     Args:
-        update: a function of tensors, some of which it changes in place, and numbers, of which it takes those of
-            ``SCHEDULED`` as tensors without dimensions too (``alpha`` and ``value`` of torch do not).
+        update: a function of a parameter and other tensors, some of which it changes in place, and of numbers, of
+            which it takes those of ``SCHEDULED`` as tensors without dimensions too (``alpha`` of torch does not).
 
     Returns:
         The same function, compiled.
@@ -42,7 +42,7 @@ def fused(update: Update) -> Update:
 
     def run(*arguments: Any) -> None:
         nonlocal failed
-        if failed:
+        if failed or arguments[0].ndim == 0:  # torch 2.13 loses what is written to a float64 number
             update(*arguments)
             return
         try:
