@@ -97,6 +97,17 @@ def test_shared_weights_and_steps_inside_the_block() -> None:
         assert not torch.equal(table.weight, before)
 
 
+def test_an_autocast_region_around_the_block_sees_the_turn_and_its_end() -> None:
+    torch.manual_seed(0)
+    net, x = nn.Linear(8, 4), torch.randn(3, 8)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        before = net(x)
+        with RowNoise(net.parameters(), 0.5):
+            inside = net(x)
+        assert not torch.equal(inside, before)
+        assert torch.equal(net(x), before)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("length", [1e-3, 1e3])
 def test_half_precision_turns_by_the_angle(dtype: torch.dtype, length: float) -> None:

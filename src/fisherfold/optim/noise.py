@@ -74,6 +74,7 @@ class RowNoise:
         for weight, kept in zip(self._weights, self._kept, strict=True):
             turn(weight, kept, torch.randn_like(kept, dtype=accumulation_dtype(kept)), self.angle)
         self._versions = [weight._version for weight in self._weights]
+        torch.clear_autocast_cache()  # an autocast region around the block keeps its casts of the weights
         return self
 
     @torch.no_grad()
@@ -85,6 +86,7 @@ class RowNoise:
         self._versions = None
         for weight, kept in zip(self._weights, self._kept, strict=True):
             weight.copy_(kept)
+        torch.clear_autocast_cache()
         if written and error is None:
             raise RuntimeError(
                 "weights were written to while their rows were turned, and are back at what they were before: "
