@@ -10,6 +10,7 @@ import torch
 from architectures import SUITE, build
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import fisherfold
 from fisherfold.manifolds import Oblique
@@ -320,6 +321,34 @@ def test_report_and_diagnostics_of_biases_and_of_modules_that_are_not_called() -
     optimizer.precondition_()
     cosine = F.cosine_similarity(gradient.flatten(), net.linear1.weight.grad.flatten(), dim=0)
     assert found["linear1.weight"].cosine == pytest.approx(float(cosine), abs=1e-5)
+
+
+class Checkpointed(nn.Module):
+    """Its middle is computed twice, in the older of PyTorch's two ways."""
+
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.middle = nn.Sequential(nn.Linear(8, 8, bias=False), nn.LayerNorm(8), nn.Tanh())
+        self.reentrant = reentrant
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        return self.last(checkpoint(self.middle, x, use_reentrant=True) if self.reentrant else self.middle(x))
+
+
+def test_reentrant_checkpoints_change_nothing() -> None:
+    moved = []
+    for reentrant in (False, True):
+        torch.manual_seed(0)
+        net, x, y = Checkpointed(reentrant), torch.randn(16, 6), torch.randint(3, (16,))
+        optimizer = MKFAC(net, lr=0.1, manifold_lr=0.1, damping=0.1, example_input=x)
+        with optimizer.statistics():
+            F.cross_entropy(net(x), y).backward()
+        optimizer.step()
+        assert optimizer.findings["middle.0.weight"].kind == "tensor"
+        moved.append(net.middle[0].weight.detach())
+    assert torch.equal(*moved)
 
 
 def test_frozen_unused_and_late_unfrozen_layers() -> None:

@@ -156,8 +156,9 @@ class _Probe:
         weights = {n: p for n, p in self.parameters.items() if p.requires_grad and p.ndim >= 2 and p.numel() > 0}
         if not weights:
             return {}
-        gradients = torch.autograd.grad(live, list(weights.values()), cotangents, allow_unused=True)
-        gradients = tuple(g.to_dense() if g is not None and g.is_sparse else g for g in gradients)
+        torch.autograd.backward(live, cotangents)  # reentrant checkpoints refuse autograd.grad
+        gradients = [w.grad.to_dense() if w.grad is not None and w.grad.is_sparse else w.grad for w in weights.values()]
+        self.replica.model.zero_grad()
         size = _size(live)
         return {
             name: _euler_statistics(weight.detach(), gradient, size)
