@@ -11,7 +11,8 @@ import torch
 
 from fisherfold.optim import MKFAC, SGDG
 from fisherfold.training import PRESETS, settings
-from fisherfold.training.presets import build_model, build_optimizer
+from fisherfold.training.build import BUILDERS, build_model, build_optimizer
+from fisherfold.training.options import OPTIMIZERS
 
 
 def test_mkfac_has_the_rates_and_dampings_of_the_paper() -> None:
@@ -129,3 +130,7 @@ def test_unknown_names_say_what_is_known() -> None:
 def test_settings_that_no_run_could_use_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         settings("sgd", "cifar10", "vgg16bn", **change)
+
+
+def test_every_optimizer_that_settings_may_name_can_be_built() -> None:
+    assert tuple(BUILDERS) == OPTIMIZERS

@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from fisherfold.experiments.sections import Band, Chart, Section, Series, Table, Verdict
 from fisherfold.files import make_folder, write_atomically
 from fisherfold.training import PRESETS, RunLog, read_logs, settings
-from fisherfold.training.presets import complete
+from fisherfold.training.options import complete
 
 RESULTS = Path("results/cifar")
 DATASETS = ("cifar10", "cifar100")

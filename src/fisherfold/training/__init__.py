@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from fisherfold.training.data import ImagePool
 from fisherfold.training.log import RunLog, read_logs
-from fisherfold.training.presets import MODELS, PRESETS, Settings, parse_setting, settings
+from fisherfold.training.options import Settings, parse_setting
+from fisherfold.training.presets import MODELS, PRESETS, settings
 from fisherfold.training.run import Run
 from fisherfold.training.train import train
 

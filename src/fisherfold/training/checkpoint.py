@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fisherfold.files import read_tensors, sound, write_tensors
-from fisherfold.training.presets import complete
+from fisherfold.training.options import complete
 
 KIND, VERSION = "training", 1
 

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fisherfold.training.presets import Settings, kind_of_setting, settings
+from fisherfold.training.options import Settings, kind_of_setting
+from fisherfold.training.presets import settings
 
 Candidates = tuple[dict[str, Any], ...]
 ROUNDS = (16,)

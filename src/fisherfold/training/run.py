@@ -19,8 +19,9 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 
 from fisherfold.optim import MKFAC, RowNoise
 from fisherfold.training import checkpoint
+from fisherfold.training.build import build_model, build_optimizer
 from fisherfold.training.data import ImagePool
-from fisherfold.training.presets import Settings, build_model, build_optimizer
+from fisherfold.training.options import Settings
 
 WARM_UP = 3
 LARGEST_SEED = 10**12  # times a million, and epochs added, it is still a whole number of 64 bits

@@ -23,7 +23,8 @@ from fisherfold._version import __version__
 from fisherfold.files import make_folder
 from fisherfold.training.data import ImagePool
 from fisherfold.training.log import RunLog
-from fisherfold.training.presets import Settings, settings
+from fisherfold.training.options import Settings
+from fisherfold.training.presets import settings
 from fisherfold.training.run import Run, finite
 
 Tell = Callable[["Job", dict[str, Any]], None]

@@ -1,0 +1,224 @@
+"""All that decides how a network is trained, and how it is written down.
+
+A schedule multiplies a rate by its decay at 30, 60 and 90 percent of the epochs (``"step"``, the paper's), or takes it
+to zero along half a cosine (``"cosine"``), the one on spheres to a given share of its start. Curvature is renewed at
+the start and at the same three points, or every so many epochs, with a damping that has its own decay at these points.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, asdict, dataclass, fields
+from typing import Any
+
+MILESTONES = (0.3, 0.6, 0.9)
+OPTIMIZERS = ("sgd", "sgdp", "adam", "adamp", "kfac", "mkfac", "sgdg")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All that decides how a network is trained, apart from data, seed and device.
+
+    Attributes:
+        preset: the name they go by.
+        optimizer: sgd, sgdp, adam, adamp, kfac, mkfac or sgdg.
+        lr: the step size η, of Euclidean parameters where some are on spheres.
+        lr_decay: its factor at the milestones.
+        manifold_lr: the step size η_g on spheres, or the angle per step where ``balanced``.
+        manifold_decay: its factor at the milestones.
+        manifold_end: the share of ``manifold_lr`` at which a cosine ends.
+        manifold_power: the exponent of the cosine for ``manifold_lr``; ½ is how rows turn under weight decay, whose
+            angle per step goes with the root of the rate.
+        schedule: ``"step"`` or ``"cosine"``.
+        weight_decay: of Euclidean parameters.
+        dropout: of the network's activations.
+        noise: the angle in radians by which rows are turned at random while a gradient is computed.
+        average: over how many epochs the weights of the network that is judged are averaged, exponentially; 0 for the
+            network itself.
+        momentum: μ, or β₁ of Adam.
+        beta2: of Adam.
+        damping: λ of the first refresh.
+        damping_decay: its factor at the later ones.
+        balanced: the same turning for every row on a sphere.
+        max_angle: the largest angle by which a row may turn in a step; 0 for any.
+        orthogonality: ω of the penalty on correlations between rows on spheres.
+        basis_tolerance: the accepted error of directions on truncated bases of eigenvectors.
+        fisher: how the factors are collected.
+        refresh_batches: over how many batches.
+        refresh_every: epochs between refreshes; 0 for the start and the milestones.
+        epochs: in all.
+        batch: images per step.
+    """
+
+    preset: str
+    optimizer: str
+    lr: float
+    lr_decay: float = 0.1
+    manifold_lr: float = 0.0
+    manifold_decay: float = 0.2
+    manifold_end: float = 0.0
+    manifold_power: float = 1.0
+    schedule: str = "step"
+    weight_decay: float = 5e-4
+    dropout: float = 0.0
+    noise: float = 0.0
+    average: int = 0
+    momentum: float = 0.9
+    beta2: float = 0.999
+    damping: float = 1.0
+    damping_decay: float = 1.0
+    balanced: bool = False
+    max_angle: float = 0.0
+    orthogonality: float = 0.0
+    basis_tolerance: float = 0.05
+    fisher: str = "mc"
+    refresh_batches: int = 50
+    refresh_every: int = 0
+    epochs: int = 100
+    batch: int = 128
+
+    def __post_init__(self) -> None:
+        if self.optimizer not in OPTIMIZERS:
+            raise ValueError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {self.optimizer!r}")
+        if self.schedule not in {"step", "cosine"}:
+            raise ValueError(f"schedule must be 'step' or 'cosine', got {self.schedule!r}")
+        for field in fields(self):
+            _check(field.name, str(field.type), getattr(self, field.name))
+
+    @property
+    def curved(self) -> bool:
+        """Whether the optimizer uses curvature."""
+        return self.optimizer in {"kfac", "mkfac"}
+
+    def stage(self, epoch: int) -> int:
+        """How many milestones are behind.
+
+        Args:
+            epoch: counted from 0.
+
+        Returns:
+            0 to 3.
+        """
+        return sum(epoch >= round(share * self.epochs) for share in MILESTONES)
+
+    def refreshes_at(self, epoch: int) -> bool:
+        """Whether the curvature is renewed before an epoch.
+
+        Args:
+            epoch: counted from 0.
+
+        Returns:
+            True at the start and at the milestones or every so many epochs, where there is curvature.
+        """
+        if self.refresh_every:
+            return self.curved and epoch % self.refresh_every == 0
+        return self.curved and (epoch == 0 or self.stage(epoch) != self.stage(epoch - 1))
+
+    def rates(self, epoch: int) -> tuple[float, float]:
+        """The two step sizes of an epoch.
+
+        Args:
+            epoch: counted from 0.
+
+        Returns:
+            η and η_g.
+        """
+        if self.schedule == "cosine":
+            factor = 0.5 * (1 + math.cos(math.pi * epoch / self.epochs))
+            turning = self.manifold_end + (1 - self.manifold_end) * factor**self.manifold_power
+            return self.lr * factor, self.manifold_lr * turning
+        stage = self.stage(epoch)
+        return self.lr * self.lr_decay**stage, self.manifold_lr * self.manifold_decay**stage
+
+    def damping_at(self, epoch: int) -> float:
+        """λ of a refresh before an epoch.
+
+        Args:
+            epoch: counted from 0.
+
+        Returns:
+            The damping.
+        """
+        return self.damping * self.damping_decay ** self.stage(epoch)
+
+    def as_json(self) -> dict[str, Any]:
+        """The settings as plain values.
+
+        Returns:
+            A dictionary.
+        """
+        return asdict(self)
+
+
+def _check(name: str, kind: str, value: Any) -> None:
+    """Refuse a setting that no run could use."""
+    whole, number = isinstance(value, int) and not isinstance(value, bool), isinstance(value, int | float)
+    least = 0 if name in {"refresh_every", "average"} else 1
+    if kind == "int" and not (whole and value >= least):
+        raise ValueError(f"{name} must be at least {least} and whole, got {value!r}")
+    if kind == "float" and not (number and not isinstance(value, bool) and math.isfinite(value) and value >= 0):
+        raise ValueError(f"{name} must be a finite number, at least 0, got {value!r}")
+    if name in {"momentum", "beta2", "dropout", "noise"} and value >= 1:
+        raise ValueError(f"{name} must be below 1, got {value!r}")
+
+
+def complete(named: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a log or a checkpoint, with those that are newer than it: they had their defaults.
+
+    Args:
+        named: settings by name.
+
+    Returns:
+        What is named, and the defaults of the other fields of ``Settings``.
+    """
+    return {**{field.name: field.default for field in fields(Settings) if field.default is not MISSING}, **named}
+
+
+def parse_setting(text: str) -> tuple[str, Any]:
+    """A setting as it is typed.
+
+    Args:
+        text: NAME=VALUE.
+
+    Returns:
+        The name of a field of ``Settings`` and a value of its type.
+
+    Raises:
+        ValueError: if there is no such field, or the value is not of its type.
+
+    Example:
+        >>> parse_setting("refresh_every=5"), parse_setting("balanced=true")
+        (('refresh_every', 5), ('balanced', True))
+    """
+    name, _, value = text.partition("=")
+    kind = kind_of_setting(name)
+    reads: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "str": str, "bool": _truth}
+    try:
+        return name, reads[kind](value)
+    except ValueError:
+        raise ValueError(f"{name} must be of type {kind}, got {value!r}") from None
+
+
+def kind_of_setting(name: str) -> str:
+    """The type of a setting that may be replaced.
+
+    Args:
+        name: a field of ``Settings``.
+
+    Returns:
+        int, float, str or bool.
+
+    Raises:
+        ValueError: if there is no such setting.
+    """
+    kinds = {field.name: str(field.type) for field in fields(Settings) if field.name not in {"preset", "optimizer"}}
+    if name not in kinds:
+        raise ValueError(f"{name!r} is no setting; there are {', '.join(sorted(kinds))}")
+    return kinds[name]
+
+
+def _truth(word: str) -> bool:
+    if word.lower() not in {"true", "false"}:
+        raise ValueError(word)
+    return word.lower() == "true"
