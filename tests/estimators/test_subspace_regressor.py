@@ -439,6 +439,10 @@ def test_a_model_stays_what_it_was_fitted_as_until_it_is_fitted_again(first: str
     assert np.array_equal(model.predict(X, task=task, unseen="mean"), before)
     with pytest.raises(ValueError, match=f"fitted with inference='{first}', call fit for '{then}'"):
         model.partial_fit(X, y, task=task)
+    model.save(tmp_path / "between")
+    between = SubspaceRegressor.load(tmp_path / "between")
+    assert between.inference == then
+    assert np.array_equal(between.predict(X, task=task), before)
     # nothing of the first fit is left in the second, nor in its file
     model.fit(X, y, task=task).save(tmp_path / "model.safetensors")
     fresh = SubspaceRegressor(2, inference=then, ridge=0.1, random_state=0).fit(X, y, task=task)

@@ -89,3 +89,31 @@ def test_the_trace_of_a_point_fit_is_in_the_units_of_the_targets():
     weights = small._weights.numpy()
     penalised = 0.5 * (residual @ residual + (weights**2).sum()) / 6
     np.testing.assert_allclose(small.trace_[-1]["loss"], penalised, rtol=1e-6)
+
+
+@pytest.mark.parametrize("c", [1e-55, 1e-100, 1e-139, 1e130])
+def test_deviations_follow_the_unit_of_the_targets(c):
+    base, far = (SubspaceRegressor(2).fit(X, size * Y, task=TASK) for size in (1.0, c))
+    for one, other in zip(*(m.predict(X, task=TASK, return_std=True) for m in (base, far)), strict=True):
+        np.testing.assert_allclose(other / c, one, rtol=1e-9, atol=1e-9)
+
+
+def test_targets_whose_squares_vanish_are_refused():
+    with pytest.raises(ValueError, match=r"y must hold values of 1e-140 at least, or zeros.*got 1e-150"):
+        SubspaceRegressor(2).fit(X, np.full(len(Y), 1e-150), task=TASK)
+    model = SubspaceRegressor(2).fit(X, 0 * Y, task=TASK)
+    assert np.array_equal(model.predict(X, task=TASK), 0 * Y)
+
+
+@pytest.mark.parametrize("rank", [2, 4, 5])
+@pytest.mark.parametrize("options", [{}, {"inference": "point", "ridge": 0.0}], ids=["marginal", "point"])
+def test_unscaled_features_of_very_different_sizes_all_count(options, rank):
+    rng = np.random.default_rng(0)
+    features, task = rng.normal(size=(600, 4)), np.repeat(np.arange(20), 30)
+    weights = 1 + rng.normal(size=(20, 2)) @ rng.normal(size=(2, 4))
+    y = (features * weights[task]).sum(1) + 0.1 * rng.normal(size=600)
+    even = SubspaceRegressor(rank, **options).fit(features, y, task=task)
+    uneven = features * [1e-4, 1.0, 1.0, 1e4]
+    found = SubspaceRegressor(rank, scale=False, **options).fit(uneven, y, task=task)
+    np.testing.assert_allclose(found.predict(uneven, task=task), even.predict(features, task=task), atol=1e-3)
+    np.testing.assert_allclose(found.coef_ * [1e-4, 1.0, 1.0, 1e4], even.coef_, atol=1e-3)

@@ -21,7 +21,7 @@ from fisherfold.estimators.posterior_files import check_trace, take
 from fisherfold.estimators.subspace_point import SOLVERS, choose_ridge, fit_point
 from fisherfold.estimators.subspace_shared import SharedTaskFits, part_of
 from fisherfold.estimators.task_estimator import TaskEstimator
-from fisherfold.estimators.task_rows import Rows, Scaling
+from fisherfold.estimators.task_rows import Rows, Scaling, reject_vanishing
 from fisherfold.files import sound
 from fisherfold.inference.subspace import SubspacePrior, posterior
 from fisherfold.inference.subspace_fit import NOISES, fit_marginal, new_noise
@@ -47,7 +47,8 @@ class SubspaceRegressor(SharedTaskFits, RegressorMixin, TaskEstimator):  # type:
         ridge: of the point model: a number, one per task (in the order of ``task_ids_``), or ``auto``.
         noise: of the marginal model: ``task`` (a variance per task, drawn together) or ``shared``.
         fit_intercept: centre the features and give every task an intercept.
-        scale: divide features by their standard deviation.
+        scale: of the point model: divide features by their standard deviation, so that the ridge does not shrink those
+            with small numbers the most. The marginal model is the same for all units, and its features are divided.
         solver: of the point model: rngd, rngd-vr, rsgd, rsvrg or rcg.
         solver_options: further options for that solver, such as ``step``, for targets of mean square 1, which it is
             given.
@@ -129,7 +130,8 @@ class SubspaceRegressor(SharedTaskFits, RegressorMixin, TaskEstimator):  # type:
         """
         self._check_parameters()
         X, y, labels, weight = self._read(X, y, task, sample_weight, reset=True, numeric=True)
-        self.scaling_ = Scaling.learn(X, y, weight, intercept=self.fit_intercept, scale=self.scale)
+        reject_vanishing(float(np.abs(y).max()))
+        self.scaling_ = Scaling.learn(X, y, weight, intercept=self.fit_intercept, scale=self._scales)
         self._outputs = labels is None and y.ndim == 2
         self._index = IdIndex(np.arange(y.shape[1] if self._outputs else 1) if labels is None else labels)
         self._checked_rank(X.shape[1] + int(self.fit_intercept))
@@ -279,6 +281,11 @@ class SubspaceRegressor(SharedTaskFits, RegressorMixin, TaskEstimator):  # type:
             parameters.number("ridge", value, expected)
 
     @property
+    def _scales(self) -> bool:
+        """Whether features are divided: Σ is full, so nothing but rounding errors is lost by it (marginal)."""
+        return bool(self.scale) or self.inference == "marginal"
+
+    @property
     def _fitted(self) -> str:
         """The kind of inference that the model comes from, whatever its parameter says since."""
         return "marginal" if hasattr(self, "_prior") else "point"
@@ -286,7 +293,7 @@ class SubspaceRegressor(SharedTaskFits, RegressorMixin, TaskEstimator):  # type:
     def _check_loaded(self) -> None:
         """Whether everything is there that a fitted model has."""
         self._check_parameters()
-        needed = {"_outputs"} | ({"_prior"} if self.inference == "marginal" else {"ridge_"})
+        needed = {"_outputs"} | ({"_prior"} if self._fitted == "marginal" else {"ridge_"})
         if missing := sorted(name for name in needed if not hasattr(self, name)):
             raise ValueError(f"it has no {', '.join(missing)}")
 

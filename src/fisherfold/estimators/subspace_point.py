@@ -67,10 +67,7 @@ def fit_point(
     """
     n = statistics.n_features
     if rank == n:
-        eye = torch.eye(n, dtype=torch.float64)
-        ridges = torch.as_tensor(ridge, dtype=torch.float64).expand(statistics.n_tasks)
-        lifted = statistics.gram + ridges[:, None, None] * eye
-        return eye, (torch.linalg.pinv(lifted, hermitian=True) @ statistics.cross[..., None]).squeeze(-1), None
+        return torch.eye(n, dtype=torch.float64), _ridge_solutions(statistics, ridge), None
     scaled, unit = in_units_of_the_targets(statistics)
     problem = SubspaceProblem(scaled, rank=rank, ridge=ridge, objective="penalised")
     x0 = start(scaled, rank=rank).frame if frame is None else frame
@@ -85,6 +82,15 @@ def fit_point(
     for row in result.trace.rows:
         row.update({name: row[name] * unit**2 for name in ("loss", "gradient_norm")})
     return result.x, unit * problem.coefficients(result.x), result
+
+
+def _ridge_solutions(statistics: TaskStatistics, ridge: float | Tensor) -> Tensor:
+    """(A_t + λ I)⁻¹ b_t; the pseudo-inverse is that of an even diagonal, so that it drops no feature for its unit."""
+    ridges = torch.as_tensor(ridge, dtype=torch.float64).expand(statistics.n_tasks)
+    squares = statistics.pooled().gram[0].diagonal() / statistics.all_tasks.size + ridges[:, None]
+    sizes = torch.where(squares > 0, squares, 1.0).sqrt()
+    lifted = (statistics.gram + torch.diag_embed(ridges[:, None].expand_as(sizes))) / sizes[:, None] / sizes[..., None]
+    return (torch.linalg.pinv(lifted, hermitian=True) @ (statistics.cross / sizes)[..., None]).squeeze(-1) / sizes
 
 
 def in_units_of_the_targets(statistics: TaskStatistics) -> tuple[TaskStatistics, float]:

@@ -20,7 +20,7 @@ from fisherfold.distributed import Axis, Group, balanced_cuts, current_group
 from fisherfold.estimators.id_files import objects
 from fisherfold.estimators.parameters import seed_of
 from fisherfold.estimators.shared_ids import cast, joint_index
-from fisherfold.estimators.task_rows import Rows, Scaling
+from fisherfold.estimators.task_rows import Rows, Scaling, reject_vanishing
 
 if TYPE_CHECKING:
     from fisherfold.estimators.ids import IdIndex
@@ -33,12 +33,13 @@ class SharedTaskFits:
 
     if TYPE_CHECKING:
         fit_intercept: bool
-        scale: bool
         random_state: int | None
         statistics_: Any
         scaling_: Scaling
         _index: IdIndex
 
+        @property
+        def _scales(self) -> bool: ...
         def _check_parameters(self) -> None: ...
         def _checked_rank(self, n_features: int) -> int: ...
         def _read(self, *given: Any, **options: Any) -> tuple[Array, Array, Array | None, Array | None]: ...
@@ -67,7 +68,9 @@ class SharedTaskFits:
         group = current_group(process_group)
         given = self._own_rows(X, y, task, sample_weight, group)
         features, target, labels, weight = given
-        self.scaling_ = _joint_scaling(features, target, weight, group, intercept=self.fit_intercept, scale=self.scale)
+        reject_vanishing(float(group.largest(torch.tensor(np.abs(target).max(initial=0.0)))))
+        how = {"intercept": self.fit_intercept, "scale": self._scales}
+        self.scaling_ = _joint_scaling(features, target, weight, group, **how)
         self._outputs = False
         self._index = joint_index(_first_seen(labels), group, "task")
         with group.together():

@@ -127,6 +127,19 @@ def reject_overflow(values: Array, name: str) -> None:
         raise ValueError(f"{name} must be of absolute value 1e150 at most, so that squares are finite, got {largest:g}")
 
 
+def reject_vanishing(largest: float) -> None:
+    """Refuse targets whose squares vanish, all of them.
+
+    Args:
+        largest: the absolute value of the largest target.
+
+    Raises:
+        ValueError: if it is too small, and not zero.
+    """
+    if 0 < largest < 1e-140:
+        raise ValueError(f"y must hold values of 1e-140 at least, or zeros, so that squares are seen, got {largest:g}")
+
+
 def _is_number(text: Any) -> bool:
     try:
         float(text)

@@ -272,20 +272,28 @@ def start(statistics: TaskStatistics, *, rank: int) -> SubspacePrior:
     Returns:
         A prior to improve.
     """
-    n, counts = statistics.n_features, statistics.counts
-    eye = torch.eye(n, dtype=torch.float64, device=counts.device)
-    pooled = statistics.pooled()
+    n, pooled = statistics.n_features, statistics.pooled()
+    eye = torch.eye(n, dtype=torch.float64, device=pooled.gram.device)
+    # features of about unit size, powers of two to keep the digits: a ridge shrinks none of them for its unit
+    squares = pooled.gram[0].diagonal() / pooled.counts.clamp(min=1)
+    sizes = torch.where(squares > 0, torch.exp2((squares.log2() / 2).round()), 1.0)
+    even = replace(statistics, gram=statistics.gram / sizes / sizes[:, None], cross=statistics.cross / sizes)
+    pooled = even.pooled()
     scale = (pooled.gram.diagonal(dim1=-2, dim2=-1).sum() / (n * pooled.counts.sum()).clamp(min=1)).clamp(min=1e-300)
     mean = torch.linalg.solve(pooled.gram[0] + scale * eye, pooled.cross[0])
     tasks = statistics.all_tasks
-    noise = tasks.total(statistics.residual_power(mean.expand(statistics.n_tasks, n)).sum()) / pooled.counts.sum()
+    noise = tasks.total(even.residual_power(mean.expand(statistics.n_tasks, n)).sum()) / pooled.counts.sum()
     noise = noise.clamp(min=noise_floor(statistics))
-    residual = statistics.cross - statistics.gram @ mean
-    own = torch.linalg.solve(statistics.gram + 10 * scale * eye, residual)
+    residual = even.cross - even.gram @ mean
+    own = torch.linalg.solve(even.gram + 10 * scale * eye, residual)
     frame, values = start_frame(tasks.second_moment(own) / tasks.size, pooled.gram[0], rank)
     # a floor keeps every direction alive: Σ can only shrink what the prior lets through
     covariance = torch.diag(values[:rank] + values.mean() / 10 + 1e-8 * noise / scale)
-    return SubspacePrior(mean, frame, covariance, noise.expand(statistics.n_tasks).clone())
+    frame, change = torch.linalg.qr(frame / sizes[:, None])
+    signs = change.diagonal().sign()
+    frame, change = frame * signs, change * signs[:, None]
+    covariance = change @ covariance @ change.mT
+    return SubspacePrior(mean / sizes, frame, covariance, noise.expand(statistics.n_tasks).clone())
 
 
 def noise_floor(statistics: TaskStatistics) -> float:
@@ -298,7 +306,7 @@ def noise_floor(statistics: TaskStatistics) -> float:
         A positive number, 1e-12 of the mean squared target.
     """
     pooled = statistics.pooled()
-    return float(1e-12 * pooled.power.sum() / pooled.counts.sum().clamp(min=1)) + 1e-100
+    return float(1e-12 * pooled.power.sum() / pooled.counts.sum().clamp(min=1)) or 1e-100
 
 
 def start_frame(moment: Tensor, gram: Tensor, rank: int) -> tuple[Tensor, Tensor]:
