@@ -15,6 +15,7 @@ from sklearn.linear_model import Ridge
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from fisherfold import datasets
+from fisherfold.distributed import ALONE
 from fisherfold.estimators.subspace import SubspaceRegressor
 from fisherfold.experiments.subspace import split_rows
 
@@ -451,3 +452,14 @@ def test_a_model_stays_what_it_was_fitted_as_until_it_is_fitted_again(first: str
         assert np.array_equal(other.predict(X, task=task), fresh.predict(X, task=task))
         assert hasattr(other, "noise_variance_") == (then == "marginal")
         assert hasattr(other, "ridge_") == (then == "point")
+
+
+def test_a_shared_fit_leaves_nothing_of_an_earlier_one_of_the_other_kind(monkeypatch):
+    monkeypatch.setattr("fisherfold.estimators.subspace_shared.current_group", lambda _: ALONE)
+    X, y, task = rows()
+    model = SubspaceRegressor(2, ridge=1.0).fit(X, y, task=task)
+    model.set_params(inference="point").fit_share(X, y, task=task)
+    fresh = SubspaceRegressor(2, inference="point", ridge=1.0).fit_share(X, y, task=task)
+    assert not hasattr(model, "noise_variance_")
+    found = (each.predict(X, task=[9] * len(X), unseen="mean") for each in (model, fresh))
+    assert np.array_equal(*found)

@@ -1,25 +1,66 @@
-"""Where a fit stands, in a file: a fit that was killed goes on from it to the same bits.
+"""What is left of a fit that does not end: the model before it and, in a file, where the fit stands.
 
-The file names the fit it belongs to: a digest of the data and the options that decide the result. It is written
-atomically after every pass, read at the start if it is there, and removed when the fit is done.
+A fit that was killed goes on from the file to the same bits. The file names the fit it belongs to: a digest of the data
+and the options that decide the result. It is written atomically after every pass, read at the start if it is there, and
+removed when the fit is done.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
+from typing_extensions import ParamSpec
 
 from fisherfold.distributed import ALONE, Content, Group
 from fisherfold.files import check_place, read_tensors, write_tensors
 from fisherfold.problems.ratings import Ratings
 
 KIND, VERSION = "fit-checkpoint", 1
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def all_or_nothing(method: Callable[P, R]) -> Callable[P, R]:
+    """A fit that takes back what it has set if it fails or is interrupted: no old model is mixed with half a new one.
+
+    Args:
+        method: of an estimator; it sets attributes, and changes nothing in place that they held before.
+
+    Returns:
+        The method.
+
+    Example:
+        >>> class Model:
+        ...     @all_or_nothing
+        ...     def fit(self, x):
+        ...         self.x = x
+        ...         self.inverse = 1 / x
+        >>> model = Model()
+        >>> model.fit(2)
+        >>> try: model.fit(0)
+        ... except ZeroDivisionError: print(model.x)
+        2
+    """
+
+    @functools.wraps(method)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
+        state = vars(args[0])
+        before = dict(state)
+        try:
+            return method(*args, **kwargs)
+        except BaseException:
+            state.clear()
+            state.update(before)
+            raise
+
+    return guarded
 
 
 class FitCheckpoint:

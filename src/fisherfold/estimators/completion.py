@@ -8,6 +8,7 @@ Gaussian posterior, everything is learnt) and ``inference="point"`` (the paper's
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Hashable
 from typing import Any
@@ -20,6 +21,7 @@ from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted
 
 from fisherfold.estimators import parameters
+from fisherfold.estimators.checkpoint import all_or_nothing
 from fisherfold.estimators.completion_fit import FitOptions, fit_model, threads
 from fisherfold.estimators.completion_model import UNSEEN, CompletionModel, Floats
 from fisherfold.estimators.completion_shared import SharedFits
@@ -117,6 +119,7 @@ class MatrixCompletion(SharedFits, RegressorMixin, BaseEstimator):  # type: igno
         self.on_interrupt = on_interrupt
         self.checkpoint = checkpoint
 
+    @all_or_nothing
     def fit(self, X: Any, y: Any = None) -> MatrixCompletion:
         """Fit the model.
 
@@ -358,11 +361,10 @@ class MatrixCompletion(SharedFits, RegressorMixin, BaseEstimator):  # type: igno
         found, options = observations(X, y), self._options(self.model_.posterior.rank, None)
         if not found.is_table:
             self._check_names(X)
+        model = copy.copy(self.model_)
         with threads(options.n_jobs):
-            self.model_.absorb(
-                found, duplicates=self.duplicates, centred=self.offsets != "none", seed=options.seed
-            )
-        return self._adopt(self.model_, self.interrupted_)
+            model.absorb(found, duplicates=self.duplicates, centred=self.offsets != "none", seed=options.seed)
+        return self._adopt(model, self.interrupted_)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model into a folder: ``model.safetensors`` and a readable ``model.json``; no pickle.

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from fisherfold.estimators import parameters
-from fisherfold.estimators.checkpoint import FitCheckpoint
+from fisherfold.estimators.checkpoint import FitCheckpoint, all_or_nothing
 from fisherfold.estimators.completion import MatrixCompletion
 from fisherfold.estimators.completion_fit import FitOptions, checkpoint_of, prepare, run, threads
 from fisherfold.estimators.inputs import Observations
@@ -92,6 +92,7 @@ class MatrixCompletionCV(MatrixCompletion):
         self.on_interrupt = on_interrupt
         self.checkpoint = checkpoint
 
+    @all_or_nothing
     def fit_observations(self, found: Observations) -> MatrixCompletionCV:
         """Choose rank and ridge, then fit to all values.
 

@@ -71,6 +71,11 @@ class CompletionModel:
     n_at_start: int
     n_merged: int
 
+    def __copy__(self) -> CompletionModel:
+        """A model that can absorb ratings, or be stopped in it, while this one stays as it is."""
+        row_ids, column_ids = copy.copy(self.row_ids), copy.copy(self.column_ids)
+        return replace(self, row_ids=row_ids, column_ids=column_ids, posterior=self.posterior.copied())
+
     @property
     def device(self) -> torch.device:
         """Where the posterior lives."""
@@ -266,7 +271,7 @@ class CompletionModel:
             The model; a row without entries has the prior.
         """
         self._check_reach(values)
-        new = copy.copy(self)
+        new = replace(self)
         # what the columns know about which rows rated them is of no use here: it speaks of the rows of the fit
         side, others = prior_member(self.posterior.rows), replace(self.posterior.columns, set_effects=None)
         grow(side, others, count - 1)

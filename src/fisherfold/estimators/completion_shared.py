@@ -110,5 +110,7 @@ class SharedFits:
     def _fit_shared(self, share: Share, group: Group) -> Self:
         options = self._options(self.rank, self.ridge)
         seed = int(group.gather_texts(str(options.seed))[0])
+        model = fit_model(share, replace(options, group=group, seed=seed))
         self.n_features_in_ = 2
-        return self._adopt(*fit_model(share, replace(options, group=group, seed=seed)))
+        self.__dict__.pop("feature_names_in_", None)  # of an earlier fit to a data frame
+        return self._adopt(*model)

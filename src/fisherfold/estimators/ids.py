@@ -159,6 +159,11 @@ class IdIndex:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def __copy__(self) -> IdIndex:
+        index = IdIndex(self.labels[:0])
+        vars(index).update(vars(self) | {"_known": None if self._known is None else dict(self._known)})
+        return index
+
     @property
     def kind(self) -> str:
         """What the ids are: ``numbers`` or ``objects``."""

@@ -19,6 +19,7 @@ from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from fisherfold.estimators import parameters
+from fisherfold.estimators.checkpoint import all_or_nothing
 from fisherfold.estimators.completion_fit import threads
 from fisherfold.estimators.inputs import unmasked
 from fisherfold.inference.completion import CompletionPosterior, fit_variational
@@ -68,6 +69,7 @@ class LowRankImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
         self.random_state = random_state
         self.n_jobs = n_jobs
 
+    @all_or_nothing
     def fit(self, X: Any, y: Any = None) -> LowRankImputer:
         """Learn the factors of the columns.
 

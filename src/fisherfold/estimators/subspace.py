@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from fisherfold.estimators import parameters
-from fisherfold.estimators.checkpoint import FitCheckpoint
+from fisherfold.estimators.checkpoint import FitCheckpoint, all_or_nothing
 from fisherfold.estimators.ids import IdIndex
 from fisherfold.estimators.posterior_files import check_trace, take
 from fisherfold.estimators.subspace_point import SOLVERS, choose_ridge, fit_point
@@ -116,6 +117,7 @@ class SubspaceRegressor(SharedTaskFits, RegressorMixin, TaskEstimator):  # type:
         tags.target_tags.multi_output = True
         return tags
 
+    @all_or_nothing
     def fit(self, X: Any, y: Any, task: Any = None, sample_weight: Any = None) -> SubspaceRegressor:
         """Learn from rows of all tasks.
 
@@ -137,11 +139,10 @@ class SubspaceRegressor(SharedTaskFits, RegressorMixin, TaskEstimator):  # type:
         self._checked_rank(X.shape[1] + int(self.fit_intercept))
         rows = self._rows(X, y, labels, weight)
         self.statistics_ = rows.statistics(len(self._index))
-        for name in _OF_ONE_INFERENCE:  # an earlier fit may have been of the other kind
-            self.__dict__.pop(name, None)
         self._learn(rows)
         return self
 
+    @all_or_nothing
     def partial_fit(self, X: Any, y: Any, task: Any = None, sample_weight: Any = None) -> SubspaceRegressor:
         """Take in more rows, of known or of new tasks, and go on learning from where the model stands.
 
@@ -167,6 +168,7 @@ class SubspaceRegressor(SharedTaskFits, RegressorMixin, TaskEstimator):  # type:
         self._learn(None)
         return self
 
+    @all_or_nothing
     def fold_in(self, X: Any, y: Any, task: Any, sample_weight: Any = None) -> SubspaceRegressor:
         """Fit the coefficients of new tasks, or refresh known ones with more rows, with all that is shared held fixed.
 
@@ -317,10 +319,10 @@ class SubspaceRegressor(SharedTaskFits, RegressorMixin, TaskEstimator):  # type:
             raise ValueError(f"task must be given: the model has {len(self._index)} tasks")
         X, y, labels, weight = self._read(X, y, task, sample_weight, reset=False, numeric=True)
         self._check_form(y, labels)
+        self._index = copy(self._index)
         if labels is not None:
             self._index.add(labels)
-        if len(self._index) > self.statistics_.n_tasks:
-            self.statistics_ = self.statistics_.extended(len(self._index))
+        self.statistics_ = self.statistics_.extended(len(self._index))  # a copy
         rows = self._rows(X, y, labels, weight)
         self.statistics_.add(rows.Z, rows.y, rows.task, sample_weight=rows.weight)
 
@@ -336,6 +338,9 @@ class SubspaceRegressor(SharedTaskFits, RegressorMixin, TaskEstimator):  # type:
     def _learn(self, rows: Rows | None) -> None:
         """Fit what is shared; with fresh rows the ridge is chosen, without them learning goes on."""
         rank = self._frame.shape[1] if rows is None else self._checked_rank(self.statistics_.n_features)
+        if rows is not None:
+            for name in _OF_ONE_INFERENCE:  # an earlier fit may have been of the other kind
+                self.__dict__.pop(name, None)
         data = self.statistics_.parts()
         if self.inference == "marginal":
             saved = self._saved(data, self.statistics_.all_tasks.group)

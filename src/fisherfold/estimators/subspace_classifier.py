@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d
 from torch import Tensor
 
 from fisherfold.estimators import parameters
-from fisherfold.estimators.checkpoint import FitCheckpoint
+from fisherfold.estimators.checkpoint import FitCheckpoint, all_or_nothing
 from fisherfold.estimators.ids import IdIndex
 from fisherfold.estimators.subspace_point import RIDGES, held_out_rows
 from fisherfold.estimators.task_estimator import TaskEstimator
@@ -96,6 +97,7 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
         tags.classifier_tags.multi_class = False
         return tags
 
+    @all_or_nothing
     def fit(self, X: Any, y: Any, task: Any = None, sample_weight: Any = None) -> SubspaceClassifier:
         """Learn from rows of all tasks.
 
@@ -127,6 +129,7 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
             saved.remove()
         return self
 
+    @all_or_nothing
     def fold_in(self, X: Any, y: Any, task: Any, sample_weight: Any = None) -> SubspaceClassifier:
         """Fit the coefficients of new tasks, or fit known ones anew, with the subspace held fixed.
 
@@ -149,6 +152,7 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
             raise ValueError(f"y must hold the classes {self.classes_.tolist()}, got also {sorted(unknown)}")
         if labels is None:
             raise ValueError("task must be given: it names what is folded in")
+        self._index = copy(self._index)
         self._index.add(labels)
         rows = self._rows(X, y, labels, weight)
         present = torch.unique(rows.task)

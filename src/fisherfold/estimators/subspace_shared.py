@@ -17,6 +17,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from fisherfold.distributed import Axis, Group, balanced_cuts, current_group
+from fisherfold.estimators.checkpoint import all_or_nothing
 from fisherfold.estimators.id_files import objects
 from fisherfold.estimators.parameters import seed_of
 from fisherfold.estimators.shared_ids import cast, joint_index
@@ -45,6 +46,7 @@ class SharedTaskFits:
         def _read(self, *given: Any, **options: Any) -> tuple[Array, Array, Array | None, Array | None]: ...
         def _learn(self, rows: Rows | None) -> None: ...
 
+    @all_or_nothing
     def fit_share(
         self, X: Any = None, y: Any = None, task: Any = None, sample_weight: Any = None, *, process_group: Any = None
     ) -> Self:

@@ -70,6 +70,14 @@ class CompletionPosterior:
         """The number of factors."""
         return self.rows.mean.shape[1] - 1
 
+    def copied(self) -> CompletionPosterior:
+        """A posterior that can be changed in place while this one stays as it is.
+
+        Returns:
+            A copy.
+        """
+        return replace(self, rows=self.rows.copied(), columns=self.columns.copied(), trace=list(self.trace))
+
     def gathered(self) -> CompletionPosterior:
         """The posterior with all rows and columns, on every process.
 

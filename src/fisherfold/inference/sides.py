@@ -112,6 +112,17 @@ class Side:
         side._set_precision(side.precision)
         return side
 
+    def copied(self) -> Side:
+        """This side with tensors of its own.
+
+        Returns:
+            A copy.
+        """
+        sets = self.set_effects
+        own: dict[str, Any] = {name: value.clone() for name, value in vars(self).items() if isinstance(value, Tensor)}
+        own["set_effects"] = sets and SetEffects(*(part.clone() for part in vars(sets).values()))
+        return replace(self, **own)
+
     @property
     def prior_mean(self) -> Tensor:
         """m_i as a (n, q) table, or (1, q) if it is the same for all."""
