@@ -192,3 +192,19 @@ def test_unseen_tasks_and_folders_that_are_no_models(table):
     assert "is no model of" in str(run("evaluate", folder / "own", folder / "test.csv").exception)
     result = run("fit", folder / "none.csv", "--target", "y", "-o", folder / "model")
     assert "there is no file" in str(result.exception)
+
+
+def test_a_file_for_a_folder_and_a_table_without_rows_are_told_at_once(table, monkeypatch):
+    folder = table[0]
+    columns = ("--target", "y", "--task", "school")
+    (folder / "file").write_text("here")
+    (folder / "empty.csv").write_text("school,age,size,noise,y\n")
+    answer("fit", folder / "train.csv", *columns, "-o", folder / "model")
+    monkeypatch.setattr(SubspaceRegressor, "fit", None)
+    refused = run("fit", folder / "train.csv", *columns, "-o", folder / "file")
+    assert "--output must be a folder" in str(refused.exception)
+    for arguments in (
+        ("fit", folder / "empty.csv", *columns, "-o", folder / "other"),
+        ("predict", folder / "model", folder / "empty.csv", "-o", folder / "out.csv"),
+    ):
+        assert "has no rows that can be used" in str(run(*arguments).exception)

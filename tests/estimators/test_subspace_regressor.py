@@ -463,3 +463,20 @@ def test_a_shared_fit_leaves_nothing_of_an_earlier_one_of_the_other_kind(monkeyp
     assert not hasattr(model, "noise_variance_")
     found = (each.predict(X, task=[9] * len(X), unseen="mean") for each in (model, fresh))
     assert np.array_equal(*found)
+
+
+def test_masked_entries_are_missing_and_tensors_may_need_gradients():
+    X, y, task = rows()
+    model, holes = SubspaceRegressor(2).fit(X, y, task=task), np.arange(len(y)) < 7
+    masked = np.ma.array(X, mask=np.repeat(holes[:, None], X.shape[1], axis=1))
+    for name, call in {
+        "X must have no missing values, 35": lambda: model.fit(masked, y, task=task),
+        "y must have no missing values, 7": lambda: model.fit(X, np.ma.array(y, mask=holes), task=task),
+        "sample_weight must have no missing": lambda: model.fit(X, y, task, np.ma.array(y * y, mask=holes)),
+        "X must have no missing values": lambda: model.predict(masked, task=task),
+        "X must have no": lambda: model.fit([masked, X], [y, y]),
+    }.items():
+        with pytest.raises(ValueError, match=name):
+            call()
+    live = SubspaceRegressor(2).fit(*(torch.tensor(part, requires_grad=True) for part in (X, y)), task=task)
+    assert np.array_equal(live.predict(torch.tensor(X, requires_grad=True), task=task), model.predict(X, task=task))

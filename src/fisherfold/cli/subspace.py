@@ -66,6 +66,8 @@ def fit(
     from fisherfold.estimators.table_files import read_table
     from fisherfold.estimators.task_tables import choose_columns, read_tasks
 
+    if output.exists() and not output.is_dir():
+        raise ValueError(f"--output must be a folder, {output} is a file")
     if classify and inference is not None:
         raise ValueError(f"--inference is for regressions, got {inference!r} with --classify, which has one way")
     estimator = "SubspaceClassifier" if classify else "SubspaceRegressor"

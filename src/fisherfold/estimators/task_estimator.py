@@ -17,9 +17,11 @@ from fisherfold.distributed import ALONE, Group
 from fisherfold.estimators import parameters
 from fisherfold.estimators.checkpoint import FitCheckpoint, digest
 from fisherfold.estimators.ids import IdIndex, plain
+from fisherfold.estimators.inputs import unmasked
 from fisherfold.estimators.task_rows import (
     Scaling,
     read_rows,
+    reject_masked,
     reject_overflow,
     reject_text,
     reject_text_targets,
@@ -108,21 +110,25 @@ class TaskEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
 
     def _features(self, X: Any) -> Array:
         check_is_fitted(self)
+        reject_masked(X, "X")
         reject_text(X)
-        return np.asarray(validate_data(self, X, reset=False, dtype=np.float64))
+        return np.asarray(validate_data(self, unmasked(X), reset=False, dtype=np.float64))
 
     def _read(
         self, X: Any, y: Any, task: Any, sample_weight: Any, *, reset: bool, numeric: bool,
         least: int | None = None,
     ) -> tuple[Array, Array, Array | None, Array | None]:  # fmt: skip
         """Checked features, targets, task ids (None for a single task or several outputs) and weights."""
+        for name, values in (("X", X), ("y", y), ("sample_weight", sample_weight)):
+            reject_masked(values, name)
         given = read_rows(X, y, task)
+        targets = unmasked(given.y) if numeric else given.y
         reject_text(given.X)
-        if numeric and given.y is not None:
-            reject_text_targets(given.y)
+        if numeric and targets is not None:
+            reject_text_targets(targets)
         least = (2 if reset else 1) if least is None else least
         X, y = validate_data(
-            self, given.X, given.y, reset=reset, dtype=np.float64, y_numeric=numeric, multi_output=numeric,
+            self, given.X, targets, reset=reset, dtype=np.float64, y_numeric=numeric, multi_output=numeric,
             ensure_min_samples=least,
         )  # fmt: skip
         labels = None if given.task is None else task_labels(given.task, len(X))

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fisherfold.distributed import Axis
 from fisherfold.estimators.ids import id_array
+from fisherfold.estimators.inputs import unmasked
 from fisherfold.problems.tasks import TaskStatistics
 
 Array = NDArray[Any]
@@ -51,8 +52,8 @@ def read_rows(X: Any, y: Any, task: Any) -> TaskRows:
         ValueError: if lists have different lengths.
     """
     if not _is_list_of_tables(X):
-        return TaskRows(X, y, task)
-    tables = [np.asarray(part) for part in X]
+        return TaskRows(unmasked(X), y, task)
+    tables = [np.asarray(unmasked(part)) for part in X]
     targets = [np.asarray(part).reshape(-1) for part in y]
     ids = list(range(len(tables))) if task is None else list(task)
     if not len(tables) == len(targets) == len(ids):
@@ -72,6 +73,22 @@ def read_rows(X: Any, y: Any, task: Any) -> TaskRows:
 
 def _is_list_of_tables(X: Any) -> bool:
     return isinstance(X, (list, tuple)) and len(X) > 0 and all(getattr(part, "ndim", 0) == 2 for part in X)
+
+
+def reject_masked(values: Any, name: str) -> None:
+    """Refuse masked entries, which a conversion would take for data.
+
+    Args:
+        values: an array, a list of arrays or anything else.
+        name: what they are.
+
+    Raises:
+        ValueError: if an entry is masked.
+    """
+    for part in values if isinstance(values, (list, tuple)) else (values,):
+        if np.ma.is_masked(part):
+            count = int(np.ma.getmaskarray(part).sum())
+            raise ValueError(f"{name} must have no missing values, {count} entries are masked")
 
 
 def reject_text(X: Any) -> None:

@@ -145,13 +145,15 @@ def read_tasks(
         The rows.
 
     Raises:
-        ValueError: if a column is missing, or a cell is missing or no number.
+        ValueError: if a column is missing, a cell is missing or no number, or there are no rows.
     """
     read = read_table(path, header=True, decimal=decimal, **reading)
     frame = read.frame
     needed = [*roles.features, *([roles.task] if roles.task else []), *([roles.target] if with_target else [])]
     if absent := [name for name in needed if name not in frame.columns]:
         raise ValueError(f"{path}: the columns {', '.join(absent)} are missing; it has {', '.join(frame.columns)}")
+    if frame.is_empty():
+        raise ValueError(f"{path} has no rows that can be used, lines refused: {read.refused or 'none'}")
     wanted = [*roles.features, *([roles.target] if with_target and numeric_target else [])]
     columns = [flat(frame[name], path) for name in wanted]
     parsed, mark = numbers(columns, path, decimal)
