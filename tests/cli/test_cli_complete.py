@@ -210,3 +210,22 @@ def test_python_dash_m():
 def test_help_has_examples():
     for command in ("fit", "predict", "recommend", "evaluate"):
         assert f"fisherfold complete {command}" in call(command, "--help")
+
+
+def test_exchanged_columns_of_pairs_are_refused(tmp_path):
+    ratings, pairs = tmp_path / "ratings.csv", tmp_path / "pairs.csv"
+    ratings.write_text("user,item,stars\n" + "".join(f"{k % 9},{k % 7},{k % 5}\n" for k in range(60)))
+    call("fit", ratings, "--rank", 2, "-o", tmp_path / "model")
+    predict = ("predict", tmp_path / "model", pairs, "-o", tmp_path / "out.csv")
+
+    def predicted(*options):
+        call(*predict, *options)
+        return pl.read_csv(tmp_path / "out.csv")["prediction"].to_list()
+
+    pairs.write_text("item,user\n3,4\n")
+    refused = CliRunner().invoke(app, ["complete", *map(str, predict)])
+    assert "the first columns are item, user, those of the fit were user, item" in str(refused.exception)
+    named = predicted("--columns", "user,item")
+    # other names say nothing about the order
+    pairs.write_text("reader,book\n4,3\n")
+    assert predicted() == named

@@ -97,6 +97,8 @@ def fit(
     checkpoint: Checkpoint = None,
 ) -> None:  # fmt: skip
     """Fit a model to a file of ratings and write it into a folder; under torchrun its processes share the work."""
+    import numpy as np
+
     from fisherfold.distributed import joined, under_torchrun
     from fisherfold.estimators.tables import read_ratings
 
@@ -129,6 +131,8 @@ def fit(
             n_read, refused, names, mark = table.n_read, table.refused, table.header, table.decimal
             began = time.perf_counter()
             _fit(model, table)
+            if names is not None:
+                model.feature_names_in_ = np.array(table.names[:2], dtype=object)
         seconds = time.perf_counter() - began
         with processes.together():
             if processes.is_first:
@@ -181,6 +185,12 @@ def predict(
         pairs, text=text, columns=_split(columns), file_format=file_format, header=header, encoding=encoding,
         max_bytes=int(unpack_limit * 2**30), is_data=lambda fields: _known(model, fields, columns),
     )  # fmt: skip
+    known, names = list(getattr(model, "feature_names_in_", ())), (table.header or [])[:2]
+    if columns is None and names == known[::-1] != known:
+        raise ValueError(
+            f"{pairs}: the first columns are {', '.join(names)}, those of the fit were {', '.join(known)}; "
+            f"exchange them, or name them with --columns {','.join(known)}"
+        )
     frame, inside = table.frame, model.model_
     i, j = inside.locate(inside.row_ids.meant(rows), inside.column_ids.meant(ids), "prior")
     if std and inside.inference == "point":

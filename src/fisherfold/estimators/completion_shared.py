@@ -93,6 +93,8 @@ class SharedFits:
             ) from None
         found = joint_counts({"lines": ratings.n_read, **ratings.refused}, group)
         self.n_read_ = found.pop("lines")
+        if file.header is not None:
+            self.feature_names_in_ = np.array(ratings.names[:2], dtype=object)
         self.refused_, self.header_, self.decimal_ = found, file.header, ratings.decimal
         return self
 
