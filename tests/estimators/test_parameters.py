@@ -234,3 +234,25 @@ def test_targets_that_are_no_numbers_are_named(inference, targets, expected):
 def test_features_whose_squares_overflow_are_named():
     with pytest.raises(ValueError, match="X must be of absolute value 1e150 at most, so that squares are finite"):
         SubspaceClassifier(2).fit(X * 1e200, Y > 0, task=TASK)
+
+
+@pytest.mark.parametrize(
+    ("model", "changes", "message"),
+    [
+        (MatrixCompletion(2, inference="point", solver="rngd"), {"inference": "variational"}, "solver must be 'auto'"),
+        (MatrixCompletion(2), {"rank": 0}, "rank must be"),
+        (SubspaceRegressor(2), {"noise": "loud"}, "noise must be"),
+        (SubspaceClassifier(2, ridge=1.0), {"ridge": -1.0}, "ridge must be"),
+    ],
+    ids=str,
+)
+def test_a_model_that_could_not_be_read_is_not_written(model, changes, message, tmp_path):
+    rng = np.random.default_rng(0)
+    X, task = rng.normal(size=(30, 3)), np.arange(30) % 3
+    if isinstance(model, MatrixCompletion):
+        model.fit(X)
+    else:
+        model.fit(X, X[:, 0] if isinstance(model, SubspaceRegressor) else X[:, 0] > 0, task=task)
+    with pytest.raises(ValueError, match=message):
+        model.set_params(**changes).save(tmp_path / "model")
+    assert not (tmp_path / "model").exists()

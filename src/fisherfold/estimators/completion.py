@@ -373,6 +373,7 @@ class MatrixCompletion(SharedFits, RegressorMixin, BaseEstimator):  # type: igno
             path: the folder; it is made if it does not exist.
         """
         check_is_fitted(self, "model_")
+        self._validate()  # what was set since the fit: a file with it could not be read
         save_completion(path, self.model_, type(self).__name__, self.get_params(deep=False), self._learnt())
 
     def _learnt(self) -> dict[str, Any]:

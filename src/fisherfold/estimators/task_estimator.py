@@ -83,6 +83,7 @@ class TaskEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         from fisherfold.estimators.subspace_files import save_model
 
         check_is_fitted(self)
+        self._check_parameters()  # what was set since the fit: a file with it could not be read
         save_model(path, self, with_statistics=with_statistics)
 
     @classmethod
@@ -141,6 +142,9 @@ class TaskEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
             reject_overflow(y, "y")
         weight = None if sample_weight is None else _check_sample_weight(sample_weight, X, ensure_non_negative=True)
         return X, y, labels, weight
+
+    def _check_parameters(self) -> None:
+        raise NotImplementedError
 
     def _check_common(self) -> None:
         for name in ("fit_intercept", "scale"):
