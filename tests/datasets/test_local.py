@@ -93,6 +93,21 @@ def test_a_file_without_its_arrays_is_named(tmp_path):
         datasets.load("jester1", folder=tmp_path)
 
 
+@pytest.mark.parametrize("form", ["short", "pointer", "empty", "array", "bit"])
+def test_a_damaged_file_is_named(tmp_path, form):
+    file = tmp_path / "jester1.npz"
+    np.savez(file, ratings_x100=np.arange(300, dtype=np.int16).reshape(3, 100))
+    whole = bytearray(file.read_bytes())
+    whole[len(whole) // 2] ^= 255
+    buffer = io.BytesIO()
+    np.save(buffer, np.zeros(3))
+    pointer = b"version https://git-lfs.github.com/spec/v1\n"
+    contents = {"short": whole[:400], "pointer": pointer, "empty": b"", "array": buffer.getvalue(), "bit": whole}
+    file.write_bytes(contents[form])
+    with pytest.raises(ValueError, match=r"jester1.npz cannot be read as a packed data file: (it is cut|Bad CRC)"):
+        datasets.load("jester1", folder=tmp_path)
+
+
 def test_pickled_content_is_refused(tmp_path):
     np.savez(tmp_path / "jester1.npz", ratings_x100=np.array([{"a": 1}], dtype=object))
     with pytest.raises(ValueError, match="allow_pickle"):

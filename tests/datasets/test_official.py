@@ -5,6 +5,7 @@ import io
 import pickle
 import tarfile
 import zipfile
+from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
@@ -160,7 +161,7 @@ def test_fetch_verifies_keeps_and_finds_a_set_again(tiny):
 
 
 def test_a_download_goes_through_the_same_door(tiny, monkeypatch):
-    monkeypatch.setattr(download, "_download", lambda name, tick: tiny)
+    monkeypatch.setattr(download, "_download", lambda name, folder, tick: tiny)
     assert (datasets.fetch("movielens1m") / "movielens1m.npz").is_file()
 
 
@@ -191,6 +192,33 @@ def test_a_download_that_fails_says_what_else_can_be_done(tiny, monkeypatch):
     with pytest.raises(ConnectionError, match=r"ml-1m.zip cannot be downloaded \(OSError\).* --from FILE"):
         datasets.fetch("movielens1m")
     assert datasets.where("movielens1m") is None
+
+
+def test_a_download_that_is_no_data_is_not_read_again(tiny, monkeypatch):
+    """A page of a proxy in place of the archive: the next try downloads."""
+    answers = [b"<html>please log in</html>", tiny.read_bytes()]
+
+    def answer(self, url, output_file, *_, **__):
+        Path(output_file).write_bytes(answers.pop(0))
+
+    monkeypatch.setattr(pooch.HTTPDownloader, "__call__", answer)
+    with pytest.raises(ValueError, match=r"ml-1m.zip: ratings.dat should hold 4 integers"):
+        datasets.fetch("movielens1m")
+    assert (datasets.fetch("movielens1m") / "movielens1m.npz").is_file()
+
+
+@pytest.mark.parametrize("name", ["movielens100k", "jester1", "sarcos_test", "cifar10", "cifar100"])
+@pytest.mark.parametrize("form", ["page", "short", "other"])
+def test_a_file_that_is_damaged_or_something_else_is_named(tmp_path, monkeypatch, name, form):
+    monkeypatch.setenv("FISHERFOLD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("FISHERFOLD_DATA", raising=False)
+    if name == "jester1":
+        pytest.importorskip("python_calamine")
+    file = tarred(tmp_path / "given.tar.gz", {"data_batch_1.bin": bytes(3073), "train": b"abc"})
+    if form != "other":
+        file.write_bytes(b"<html>please log in</html>" if form == "page" else file.read_bytes()[:-40])
+    with pytest.raises(ValueError, match=r"given.tar.gz cannot be read as (the official|a MATLAB) file"):
+        datasets.fetch(name, source=file)
 
 
 def test_changed_data_is_refused_and_nothing_is_kept(tiny, tmp_path):

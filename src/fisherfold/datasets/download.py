@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fisherfold.datasets.local import cache_folder, check_arrays, is_in
+from fisherfold.datasets.local import cache_folder, check_arrays, is_in, readable
 from fisherfold.datasets.official import READERS
 from fisherfold.datasets.records import record
 from fisherfold.files import write_atomically
@@ -95,9 +95,12 @@ def fetch(
     if source is not None and not Path(source).is_file():
         raise FileNotFoundError(f"there is no file {source}")
     say(f"{entry.title}. Terms: {entry.licence} Cite: {entry.citation}")
-    official = Path(source) if source is not None else _download(name, tick)
-    say(f"reading {official.name}")
-    arrays = READERS[name](official)
+    # a download is not kept: one that turned out to be a page of a proxy would be read again and again
+    with tempfile.TemporaryDirectory(prefix="fisherfold-") as passing:
+        official = Path(source) if source is not None else _download(name, Path(passing), tick)
+        say(f"reading {official.name}")
+        with readable(official, f"the official file of {name}"):
+            arrays = READERS[name](official)
     check_arrays(entry, arrays)
     folder = cache_folder()
     folder.mkdir(parents=True, exist_ok=True)
@@ -108,7 +111,7 @@ def fetch(
     return folder
 
 
-def _download(name: str, tick: Tick) -> Path:
+def _download(name: str, folder: Path, tick: Tick) -> Path:
     import pooch
 
     official = OFFICIAL[name]
@@ -116,8 +119,8 @@ def _download(name: str, tick: Tick) -> Path:
     # the decoded arrays are what is compared with a checksum, so that another packing of the same data passes
     try:
         kept = pooch.retrieve(
-            official.url, known_hash=None, path=Path(tempfile.gettempdir()) / "fisherfold-downloads",
-            fname=Path(official.url).name, downloader=pooch.HTTPDownloader(progressbar=_Meter(tick)),
+            official.url, known_hash=None, path=folder, fname=Path(official.url).name,
+            downloader=pooch.HTTPDownloader(progressbar=_Meter(tick)),
         )  # fmt: skip
     except OSError as error:
         raise ConnectionError(

@@ -9,9 +9,12 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-from collections.abc import Mapping
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -143,7 +146,9 @@ def load_sarcos_file(path: str | os.PathLike[str]) -> Table:
         raise FileNotFoundError(f"there is no file {path}; SARCOS comes from {record('sarcos_test').source}")
     from scipy.io import loadmat
 
-    found = {key: value for key, value in loadmat(path).items() if not key.startswith("__")}
+    with readable(path, "a MATLAB file"):
+        content = loadmat(path)
+    found = {key: value for key, value in content.items() if not key.startswith("__")}
     matrices = [value for value in found.values() if value.ndim == 2 and value.shape[1] == 28]
     if len(matrices) != 1:
         shapes = {key: value.shape for key, value in found.items()}
@@ -274,11 +279,44 @@ def read_arrays(entry: DatasetRecord, folder: Path) -> dict[str, Array]:
             )
     if entry.name.startswith("cifar") and not fetched.is_file():
         return _read_images(entry, folder)
-    with np.load(fetched, allow_pickle=False) as stored:
+    with _packed(fetched) as stored:
         missing = [key for key in entry.arrays if key not in stored.files]
         if missing:
-            raise ValueError(f"{entry.name}: {fetched.name} lacks the arrays {missing}, it has {stored.files}")
+            raise ValueError(f"{fetched} lacks the arrays {missing}, it has {stored.files}")
         return {key: stored[key] for key in entry.arrays}
+
+
+@contextmanager
+def readable(path: str | os.PathLike[str], kind: str) -> Iterator[None]:
+    """Turn whatever a reader of files stumbles over into a sentence that names the file.
+
+    Args:
+        path: the file.
+        kind: what it should be.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        ValueError: if the file is damaged or something else.
+    """
+    try:
+        yield
+    except Exception as error:  # each library has exceptions of its own for a file that it cannot read
+        if isinstance(error, (ImportError, MemoryError)) or getattr(error, "errno", None) is not None:
+            raise
+        reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
+        named = reason.startswith((str(path), Path(path).name))
+        raise ValueError(reason if named else f"{path} cannot be read as {kind}: {reason}") from error
+
+
+@contextmanager
+def _packed(path: Path) -> Iterator[Any]:
+    with readable(path, "a packed data file"):
+        if not zipfile.is_zipfile(path):
+            raise ValueError("it is cut short, or no .npz file at all")
+        with np.load(path, allow_pickle=False) as stored:
+            yield stored
 
 
 def _read_images(entry: DatasetRecord, folder: Path) -> dict[str, Array]:
@@ -286,7 +324,7 @@ def _read_images(entry: DatasetRecord, folder: Path) -> dict[str, Array]:
     parts: dict[str, list[Array]] = {key: [] for key in entry.arrays}
     for file in entry.files:
         split = "test" if file.endswith("_test.npz") else "train"
-        with np.load(folder / file, allow_pickle=False) as stored:
+        with _packed(folder / file) as stored:
             parts[f"{split}_images"] += _decode_strips(stored["webp"].data, stored["offsets"])
             for key in ("labels", "coarse_labels"):
                 if key in stored.files:
