@@ -310,3 +310,16 @@ def test_all_methods_agree_on_any_shape(seed, damping, samples, n):
     dense = operator.solve(v, damping, method="dense")
     for method in ("woodbury", "cg", "auto"):
         agree(operator.solve(v, damping, method=method, rtol=1e-13), dense, rtol=1e-8)
+
+
+@pytest.mark.parametrize("units", [1e-25, 1.0, 1e25])
+def test_cg_solves_for_gradients_whose_squares_leave_the_numbers(units):
+    """In float32 1e25 squared is infinite and 1e-25 squared is 0: the direction scales with g, its decrease with g²."""
+    matrix = torch.diag(torch.tensor([1.0, 2.0, 4.0]))
+    operator = DenseFisher(Euclidean(3), torch.zeros(3), matrix)
+    g = torch.tensor([1.0, -1.0, 2.0])
+    found = operator.solution(units * g, 0.5, method="cg", rtol=1e-6)
+    expected = g.double() / (matrix.diagonal().double() + 0.5)
+    torch.testing.assert_close(found.x.double() / units, expected, rtol=1e-5, atol=0)
+    assert found.decrease / units / units == pytest.approx(0.5 * float(g.double() @ expected), rel=1e-5)
+    assert found.residual < 1e-6

@@ -320,7 +320,7 @@ def test_a_checkpoint_of_a_larger_product_is_refused(tasks, tmp_path):
         ({"sigma": "big"}, TypeError, "sigma must be a number, got str"),
         ({"sigma_min": -1.0}, ValueError, "sigma_min must be a number > 0, got -1.0"),
         ({"eta1": 1.0}, ValueError, "eta1 must lie between 0 and 1, got 1.0"),
-        ({"eta2": 0.0}, ValueError, "eta2 must be a number > 0, got 0.0"),
+        ({"eta2": -1.0}, ValueError, "eta2 must be a number ≥ 0, got -1.0"),
         ({"gamma": 1.0}, ValueError, "gamma must be greater than 1, got 1.0"),
         ({"forcing": 0.0}, ValueError, "forcing must be a number > 0, got 0.0"),
         ({"step": -1.0}, ValueError, "step must be a number > 0, got -1.0"),

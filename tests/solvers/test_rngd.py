@@ -210,8 +210,23 @@ def test_the_first_damping_is_a_hundredth_of_the_curvature_in_any_units():
         problem.likelihood = Gaussian(units)
         g = problem.gradient(x0)
         curvature = float(problem.fisher(x0).quadratic(g)) / float(g.norm()) ** 2
-        result = minimize(problem, x0, max_iter=1, stop=GradientNorm(0.0), sigma_min=1e-300)
+        result = minimize(problem, x0, max_iter=1, stop=GradientNorm(0.0))
         assert result.trace["damping"][1] == pytest.approx(1e-2 * curvature)
+
+
+@pytest.mark.parametrize("solve", ["dense", "cg"])
+@pytest.mark.parametrize(("of_x", "of_y"), [(1.0, 1e10), (1e-10, 1.0), (1.0, 1e-10), (1e-12, 1e-12), (1e10, 1.0)])
+def test_convergence_does_not_depend_on_the_units_of_the_data(of_x, of_y, solve):
+    """Least squares from 0: with other units of x and y, gradients and curvature range over twenty powers of ten."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(200, 5, generator=g, dtype=torch.float64)
+    y = x.sum(1) + 0.1 * torch.randn(200, generator=g, dtype=torch.float64)
+    best = float((y - x @ torch.linalg.lstsq(x, y[:, None]).solution[:, 0]).square().mean()) / 2
+    problem = NLLProblem(Euclidean(5), lambda x, w: x @ w, Gaussian(), of_x * x, of_y * y)
+    start = torch.zeros(5, dtype=torch.float64)
+    result = minimize(problem, start, max_iter=8, stop=GradientNorm(0.0), solve=solve)
+    assert result.value / of_y**2 == pytest.approx(best, rel=1e-9)
+    assert min(result.trace["accepted"][1:]) == 1
 
 
 class Fence:

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from fisherfold.fisher.flat import flatten, unflatten
 from fisherfold.manifolds.base import Manifold, Point, Tangent, combine, dot, leaves, scale
+from fisherfold.manifolds.lengths import range_factor
 
 if TYPE_CHECKING:
     from fisherfold.fisher.operators import FisherOperator
@@ -159,6 +160,9 @@ def conjugate_gradients(
     Returns:
         The solution, with its residual and the sign of the curvature that ended it; NaN if F is not finite.
     """
+    # a power of two, 1 for ordinary g: squares of residuals must neither overflow nor vanish
+    unit = float(range_factor(torch.stack([leaf.abs().amax() for leaf in leaves(g)]).amax()))
+    g = scale(1 / unit, g) if unit != 1 else g
     space = _TangentSystem(operator, g, damping)
     x, r = scale(0.0, g), space.g
     z = space.precondition(r)
@@ -196,7 +200,8 @@ def conjugate_gradients(
     x = space.project(x)
     if drift > left / 2 and space.products < max_iter:
         r = space.residual(x)
-    decrease = 0.5 * (float(dot(g, x)) + float(dot(r, x)))
+    decrease = 0.5 * (float(dot(g, x)) + float(dot(r, x))) * unit * unit
+    x = scale(unit, x) if unit != 1 else x
     return Solution(x, "cg", decrease, _length(r) / size if size > 0 else 0.0, space.products, curvature)
 
 

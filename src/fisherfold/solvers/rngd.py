@@ -35,6 +35,7 @@ from fisherfold.solvers.method import (
 from fisherfold.solvers.state import State
 
 RELATIVE_DAMPING = 1e-2
+LEAST_SIGMA = 1e-6
 
 
 @dataclass(frozen=True)
@@ -57,9 +58,9 @@ class RNGD(Method):
         batch_size: samples per estimate, or a function of the iteration (for growing accuracy); all if not given.
         sigma: σ₀, the first regularisation over the gradient norm; if not given, such that λ₀ is a hundredth of the
             curvature <g, F g>/<g, g> along the first gradient, whatever the units of the problem.
-        sigma_min: the least σ.
+        sigma_min: the least σ; 1e-6 if not given, or σ₀ where that is less, as it is in large units.
         eta1: the least ratio ρ of an accepted step.
-        eta2: steps are accepted while ‖g‖ ≥ η₂/σ; the theory wants it large, practice tiny.
+        eta2: steps are accepted while ‖g‖ ≥ η₂/σ; the theory wants it large, practice 0.
         gamma: the factor by which σ moves.
         solve: how the damped system is solved; ``auto`` or a name of ``fisherfold.fisher.solve.METHODS``.
         forcing: CG stops at the relative residual min(forcing, 0.9 (‖g_k‖/‖g_{k-1}‖)^1.618), the rule of Eisenstat and
@@ -78,9 +79,9 @@ class RNGD(Method):
         fisher: str | None = None,
         batch_size: BatchSize = None,
         sigma: float | None = None,
-        sigma_min: float = 1e-6,
+        sigma_min: float | None = None,
         eta1: float = 0.1,
-        eta2: float = 1e-20,
+        eta2: float = 0.0,
         gamma: float = 4.0,
         solve: str = "auto",
         forcing: float = 0.3,
@@ -95,8 +96,8 @@ class RNGD(Method):
         self.batch_size = batch_size
         self.exact = batch_size is None or batch_size == problem.n_samples
         self.sigma = None if sigma is None else positive("sigma", sigma)
-        self.sigma_min = positive("sigma_min", sigma_min)
-        self.eta2 = positive("eta2", eta2)
+        self.sigma_min = None if sigma_min is None else positive("sigma_min", sigma_min)
+        self.eta2 = positive("eta2", eta2, zero=True)
         if not 0 < eta1 < 1:
             raise ValueError(f"eta1 must lie between 0 and 1, got {eta1}")
         if not gamma > 1:
@@ -122,7 +123,7 @@ class RNGD(Method):
     def start(self, state: State) -> None:
         state.numbers["rejections"] = 0
         if self.sigma is not None:
-            state.numbers["sigma"] = self.sigma
+            state.numbers["sigma"] = state.numbers["first_sigma"] = self.sigma
         if self.exact:
             state.vectors["gradient"] = self.evaluate(state)
             state.samples += self.problem.n_samples
@@ -139,7 +140,8 @@ class RNGD(Method):
             return
         operator = self.problem.fisher(state.x, batch, kind=self.kind)
         if "sigma" not in state.numbers:
-            state.numbers["sigma"] = self._first_sigma(state, operator, gradient, norm)
+            first = self._first_sigma(state, operator, gradient, norm)
+            state.numbers["sigma"] = state.numbers["first_sigma"] = first
         fixed = self.step_size is not None
         damping = at(self.damping, state.iteration) if fixed else state.numbers["sigma"] * norm
         solution = self._direction(state, operator, batch, gradient, damping, norm)
@@ -175,7 +177,14 @@ class RNGD(Method):
         """A damping of RELATIVE_DAMPING times the curvature along the unit gradient, over the gradient norm."""
         unit = scale(1 / norm, gradient)
         curvature = float(self.manifold.inner(state.x, unit, operator._matvec(unit)))
-        return max(self.sigma_min, RELATIVE_DAMPING * curvature / norm) if math.isfinite(curvature) else 1.0
+        if not math.isfinite(curvature):
+            return 1.0
+        natural = RELATIVE_DAMPING * curvature / norm
+        return max(self.sigma_min or 0.0, natural if natural > 0 else LEAST_SIGMA)
+
+    def _least_sigma(self, state: State) -> float:
+        """What σ may fall to: an absolute bound would be damping without end where gradients are large."""
+        return self.sigma_min or min(LEAST_SIGMA, state.numbers.get("first_sigma", LEAST_SIGMA))
 
     def _direction(
         self,
@@ -221,7 +230,7 @@ class RNGD(Method):
             self._reject(state, "stalled", f"no step was accepted, the last ratio ρ is {rho:.2g}")
             return rho
         state.x = trial
-        state.numbers |= {"sigma": max(self.sigma_min, sigma / self.gamma), "rejections": 0}
+        state.numbers |= {"sigma": max(self._least_sigma(state), sigma / self.gamma), "rejections": 0}
         if gradient is not None:
             state.vectors["gradient"] = gradient
             state.loss, state.gradient_norm = trial_loss, self.norm(trial, gradient)
