@@ -7,7 +7,7 @@ from torch.autograd.function import once_differentiable
 from fisherfold import Gaussian, NLLProblem
 from fisherfold.fisher import DenseFisher, ExactFisher, VarianceReducedFisher
 from fisherfold.fisher.flat import flatten, unflatten
-from fisherfold.manifolds import Euclidean, Grassmann, Sphere
+from fisherfold.manifolds import Euclidean, Grassmann, Product, Sphere
 from fisherfold.manifolds.base import leaves, scale
 
 KINDS = ["exact", "monte-carlo", "empirical", "dense"]
@@ -167,6 +167,30 @@ def test_a_model_that_can_be_differentiated_once_falls_back_to_forward_mode(mani
     agree(once.dense(), twice.dense())
     assert twice.adjoint.passed
     assert once.adjoint.passed is False
+
+
+class _Silent(_DifferentiableOnce):
+    """The same, but its backward pass simply forgets that it depends on the gradient."""
+
+    @staticmethod
+    def backward(ctx, grad):
+        (output,) = ctx.saved_tensors
+        return (grad * (1 - output * output)).detach()
+
+
+@pytest.mark.parametrize("first", ["zero", "basis"])
+def test_a_silent_operation_is_found_whatever_the_first_vector_is(first):
+    """A zero vector, or one in the part of θ that the operation does not see, must not count as a test of it."""
+    g = torch.Generator().manual_seed(0)
+    manifold = Product({"a": Euclidean(3), "b": Euclidean(3)})
+    x, theta = torch.randn(20, 3, generator=g, dtype=torch.float64), manifold.random_point(generator=g)
+    twice, silent = (
+        NLLProblem(manifold, lambda x, t, f=f: x @ (t["a"] + t["b"] + f(t["b"])), Gaussian(), x, x[:, 0]).fisher(theta)
+        for f in (torch.tanh, _Silent.apply)
+    )
+    if first == "zero":
+        silent.matvec(scale(0.0, theta))
+    agree(silent.dense(), twice.dense())
 
 
 def test_a_model_that_solves_a_linear_system_on_grassmann():

@@ -102,13 +102,18 @@ class JacobianFisher(FisherOperator):
         if not self._graph.requires_grad:
             return torch.zeros_like(self.z)
         if self.adjoint.passed is None:
-            self.adjoint.passed = self._is_adjoint(v)
+            self.adjoint.passed = self._is_adjoint()
         return self._transpose(v) if self.adjoint.passed else jvp(self._outputs, self.point, v)
 
-    def _is_adjoint(self, v: Tangent) -> bool:
+    def _is_adjoint(self) -> bool:
         """Whether <w, J v> = <Jᵀ w, v>: an operation that can be differentiated only once breaks J, without a word."""
         generator = torch.Generator(device=self.z.device).manual_seed(0)
-        w = torch.randn(self.z.shape, generator=generator, dtype=self.z.dtype, device=self.z.device)
+
+        def draw(like: Tensor) -> Tensor:
+            return torch.randn(like.shape, generator=generator, dtype=like.dtype, device=like.device)
+
+        # not the vector of the caller, which may be zero where the operation is
+        w, v = draw(self.z), tree_map(draw, self.point)
         try:
             product = self._transpose(v)
         except RuntimeError:
