@@ -12,7 +12,7 @@ from fisherfold.fisher import DenseFisher, FisherOperator, KroneckerFisher, solv
 from fisherfold.fisher import solve as solve_module_function
 from fisherfold.fisher.flat import flatten, unflatten
 from fisherfold.fisher.solve import DENSE_UP_TO, ROWS_UP_TO, choose, tangent_basis
-from fisherfold.manifolds import Euclidean, Grassmann, Sphere
+from fisherfold.manifolds import Euclidean, Grassmann, Sphere, Stiefel
 
 DAMPINGS = [1e-8, 1e-4, 1e-2, 1.0, 1e2]
 
@@ -323,3 +323,12 @@ def test_cg_solves_for_gradients_whose_squares_leave_the_numbers(units):
     torch.testing.assert_close(found.x.double() / units, expected, rtol=1e-5, atol=0)
     assert found.decrease / units / units == pytest.approx(0.5 * float(g.double() @ expected), rel=1e-5)
     assert found.residual < 1e-6
+
+
+def test_cg_ends_where_its_preconditioner_is_singular():
+    """A Kronecker product of zeros on Stiefel, not damped: nothing to divide by, and nothing to divide."""
+    manifold, g = Stiefel(5, 2), torch.Generator().manual_seed(0)
+    x = manifold.random_point(generator=g)
+    operator = KroneckerFisher(manifold, x, left=torch.zeros(5, 5, dtype=x.dtype), right=torch.eye(2, dtype=x.dtype))
+    found = operator.solution(manifold.random_tangent(x, generator=g))
+    assert (found.curvature, float(found.x.norm()), found.residual) == ("zero", 0.0, 1.0)

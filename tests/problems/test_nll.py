@@ -1,5 +1,8 @@
 """Any model as a problem: loss and gradient by hand, batches, networks, KL along the retraction, and bad input."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 from torch import nn
@@ -130,9 +133,71 @@ def test_a_network_becomes_a_problem_on_a_product():
     assert not any(leaf.requires_grad for leaf in leaves(start))
 
 
+def test_frozen_parameters_stay_as_they_are():
+    network = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)).double()
+    network[0].requires_grad_(False)
+    x = torch.randn(20, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    problem, start = NLLProblem.from_module(network, Categorical(), x, (x[:, 0] > 0).long())
+    assert list(start) == ["2.weight", "2.bias"]
+    torch.testing.assert_close(problem.loss(start), nn.functional.cross_entropy(network(x), (x[:, 0] > 0).long()))
+    with pytest.raises(ValueError, match=r"does not have or has frozen: \['0.weight'\]"):
+        NLLProblem.from_module(network, Categorical(), x, x[:, 0], manifolds={"0.weight": Oblique(3, 4)})
+    with pytest.raises(ValueError, match="a parameter that requires grad, it has none"):
+        NLLProblem.from_module(network.requires_grad_(False), Categorical(), x, x[:, 0])
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (nn.BatchNorm1d(3), r"batch statistics mix the samples: BatchNorm1d '1' must be in evaluation mode"),
+        (nn.BatchNorm1d(3, track_running_stats=False).eval(), "batch statistics mix the samples: BatchNorm1d '1'"),
+        (nn.Dropout(0.1), "dropout makes the loss random: Dropout '1' must be in evaluation mode"),
+    ],
+)
+def test_a_network_that_mixes_samples_is_refused(layer, message):
+    with pytest.raises(ValueError, match=message):
+        NLLProblem.from_module(nn.Sequential(nn.Linear(4, 3), layer), Gaussian(), torch.ones(5, 4), torch.ones(5, 3))
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ((Sphere, torch.matmul, Gaussian()), r"manifold must be a manifold such as Sphere\(3\), got <class"),
+        ((Sphere(4), None, Gaussian()), "model must be a function of the inputs and theta, got None"),
+        ((Sphere(4), torch.matmul, Gaussian), r"likelihood must be a likelihood such as Gaussian\(\), got <class"),
+    ],
+)
+def test_parts_of_another_kind_are_named(parts, message):
+    with pytest.raises(TypeError, match=message):
+        NLLProblem(*parts, torch.ones(5, 4), torch.ones(5))
+
+
+def test_a_problem_can_be_copied_and_pickled_after_it_was_evaluated():
+    x = torch.randn(9, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    problem, theta = NLLProblem(Sphere(4), torch.matmul, Gaussian(), x, x[:, 1]), torch.eye(4, dtype=torch.float64)[0]
+    value, gradient = problem.loss_and_gradient(theta)
+    for other in (copy.deepcopy(problem), pickle.loads(pickle.dumps(problem))):
+        again = other.loss_and_gradient(theta)
+        assert torch.equal(again[0], value)
+        assert torch.equal(again[1], gradient)
+
+
+def test_inference_mode_is_named():
+    x = torch.ones(5, 4)
+    with torch.inference_mode(), pytest.raises(RuntimeError, match=r"no gradients inside torch.inference_mode\(\)"):
+        NLLProblem(Sphere(4), torch.matmul, Gaussian(), x, x[:, 1]).gradient(torch.eye(4)[0])
+
+
+def test_truth_values_are_targets_of_a_gaussian():
+    x = torch.randn(9, 4, generator=torch.Generator().manual_seed(0))
+    truth = x[:, 1] > 0
+    losses = [NLLProblem(Sphere(4), torch.matmul, Gaussian(), x, y).loss(torch.eye(4)[0]) for y in (truth, 1.0 * truth)]
+    assert losses[0] == losses[1]
+
+
 def test_unknown_parameters_are_named():
     module, x, y = network()
-    with pytest.raises(ValueError, match=r"manifolds names parameters that the module does not have: \['1.weight'\]"):
+    with pytest.raises(ValueError, match=r"the module does not have or has frozen: \['1.weight'\]"):
         NLLProblem.from_module(module, Categorical(), x, y, manifolds={"1.weight": Oblique(4, 3)})
 
 

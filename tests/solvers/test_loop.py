@@ -318,6 +318,11 @@ def test_a_checkpoint_of_a_larger_product_is_refused(tasks, tmp_path):
         ({"sigma": 0.0}, ValueError, "sigma must be a number > 0, got 0.0"),
         ({"sigma": math.nan}, ValueError, "sigma must be a number > 0, got nan"),
         ({"sigma": "big"}, TypeError, "sigma must be a number, got str"),
+        (
+            {"method": "rsgd", "step": 0.1, "stream": [[0, 1]]},
+            TypeError,
+            "method 'rsgd': stream must be a tensor of sample indices, got list",
+        ),
         ({"sigma_min": -1.0}, ValueError, "sigma_min must be a number > 0, got -1.0"),
         ({"eta1": 1.0}, ValueError, "eta1 must lie between 0 and 1, got 1.0"),
         ({"eta2": -1.0}, ValueError, "eta2 must be a number ≥ 0, got -1.0"),

@@ -207,6 +207,7 @@ class Gaussian(Likelihood):
 
     @override
     def nll(self, z: Tensor, y: Tensor) -> Tensor:
+        y = y.to(z.dtype) if y.dtype == torch.bool else y
         return _per_sample((z - y).square()) / (2 * self.variance)
 
     @override

@@ -176,6 +176,9 @@ def conjugate_gradients(
         if not math.isfinite(along):
             x = scale(math.nan, x)
             break
+        if length == 0:  # a singular preconditioner has nothing to say about what is left of r
+            curvature = "zero"
+            break
         # a curvature at the rounding level of the steepest one seen is no curvature: dividing by it would blow up x
         steepest = max(steepest, abs(along) / length)
         if not along > 10 * space.eps * steepest * length:

@@ -72,6 +72,7 @@ class NLLProblem(Problem):
         seed: int = 0,
         chunk_size: int | None = None,
     ) -> None:
+        _check_parts(manifold, model, likelihood)
         _check_data(x, y)
         for name, count in (("draws", draws), ("chunk_size", 1 if chunk_size is None else chunk_size)):
             if count < 1:
@@ -100,10 +101,10 @@ class NLLProblem(Problem):
         manifolds: Mapping[str, Manifold] | None = None,
         **options: Any,
     ) -> tuple[NLLProblem, dict[str, Tensor]]:
-        """Make the parameters of a network the point θ.
+        """Make the parameters of a network the point θ; those with ``requires_grad=False`` stay as they are.
 
         Args:
-            module: a network that treats samples independently (no batch statistics).
+            module: a network that treats samples independently: batch norms and dropout in evaluation mode.
             likelihood: the distribution of a target given the network's output.
             x: inputs.
             y: targets.
@@ -114,12 +115,16 @@ class NLLProblem(Problem):
             The problem on the product manifold, and the network's parameters as its starting point.
 
         Raises:
-            ValueError: if ``manifolds`` names a parameter that the network does not have.
+            ValueError: if the network mixes samples or has nothing to learn, or ``manifolds`` names a parameter that
+                it does not have.
         """
-        start = {name: p.detach().clone() for name, p in module.named_parameters()}
+        _check_module(module)
+        start = {name: p.detach().clone() for name, p in module.named_parameters() if p.requires_grad}
+        if not start:
+            raise ValueError("module must have a parameter that requires grad, it has none")
         given = dict(manifolds or {})
         if unknown := sorted(set(given) - set(start)):
-            raise ValueError(f"manifolds names parameters that the module does not have: {unknown}")
+            raise ValueError(f"manifolds names parameters that the module does not have or has frozen: {unknown}")
         product = Product({name: given.get(name, Euclidean(*p.shape)) for name, p in start.items()})
 
         def model(inputs: Tensor, theta: dict[str, Tensor]) -> Tensor:
@@ -145,6 +150,8 @@ class NLLProblem(Problem):
         variables, z = record(lambda theta: self._outputs(theta, inputs), x)
         with torch.enable_grad():
             value = self.likelihood.nll(z, targets).mean()
+        if torch.is_inference_mode_enabled():
+            raise RuntimeError("there are no gradients inside torch.inference_mode(); leave it, no_grad() does no harm")
         if not value.requires_grad:
             raise ValueError("model must depend on theta, but its output does not")
         gradients = iter(torch.autograd.grad(value, leaves(variables), retain_graph=True, materialize_grads=True))
@@ -255,6 +262,10 @@ class NLLProblem(Problem):
             return DenseFisher(self.manifold, x, rows.T @ rows)
         raise ValueError(f"kind must be one of {list(self.fisher_kinds)}, got {kind!r}")
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the graph of the last evaluation, which can neither be copied nor pickled."""
+        return self.__dict__ | {"_last": None}
+
     def _outputs(self, theta: Point, inputs: Tensor) -> Tensor:
         z = self.model(inputs, theta)
         if not self._outputs_checked:
@@ -324,6 +335,24 @@ def check_batch(batch: Tensor, n_samples: int) -> None:
         raise ValueError("batch must hold at least one sample, got none")
     if int(batch.min()) < 0 or int(batch.max()) >= n_samples:
         raise ValueError(f"batch must lie in 0..{n_samples - 1}, got {int(batch.min())}..{int(batch.max())}")
+
+
+def _check_parts(manifold: object, model: object, likelihood: object) -> None:
+    if not isinstance(manifold, Manifold):
+        raise TypeError(f"manifold must be a manifold such as Sphere(3), got {manifold!r}")
+    if not callable(model):
+        raise TypeError(f"model must be a function of the inputs and theta, got {model!r}")
+    if not isinstance(likelihood, Likelihood):
+        raise TypeError(f"likelihood must be a likelihood such as Gaussian(), got {likelihood!r}")
+
+
+def _check_module(module: nn.Module) -> None:
+    for name, part in module.named_modules():
+        mixes = isinstance(part, nn.modules.batchnorm._BatchNorm) and (part.training or part.running_mean is None)
+        draws = isinstance(part, nn.modules.dropout._DropoutNd) and part.training and part.p > 0
+        if mixes or draws:
+            reason = "batch statistics mix the samples" if mixes else "dropout makes the loss random"
+            raise ValueError(f"{reason}: {type(part).__name__} {name!r} must be in evaluation mode (module.eval())")
 
 
 def _check_data(x: Tensor, y: Tensor) -> None:

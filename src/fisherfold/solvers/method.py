@@ -93,17 +93,17 @@ def positive(name: str, value: float, *, zero: bool = False) -> float:
         zero: whether 0 is allowed.
 
     Returns:
-        The value.
+        The value as a float.
 
     Raises:
         TypeError: if it is no number.
         ValueError: if it is not finite, negative, or 0 where that is not allowed.
     """
-    if not isinstance(value, (int, float)):
+    if not isinstance(value, numbers.Real):
         raise TypeError(f"{name} must be a number, got {type(value).__name__}")
     if not math.isfinite(value) or value < 0 or (value == 0 and not zero):
         raise ValueError(f"{name} must be a number {'≥' if zero else '>'} 0, got {value}")
-    return value
+    return float(value)
 
 
 def whole_number(name: str, value: int) -> int:
@@ -208,6 +208,8 @@ class Draws:
     ) -> None:
         if sampling not in {"shuffle", "replacement"}:
             raise ValueError(f"sampling must be 'shuffle' or 'replacement', got {sampling!r}")
+        if stream is not None and not isinstance(stream, Tensor):
+            raise TypeError(f"stream must be a tensor of sample indices, got {type(stream).__name__}")
         if stream is not None and (stream.ndim != 2 or stream.is_floating_point()):
             shape = tuple(stream.shape)
             raise ValueError(f"stream must hold indices of shape (epochs, draws), got {stream.dtype} of shape {shape}")

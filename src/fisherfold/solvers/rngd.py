@@ -106,12 +106,9 @@ class RNGD(Method):
         if solve not in {"auto", *METHODS}:
             raise ValueError(f"solve must be 'auto' or one of {list(METHODS)}, got {solve!r}")
         self.solver, self.forcing = solve, positive("forcing", forcing)
-        self.step_size, self.damping = step, damping
+        self.step_size = step if step is None or callable(step) else positive("step", step)
+        self.damping = damping if callable(damping) else positive("damping", damping, zero=True)
         self.max_rejections = at_least_one("max_rejections", max_rejections)
-        if step is not None and not callable(step):
-            positive("step", step)
-        if not callable(damping):
-            positive("damping", damping, zero=True)
         if self.manifold.retraction_order < 2:
             warnings.warn(
                 f"the retraction {self.manifold.retraction!r} of {self.manifold!r} is of first order; the theory of "
