@@ -102,9 +102,12 @@ def test_the_table_becomes_files_and_a_section_of_the_page(tmp_path: Path) -> No
     log(tmp_path / "logs", [90.0, 94.0])
     log(tmp_path / "logs", [90.0, 93.0], preset="sgd")
     options = Options(output=tmp_path / "report")
-    cells, files = reproduce_cifar(options, tmp_path / "logs")
+    log(tmp_path / "logs", [91.0], preset="sgd", lr=0.3)
+    cells, others, files = reproduce_cifar(options, tmp_path / "logs")
     assert len(cells) == 4 * len(cifar.OPTIMIZERS)
     assert json.loads(files["json"].read_text())["cells"] == [cell.as_json() for cell in cells]
+    assert json.loads(files["json"].read_text())["trials"] == cifar.as_rows(others)
+    assert len(others.rows) == 1
     rows = list(csv.DictReader(files["csv"].read_text().splitlines()))
     assert {row["optimizer"] for row in rows if row["run"] == "True"} == {"mkfac", "sgd"}
     section = next(s for s in sections(options.output) if s.name == "cifar")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -14,7 +15,9 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+import typer
 
+from fisherfold.cli import reproduce as reproduce_commands
 from fisherfold.experiments import figures, reproduce
 from fisherfold.experiments.reproduce import Options
 from fisherfold.experiments.theory import records
@@ -98,6 +101,7 @@ def test_sections_say_what_was_run_and_what_was_not(folder, tmp_path):
     assert found["sarcos"].verdict == "data not found"
     assert found["sarcos"].why == ["there is no file <here>"]
     assert found["cifar"].verdict == found["theory-rates"].verdict == "not run"
+    assert found["theory-rates"].command == f"fisherfold reproduce theory --output {options.output} --part rates"
     page = reproduce.refresh_page(options.output).read_text(encoding="utf-8")
     assert "there is no file &lt;here&gt;" in page
 
@@ -124,6 +128,40 @@ def test_a_sketch_never_takes_the_place_of_the_whole_experiment(folder, tmp_path
         assert (whole.folder("school") / "school.csv").is_file()
         assert (sketch.folder("school") / "school.csv").is_file()
     assert "quick" not in reproduce.sections(whole.output)[2].command
+
+
+def test_a_record_that_was_cut_short_is_made_again(folder, tmp_path):
+    options = Options(quick=True, seeds=1, output=tmp_path / "out", parts=("invariance",))
+    whole, *_ = reproduce.reproduce_figure("school", options)
+    (part,), _ = reproduce.reproduce_theory(options)
+    kept = sorted((options.folder("school") / "runs").iterdir())
+    kept[0].write_bytes(kept[0].read_bytes()[:100])
+    kept[1].write_text("[]")
+    record = options.folder("theory") / "invariance.part.json"
+    record.write_bytes(record.read_bytes()[:100])
+    again, *_ = reproduce.reproduce_figure("school", options)
+    assert repr(without_times(again)) == repr(without_times(whole))
+    assert reproduce.reproduce_theory(options)[0][0].findings == part.findings
+    for file in (*kept, record):
+        json.loads(file.read_text())
+
+
+def test_commands_repeat_what_was_run_and_can_be_typed(tmp_path):
+    output, original = tmp_path / "my report", tmp_path / "original files" / "sarcos_inv.mat"
+    options = Options(
+        quick=True, seeds=2, jobs=2, output=output, device="cuda", parts=("rates", "metric"), sarcos_file=original
+    )
+    for name in ("all", "school", "sarcos", "cifar", "theory"):
+        words = shlex.split(options.command(name))
+        assert words[:3] == ["fisherfold", "reproduce", name]
+        command = typer.main.get_command(reproduce_commands.app).commands[name]
+        given = command.make_context(name, words[3:]).params
+        assert given["output"] == output
+        assert ("seeds" in given) == (name != "cifar")
+        assert all(given.get(key, value) == value for key, value in (("seeds", 2), ("jobs", 2), ("quick", True)))
+        assert given.get("sarcos_file", original) == original
+        assert given.get("device", "cuda") == "cuda"
+        assert given.get("part", ["rates", "metric"]) == ["rates", "metric"]
 
 
 def test_parts_measured_side_by_side_are_those_measured_alone(tmp_path):

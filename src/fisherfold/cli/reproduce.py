@@ -146,7 +146,7 @@ def cifar(
     from fisherfold.experiments import reproduce
 
     options = reproduce.Options(output=output)
-    found, files = reproduce.reproduce_cifar(options, results)
+    found, others, files = reproduce.reproduce_cifar(options, results)
     page = reproduce.refresh_page(output)
     shown = table_of.table(found)
     table = Table(title=shown.title, show_lines=True)
@@ -156,7 +156,6 @@ def cifar(
         table.add_row(*(escape(str(value)) for value in row))
     verdict, why = table_of.judge(found)
     facts = {"cells": [cell.as_json() for cell in found], "claim": table_of.CLAIM, "verdict": verdict, "why": why}
-    others = table_of.trials(results)
     facts["trials"] = table_of.as_rows(others)
     why = [*why, f"{len(others.rows)} more runs, by which settings were chosen or with other ones, are on the page."]
     ending = f"the paper: {table_of.CLAIM}\nverdict: {verdict}", *why, f"picture {files['png']}", f"report page: {page}"

@@ -16,6 +16,7 @@ import os
 import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -321,8 +322,9 @@ class Runner:
         key = self._key(method, step, seed)
         if key not in self.made and self.record is not None and (anew or not self.fresh):
             file = self._file(method, step, seed)
-            if file.exists():
-                self.made[key] = Run(**json.loads(file.read_text(encoding="utf-8"))["run"])
+            # one that cannot be read, from a copy that was cut short for example, is made again
+            with suppress(FileNotFoundError, ValueError, KeyError, TypeError):
+                self.made[key] = Run(**json.loads(file.read_bytes())["run"])
         return self.made.get(key)
 
     def _file(self, method: MethodPlan, step: float | None, seed: int) -> Path:

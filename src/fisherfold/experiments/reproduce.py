@@ -10,9 +10,10 @@ in ``options.folder(name)`` and its section with ``keep``; its command goes to `
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -22,7 +23,7 @@ from fisherfold.experiments.adapters import CLAIMS, THEORY_CLAIMS, figure_sectio
 from fisherfold.experiments.figures import FigurePlan, FigureResult, Say, Tick, run_figure
 from fisherfold.experiments.plots import write_figure
 from fisherfold.experiments.report import write_page
-from fisherfold.experiments.sections import Section, Verdict
+from fisherfold.experiments.sections import Section, Table, Verdict
 from fisherfold.experiments.theory import Part, Settings, write_report
 from fisherfold.experiments.theory.records import run_recorded
 from fisherfold.experiments.verdicts import RULES
@@ -97,12 +98,18 @@ class Options:
             A command line.
         """
         words = ["fisherfold", "reproduce", name]
-        words += ["--quick"] if self.quick else []
-        words += ["--seeds", str(self.seeds)] if self.seeds != Options.seeds else []
-        words += ["--jobs", str(self.jobs)] if self.jobs != Options.jobs else []
+        if name != "cifar":  # which runs nothing
+            words += ["--quick"] if self.quick else []
+            words += ["--seeds", str(self.seeds)] if self.seeds != Options.seeds else []
+            words += ["--jobs", str(self.jobs)] if self.jobs != Options.jobs else []
         words += ["--output", str(self.output)] if self.output != Options.output else []
-        words += ["--sarcos-file", str(self.sarcos_file)] if name == "sarcos" and self.sarcos_file else []
-        return " ".join(words)
+        if name in {"all", "sarcos"} and self.sarcos_file is not None:
+            words += ["--sarcos-file", str(self.sarcos_file)]
+        if name in {"all", "theory"} and self.device != Options.device:
+            words += ["--device", self.device]
+        if name == "theory":
+            words += [word for part in self.parts for word in ("--part", part)]
+        return shlex.join(words)
 
 
 class Reproduced(NamedTuple):
@@ -181,7 +188,7 @@ def reproduce_theory(options: Options) -> tuple[list[Part], dict[str, str]]:
     files = write_report(parts, folder)
     shown = {"quick": options.quick, "seeds": options.seeds, "device": options.device}
     for part in parts:
-        command = f"{options.command('theory')} --part {part.name}"
+        command = replace(options, parts=(part.name,)).command("theory")
         section = theory_section(part, command=command, folder=folder.relative_to(options.output), settings=shown)
         keep(section, options)
     return parts, files
@@ -197,7 +204,9 @@ def keep(section: Section, options: Options) -> None:
     section.save(_section_file(options.output, section.name, options.quick))
 
 
-def reproduce_cifar(options: Options, results: Path = cifar.RESULTS) -> tuple[list[cifar.CellResult], dict[str, Path]]:
+def reproduce_cifar(
+    options: Options, results: Path = cifar.RESULTS
+) -> tuple[list[cifar.CellResult], Table, dict[str, Path]]:
     """Assemble the CIFAR table from logged runs, write its files and its section.
 
     Training is not done here: it takes a GPU and hours, and ``benchmarks/gpu/cifar_queue.py`` does it in pieces.
@@ -207,14 +216,15 @@ def reproduce_cifar(options: Options, results: Path = cifar.RESULTS) -> tuple[li
         results: the folder of the logs.
 
     Returns:
-        The cells and the files by kind.
+        The cells, all other runs, and the files by kind.
     """
     found, others = cifar.cells(results), cifar.trials(results)
     files = cifar.write(found, others, options.folder("cifar"))
     picture = files["png"].relative_to(options.output).as_posix()
-    command = options.command("cifar") + (f" --results {results}" if results != cifar.RESULTS else "")
+    command = options.command("cifar")
+    command += f" --results {shlex.quote(str(results))}" if results != cifar.RESULTS else ""
     cifar.section(found, others, command=command, picture=picture).save(_section_file(options.output, "cifar"))
-    return found, files
+    return found, others, files
 
 
 def mark_missing(name: str, hint: str, options: Options) -> None:
@@ -266,7 +276,8 @@ def sections(output: Path) -> list[Section]:
         elif marked.is_file():
             shown.append(Section.load(marked))
         else:
-            command = f"fisherfold reproduce {name.replace('theory-', 'theory --part ')}"
+            kind, _, part = name.partition("-")
+            command = Options(output=output, parts=(part,) if part else ()).command(kind)
             shown.append(_empty(name, "not run", "It has not been run yet.", command))
     return shown
 

@@ -112,11 +112,14 @@ def _read(folder: Path, name: str, settings: Settings) -> Part | None:
     file = _file(folder, name)
     if not file.is_file() or not (folder / f"{name}.png").is_file():
         return None
-    content = json.loads(file.read_text(encoding="utf-8"))
-    if content["identity"] != _identity(settings):
-        return None
-    stored = content["part"]
-    findings = [Finding(**finding) for finding in stored.pop("findings")]
-    # a record of before the curves were kept has none
-    charts = [chart_from(chart) for chart in stored.pop("charts", ())]
-    return Part(**stored, findings=findings, figure=None, charts=charts)
+    try:
+        content = json.loads(file.read_bytes())
+        if content["identity"] != _identity(settings):
+            return None
+        stored = content["part"]
+        findings = [Finding(**finding) for finding in stored.pop("findings")]
+        # a record of before the curves were kept has none
+        charts = [chart_from(chart) for chart in stored.pop("charts", ())]
+        return Part(**stored, findings=findings, figure=None, charts=charts)
+    except (ValueError, KeyError, TypeError):
+        return None  # from a copy that was cut short, for example: it is measured again
