@@ -205,6 +205,16 @@ def test_random_points_follow_the_generator(manifold):
     assert not torch.equal(first[0], draw(manifold, 2, seed=4)[0])
 
 
+@pytest.mark.parametrize("manifold", [*MANIFOLDS, Product({"a": Sphere(3), "b": Euclidean()})], ids=repr)
+def test_empty_batches_are_batches(manifold):
+    x = manifold.random_point(2, 0)
+    v = manifold.random_tangent(x)
+    manifold.check_point(manifold.retract(x, v))
+    manifold.check_tangent(x, manifold.transport(x, x, v))
+    assert manifold.violation(x) == 0
+    assert manifold.norm(x, v).shape == (2, 0)
+
+
 def test_a_manifold_of_dimension_zero_has_only_the_zero_vector():
     x, v = draw(Stiefel(1, 1))
     assert Stiefel(1, 1).dim == 0

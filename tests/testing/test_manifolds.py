@@ -19,6 +19,7 @@ SHORT = [
     Stiefel(3, 3),
     Stiefel(4, 3),
     Stiefel(5, 1),
+    Stiefel(1, 1),
     Grassmann(2, 1),
     Grassmann(4, 3),
     Grassmann(7, 3, wide=True),
@@ -226,3 +227,8 @@ def test_dtypes_and_batches_can_be_chosen():
     report = check_manifold(Sphere(3), dtypes=(torch.float32,), batch_shapes=((4,),), steps=1)
     labels = {verdict.name.split("[")[1] for verdict in report if "[" in verdict.name}
     assert labels == {"float32, batch (4,)]"}
+
+
+def test_batches_without_a_point_are_refused():
+    with pytest.raises(ValueError, match=r"batch_shapes must hold at least one point each, got \[\(0,\)\]"):
+        check_manifold(Sphere(3), batch_shapes=((), (0,)))

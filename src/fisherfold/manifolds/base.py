@@ -323,6 +323,8 @@ class Manifold(ABC):
         self._check_vector(x, v, name)
         if not is_finite(v):
             raise ValueError(f"{name} must be finite, got NaN or infinite entries")
+        if not v.numel():
+            return
         v = v.detach() / range_factor(v.abs().amax())
         size = float(v.norm())
         normal = float((v - self.project(x.detach(), v)).norm())
@@ -343,7 +345,7 @@ class Manifold(ABC):
             Zero for an exact point; NaN if ``x`` is not finite.
         """
         self._check_form(x, "x")
-        return float(self._constraint_error(*_widen(x.detach())))
+        return float(self._constraint_error(*_widen(x.detach()))) if x.numel() else 0.0
 
     def _gaussian_tangent(self, x: Point, generator: torch.Generator | None) -> Tangent:
         """A tangent vector of standard normal coordinates."""

@@ -50,6 +50,7 @@ def check_manifold(
 
     Raises:
         AssertionError: if a property fails; the message names each of them with what was measured.
+        ValueError: if a batch shape holds no point.
 
     Examples:
         >>> from fisherfold.manifolds import Sphere
@@ -59,6 +60,8 @@ def check_manifold(
         >>> print(report[0])
         passed: dimension is the rank of the projector: measured 2, expected 2
     """
+    if empty := [batch for batch in batch_shapes if 0 in batch]:
+        raise ValueError(f"batch_shapes must hold at least one point each, got {empty}")
     generator = torch.Generator(device).manual_seed(seed)
     symmetry = applicable(manifold, generator) if symmetry is None else symmetry
     report = _dimension(manifold, generator)

@@ -138,7 +138,8 @@ def _membership(case: Case) -> None:
     manifold, x = case.manifold, case.x
     case.small("random points are on the manifold", manifold.violation(x), bound=tolerance(leaves(x)[0].dtype))
     case.equal("random tangent vectors are tangent", manifold.project(x, case.v), case.v)
-    case.equal("random tangent vectors have length 1", manifold.norm(x, case.v), torch.ones(()))
+    # of dimension 0 there is the zero vector alone
+    case.equal("random tangent vectors have length 1", manifold.norm(x, case.v), torch.tensor(min(manifold.dim, 1.0)))
     normal = combine(1.0, case.a, -1.0, manifold.project(x, case.a))
     size = float(_dots(normal, normal, case).sum()) ** 0.5
     if size > case.tolerance:
@@ -162,7 +163,7 @@ def _metric(case: Case) -> None:
     case.equal("inner product is symmetric", inner, manifold.inner(x, v, u))
     case.equal("inner product is the ambient one", inner, _dots(u, v, case))
     square = manifold.inner(x, u, u)
-    case.small("inner product is positive", 0.0 if bool((square > 0).all()) else 1.0)
+    case.small("inner product is positive", 0.0 if bool((square > 0).all()) or not manifold.dim else 1.0)
     case.equal("norm² is the inner product", manifold.norm(x, u) ** 2, square)
 
 
