@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from fisherfold import Bernoulli, Categorical, Gaussian, NLLProblem, Poisson
+from fisherfold import Bernoulli, Categorical, Gaussian, NLLProblem, Poisson, minimize
 from fisherfold.fisher.flat import flatten
-from fisherfold.manifolds import Euclidean, Grassmann, Oblique, Product, Sphere
+from fisherfold.manifolds import Euclidean, Grassmann, Oblique, Product, Sphere, Stiefel
 from fisherfold.manifolds.base import leaves, scale
+from fisherfold.solvers import GradientNorm
 
 
 def generator(seed=0):
@@ -180,6 +181,27 @@ def test_a_problem_can_be_copied_and_pickled_after_it_was_evaluated():
         again = other.loss_and_gradient(theta)
         assert torch.equal(again[0], value)
         assert torch.equal(again[1], gradient)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("manifold", [Sphere(5), Stiefel(5, 2), Product({"a": Sphere(5)})], ids=repr)
+def test_gradients_are_tangent_where_nothing_but_rounding_is_left_of_them(manifold, dtype):
+    """Noisy regression, whose Euclidean gradient does not vanish at the minimum: a loop of one's own, and rngd-vr."""
+    g = torch.Generator().manual_seed(0)
+    x, truth = torch.randn(200, 5, generator=g, dtype=dtype), manifold.random_point(generator=g, dtype=dtype)
+
+    def model(x, theta):
+        return torch.tanh(x @ leaves(theta)[0])
+
+    y = model(x, truth)
+    y = y + 0.5 * torch.randn(y.shape, generator=g, dtype=dtype)
+    problem, theta = NLLProblem(manifold, model, Gaussian(), x, y), truth
+    for _ in range(40):
+        theta = manifold.retract(theta, scale(-1.0, problem.fisher(theta).solve(problem.gradient(theta))))
+    assert float(manifold.norm(theta, problem.gradient(theta))) < 100 * torch.finfo(dtype).eps
+    options = {"step": 0.9, "damping": 0.01, "max_iter": 45, "batch_size": 50, "stop": GradientNorm(0.0)}
+    result = minimize(problem, truth, "rngd-vr", **options)
+    assert min(result.trace["gradient_norm"]) < 100 * torch.finfo(dtype).eps
 
 
 def test_inference_mode_is_named():

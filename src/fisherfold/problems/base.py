@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fisherfold.distributed import ALONE, Group
 from fisherfold.fisher.operators import FisherOperator
+from fisherfold.fisher.solve import solve
 from fisherfold.manifolds.base import Manifold, Point, Tangent, combine, is_finite, scale
 
 
@@ -154,7 +155,9 @@ class Snapshot:
         """
         manifold = self.problem.manifold
         correction = combine(1.0, self.full_gradient, -1.0, self.problem.gradient(self.x, batch))
-        return combine(1.0, self.problem.gradient(x, batch), 1.0, manifold.transport(self.x, x, correction))
+        found = combine(1.0, self.problem.gradient(x, batch), 1.0, manifold.transport(self.x, x, correction))
+        # near a minimum the parts cancel, and what their rounding has left outside the tangent space would count
+        return manifold.project(x, found)
 
     def fisher(self, x: Point, batch: Tensor, *, kind: str) -> FisherOperator:
         """The variance-reduced Fisher information at ``x``.
@@ -195,7 +198,7 @@ class Snapshot:
             direction = self.gradient(x, batch)
             if kind is not None and is_finite(direction):
                 try:
-                    direction = self.fisher(x, batch, kind=kind).solve(direction, damping)
+                    direction = solve(self.fisher(x, batch, kind=kind), direction, damping).x
                 except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # a Fisher information that is not finite
                     direction = scale(math.nan, direction)
             x = manifold.retract(x, scale(-step, direction))
