@@ -187,3 +187,11 @@ def test_the_command_line_under_torchrun(tmp_path: Path, ratings: Path) -> None:
     pairs = [(r, c) for r in range(5) for c in range(5)]
     one, two = (MatrixCompletion.load(tmp_path / f"complete{k}").predict(pairs) for k in (1, 2))
     np.testing.assert_allclose(one, two, rtol=1e-2, atol=1e-2)
+
+
+def test_a_group_that_carries_nothing_but_tensors_of_gpus_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    for name, value in (("get_world_size", 2), ("get_rank", 0), ("get_backend", "nccl")):
+        monkeypatch.setattr(torch.distributed, name, lambda _=None, value=value: value)
+    with pytest.raises(ValueError, match=r"backend nccl alone.*start torch\.distributed with gloo"):
+        MatrixCompletion(2).fit_share(np.zeros((1, 2)), np.ones(1))

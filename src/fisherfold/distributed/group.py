@@ -33,13 +33,20 @@ class Group:
     Attributes:
         size: how many processes there are.
         rank: the number of this one.
+
+    Raises:
+        ValueError: if the group can carry nothing but tensors of GPUs.
     """
 
     def __init__(self, process_group: Any = None) -> None:
         self._handle = process_group
         self.size: int = distributed.get_world_size(process_group)
         self.rank: int = distributed.get_rank(process_group)
-        self.device = torch.device("cuda" if distributed.get_backend(process_group) == "nccl" else "cpu")
+        if distributed.get_backend(process_group) == "nccl":
+            raise ValueError(
+                "the group has the backend nccl alone, which carries no tensors of a CPU: start torch.distributed with "
+                "gloo, or with 'cpu:gloo,cuda:nccl' where GPUs talk to each other too"
+            )
         self._health: Health | None = None
         if self.size > 1:
             people = self._gather_text(Health.describe())
@@ -91,7 +98,7 @@ class Group:
         """
         if self.size == 1:
             return part
-        counts = torch.zeros(self.size, dtype=torch.int64, device=self.device)
+        counts = torch.zeros(self.size, dtype=torch.int64)
         counts[self.rank] = len(part)
         sizes = self.sum(counts).tolist()
         whole = part.new_empty((sum(sizes), *part.shape[1:]))
@@ -119,7 +126,7 @@ class Group:
         if self.size == 1:
             assert x is not None
             return x
-        length = torch.tensor([0 if x is None else len(x)], dtype=torch.int64, device=self.device)
+        length = torch.tensor([0 if x is None else len(x)], dtype=torch.int64)
         self._broadcast(length, source)
         content = x.contiguous() if source == self.rank and x is not None else torch.empty(int(length), dtype=dtype)
         if len(content):
@@ -143,7 +150,7 @@ class Group:
         """
         if self.size == 1:
             return [rows]
-        sent = torch.tensor(counts, dtype=torch.int64, device=self.device)
+        sent = torch.tensor(counts, dtype=torch.int64)
         matrix = self.gather(sent[None])
         incoming = matrix[:, self.rank].tolist()
         arrived: list[list[Tensor]] = [[] for _ in range(self.size)]
@@ -175,7 +182,7 @@ class Group:
         for source in range(self.size):
             mine = torch.frombuffer(bytearray(text.encode() or b"\0"), dtype=torch.uint8)
             content = self.broadcast(mine if source == self.rank else None, source)
-            found.append(bytes(content.cpu().numpy()).decode().strip("\0"))
+            found.append(bytes(content.numpy()).decode().strip("\0"))
         return found
 
     def tell(self, found: Content | None) -> Content | None:
@@ -247,7 +254,6 @@ class _Alone(Group):
 
     def __init__(self) -> None:
         self._handle, self.size, self.rank, self._health = None, 1, 0, None
-        self.device = torch.device("cpu")
 
     def __reduce__(self) -> str:
         return "ALONE"
