@@ -16,6 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fisherfold.cli.common import Checkpoint, Decimal, Encoding, UnpackLimit, Voice, command, group, one_of
+from fisherfold.cli.rescue import write_or_rescue
 
 if TYPE_CHECKING:
     from fisherfold.estimators.completion import MatrixCompletion
@@ -136,7 +137,7 @@ def fit(
         seconds = time.perf_counter() - began
         with processes.together():
             if processes.is_first:
-                model.save(output)
+                write_or_rescue(model.save, output)
     if not processes.is_first:
         return
     inside = model.model_

@@ -6,12 +6,14 @@ import math
 import shlex
 import time
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fisherfold.cli.common import Bar, Checkpoint, Decimal, Encoding, UnpackLimit, Voice, command, group, one_of
+from fisherfold.cli.rescue import write_or_rescue
 
 if TYPE_CHECKING:
     from fisherfold.estimators.task_tables import Roles, TaskTable
@@ -92,7 +94,7 @@ def fit(
         _watch(model, bar)
         model.fit(table.X, table.y, task=table.task)
         del model.__dict__["_show"]
-    save_model(output, model, with_statistics=True, columns=asdict(roles))
+    write_or_rescue(partial(save_model, model=model, with_statistics=True, columns=asdict(roles)), output)
     seconds = time.perf_counter() - began
     kept = {} if checkpoint is None else {"went on from a checkpoint": resumed}
     voice.result("Fitted", {"model": str(output), **_facts(model, table), "seconds": seconds, **kept})
@@ -113,7 +115,8 @@ def _fit_shared(
         model.fit_share(table.X, table.y, task=table.task)
         with processes.together():
             if processes.is_first:
-                save_model(output, model, with_statistics=False, columns=asdict(roles))
+                write = partial(save_model, model=model, with_statistics=False, columns=asdict(roles))
+                write_or_rescue(write, output)
     if processes.is_first:
         facts = {
             "model": str(output), "rows": rows, "tasks": len(model.task_ids_), "features": model.n_features_in_,

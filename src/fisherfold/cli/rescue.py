@@ -1,0 +1,30 @@
+"""What a fit has found is not lost because its folder cannot be written."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+
+def write_or_rescue(write: Callable[[Path], None], output: Path) -> None:
+    """Write a model; where its folder cannot be written, write it to a temporary one, and say so.
+
+    Args:
+        write: writes the model into a folder.
+        output: the folder.
+
+    Raises:
+        OSError: if the folder cannot be written; it says where the model is instead, if anywhere.
+    """
+    try:
+        write(output)
+    except OSError as error:
+        folder = Path(tempfile.mkdtemp(prefix="fisherfold-"))
+        try:
+            write(folder / "model")
+        except OSError:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise error from None
+        raise OSError(f"{error}; the fitted model is in {folder / 'model'}, move it where it should be") from error
