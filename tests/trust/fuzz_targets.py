@@ -6,8 +6,10 @@ mutations of it.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -24,6 +26,7 @@ from fisherfold.solvers.state import State
 from fisherfold.training.checkpoint import load as load_training
 
 _FOLDER = Path(tempfile.mkdtemp(prefix="fisherfold-fuzz-"))
+atexit.register(shutil.rmtree, _FOLDER, ignore_errors=True)
 
 
 @contextlib.contextmanager
