@@ -107,3 +107,28 @@ def test_errors_name_the_argument():
     problem = LogisticSubspaceProblem(rows, rank=1)
     with pytest.raises(ValueError, match="kind must be one of"):
         problem.fisher(torch.eye(3, 1, dtype=torch.float64), kind="dense")
+
+
+def test_a_task_that_a_batch_holds_twice_counts_twice():
+    """Drawing with replacement: the loss, the gradient and the exact Fisher product are means over the draws."""
+    problem, U = case()
+    drawn, v = torch.tensor([3, 1, 3, 0, 3]), problem.manifold.random_tangent(U)
+    one_by_one = [problem.loss_and_gradient(U, t[None]) for t in drawn]
+    loss, gradient = problem.loss_and_gradient(U, drawn)
+    torch.testing.assert_close(loss, sum(part[0] for part in one_by_one) / 5)
+    torch.testing.assert_close(gradient, sum(part[1] for part in one_by_one) / 5)
+    products = [problem.fisher(U, t[None], kind="exact") @ v for t in drawn]
+    torch.testing.assert_close(problem.fisher(U, drawn, kind="exact") @ v, sum(products) / 5)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 30.0])
+def test_coefficients_are_right_beyond_what_the_loss_can_show(scale):
+    """The loss is flat to rounding within 1e-8 of them; the gradient in U is as wrong as they are."""
+    for seed in range(5):
+        problem, U = case(seed)
+        features = scale * (problem.rows.X @ U)
+        w, _ = newton_coefficients(problem.rows, features, problem.ridge)
+        rows, logits = problem.rows, problem.rows.offset + (features * w[problem.rows.task]).sum(-1)
+        pull = (rows.weight * (torch.sigmoid(logits) - rows.y))[:, None] * features
+        left = rows.total(pull) + problem.ridge[:, None] * w
+        assert float((left.abs() / (rows.total(pull.abs()) + problem.ridge[:, None])).max()) < 1e-11

@@ -12,6 +12,7 @@ G_t = UᵀX_tᵀDX_tU + λ I and e_t = X_tᵀ s(μ - y) the logits move along H 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -80,20 +81,27 @@ class LabelledRows:
         ones = torch.ones_like(y) if weight is None else weight.double()
         return cls(X, y, task, tasks, ones, torch.zeros_like(y) if offset is None else offset.double())
 
+    @cached_property
+    def _by_task(self) -> tuple[Tensor, Tensor]:
+        """The numbers of the rows task by task, and how many each task has."""
+        return torch.argsort(self.task, stable=True), torch.bincount(self.task, minlength=self.n_tasks)
+
     def of(self, tasks: Tensor) -> LabelledRows:
         """The rows of some tasks, renumbered in that order.
 
         Args:
-            tasks: task indices, each at most once.
+            tasks: task indices; one that is there twice counts as two tasks.
 
         Returns:
-            A copy.
+            A copy, task by task.
         """
-        place = torch.full((self.n_tasks,), -1, dtype=torch.int64, device=self.task.device)
-        place[tasks] = torch.arange(len(tasks), device=self.task.device)
-        rows = (place[self.task] >= 0).nonzero().squeeze(1)
-        parts = (self.X[rows], self.y[rows], place[self.task[rows]], len(tasks), self.weight[rows], self.offset[rows])
-        return LabelledRows(*parts)
+        order, counts = self._by_task
+        sizes = counts[tasks]
+        place = torch.repeat_interleave(sizes)
+        # the first row of the task in ``order``, less the first place of its copy
+        shift = (counts.cumsum(0) - counts)[tasks] - (sizes.cumsum(0) - sizes)
+        rows = order[shift[place] + torch.arange(len(place), device=place.device)]
+        return LabelledRows(self.X[rows], self.y[rows], place, len(tasks), self.weight[rows], self.offset[rows])
 
     def total(self, values: Tensor) -> Tensor:
         """Sums over the rows of each task.
@@ -113,7 +121,8 @@ def newton_coefficients(
 ) -> tuple[Tensor, Tensor]:
     """Minimise the penalised logistic loss of every task over its coefficients.
 
-    A task whose Newton step does not lower its loss halves it; tasks whose gradient is small stay where they are.
+    A task whose Newton step does not lower its loss halves it; the last step, too short for the loss to show, is taken
+    whole.
 
     Args:
         rows: the rows.
@@ -138,19 +147,21 @@ def newton_coefficients(
         factor = torch.linalg.cholesky(curvature(rows, features, mu, ridge))
         step = torch.cholesky_solve(slope[..., None], factor).squeeze(-1)
         fall = (step * slope).sum(-1)
+        # below the rounding of the loss only the Newton step itself, which squares the error, can give the last digits
+        close = fall <= 1e-14 * losses.abs()
         length, moved = torch.ones_like(ridge), w - step
         trial = _losses(rows, features, moved, ridge)
         for _ in range(30):
-            short = trial > losses - 0.25 * length * fall + 1e-14 * losses.abs()
+            short = ~close & (trial > losses - 0.25 * length * fall)
             if not bool(short.any()):
                 break
             length = torch.where(short, length / 2, length)
             moved = w - length[:, None] * step
             trial = _losses(rows, features, moved, ridge)
-        better = trial <= losses
-        if not bool((better & (fall > 1e-15 * losses.abs())).any()):
-            break
+        better = close | (trial <= losses)
         w, losses = torch.where(better[:, None], moved, w), torch.where(better, trial, losses)
+        if bool((close | ~better).all()):
+            break
     return w, losses
 
 
@@ -235,7 +246,7 @@ class LogisticSubspaceProblem(Problem):
 
         Args:
             x: the frame U.
-            batch: task indices, each at most once; all tasks if not given.
+            batch: task indices; all tasks if not given.
 
         Returns:
             The state.
