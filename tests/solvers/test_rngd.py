@@ -6,7 +6,7 @@ import warnings
 import pytest
 import torch
 
-from fisherfold import Bernoulli, Gaussian, NLLProblem, minimize
+from fisherfold import Bernoulli, Categorical, Gaussian, NLLProblem, minimize
 from fisherfold.fisher.flat import flatten, unflatten
 from fisherfold.fisher.solve import tangent_basis
 from fisherfold.manifolds import Euclidean, Grassmann, Product, Sphere, Stiefel
@@ -347,3 +347,18 @@ def test_logistic_regression_on_the_sphere_from_many_starts():
     found = [minimize(problem, manifold.random_point(generator=g)) for _ in range(5)]
     assert {result.status for result in found} == {"converged"}
     assert max(r.value for r in found) - min(r.value for r in found) < 1e-12
+
+
+@pytest.mark.parametrize("seed", [0, 3, 5])
+def test_steps_that_overshoot_are_told_from_good_ones_where_losses_are_blurred(seed):
+    """Curved logits with noise: the Hessian is more than twice the Fisher information, so that full steps diverge."""
+    g = torch.Generator().manual_seed(seed)
+    truth, x = Sphere(4).random_point(generator=g), torch.randn(30, 4, generator=g, dtype=torch.float64)
+
+    def model(x, w):
+        z = x @ w
+        return torch.stack([z, torch.tanh(z), 0.3 * z.square()], 1)
+
+    problem = NLLProblem(Sphere(4), model, Categorical(), x, Categorical().sample(model(x, truth), generator=g))
+    result = minimize(problem, Sphere(4).random_point(generator=g), max_iter=150)
+    assert result.status == "converged", result

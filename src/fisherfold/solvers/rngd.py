@@ -43,6 +43,7 @@ class _Attempt:
     """A trial point with the estimates that led to it."""
 
     trial: Point
+    move: Tangent
     batch: Tensor | None
     loss: float
     predicted: float
@@ -143,13 +144,14 @@ class RNGD(Method):
         damping = at(self.damping, state.iteration) if fixed else state.numbers["sigma"] * norm
         solution = self._direction(state, operator, batch, gradient, damping, norm)
         length = at(self.step_size, state.iteration) * state.numbers.get("shrink", 1.0) if self.step_size else 1.0
-        trial = self.manifold.retract(state.x, scale(-length, solution.x))
+        move = scale(-length, solution.x)
+        trial = self.manifold.retract(state.x, move)
         rho = math.nan
         if is_finite(trial):
             # m(0) - m(-t d) = t <g, d> - ½ t² <(F + λ)d, d>, and the last product is 2 (<g, d> - decrease)
             slope = float(dot(gradient, solution.x))
             predicted = length * slope - length**2 * (slope - solution.decrease)
-            rho = self._try(state, _Attempt(trial, batch, loss, predicted, norm))
+            rho = self._try(state, _Attempt(trial, move, batch, loss, predicted, norm))
         else:
             self._reject(state, "non_finite", "the natural gradient direction is not finite")
         state.record = {
@@ -216,8 +218,13 @@ class RNGD(Method):
             value = self.problem.loss(trial, attempt.batch)
         trial_loss = float(value)
         # both falls shrink to rounding near a minimum: the same guard on both makes ρ tend to 1 there instead of noise
-        guard = 1e3 * torch.finfo(leaves(trial)[0].dtype).eps * abs(attempt.loss)
-        gained = attempt.loss - trial_loss
+        eps, gained = torch.finfo(leaves(trial)[0].dtype).eps, attempt.loss - trial_loss
+        guard = 1e3 * eps * abs(attempt.loss)
+        if gradient is not None:
+            # where losses no longer tell a fall from a rise gradients do, down to their own rounding
+            blurred = attempt.predicted <= guard
+            gained = self._fall(state, attempt, gradient) if blurred else gained
+            guard = (1e2 * eps) ** 2 * abs(attempt.loss)
         rho = (gained + guard) / (attempt.predicted + guard) if attempt.predicted > 0 else -math.inf
         sigma = state.numbers["sigma"]
         if not math.isfinite(trial_loss) or (gradient is not None and not is_finite(gradient)):
@@ -232,6 +239,12 @@ class RNGD(Method):
             state.vectors["gradient"] = gradient
             state.loss, state.gradient_norm = trial_loss, self.norm(trial, gradient)
         return rho
+
+    def _fall(self, state: State, attempt: _Attempt, gradient: Tangent) -> float:
+        """Ψ(θ) - Ψ(z) from the slopes at both ends of the step, to third order."""
+        carried = self.manifold.transport(state.x, attempt.trial, attempt.move)
+        ahead = float(self.manifold.inner(attempt.trial, gradient, carried))
+        return -0.5 * (float(self.manifold.inner(state.x, state.vectors["gradient"], attempt.move)) + ahead)
 
     @override
     def retreat(self, state: State) -> None:
