@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fisherfold import files
-from fisherfold.files import read_tensors, write_atomically, write_tensors
+from fisherfold.files import check_place, read_tensors, write_atomically, write_tensors
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
 
@@ -170,6 +170,30 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_litter(tmp_path, monkeypa
         write_atomically(tmp_path / "f", b"new")
     assert (tmp_path / "f").read_bytes() == b"old"
     assert [p.name for p in tmp_path.iterdir()] == ["f"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pipes with names")
+def test_devices_and_pipes_are_not_replaced_by_files(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    for name in ("pipe", "link"):
+        with pytest.raises(OSError, match=rf"cannot write .*{name}: it is a device or a pipe, a file is expected"):
+            write_atomically(tmp_path / name, b"new")
+        with pytest.raises(OSError, match=rf"checkpoint .*{name} must be a file, it is a device or a pipe"):
+            check_place(tmp_path / name, "checkpoint")
+    assert (tmp_path / "pipe").is_fifo()
+    assert (tmp_path / "link").is_symlink()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="links need rights elsewhere")
+def test_a_link_stays_and_what_it_points_to_is_written(tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "disk" / "f")
+    for content in (b"first", b"second"):
+        write_atomically(tmp_path / "link", content)
+        assert (tmp_path / "link").is_symlink()
+        assert (tmp_path / "disk" / "f").read_bytes() == content
+    assert [p.name for p in (tmp_path / "disk").iterdir()] == ["f"]
 
 
 @pytest.mark.skipif(os.name != "posix", reason="file modes")

@@ -37,7 +37,8 @@ _DTYPES = frozenset({"F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U6
 def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
     """Write a file that is either complete or not there.
 
-    Temporary files that a killed process has left for the same name are removed.
+    Temporary files that a killed process has left for the same name are removed. A link stays, and what it points to
+    is written.
 
     Args:
         path: where to write; the folder must exist.
@@ -46,10 +47,15 @@ def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
     Raises:
         FileNotFoundError: if the folder does not exist.
         IsADirectoryError: if the path is a folder.
+        OSError: if it is a device or a pipe, in whose place a file would be put.
     """
     target = Path(path)
     if target.is_dir():
         raise IsADirectoryError(f"cannot write {target}: it is a folder")
+    if _is_device(target):
+        raise OSError(f"cannot write {target}: it is a device or a pipe, a file is expected")
+    if target.is_symlink():
+        target = Path(os.path.realpath(target))
     if not target.parent.is_dir():
         raise FileNotFoundError(f"cannot write {target}: the folder {target.parent} does not exist")
     with _said(target):
@@ -69,6 +75,11 @@ def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
             raise
     _remove_leftovers(target)
     _flush_folder(target.parent)
+
+
+def _is_device(path: Path) -> bool:
+    """Whether something is there that is neither a file nor a folder."""
+    return path.exists() and not path.is_file() and not path.is_dir()
 
 
 def _temporary(target: Path) -> tuple[Path, IO[bytes]]:
@@ -169,12 +180,15 @@ def check_place(path: str | os.PathLike[str], name: str) -> None:
     Raises:
         FileNotFoundError: if its folder does not exist.
         IsADirectoryError: if it is a folder.
+        OSError: if it is a device or a pipe.
     """
     target = Path(path)
     if not target.parent.is_dir():
         raise FileNotFoundError(f"{name} {target}: the folder {target.parent} does not exist")
     if target.is_dir():
         raise IsADirectoryError(f"{name} {target} must be a file, it is a folder")
+    if _is_device(target):
+        raise OSError(f"{name} {target} must be a file, it is a device or a pipe")
 
 
 def make_folder(path: str | os.PathLike[str]) -> Path:
