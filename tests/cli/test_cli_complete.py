@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -229,3 +231,35 @@ def test_exchanged_columns_of_pairs_are_refused(tmp_path):
     # other names say nothing about the order
     pairs.write_text("reader,book\n4,3\n")
     assert predicted() == named
+
+
+def test_the_next_command_can_be_typed_with_ids_that_look_like_options(tmp_path, monkeypatch):
+    (tmp_path / "ratings.csv").write_text("user,item,rating\n-5,1,3\n-5,2,4\n-7,1,2\n-7,3,5\n")
+    monkeypatch.chdir(tmp_path)
+    fitted = CliRunner().invoke(app, ["complete", "fit", "ratings.csv", "--rank", "1", "-o", "-model"])
+    assert fitted.exit_code == 0
+    words = shlex.split(re.search("next: fisherfold (.*)", fitted.stderr)[1])
+    assert words == ["complete", "recommend", "--", "-model", "-7"]
+    assert CliRunner().invoke(app, words).exit_code == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere names of files are text")
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_names_of_files_need_not_be_text(ratings, tmp_path, kind):
+    path = tmp_path / f"caf\udce9.{kind}"
+    if kind == "csv":
+        path.write_bytes(ratings.read_bytes())
+    else:
+        buffer = io.BytesIO()
+        pl.read_csv(ratings, infer_schema=False)[:-1].with_columns(pl.col("rating").cast(float)).write_parquet(buffer)
+        path.write_bytes(buffer.getvalue())
+    assert json.loads(call("fit", path, "--rank", 1, "-o", tmp_path / "m", "--json"))["file"] == str(path)
+    assert f"caf?.{kind}" in call("fit", path, "--rank", 1, "-o", tmp_path / "m")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pipes with names")
+def test_pipes_and_folders_are_called_what_they_are(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path, what in ((tmp_path / "pipe", "device or a pipe"), (tmp_path, "folder")):
+        result = CliRunner().invoke(app, ["complete", "fit", str(path), "-o", str(tmp_path / "m")])
+        assert str(result.exception) == f"{path} is a {what}, a file is expected"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import shlex
@@ -143,6 +144,47 @@ def test_a_question_without_an_answer_is_a_no(probe):
 
 def test_errors_cannot_speak_to_the_terminal(probe):
     assert probe(fail(ValueError("column \x1b[31m\x07x")))[2].splitlines()[0] == "error: column ?[31m?x"
+
+
+def test_results_and_remarks_cannot_speak_to_the_terminal(probe):
+    def work(voice):
+        voice.remark("\x1b[31mred")
+        voice.answer({}, "caf\udce9\x1b[2J")
+        voice.result("\x1b]0;title", {"\x1b[1mname": "\x07bell", "list": ["a\x1b"], "kept": "\xa0é"})
+
+    code, out, err = probe(work)
+    assert (code, err) == (0, "?[31mred\n")
+    assert out.startswith("caf??[2J\n")
+    assert "\x1b" not in out
+    assert "\x07" not in out
+    assert "\xa0é" in out
+
+
+def test_a_narrow_table_loses_nothing(probe, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    path = "/".join(["folder"] * 20)
+    out = probe(lambda voice: voice.result("Title", {"model": path}))[1]
+    assert max(map(len, out.splitlines())) <= 40
+    assert "".join(re.findall(r"│[^│]*│ (.*?) *│", out)) == path
+
+
+def test_json_is_ascii_whatever_standard_output_is(probe):
+    facts = {"training R²": 1.0, "file": "caf\udce9.csv"}
+    out = probe(lambda voice: voice.result("x", facts), "--json")[1]
+    assert out.isascii()
+    assert json.loads(out) == facts
+
+
+def test_a_result_is_printed_where_standard_output_lacks_its_signs(monkeypatch):
+    printed = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed, encoding="ascii"))
+    monkeypatch.setattr(sys, "argv", ["fisherfold", "datasets", "list"])
+    monkeypatch.setattr(cli, "app", lambda **_: common.Voice().result("x", {"±": "R²"}))
+    with pytest.raises(SystemExit) as exit_:
+        main()
+    sys.stdout.flush()
+    assert exit_.value.code == 0
+    assert b"R?" in printed.getvalue()
 
 
 def fail(error):

@@ -5,6 +5,7 @@ Each command family lives in a file of its own and is attached here; what they s
 
 from __future__ import annotations
 
+import io
 import sys
 from typing import Annotated, Any
 
@@ -60,6 +61,8 @@ def main() -> None:
     Raises:
         SystemExit: always, with the exit code.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a result is not lost because standard output has no sign for ± or é
     try:
         code = app(prog_name="fisherfold", standalone_mode=False)
     except KeyboardInterrupt:

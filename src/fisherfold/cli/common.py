@@ -24,6 +24,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,6 +32,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
+from unicodedata import category
 
 import typer
 from rich.console import Console, RenderableType
@@ -97,7 +99,7 @@ class Voice:
             text: a sentence.
         """
         if not self.quiet:
-            Console(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
+            Console(stderr=True).print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
     def detail(self, text: str) -> None:
         """Say something that only ``--verbose`` wants to hear.
@@ -118,11 +120,16 @@ class Voice:
         if self.as_json:
             from fisherfold.experiments.sections import finite
 
-            print(json.dumps(finite(facts), ensure_ascii=False, default=str))
+            # in ASCII: JSON is UTF-8, which standard output need not be, and names of files need not be text
+            print(json.dumps(finite(facts), default=str))
             return
         for each in shown:
-            plain = isinstance(each, str)
-            Console().print(each, highlight=False, soft_wrap=plain, markup=not plain)
+            if isinstance(each, str):
+                Console().print(printable(each), highlight=False, soft_wrap=True, markup=False)
+                continue
+            for column in each.columns if isinstance(each, Table) else ():
+                column.overflow = "fold"  # a path or a checksum that ends in … is none
+            Console().print(each, highlight=False)
 
     def result(self, title: str, facts: Mapping[str, Any]) -> None:
         """Print facts as a table of two columns, or as JSON.
@@ -131,9 +138,9 @@ class Voice:
             title: the title of the table.
             facts: names and values.
         """
-        table = Table(title=escape(title), show_header=False)
+        table = Table(title=escape(printable(title)), show_header=False)
         for name, value in facts.items():
-            table.add_row(escape(str(name)), escape(cell(value)))
+            table.add_row(escape(printable(str(name))), escape(printable(cell(value))))
         self.answer(facts, table)
 
     @contextmanager
@@ -317,6 +324,41 @@ def cell(value: Any) -> str:
     return str(value)
 
 
+def printable(text: str) -> str:
+    r"""What a file holds must not reach the terminal as commands, and names of files that are no text can be shown.
+
+    Args:
+        text: anything.
+
+    Returns:
+        The text with ``?`` for control characters other than tabs and line ends, and for half characters.
+
+    Examples:
+        >>> printable("red \x1b[31m, caf\udce9, é")
+        'red ?[31m, caf?, é'
+    """
+    return "".join("?" if category(c) in {"Cc", "Cs"} and c not in "\t\n" else c for c in text)
+
+
+def typed(*arguments: object) -> str:
+    """Arguments as a shell takes them.
+
+    Args:
+        *arguments: folders, files, ids.
+
+    Returns:
+        The words, quoted, behind ``--`` if one of them would be taken for an option.
+
+    Examples:
+        >>> typed("my model", 42)
+        "'my model' 42"
+        >>> typed("model", -7)
+        '-- model -7'
+    """
+    words = [str(argument) for argument in arguments]
+    return shlex.join(["--", *words] if any(word.startswith("-") for word in words) else words)
+
+
 def _form(value: float) -> str:
     return ".4f" if 1e-3 <= abs(value) < 1e6 else ".4g"
 
@@ -338,20 +380,19 @@ def report(error: Exception, path: str, *, as_json: bool = False) -> int:
         return UNUSABLE
     theirs = isinstance(error, THEIRS) or is_usage(error)
     text = error.format_message() if is_usage(error) else str(error)  # type: ignore[attr-defined]
-    # what a file holds must not reach the terminal as commands
-    text = "".join(c if c.isprintable() else "?" for c in " ".join(text.split())) or type(error).__name__
+    text = printable(" ".join(text.split())) or type(error).__name__
     # named, not imported: most commands have no use for torch
     lost = type(error).__name__ == "RankLost"
     if not theirs and not lost:
         text = f"unexpected {type(error).__name__}: {text}"
-    hint = f"'{path} --help' shows examples; --debug shows the trace"
+    hint = f"'{path} --help' shows examples" + ("" if is_usage(error) else "; --debug shows the trace")
     if not theirs:
         hint = "run it again with --debug for the trace, and add 'fisherfold info' to a report of it"
     if lost:
         hint = "the page on several processes says how a fit goes on from its checkpoint"
     code = UNUSABLE if theirs else FAILED
     if as_json:
-        print(json.dumps({"error": text, "hint": hint, "exit_code": code}, ensure_ascii=False), file=sys.stderr)
+        print(json.dumps({"error": text, "hint": hint, "exit_code": code}), file=sys.stderr)
         return code
     console = Console(stderr=True)
     console.print(f"[bold red]error:[/] {escape(text)}", highlight=False, soft_wrap=True)

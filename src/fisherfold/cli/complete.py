@@ -6,7 +6,6 @@ Files are written under a temporary name and renamed, so that none is ever half 
 from __future__ import annotations
 
 import contextlib
-import shlex
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +14,18 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from fisherfold.cli.common import Checkpoint, Decimal, Encoding, UnpackLimit, Voice, command, group, one_of
+from fisherfold.cli.common import (
+    Checkpoint,
+    Decimal,
+    Encoding,
+    UnpackLimit,
+    Voice,
+    command,
+    group,
+    one_of,
+    printable,
+    typed,
+)
 from fisherfold.cli.rescue import write_or_rescue
 
 if TYPE_CHECKING:
@@ -154,8 +164,7 @@ def fit(
     if hasattr(model, "cv_results_"):
         found["cv_rmse"] = dict(zip(map(str, model.cv_results_["rank"]), model.cv_results_["mean_rmse"], strict=True))
     voice.result(f"Completed {file.name}", found)
-    some = shlex.quote(str(inside.row_ids.labels[0]))
-    voice.remark(f"next: fisherfold complete recommend {shlex.quote(str(output))} {some}")
+    voice.remark(f"next: fisherfold complete recommend {typed(output, inside.row_ids.labels[0])}")
 
 
 @command(app, examples=["fisherfold complete predict model/ pairs.csv -o predictions.csv"])
@@ -238,8 +247,8 @@ def recommend(
     form = ".3f" if largest == 0 or 1e-2 <= largest < 1e6 else ".3e"
     for text, items in lists.items():
         for place, item in enumerate(items, start=1):
-            name, column = text if place == 1 else "", str(item["column"])
-            table.add_row(escape(name), str(place), escape(column), f"{item['prediction']:{form}}")
+            name, column = (escape(printable(each)) for each in (text if place == 1 else "", str(item["column"])))
+            table.add_row(name, str(place), column, f"{item['prediction']:{form}}")
     voice.answer(lists, table)
 
 

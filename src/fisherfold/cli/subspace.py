@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 import time
 from dataclasses import asdict
 from functools import partial
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fisherfold.cli.common import Bar, Checkpoint, Decimal, Encoding, UnpackLimit, Voice, command, group, one_of
+from fisherfold.cli.common import Bar, Checkpoint, Decimal, Encoding, UnpackLimit, Voice, command, group, one_of, typed
 from fisherfold.cli.rescue import write_or_rescue
 
 if TYPE_CHECKING:
@@ -98,7 +97,7 @@ def fit(
     seconds = time.perf_counter() - began
     kept = {} if checkpoint is None else {"went on from a checkpoint": resumed}
     voice.result("Fitted", {"model": str(output), **_facts(model, table), "seconds": seconds, **kept})
-    voice.remark(f"next: fisherfold subspace evaluate {shlex.quote(str(output))} HELD_OUT_ROWS.csv")
+    voice.remark(f"next: fisherfold subspace evaluate {typed(output, 'HELD_OUT_ROWS.csv')}")
 
 
 def _fit_shared(

@@ -66,10 +66,12 @@ def read_table(
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: if the file is empty, too large unpacked, or no table.
+        ValueError: if the file is empty, too large unpacked, or no table, or no file but a folder or a pipe.
     """
     file = Path(path)
     if not file.is_file():
+        if file.exists():
+            raise ValueError(f"{file} is a {'folder' if file.is_dir() else 'device or a pipe'}, a file is expected")
         raise FileNotFoundError(f"there is no file {file}")
     if file_format is not None and file_format not in FORMATS:
         raise ValueError(f"format must be one of {', '.join(FORMATS)}, got {file_format!r}")
@@ -91,7 +93,7 @@ def read_table(
 
 def _parquet(file: Path, max_bytes: int) -> pl.DataFrame:
     """A Parquet file, unless a few bytes of it stand for more rows than fit."""
-    lazy = pl.scan_parquet(file.resolve(), glob=False, hive_partitioning=False)
+    lazy = pl.scan_parquet(_for_polars(file), glob=False, hive_partitioning=False)
     width = len(lazy.collect_schema())
     rows = int(lazy.select(pl.len()).collect().item())
     if rows * width * 8 > max_bytes:
@@ -328,8 +330,17 @@ def _plain(source: Path | bytes) -> Path | bytes:
             start = opened.read(4)
     if start.startswith(_UNPACKED_BY_READER):
         raise pl.exceptions.ComputeError("packed twice")
-    # an absolute path is nobody's home folder and no address
-    return source.resolve() if isinstance(source, Path) else source
+    return _for_polars(source) if isinstance(source, Path) else source
+
+
+def _for_polars(file: Path) -> Path | bytes:
+    """An absolute path, which is nobody's home folder and no address; the content if its name is not UTF-8."""
+    found = file.resolve()
+    try:
+        str(found).encode()
+    except UnicodeEncodeError:
+        return file.read_bytes()
+    return found
 
 
 def _slowly(
