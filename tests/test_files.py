@@ -3,6 +3,7 @@
 import json
 import os
 import stat
+import sys
 from pathlib import Path
 
 import pytest
@@ -170,6 +171,16 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_litter(tmp_path, monkeypa
         write_atomically(tmp_path / "f", b"new")
     assert (tmp_path / "f").read_bytes() == b"old"
     assert [p.name for p in tmp_path.iterdir()] == ["f"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere names of files are text")
+def test_a_name_that_is_no_text_is_not_taken_for_damage(tmp_path):
+    path = tmp_path / "caf\udce9"
+    write(path)
+    with pytest.raises(ValueError, match="cannot be read: its name, or that of its folder, is not UTF-8; rename it"):
+        read(path)
+    path.rename(tmp_path / "cafe")
+    read(tmp_path / "cafe")
 
 
 @pytest.mark.skipif(os.name != "posix", reason="pipes with names")

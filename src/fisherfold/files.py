@@ -281,6 +281,10 @@ def read_tensors(
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no file {path}")
     try:
+        os.fspath(path).encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{path} cannot be read: its name, or that of its folder, is not UTF-8; rename it") from None
+    try:
         _check_size(Path(path))
         with safe_open(str(path), framework="pt") as file:
             content = _checked_content(file, path, kind, version)
