@@ -1,6 +1,8 @@
 """``fisherfold datasets`` and ``fisherfold info`` as a person types them."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 from typer.testing import CliRunner
@@ -33,7 +35,15 @@ def test_info_shows_source_terms_and_checksums():
 def test_the_terms_are_shown_before_a_download_and_no_means_no():
     answer = run(app, ["datasets", "fetch", "movielens1m"], input="n\n")
     assert answer.exit_code == 1
-    assert "no redistribution" in answer.output
+    assert "no redistribution" in answer.stderr
+
+
+@pytest.mark.parametrize("given", ["n\n", ""])
+def test_a_question_leaves_standard_output_to_the_result(given):
+    words = [sys.executable, "-m", "fisherfold", "datasets", "fetch", "movielens1m"]
+    found = subprocess.run(words, input=given, capture_output=True, text=True)
+    assert (found.returncode, found.stdout) == (1, "")
+    assert "under these terms? [y/N]: " in found.stderr
 
 
 def test_verify_with_nothing_found_is_an_error_that_says_what_to_do():

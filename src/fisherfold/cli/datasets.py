@@ -89,7 +89,13 @@ def fetch(
 def _ask(terms: str, megabytes: float) -> None:
     """Show the terms, whatever else is shown or not, and go on only after a yes."""
     print(terms, file=sys.stderr)
-    if not typer.confirm(f"Download it (about {megabytes:g} MB) under these terms?", err=True):
+    # typer.confirm(err=True) prints a blank to standard output, which is the result's
+    print(f"Download it (about {megabytes:g} MB) under these terms? [y/N]: ", end="", file=sys.stderr, flush=True)
+    try:
+        answer = input()
+    except EOFError:
+        raise typer.Abort from None
+    if answer.strip().lower() not in {"y", "yes"}:
         print("nothing was downloaded", file=sys.stderr)
         raise typer.Exit(1)
 
