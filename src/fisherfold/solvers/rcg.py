@@ -3,8 +3,6 @@
     θ ← R_θ(α d),    d = -g + β T(d_old),    β = max(0, <g, y> / <T(d_old), y>),  y = g - T(g_old)    (Hestenes-Stiefel)
 
 The step α comes from backtracking that remembers what worked: a step accepted at once is doubled for the next search.
-Where falls of the loss are lost in its rounding, gradients stand in for it: the slope along d must not have turned (the
-approximate test of Hager and Zhang; for a quadratic and half of the linear prediction the same as Armijo's).
 """
 
 from __future__ import annotations
@@ -12,18 +10,15 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
-import torch
 from typing_extensions import override
 
-from fisherfold.manifolds.base import Point, Tangent, combine, is_finite, leaves, scale
+from fisherfold.manifolds.base import Point, Tangent, combine, is_finite, scale
 from fisherfold.problems.base import Problem
 from fisherfold.solvers.method import Method, at_least_one, positive
 from fisherfold.solvers.state import State
 
 # below this length a step changes the point by rounding only
 SHORTEST_STEP = 1e-12
-# predicted falls up to so many roundings of the loss cannot be told from them
-ROUNDINGS = 1e2
 
 
 class RCG(Method):
@@ -112,14 +107,11 @@ class RCG(Method):
     def _line_search(self, state: State, direction: Tangent, slope: float) -> tuple[Point | None, int, bool]:
         """The accepted point or None, the number of loss evaluations, and whether any was finite; moves α on."""
         alpha, length, finite = state.numbers["alpha"], self.norm(state.x, direction), False
-        noise = ROUNDINGS * torch.finfo(leaves(state.x)[0].dtype).eps * abs(state.loss)
         for trials in range(1, self.max_trials + 1):
             trial = self.manifold.retract(state.x, scale(alpha, direction))
             loss = float(self.problem.loss(trial)) if is_finite(trial) else math.inf
             finite = finite or math.isfinite(loss)
             enough = loss <= state.loss + self.sufficient * alpha * slope
-            if not enough and max(loss - state.loss, -alpha * slope) <= noise:
-                enough = self._falls(state, trial, direction, slope)
             if enough or (trials == self.max_trials and loss < state.loss):
                 # on average one extra evaluation: push when it went well or after a long retreat, else keep the pace
                 state.numbers["alpha"] = alpha if trials == 2 else 2 * alpha
@@ -128,13 +120,6 @@ class RCG(Method):
             if alpha * length < SHORTEST_STEP:
                 return None, trials, finite
         return None, self.max_trials, finite
-
-    def _falls(self, state: State, trial: Point, direction: Tangent, slope: float) -> bool:
-        """Armijo's test by gradients: φ'(α) ≤ (2δ - 1) φ'(0) for a fraction δ of the linear prediction."""
-        state.samples += self.problem.n_samples
-        carried = self.manifold.transport(state.x, trial, direction)
-        ahead = float(self.manifold.inner(trial, self.problem.gradient(trial), carried))
-        return ahead <= (2 * self.sufficient - 1) * slope
 
     def _next_direction(
         self, x: Point, y: Point, gradient: Tangent, new_gradient: Tangent, direction: Tangent
