@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -21,10 +22,20 @@ def write_or_rescue(write: Callable[[Path], None], output: Path) -> None:
     try:
         write(output)
     except OSError as error:
+        place = _elsewhere(write)
+        if place is None:
+            raise
+        raise OSError(f"{error}; the fitted model is in {place}, move it where it should be") from error
+
+
+def _elsewhere(write: Callable[[Path], None]) -> Path | None:
+    """Where the model is now, unless there is no room for it anywhere."""
+    with contextlib.suppress(OSError):
         folder = Path(tempfile.mkdtemp(prefix="fisherfold-"))
         try:
             write(folder / "model")
         except OSError:
             shutil.rmtree(folder, ignore_errors=True)
-            raise error from None
-        raise OSError(f"{error}; the fitted model is in {folder / 'model'}, move it where it should be") from error
+            raise
+        return folder / "model"
+    return None

@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from fisherfold.experiments.sections import Band, Chart, Section, Series, Table, Verdict
 from fisherfold.files import make_folder, write_atomically
 from fisherfold.training import PRESETS, RunLog, read_logs, settings
-from fisherfold.training.options import complete
+from fisherfold.training.options import with_defaults
 
 RESULTS = Path("results/cifar")
 DATASETS = ("cifar10", "cifar100")
@@ -157,7 +157,7 @@ def trials(folder: Path = RESULTS) -> Table:
         header = log.header
         task, preset = (header["dataset"], header["model"]), header["preset"]
         own = settings(preset, *task).as_json() if preset in PRESETS else {}
-        given = complete(header["settings"])
+        given = with_defaults(header["settings"])
         changed = [key for key in own if key != "epochs" and given[key] != own[key]]
         other = [f"{key} {given[key]:g}" if isinstance(own[key], float) else f"{key} {given[key]}" for key in changed]
         if header["images"] != ALL_IMAGES[header["split"]]:
@@ -188,7 +188,7 @@ def _counts(log: RunLog) -> bool:
     if header["split"] != "test" or header["images"] != ALL_IMAGES["test"] or header["preset"] not in PRESETS:
         return False
     own = settings(header["preset"], header["dataset"], header["model"]).as_json()
-    return complete(header["settings"]) == own
+    return with_defaults(header["settings"]) == own
 
 
 def table(found: Sequence[CellResult]) -> Table:

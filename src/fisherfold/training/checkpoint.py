@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fisherfold.files import read_tensors, sound, write_tensors
-from fisherfold.training.options import complete
+from fisherfold.training.options import with_defaults
 
 KIND, VERSION = "training", 1
 
@@ -110,4 +110,4 @@ def load(path: str | os.PathLike[str], header: dict[str, Any], device: torch.dev
 
 
 def _flat(run: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in run.items() if key != "settings"} | complete(run.get("settings", {}))
+    return {key: value for key, value in run.items() if key != "settings"} | with_defaults(run.get("settings", {}))

@@ -163,7 +163,7 @@ def _check(name: str, kind: str, value: Any) -> None:
         raise ValueError(f"{name} must be below 1, got {value!r}")
 
 
-def complete(named: Mapping[str, Any]) -> dict[str, Any]:
+def with_defaults(named: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a log or a checkpoint, with those that are newer than it: they had their defaults.
 
     Args:
