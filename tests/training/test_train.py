@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from fisherfold.datasets import Images
+from fisherfold.optim import MKFAC
 from fisherfold.training import PRESETS, ImagePool, Run, RunLog, checkpoint, read_logs, settings, train
 from fisherfold.training.checkpoint import pack, unpack
 from fisherfold.training.train import open_job, train_side_by_side
@@ -81,7 +82,7 @@ def test_runs_side_by_side_are_the_runs_alone(tmp_path: Path) -> None:
     assert [entry["side_by_side"] for entry in jobs[0].log.epochs] == [2, 2]
 
 
-@pytest.mark.parametrize("drawn", [{"dropout": 0.3}, {"noise": 0.2}, {"dropout": 0.3, "average": 2}])
+@pytest.mark.parametrize("drawn", [{"dropout": 0.3}, {"noise": 0.2}, {"mixup": 0.5}, {"dropout": 0.3, "average": 2}])
 def test_draws_are_the_same_beside_other_runs_and_after_a_checkpoint(tmp_path: Path, drawn: dict[str, Any]) -> None:
     pool, model = random_pool(32), "wrn10_1"
     chosen = settings("mkfac", "cifar10", model, batch=16, epochs=3, refresh_batches=1, **drawn)
@@ -100,7 +101,8 @@ def test_draws_are_the_same_beside_other_runs_and_after_a_checkpoint(tmp_path: P
     train_side_by_side([again])
     assert torch.equal(weights(again.run), weights(alone.run))
     assert [e["loss"] for e in again.log.epochs] == [e["loss"] for e in alone.log.epochs][2:]
-    plain = open_job(Run(replace(chosen, dropout=0.0, noise=0.0), model, pool, seed=1), tmp_path / "plain.jsonl")
+    undrawn = replace(chosen, dropout=0.0, noise=0.0, mixup=0.0)
+    plain = open_job(Run(undrawn, model, pool, seed=1), tmp_path / "plain.jsonl")
     train_side_by_side([plain])
     assert not torch.equal(weights(plain.run), weights(alone.run))
 
@@ -118,6 +120,36 @@ def test_noise_is_seen_by_the_gradient_alone() -> None:
         run.step(0)
     assert all(torch.equal(weights(run), before) for run in runs)
     assert runs[0].loss_sum != runs[1].loss_sum
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_loss_of_mixed_images_is_that_of_both_targets(smoothing: float) -> None:
+    pool = random_pool(32)
+    chosen = settings("sgd", "cifar10", "wrn10_1", batch=16, epochs=1, lr=0.0, mixup=0.4, smoothing=smoothing)
+    run = Run(chosen, "wrn10_1", pool)
+    run.begin_epoch()
+    images, labels, total = pool.normalised(run.images), run.labels, torch.zeros(())
+    assert ((run.shares > 0) & (run.shares < 1)).all()
+    assert run.shares[0] != run.shares[1]
+    for index in range(2):
+        x, y, share = images[16 * index :][:16], labels[16 * index :][:16], run.shares[index]
+        with torch.no_grad():
+            spread = torch.log_softmax(run.network(share * x + (1 - share) * x.flip(0)), dim=1)
+        for weight, target in ((share, y), (1 - share, y.flip(0))):
+            hard = torch.nn.functional.one_hot(target, 10)
+            total -= weight * (((1 - smoothing) * hard + smoothing / 10) * spread).sum(dim=1).mean()
+        run.step(index)
+    torch.testing.assert_close(run.loss_sum, total)
+
+
+@pytest.mark.parametrize("euclidean", ["sgd", "kfac"])
+def test_matrices_beside_spheres_may_have_curvature_too(euclidean: str) -> None:
+    chosen = settings("mkfac", "cifar10", "wrn10_1", batch=16, refresh_batches=1, euclidean=euclidean)
+    run = Run(chosen, "wrn10_1", random_pool(32))
+    run.begin_epoch()
+    run.step(0)
+    assert isinstance(run.optimizer, MKFAC)
+    assert ("classifier.weight" in run.optimizer.diagnostics()) == (euclidean == "kfac")
 
 
 @pytest.mark.parametrize("at_once", [1000, 31])
@@ -223,7 +255,7 @@ def test_a_checkpoint_from_before_a_setting_is_of_a_run_with_its_default(tmp_pat
     runs = [Run(settings("sgd", "cifar10", "wrn10_1", batch=16, noise=x), "wrn10_1", pool) for x in (0.0, 0.1)]
     runs[0].done_epochs = 2
     header = {**runs[0].header, "settings": {**runs[0].header["settings"]}}
-    for newer in ("noise", "average"):
+    for newer in ("noise", "average", "mixup", "smoothing", "euclidean"):
         del header["settings"][newer]
     state = {"network": runs[0].network.state_dict(), "optimizer": runs[0].optimizer.state_dict(), "epochs": 2}
     checkpoint.save(path, state, header)

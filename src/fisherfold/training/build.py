@@ -105,7 +105,7 @@ def _kfac(s: Settings, model: nn.Module, _: Tensor) -> torch.optim.Optimizer:
 
 def _mkfac(s: Settings, model: nn.Module, example: Tensor) -> torch.optim.Optimizer:
     options = {**_with_curvature(s), **_on_spheres(s), **_shared(s, model)}
-    return MKFAC(model, s.lr, s.manifold_lr, example_input=example, **options)
+    return MKFAC(model, s.lr, s.manifold_lr, example_input=example, euclidean=s.euclidean, **options)
 
 
 def _sgdg(s: Settings, model: nn.Module, example: Tensor) -> torch.optim.Optimizer:

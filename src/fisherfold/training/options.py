@@ -33,6 +33,9 @@ class Settings:
         schedule: ``"step"`` or ``"cosine"``.
         weight_decay: of Euclidean parameters.
         dropout: of the network's activations.
+        smoothing: the share of every target that is spread over all classes, in training.
+        mixup: α of the Beta(α, α) in whose ratio pairs of images and their losses are mixed, one draw per batch; 0 for
+            none.
         noise: the angle in radians by which rows are turned at random while a gradient is computed.
         average: over how many epochs the weights of the network that is judged are averaged, exponentially; 0 for the
             network itself.
@@ -40,6 +43,7 @@ class Settings:
         beta2: of Adam.
         damping: λ of the first refresh.
         damping_decay: its factor at the later ones.
+        euclidean: ``"sgd"`` or ``"kfac"``, for the matrices that are on no sphere beside some that are.
         balanced: the same turning for every row on a sphere.
         max_angle: the largest angle by which a row may turn in a step; 0 for any.
         orthogonality: ω of the penalty on correlations between rows on spheres.
@@ -62,12 +66,15 @@ class Settings:
     schedule: str = "step"
     weight_decay: float = 5e-4
     dropout: float = 0.0
+    smoothing: float = 0.0
+    mixup: float = 0.0
     noise: float = 0.0
     average: int = 0
     momentum: float = 0.9
     beta2: float = 0.999
     damping: float = 1.0
     damping_decay: float = 1.0
+    euclidean: str = "sgd"
     balanced: bool = False
     max_angle: float = 0.0
     orthogonality: float = 0.0
@@ -83,6 +90,8 @@ class Settings:
             raise ValueError(f"optimizer must be one of {', '.join(OPTIMIZERS)}, got {self.optimizer!r}")
         if self.schedule not in {"step", "cosine"}:
             raise ValueError(f"schedule must be 'step' or 'cosine', got {self.schedule!r}")
+        if self.euclidean not in {"sgd", "kfac"}:
+            raise ValueError(f"euclidean must be 'sgd' or 'kfac', got {self.euclidean!r}")
         for field in fields(self):
             _check(field.name, str(field.type), getattr(self, field.name))
 
@@ -159,7 +168,7 @@ def _check(name: str, kind: str, value: Any) -> None:
         raise ValueError(f"{name} must be at least {least} and whole, got {value!r}")
     if kind == "float" and not (number and not isinstance(value, bool) and math.isfinite(value) and value >= 0):
         raise ValueError(f"{name} must be a finite number, at least 0, got {value!r}")
-    if name in {"momentum", "beta2", "dropout", "noise"} and value >= 1:
+    if name in {"momentum", "beta2", "dropout", "smoothing", "noise"} and value >= 1:
         raise ValueError(f"{name} must be below 1, got {value!r}")
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
@@ -74,7 +75,8 @@ class Run:
         self.forward: Callable[[Tensor], Tensor] = (
             torch.compile(self.network, dynamic=False) if compiled and self.cuda else self.network
         )
-        self.loss_fn = nn.CrossEntropyLoss()
+        self.loss_fn = nn.CrossEntropyLoss(label_smoothing=settings.smoothing)
+        self.shares = torch.ones(self.steps_per_epoch, device=self.device)  # of a batch in what it is mixed with
         self.counter = torch.zeros((), dtype=torch.int64, device=self.device)
         self.offsets = torch.arange(settings.batch, device=self.device)
         self.loss_sum = torch.zeros((), device=self.device)
@@ -142,6 +144,8 @@ class Run:
             self.labels.copy_(labels)
             for counter in (self.counter, self.loss_sum, self.hits):
                 counter.zero_()
+            if self.settings.mixup:
+                self.shares.copy_(self._draw_shares(epoch))
             self._set_rates(epoch)
             self.network.train()
             self._seed_draws(epoch)
@@ -197,16 +201,26 @@ class Run:
     def _step(self) -> None:
         batch = self.counter * self.settings.batch + self.offsets
         labels = self.labels[batch]
+        images, share = self.pool.normalised(self.images[batch]), torch.take(self.shares, self.counter)
+        if self.settings.mixup:
+            images = torch.lerp(images.flip(0), images, share)
         with self.noise:
             with self._autocast():
-                outputs = self.forward(self.pool.normalised(self.images[batch]))
+                outputs = self.forward(images)
                 loss = self.loss_fn(outputs, labels)
+                if self.settings.mixup:
+                    loss = torch.lerp(self.loss_fn(outputs, labels.flip(0)), loss, share)
             loss.backward()
         self.optimizer.step()
         with torch.no_grad():
             self.loss_sum += loss.detach()
             self.hits += (outputs.argmax(dim=1) == labels).sum()
             self.counter += 1
+
+    def _draw_shares(self, epoch: int) -> Tensor:
+        draws = np.random.default_rng([abs(self.seed), epoch, self.seed < 0])
+        drawn = draws.beta(self.settings.mixup, self.settings.mixup, size=self.steps_per_epoch)
+        return torch.from_numpy(drawn).to(self.shares)
 
     def _capture(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
@@ -222,7 +236,7 @@ class Run:
         self.graph = None  # the inverses may move to other memory, and the step is captured again
         with self._autocast(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="the inverse of .* outgrew its memory")
-            self.optimizer.refresh(self._batches(), self.loss_fn)
+            self.optimizer.refresh(self._batches(), nn.CrossEntropyLoss())  # of the model, as its outputs state it
 
     def _batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         size = self.settings.batch
