@@ -52,6 +52,8 @@ def test_curvature_may_be_renewed_at_a_cadence_and_rows_may_keep_turning() -> No
     assert (first, start) == (0.05, 0.01)
     assert last < 2e-5
     assert 0.0025 < end < 0.0026
+    rate = settings("sgd-tuned", "cifar10", "vgg16bn", lr_end=0.1).rates(99)[0]
+    assert 0.005 < rate < 0.0051
     # under weight decay rows turn by √(2ηω/(1+μ)), with the root of the rate
     rooted = settings("mkfac-tuned", "cifar10", "vgg16bn", manifold_lr=0.01, manifold_power=0.5)
     for lr, angle in map(rooted.rates, range(100)):

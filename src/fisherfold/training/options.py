@@ -1,8 +1,8 @@
 """All that decides how a network is trained, and how it is written down.
 
 A schedule multiplies a rate by its decay at 30, 60 and 90 percent of the epochs (``"step"``, the paper's), or takes it
-to zero along half a cosine (``"cosine"``), the one on spheres to a given share of its start. Curvature is renewed at
-the start and at the same three points, or every so many epochs, with a damping that has its own decay at these points.
+along half a cosine to zero or to a given share of its start (``"cosine"``). Curvature is renewed at the start and at
+the same three points, or every so many epochs, with a damping that has its own decay at these points.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ class Settings:
         optimizer: sgd, sgdp, adam, adamp, kfac, mkfac or sgdg.
         lr: the step size η, of Euclidean parameters where some are on spheres.
         lr_decay: its factor at the milestones.
+        lr_end: the share of ``lr`` at which a cosine ends.
         manifold_lr: the step size η_g on spheres, or the angle per step where ``balanced``.
         manifold_decay: its factor at the milestones.
         manifold_end: the share of ``manifold_lr`` at which a cosine ends.
@@ -59,6 +60,7 @@ class Settings:
     optimizer: str
     lr: float
     lr_decay: float = 0.1
+    lr_end: float = 0.0
     manifold_lr: float = 0.0
     manifold_decay: float = 0.2
     manifold_end: float = 0.0
@@ -135,8 +137,9 @@ class Settings:
         """
         if self.schedule == "cosine":
             factor = 0.5 * (1 + math.cos(math.pi * epoch / self.epochs))
+            length = self.lr_end + (1 - self.lr_end) * factor
             turning = self.manifold_end + (1 - self.manifold_end) * factor**self.manifold_power
-            return self.lr * factor, self.manifold_lr * turning
+            return self.lr * length, self.manifold_lr * turning
         stage = self.stage(epoch)
         return self.lr * self.lr_decay**stage, self.manifold_lr * self.manifold_decay**stage
 
