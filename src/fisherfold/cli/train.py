@@ -10,7 +10,10 @@ from rich.table import Table
 
 from fisherfold.cli.common import Voice, one_of
 
-NAMES = ("sgd", "sgd-tuned", "sgdp", "adam", "adamp", "kfac", "mkfac", "mkfac-tuned", "sgdg", "sgdg-tuned")
+NAMES = (
+    *("sgd", "sgd-tuned", "sgd-averaged", "sgdp", "adam", "adamp", "kfac"),
+    *("mkfac", "mkfac-tuned", "mkfac-averaged", "sgdg", "sgdg-tuned"),
+)
 
 Dataset = Annotated[
     str, typer.Argument(help="cifar10 or cifar100.", autocompletion=one_of("cifar10", "cifar100"))

@@ -28,19 +28,24 @@ from fisherfold.training.options import with_defaults
 RESULTS = Path("results/cifar")
 DATASETS = ("cifar10", "cifar100")
 MODELS = ("wrn16_4", "vgg16bn")
-OPTIMIZERS = ("sgd", "sgdp", "adam", "adamp", "kfac", "mkfac", "sgdg", "sgd-tuned", "mkfac-tuned", "sgdg-tuned")
+OPTIMIZERS = (
+    *("sgd", "sgdp", "adam", "adamp", "kfac", "mkfac"),
+    *("sgdg", "sgd-tuned", "mkfac-tuned", "sgdg-tuned", "sgd-averaged", "mkfac-averaged"),
+)
 TASKS = [(dataset, model) for dataset in DATASETS for model in MODELS]
 NAMES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "wrn16_4": "WRN-16-4", "vgg16bn": "VGG16-BN"}
 LABELS = {
     "sgd": "SGD", "sgdp": "SGDP", "adam": "Adam", "adamp": "AdamP", "kfac": "KFAC", "mkfac": "MKFAC",
     "sgdg": "SGDG (MKFAC without curvature)", "sgd-tuned": "SGD, tuned weight decay",
     "mkfac-tuned": "MKFAC, balanced turning", "sgdg-tuned": "SGDG, balanced turning",
+    "sgd-averaged": "SGD, tuned weight decay, averaged", "mkfac-averaged": "MKFAC, balanced turning, averaged",
 }  # fmt: skip
 # colours that stay apart for colour-blind readers
 STYLES = {
     "sgd": ("#000000", "-"), "sgdp": ("#7f7f7f", "-"), "adam": ("#e69f00", "-"), "adamp": ("#f0e442", "-"),
     "kfac": ("#009e73", "-"), "mkfac": ("#0072b2", "-"), "sgdg": ("#d55e00", "-"), "sgd-tuned": ("#000000", ":"),
-    "mkfac-tuned": ("#0072b2", ":"), "sgdg-tuned": ("#d55e00", ":"),
+    "mkfac-tuned": ("#0072b2", ":"), "sgdg-tuned": ("#d55e00", ":"), "sgd-averaged": ("#000000", "--"),
+    "mkfac-averaged": ("#0072b2", "--"),
 }  # fmt: skip
 # medians of five runs as the paper prints them, in the order of TASKS
 PAPER = {
