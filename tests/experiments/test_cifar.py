@@ -92,10 +92,17 @@ def test_verdicts_compare_with_what_was_run_and_with_the_paper(tmp_path: Path) -
     assert "is within noise of the best of 2 rivals, KFAC 94.10" in why[1]
     log(tmp_path, [94.5], preset="mkfac-tuned")
     log(tmp_path, [94.1], preset="sgd-tuned")
-    assert "balanced turning reaches 94.50, 0.40 above SGD with tuned" in cifar.judge(cifar.cells(tmp_path))[1][2]
+    assert "balanced turning: 94.50, 0.40 above SGD, tuned" in cifar.judge(cifar.cells(tmp_path))[1][2]
     log(tmp_path, [94.6], preset="sgd-tuned", seed=1)
     log(tmp_path, [94.6], preset="sgd-tuned", seed=2)
-    assert "0.10 below, within noise of, SGD with tuned" in cifar.judge(cifar.cells(tmp_path))[1][2]
+    assert "0.10 below, within noise of, SGD, tuned" in cifar.judge(cifar.cells(tmp_path))[1][2]
+    log(tmp_path, [95.0], preset="mkfac-averaged")
+    log(tmp_path, [95.5], preset="sgd-averaged")
+    ours = "CIFAR-10 VGG16-BN: MKFAC, balanced turning, averaged: 95.00, "
+    assert cifar.judge(cifar.cells(tmp_path))[1][3:5] == [
+        f"{ours}0.40 above SGD, tuned weight decay (94.60).",
+        f"{ours}0.50 below SGD, tuned weight decay, averaged (95.50).",
+    ]
 
 
 def test_the_table_becomes_files_and_a_section_of_the_page(tmp_path: Path) -> None:
