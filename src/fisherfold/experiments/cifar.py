@@ -349,7 +349,7 @@ def draw(found: Sequence[CellResult]) -> Figure:
     Returns:
         A matplotlib figure: medians, with bands from the least to the greatest value over the seeds.
     """
-    figure = Figure(figsize=(11, 7.2), layout="constrained")
+    figure = Figure(figsize=(11, 7.8), layout="constrained")
     for panel, (dataset, model) in zip(figure.subplots(2, 2).flat, TASKS, strict=True):
         panel.set_title(f"{NAMES[dataset]}, {NAMES[model]}", fontsize=10)
         for cell in found:
@@ -367,7 +367,10 @@ def draw(found: Sequence[CellResult]) -> Figure:
         low, high = (60, 95.5) if dataset == "cifar10" else (15, 79)
         panel.set(xlabel="epoch", ylabel="test accuracy, percent", ylim=(low, high))
         panel.grid(alpha=0.3)
-        panel.legend(frameon=False, fontsize=8, loc="lower right")
+    shown = {line.get_label(): line for panel in figure.axes for line in panel.lines}
+    names = [label for label in LABELS.values() if label in shown]
+    if names:
+        figure.legend([shown[name] for name in names], names, loc="outside lower center", ncols=4, frameon=False)
     return figure
 
 
