@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from fisherfold.problems.base import Problem, Snapshot
 from fisherfold.problems.subspace import SubspaceProblem
+from fisherfold.problems.subspace_epoch import _TaskGradient
 from fisherfold.problems.tasks import TaskStatistics
 
 SIZES = (9, 4, 12, 7, 5)
@@ -209,6 +211,25 @@ def test_a_task_with_fewer_rows_than_the_rank_gets_the_shortest_coefficients():
     expected = torch.linalg.lstsq(X[:1] @ U, y[:1], driver="gelsd").solution
     torch.testing.assert_close(problem.coefficients(U)[0], expected, rtol=1e-8, atol=1e-10)
     assert float(problem.state(U).losses[0]) == pytest.approx(0.0, abs=1e-12)
+
+
+@pytest.mark.parametrize("ridge", [0.0, 1e-25])
+@pytest.mark.parametrize("unit", [1e-4, 1.0, 1e4])
+def test_no_rounding_of_singular_systems_reaches_coefficients_or_losses(unit, ridge):
+    # one distinct row per task: UᵀA_tU has rank 1, and its other eigenvalues are what rounding leaves of A_t
+    for seed in range(40):
+        g = torch.Generator().manual_seed(seed)
+        rows, y = (torch.randn(4, k, generator=g, dtype=torch.float64) for k in (5, 1))
+        rows, task = unit * rows, torch.arange(4).repeat(2)
+        statistics = TaskStatistics.from_rows(rows.repeat(2, 1), y.repeat(2, 1).squeeze(1), task)
+        problem = SubspaceProblem(statistics, rank=2, ridge=ridge)
+        U = problem.manifold.random_point(generator=g)
+        Z = rows @ U
+        state, expected = problem.state(U), y * Z / (Z * Z).sum(1, keepdim=True)
+        torch.testing.assert_close(state.weights, expected, rtol=1e-10, atol=0)
+        assert 0 <= float(state.losses.min()) <= float(state.losses.max()) < 1e-12
+        fused = np.stack([_TaskGradient(problem)(U.numpy(), t)[1] for t in range(4)])
+        torch.testing.assert_close(torch.from_numpy(fused), expected, rtol=1e-10, atol=0)
 
 
 def test_the_kept_state_notices_a_change_in_place():

@@ -31,7 +31,7 @@ from fisherfold.manifolds import Grassmann
 from fisherfold.problems.base import Problem, Snapshot
 from fisherfold.problems.nll import check_batch
 from fisherfold.problems.subspace_epoch import fused_descent, fused_epoch
-from fisherfold.problems.tasks import TaskStatistics
+from fisherfold.problems.tasks import TaskStatistics, rounding
 
 OBJECTIVES = ("residual", "penalised")
 GRADIENTS = ("exact", "paper")
@@ -45,6 +45,7 @@ class TaskState:
         gram_frame: A_tU, shape (tasks, features, rank).
         inner: UᵀA_tU, shape (tasks, rank, rank).
         ridge: λ_t, shape (tasks,).
+        floor: eigenvalues of UᵀA_tU that are not above it count as zero, shape (tasks,).
         weights: w_t, shape (tasks, rank).
         residual: e_t = A_tUw_t - b_t, shape (tasks, features).
         losses: ψ_t, with the penalty if it is part of the objective, shape (tasks,).
@@ -53,6 +54,7 @@ class TaskState:
     gram_frame: Tensor
     inner: Tensor
     ridge: Tensor
+    floor: Tensor
     weights: Tensor
     residual: Tensor
     losses: Tensor
@@ -60,7 +62,7 @@ class TaskState:
     @cached_property
     def inverse(self) -> Tensor:
         """G_t⁻¹, the pseudo-inverse where G_t is singular, shape (tasks, rank, rank)."""
-        return _inverse(self.inner, self.ridge)
+        return _inverse(self.inner, self.ridge, self.floor)
 
     def select(self, batch: Tensor) -> TaskState:
         """The state of some of the tasks.
@@ -71,7 +73,9 @@ class TaskState:
         Returns:
             A copy.
         """
-        parts = (self.gram_frame, self.inner, self.ridge, self.weights, self.residual, self.losses)
+        parts = (
+            self.gram_frame, self.inner, self.ridge, self.floor, self.weights, self.residual, self.losses,
+        )  # fmt: skip
         return TaskState(*(part[batch] for part in parts))
 
 
@@ -136,7 +140,10 @@ class SubspaceProblem(Problem):
         self.factor_damping = factor_damping
         self.ridge = _per_task(ridge, statistics, "ridge")
         self.weights = _per_task(1.0 if weights is None else weights, statistics, "weights")
-        self._ridged = bool((self.ridge > 0).all())
+        self.sizes = statistics.gram.diagonal(dim1=1, dim2=2).sqrt()
+        # |u|ᵀ√diag(A) is at most √tr(A) for a unit vector u: with such a ridge G_t is regular in every frame
+        self.regular = self.ridge > rank * n_features * torch.finfo(self.sizes.dtype).eps * (self.sizes**2).sum(-1)
+        self._all_regular = bool(self.regular.all())
         self._weighted = not bool((self.weights == 1).all())
         ridged = bool(samples.total((self.ridge > 0).sum()) > 0)
         self.with_jacobian = objective == "residual" and gradient == "exact" and ridged
@@ -164,14 +171,15 @@ class SubspaceProblem(Problem):
         return state
 
     def _state(self, x: Tensor, batch: Tensor | None) -> TaskState:
-        data, ridge = self.statistics, self.ridge
+        data, ridge, sizes = self.statistics, self.ridge, self.sizes
         x = x.detach()
         if batch is not None:
             check_batch(batch, self.n_samples)
             chosen = self._here(batch)
-            data, ridge = data.select(chosen), ridge[chosen]
+            data, ridge, sizes = data.select(chosen), ridge[chosen], sizes[chosen]
+        floor = torch.zeros_like(ridge) if self._all_regular else rounding(sizes, x)
         parts = (data.gram, data.cross, data.power, ridge, x)
-        solver = partial(_solve, ridged=self._ridged)
+        solver = partial(_solve, floor=floor, regular=self._all_regular)
         if x.device.type == "cpu":
             # numpy on the tensors' memory: fewer microseconds per call, and a BLAS that likes six columns
             found = _forward(solver, *(part.numpy() for part in parts))
@@ -180,7 +188,7 @@ class SubspaceProblem(Problem):
             wide, inner, weights, residual, losses, shrunk = _forward(solver, *parts)
         if self.objective == "penalised":
             losses = losses + shrunk / 2
-        return TaskState(wide.permute(1, 2, 0), inner, ridge, weights, residual, losses)
+        return TaskState(wide.permute(1, 2, 0), inner, ridge, floor, weights, residual, losses)
 
     def _here(self, batch: Tensor) -> Tensor:
         """The numbers here of those tasks of a batch that are here."""
@@ -420,41 +428,43 @@ def _forward(solver: Callable[..., Any], gram: Any, cross: Any, power: Any, ridg
     wide = wide.reshape(p, tasks, n)
     residual = (wide * weights.T[:, :, None]).sum(0) - cross
     shrunk = ridge * (weights * weights).sum(-1)
-    return wide, inner, weights, residual, (power - (target * weights).sum(-1) - shrunk) / 2, shrunk
+    losses = ((power - (target * weights).sum(-1) - shrunk) / 2).clip(min=0)
+    return wide, inner, weights, residual, losses, shrunk
 
 
-def _solve(inner: Any, ridge: Any, target: Any, *, ridged: bool) -> Any:
-    """w_t = G_t⁻¹ Uᵀb_t on tensors or on arrays; where λ_t = 0, or G_t is singular, the shortest solution."""
+def _solve(inner: Any, ridge: Any, target: Any, *, floor: Tensor, regular: bool) -> Any:
+    """w_t = G_t⁻¹ Uᵀb_t on tensors or on arrays; where G_t is singular, the shortest solution."""
     if isinstance(inner, np.ndarray):
-        if ridged:
+        if regular:
             with contextlib.suppress(np.linalg.LinAlgError):
                 lifted = inner + ridge[:, None, None] * np.eye(inner.shape[-1])
                 return np.linalg.solve(lifted, target[..., None])[..., 0]
-        return _shortest(*(torch.from_numpy(part) for part in (inner, ridge, target))).numpy()
-    if ridged:
+        inner, ridge, target = (torch.from_numpy(part) for part in (inner, ridge, target))
+        return _shortest(inner, ridge, target, floor).numpy()
+    if regular:
         lifted = inner + ridge[:, None, None] * torch.eye(inner.shape[-1], dtype=inner.dtype, device=inner.device)
         weights, failed = torch.linalg.solve_ex(lifted, target)
         if not failed.any():
             return weights
-    return _shortest(inner, ridge, target)
+    return _shortest(inner, ridge, target, floor)
 
 
-def _shortest(inner: Tensor, ridge: Tensor, target: Tensor) -> Tensor:
-    inverse = _inverse(inner, ridge)
-    weights = (inverse @ target[..., None]).squeeze(-1)
-    # one refinement gives back the digits that an explicit inverse of an ill-conditioned G_t costs
-    missing = target - (inner @ weights[..., None]).squeeze(-1) - ridge[:, None] * weights
-    return weights + (inverse @ missing[..., None]).squeeze(-1)
+def _shortest(inner: Tensor, ridge: Tensor, target: Tensor, floor: Tensor) -> Tensor:
+    # in the eigenbasis, not through an explicit inverse, in whose rounding a large 1/λ drowns the small ones. Uᵀb_t has
+    # no part where UᵀA_tU is zero, so that there is nothing to divide by the ridge either
+    values, vectors = torch.linalg.eigh(inner)
+    scales = torch.where(values > floor[:, None], 1 / (values + ridge[:, None]), 0.0)
+    parts = scales * (vectors.mT @ target[..., None]).squeeze(-1)
+    return (vectors @ parts[..., None]).squeeze(-1)
 
 
-def _inverse(inner: Tensor, ridge: Tensor) -> Tensor:
-    """(UᵀA_tU + λ_t I)⁻¹; where λ_t = 0 the pseudo-inverse, which gives the shortest w_t."""
+def _inverse(inner: Tensor, ridge: Tensor, floor: Tensor) -> Tensor:
+    """(UᵀA_tU + λ_t I)⁻¹; where λ_t = 0 the pseudo-inverse."""
     eye = torch.eye(inner.shape[-1], dtype=inner.dtype, device=inner.device)
-    if bool((ridge > 0).all()):
+    if bool((ridge > floor).all()):
         factor, failed = torch.linalg.cholesky_ex(inner + ridge[:, None, None] * eye)
         if not bool(failed.any()):
             return torch.cholesky_inverse(factor)
     values, vectors = torch.linalg.eigh(inner)
-    floor = values[:, -1:] * inner.shape[-1] * torch.finfo(inner.dtype).eps
-    values = torch.where(values > floor, values, 0.0) + ridge[:, None]
+    values = torch.where(values > floor[:, None], values, 0.0) + ridge[:, None]
     return (vectors * torch.where(values > 0, 1 / values, 0.0)[:, None, :]) @ vectors.mT

@@ -13,6 +13,7 @@ tensors' own memory, which costs a third of the same calls through torch (docs/d
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +22,8 @@ from numpy.linalg import pinv
 from numpy.typing import NDArray
 from scipy.linalg import lapack
 from torch import Tensor
+
+from fisherfold.problems.tasks import rounding
 
 if TYPE_CHECKING:
     from fisherfold.problems.subspace import SubspaceProblem, SubspaceSnapshot
@@ -86,7 +89,8 @@ class _TaskGradient:
 
     def __init__(self, problem: SubspaceProblem) -> None:
         data = problem.statistics
-        self.grams, self.crosses = _numpy(data.gram), _numpy(data.cross)
+        self.grams, self.crosses, self.sizes = _numpy(data.gram), _numpy(data.cross), _numpy(problem.sizes)
+        self.regular = problem.regular.tolist()
         self.ridge, self.omega = problem.ridge.tolist(), problem.weights.tolist()
         self.with_jacobian, self.n_samples = problem.with_jacobian, problem.n_samples
         self.eye = np.eye(problem.manifold.p)
@@ -94,12 +98,16 @@ class _TaskGradient:
     def __call__(self, frame: NDArray[Any], t: int) -> tuple[NDArray[Any], NDArray[Any], float]:
         ridge, omega, cross = self.ridge[t], self.omega[t], self.crosses[t]
         gram_frame = self.grams[t] @ frame
-        inner = frame.T @ gram_frame + ridge * self.eye
-        w = _solve(inner, cross @ frame)
+        inner = frame.T @ gram_frame
+        if self.regular[t]:
+            solve = partial(_solve, inner + ridge * self.eye)
+        else:
+            solve = partial(_solve_singular, inner, ridge, rounding(self.sizes[t], frame))
+        w = solve(cross @ frame)
         residual = gram_frame @ w - cross
         g = residual[:, None] * (omega * w)
         if self.with_jacobian:
-            shift = omega * ridge * _solve(inner, w)
+            shift = omega * ridge * solve(w)
             g += residual[:, None] * shift + (gram_frame @ shift)[:, None] * w
         return g, w, omega / self.n_samples
 
@@ -128,6 +136,14 @@ def _solve(matrix: NDArray[Any], right: NDArray[Any]) -> NDArray[Any]:
     # solution: a task with fewer rows than the rank, fewer tasks than the rank
     _, solution, failed = lapack.dposv(matrix, right)
     return np.asarray(pinv(matrix, hermitian=True) @ right if failed else solution)
+
+
+def _solve_singular(inner: NDArray[Any], ridge: float, floor: float, right: NDArray[Any]) -> NDArray[Any]:
+    # the shortest solution; a Cholesky factor of what rounding has made of a singular matrix may well exist
+    values, vectors, _ = lapack.dsyevd(inner)
+    scales = np.zeros_like(values)
+    np.divide(1, values + ridge, out=scales, where=values > floor)
+    return np.asarray(vectors @ (scales * (right @ vectors)))
 
 
 def _numpy(tensor: Tensor) -> NDArray[Any]:

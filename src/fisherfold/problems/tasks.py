@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -232,6 +233,21 @@ class TaskStatistics:
             Gram matrices, cross products, squares, sums and counts.
         """
         return self.gram, self.cross, self.power, self.sums, self.counts
+
+
+def rounding(sizes: Any, x: Any) -> Any:
+    """What rounding leaves of the zero eigenvalues of UᵀA_tU: n ε ‖|U|ᵀ√diag(A_t)‖², on tensors or on arrays.
+
+    It follows A_t, not UᵀA_tU, which is small where the rows of a task are nearly orthogonal to the subspace.
+
+    Args:
+        sizes: √diag(A_t), the last axis over features.
+        x: the frame U.
+
+    Returns:
+        One number per task.
+    """
+    return len(x) * torch.finfo(torch.float64).eps * ((sizes @ abs(x)) ** 2).sum(-1)
 
 
 def _blocks(sizes: Tensor, n_features: int) -> Iterator[tuple[Tensor, int]]:
