@@ -207,6 +207,106 @@ def test_ignored_targets_count_neither_as_samples_nor_as_gradients() -> None:
     torch.testing.assert_close(a_all, hidden.T @ hidden / 4)
 
 
+@pytest.mark.parametrize("fisher", ["empirical", "persample"])
+def test_a_sample_of_weight_three_is_three_samples(fisher: str) -> None:
+    model = tanh_net()
+    x, y = torch.randn(12, 2, 6, 6, dtype=torch.float64), torch.randint(3, (12,))
+    weight = torch.tensor([1, 0, 3])
+    weighted, repeated = (KFAC(model, damping=1.0, max_rows=None, fisher=fisher) for _ in range(2))
+    weighted.refresh([(x[:5], y[:5]), (x[5:], y[5:])], nn.CrossEntropyLoss(weight.double()))
+    repeated.refresh([(x.repeat_interleave(weight[y], 0), y.repeat_interleave(weight[y]))], nn.CrossEntropyLoss())
+    log_likelihood = KFAC(nn.Sequential(model, nn.LogSoftmax(1)), damping=1.0, max_rows=None, fisher=fisher)
+    log_likelihood.refresh([(x, y)], nn.NLLLoss(weight.double()))
+    for name, layer in repeated.curvature.layers.items():
+        for other in (weighted.curvature.layers[name], log_likelihood.curvature.layers[f"0.{name}"]):
+            torch.testing.assert_close((other.a, other.g), (layer.a, layer.g))
+
+
+WEIGHTED = {
+    "classes": (nn.CrossEntropyLoss(torch.tensor([0.5, 2.0, 4.0])), "hard"),
+    "zero": (nn.CrossEntropyLoss(torch.tensor([0.5, 0.0, 4.0])), "hard"),
+    "sum": (nn.CrossEntropyLoss(torch.tensor([0.5, 2.0, 4.0]), reduction="sum"), "hard"),
+    "smoothed": (nn.CrossEntropyLoss(torch.tensor([0.5, 2.0, 4.0]), label_smoothing=0.3), "hard"),
+    "soft": (nn.CrossEntropyLoss(torch.tensor([0.5, 2.0, 4.0])), "soft"),
+    "soft-smoothed": (nn.CrossEntropyLoss(torch.tensor([0.5, 2.0, 4.0]), label_smoothing=0.3), "soft"),
+    "binary": (nn.BCEWithLogitsLoss(pos_weight=torch.tensor([5.0])), "binary"),
+    "binary-weighted": (nn.BCEWithLogitsLoss(torch.tensor([0.3]), pos_weight=torch.tensor([5.0])), "binary"),
+}
+
+
+@pytest.mark.parametrize("name", list(WEIGHTED))
+def test_factors_of_weighted_losses_equal_the_dense_fisher_matrix(name: str) -> None:
+    """At W = 0 all outputs have one distribution, and A ⊗ G is exact; the model is linear, so F is the Hessian."""
+    torch.manual_seed(13)
+    loss_fn, kind = WEIGHTED[name]
+    x, outputs = torch.randn(10, 4, dtype=torch.float64), 1 if kind == "binary" else 3
+    y = {
+        "hard": torch.randint(3, (10,)),
+        "soft": torch.rand(10, 3, dtype=torch.float64).softmax(1),
+        "binary": torch.randint(2, (10, 1)).double(),
+    }[kind]
+    model = nn.Linear(4, outputs, bias=False).double()
+    nn.init.zeros_(model.weight)
+    optimizer = KFAC(model, damping=1.0, fisher="mc", max_rows=None, reduction=loss_fn.reduction)
+    every_class = iter(range(max(outputs, 2)))  # each is drawn once: the mean over uniform draws
+
+    def draw(z: Tensor, targets: Tensor, _: torch.Generator) -> Tensor:
+        drawn = torch.full((10,), next(every_class))
+        return drawn[:, None].double() if kind == "binary" else drawn
+
+    loss_fn = loss_fn.double()
+    optimizer.refresh([(x, y)] * max(outputs, 2), loss_fn, sampler=draw)
+    exact = torch.autograd.functional.hessian(lambda w: loss_fn(x @ w.T, y), model.weight.detach())
+    exact = exact.reshape(4 * outputs, -1)
+    if loss_fn.reduction == "sum":  # factors are those of the mean
+        exact = exact / loss_fn.weight[y].sum()
+    state = optimizer.curvature.layers["weight"]
+    torch.testing.assert_close(torch.kron(state.g, state.a), exact)
+
+
+@pytest.mark.parametrize("fisher", ["empirical", "mc"])
+def test_equal_class_weights_change_nothing_where_targets_are_ignored_or_have_places(fisher: str) -> None:
+    torch.manual_seed(14)
+    model = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.Tanh(), nn.Conv2d(4, 3, 1)).double()
+    x, y = torch.randn(6, 2, 5, 5, dtype=torch.float64), torch.randint(-1, 3, (6, 5, 5))
+    y[0] = -1
+    plain, weighted = (KFAC(model, damping=1.0, fisher=fisher, seed=3) for _ in range(2))
+    plain.refresh([(x, y)], nn.CrossEntropyLoss(ignore_index=-1))
+    weighted.refresh([(x, y)], nn.CrossEntropyLoss(torch.full((3,), 7.0, dtype=torch.float64), ignore_index=-1))
+    for name, layer in plain.curvature.layers.items():
+        other = weighted.curvature.layers[name]
+        torch.testing.assert_close((other.a, other.g), (layer.a, layer.g))
+
+
+def test_a_loss_that_is_derived_from_a_weighted_one_is_taken_as_it_is() -> None:
+    class Doubled(nn.CrossEntropyLoss):
+        def forward(self, input: Tensor, target: Tensor) -> Tensor:
+            return 2 * F.cross_entropy(input, target)
+
+    model = tanh_net()
+    x, y = torch.randn(12, 2, 6, 6, dtype=torch.float64), torch.randint(3, (12,))
+    optimizer = KFAC(model, damping=1.0, max_rows=None)
+    optimizer.refresh([(x, y)], Doubled(torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)))
+    for name, (a, g) in collect(model, x, y).items():
+        layer = optimizer.curvature.layers[name]
+        torch.testing.assert_close((layer.a, layer.g), (a, 4 * g))
+
+
+def test_weights_are_of_samples_where_rows_are_thinned_out() -> None:
+    """The mean over all grids is the whole."""
+    torch.manual_seed(15)
+    weights = torch.rand(4)
+    layers = {nn.Linear(3, 2): torch.randn(4, 16, 3), nn.Conv2d(2, 2, 1, groups=2): torch.randn(4, 2, 4, 4)}
+    for layer, x in layers.items():
+        (rows, scale), thinned = input_rows(layer, x, weights=weights), []
+        whole = (rows.T * scale) @ rows
+        for phase in range(4):
+            kept, each = input_rows(layer, x, max_rows=16, phase=phase, weights=weights)
+            assert len(kept) < len(rows)
+            thinned.append((kept.T * each) @ kept)
+        torch.testing.assert_close(torch.stack(thinned).mean(0), whole)
+
+
 def test_shared_module_and_tied_weight_add_up_over_uses() -> None:
     torch.manual_seed(4)
     layer = nn.Linear(4, 4, bias=False)

@@ -5,7 +5,8 @@ For a layer s = W a with rows a_r and g_r (r runs over samples and positions), a
     A = (1/D) Σ_r a_r a_rᵀ,        G = (1/R) Σ_r (D ∂L/∂s_r)(D ∂L/∂s_r)ᵀ,        F ≈ A ⊗ G,
 
 so that tr(A) tr(G) has the scale of the trace of the Fisher block whatever the reduction, the number of positions and
-the number of times that a module is used. The groups of a convolution share the mean of their input covariances, and
+the number of times that a module is used. Where terms have weights m, rows of both sums and R have them, and D is the
+denominator of the weighted loss. The groups of a convolution share the mean of their input covariances, and
 G is then block diagonal. Everything is accumulated in float32 (float64 for float64 weights).
 """
 
@@ -41,7 +42,9 @@ def accumulation_dtype(weight: Tensor) -> torch.dtype:
     return torch.float64 if weight.dtype == torch.float64 else torch.float32
 
 
-def input_rows(layer: nn.Module, x: Tensor, *, max_rows: int | None = None, phase: int = 0) -> tuple[Tensor, float]:
+def input_rows(
+    layer: nn.Module, x: Tensor, *, max_rows: int | None = None, phase: int = 0, weights: Tensor | None = None
+) -> tuple[Tensor, float | Tensor]:
     """The vectors that a layer multiplies by the rows of its weight.
 
     Where there are more than ``max_rows`` of them (and more than their length), positions are thinned out on a regular
@@ -52,16 +55,18 @@ def input_rows(layer: nn.Module, x: Tensor, *, max_rows: int | None = None, phas
         x: its input.
         max_rows: roughly how many rows to keep; all if not given.
         phase: which of the possible grids to use.
+        weights: one per sample, the first axis of the input, if they do not all count alike.
 
     Returns:
         The rows, each of the length of a row of the weight (one per group of a convolution), and by how much a sum over
-        them must be multiplied to stand for all rows.
+        them must be multiplied to stand for all rows: one number, or with weights one per row.
     """
     if isinstance(layer, nn.Linear):
         rows = x.reshape(-1, x.shape[-1])
         (step,) = _grid(len(rows), rows.shape[1], max_rows, 1)
         kept = rows[phase % step :: step]
-        return kept, len(rows) / max(len(kept), 1)
+        scale = len(rows) / max(len(kept), 1)
+        return kept, scale if weights is None else scale * _spread(weights, len(rows))[phase % step :: step]
     patches = _patches(layer, x)
     spatial = patches.ndim // 2 - 1
     total = len(patches) * patches.shape[2 : 2 + spatial].numel()
@@ -72,7 +77,13 @@ def input_rows(layer: nn.Module, x: Tensor, *, max_rows: int | None = None, phas
     groups = int(layer.groups)  # type: ignore[arg-type]
     kept_rows = len(patches) * patches.shape[2 : 2 + spatial].numel()
     rows = patches.movedim(1, 1 + spatial).reshape(kept_rows * groups, length)
-    return rows, total / max(kept_rows, 1) / groups
+    scale = total / max(kept_rows, 1) / groups
+    return rows, scale if weights is None else scale * _spread(weights, len(rows))
+
+
+def _spread(weights: Tensor, rows: int) -> Tensor:
+    """The weights of samples for all rows, which lie sample by sample."""
+    return weights.repeat_interleave(rows // max(len(weights), 1))
 
 
 def _grid(total: int, length: int, max_rows: int | None, axes: int) -> list[int]:
@@ -126,10 +137,17 @@ def output_rows(layer: nn.Module, gradient: Tensor) -> Tensor:
 
 @dataclass
 class Pass:
-    """One forward and backward pass: the number of terms D in the mean of its loss, and the factor on its gradients."""
+    """One forward and backward pass.
+
+    Attributes:
+        samples: D, by which the loss divides: the number of its terms, or the sum of their weights.
+        gradient_scale: the factor on its gradients.
+        weights: of the samples, where the terms are weighted; gradients have their roots in them already.
+    """
 
     samples: float = 0.0
     gradient_scale: float = 1.0
+    weights: Tensor | None = None
 
 
 @dataclass
@@ -140,7 +158,7 @@ class FactorSums:
         a: Σ a aᵀ, complete in its upper triangle.
         g: Σ (D ∂L/∂s)(D ∂L/∂s)ᵀ, complete in its upper triangle.
         samples: Σ D over passes.
-        rows: R, the number of rows over passes and uses.
+        rows: R, the number of rows over passes and uses, or the sum of their weights.
         paired: whether the sums are over whole per-sample gradients, which fix only the product of the two scales.
     """
 
@@ -274,10 +292,15 @@ class Collector:
         self.calls[tracked.name] = phase + 1
         # a backward pass may run inside the caller's autocast region
         with torch.no_grad(), products(x.device, allow_tf32=self.allow_tf32):
-            rows, weight = input_rows(layer, x, max_rows=self.max_rows, phase=phase)
+            weights = this_pass.weights
+            if weights is not None and len(x) != len(weights):  # no telling which rows are of which sample
+                weights = None
+            rows, weight = input_rows(layer, x, max_rows=self.max_rows, phase=phase, weights=weights)
             rows = rows.to(sums.a.dtype)
             if tracked.bias is not None:
                 rows = torch.cat([rows, rows.new_ones(len(rows), 1)], dim=1)
+            if isinstance(weight, Tensor):
+                rows, weight = rows * weight.sqrt().to(rows.dtype).unsqueeze(1), 1.0
             gradients = output_rows(layer, gradient.detach()).to(sums.g.dtype)
             _add_gram(sums.a, rows, weight)
             scale = (this_pass.samples * this_pass.gradient_scale) ** 2
@@ -285,7 +308,7 @@ class Collector:
                 _add_gram(sums.g, gradients, scale)
             else:
                 sums.g.add_(_block_gram(gradients, tracked.groups), alpha=scale)
-        sums.rows += len(gradients)
+        sums.rows += len(gradients) if weights is None else len(gradients) * float(weights.mean())
         if sums.last_pass is not this_pass:
             sums.samples += this_pass.samples
             sums.last_pass = this_pass

@@ -233,7 +233,8 @@ class MKFAC(torch.optim.Optimizer):
     ) -> Iterator[None]:
         """Collect curvature from the forward and backward passes that run inside, then renew the inverses.
 
-        The passes may be those of training itself. A compiled model runs uncompiled inside.
+        The passes may be those of training itself. A compiled model runs uncompiled inside. The loss itself is not
+        seen: class weights enter with their squares, where ``refresh`` takes them as numbers of samples.
 
         Args:
             enabled: False makes it a no-op, for ``statistics(enabled=step % 10 == 0)``.
@@ -269,6 +270,9 @@ class MKFAC(torch.optim.Optimizer):
         sampler: Sampler | None = None,
     ) -> None:
         """Renew the curvature from batches of data, leaving gradients, running statistics and random state alone.
+
+        Weights of PyTorch's loss modules (``weight``, ``pos_weight``) belong to the targets of the data: a sample of
+        weight 3 is three samples, also where targets are drawn. Those inside a function of your own are not seen.
 
         Args:
             batches: pairs of inputs and targets.

@@ -3,7 +3,7 @@
 The empirical Fisher uses the targets of the data; the Monte-Carlo Fisher draws them from the model's own predictive
 distribution, which is the Fisher information; both see, under batch norm in training mode, hook gradients that leave
 out how a sample moves the batch's statistics. The per-sample Fisher takes the true gradients ∇ψ_n through
-``torch.func`` and costs N backward passes: for study, on small networks.
+``torch.func`` and costs N backward passes: for study, on small networks. Weighted losses are taken as in ``weighting``.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from fisherfold.optim.factors import Collector
 from fisherfold.optim.replica import call
+from fisherfold.optim.weighting import weighted_terms
 
 LossFunction = Callable[[Any, Any], Tensor]
 Sampler = Callable[[Tensor, Tensor, torch.Generator], Tensor]
@@ -198,11 +199,18 @@ def add_batches(
             if index == 0:
                 check_reduction(outputs, targets, loss_fn, loss_fn(outputs, targets), reduction)
             known = outputs.detach() if isinstance(outputs, Tensor) else outputs
-            goals = targets if draw is None else draw(known, targets, generator)
-            terms = n_terms(outputs, goals, loss_fn)
-            collector.current.samples = terms
-            collector.current.gradient_scale = 1.0 if reduction == "mean" else 1.0 / terms
-            loss = loss_fn(outputs, goals)
+            drawn = None if draw is None else draw(known, targets, generator)
+            this_pass = collector.current
+            if (weighted := weighted_terms(loss_fn, targets)) is None:
+                goals = targets if drawn is None else drawn
+                this_pass.samples = n_terms(outputs, goals, loss_fn)
+                this_pass.gradient_scale = 1.0 if reduction == "mean" else 1.0 / this_pass.samples
+                loss = loss_fn(outputs, goals)
+            else:
+                # the square of √m ∇ℓ has m in it
+                losses = weighted.plain(outputs, weighted.targets if drawn is None else drawn)
+                this_pass.samples, this_pass.weights = weighted.total, weighted.of_samples()
+                loss = (weighted.weights.sqrt() * losses).sum() / weighted.total
             if weights:
                 torch.autograd.grad(loss, weights, allow_unused=True)
 
@@ -227,10 +235,20 @@ def _add_per_sample(
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     chosen = {names[id(p)]: p.detach() for t in collector.weights for p in (t.weight, t.bias) if p is not None}
 
+    samples = float(len(targets))
+    if (weighted := weighted_terms(loss_fn, targets)) is not None:
+        # of each sample the mean of its terms, as without weights, times √m of the sample
+        totals, each = weighted.weights.reshape(len(targets), -1).sum(1), weighted.of_samples()
+        scales = each.sqrt() / torch.where(totals > 0, totals, 1)
+        samples = weighted.total * samples / max(int(weighted.counted.sum()), 1)
+
     def losses(parameters: dict[str, Tensor]) -> Tensor:
         buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
         state = {f"model.{name}": value for name, value in (parameters | buffers).items()}
         outputs = torch.func.functional_call(_Caller(model), state, (inputs,))
+        if weighted is not None:
+            terms = weighted.weights * weighted.plain(outputs, weighted.targets)
+            return terms.reshape(len(terms), -1).sum(1) * scales
         return torch.vmap(lambda z, y: loss_fn(z[None], y[None]))(outputs, targets)
 
     values, pullback = torch.func.vjp(losses, chosen)  # type: ignore[misc]
@@ -243,7 +261,7 @@ def _add_per_sample(
                 stack = torch.cat([stack, gradients[names[id(tracked.bias)]].to(entry.a.dtype).unsqueeze(2)], dim=2)
             entry.a += torch.einsum("nij,nik->jk", stack, stack)
             entry.g += torch.einsum("nij,nkj->ik", stack, stack)
-            entry.samples += len(values)
+            entry.samples += samples
             entry.rows += len(values)
             entry.paired = True
 
