@@ -242,6 +242,57 @@ def test_an_interrupt_in_the_middle_of_a_step_costs_only_that_step(method, tasks
     assert resumed.trace["samples"] == whole.trace["samples"]
 
 
+def test_a_run_that_ends_before_its_first_iteration_leaves_a_checkpoint(method, tasks, options, tmp_path):
+    task, path = tasks["sphere"](), tmp_path / "c"
+    path.write_bytes(b"of another run")
+    for ending in ({"max_iter": 0}, {"stop": LossBelow(math.inf)}):
+        ended = minimize(task.problem, task.x0, method, checkpoint=path, **ending, **options[method])
+        assert ended.iterations == 0
+        resumed = minimize(task.problem, task.x0, method, checkpoint=path, resume=True, **ending, **options[method])
+        assert (resumed.status, resumed.message, resumed.trace.rows) == (
+            ended.status, ended.message, ended.trace.rows,
+        )  # fmt: skip
+    common = {"max_iter": 4, "stop": NEVER, "checkpoint": path}
+    resumed = minimize(task.problem, task.x0, method, resume=True, **common, **options[method])
+    whole = minimize(task.problem, task.x0, method, **common, **options[method])
+    assert torch.equal(resumed.last, whole.last)
+    assert resumed.trace["loss"] == whole.trace["loss"]
+
+
+def test_an_interrupt_at_the_starting_point_replaces_the_checkpoint_of_an_earlier_run(method, tasks, options, tmp_path):
+    task, path = tasks["sphere"](), tmp_path / "c"
+    minimize(task.problem, task.x0, method, max_iter=3, stop=NEVER, checkpoint=path, seed=5, **options[method])
+
+    class Interrupting(NLLProblem):
+        def _outputs(self, theta, inputs):
+            raise KeyboardInterrupt
+
+    problem = Interrupting(Sphere(5), task.problem.model, Gaussian(), task.problem.inputs, task.problem.targets)
+    with pytest.raises(KeyboardInterrupt):
+        minimize(problem, task.x0, method, checkpoint=path, seed=7, **options[method])
+    common = {"max_iter": 4, "stop": NEVER, "seed": 7}
+    resumed = minimize(task.problem, task.x0, method, checkpoint=path, resume=True, **common, **options[method])
+    whole = minimize(task.problem, task.x0, method, **common, **options[method])
+    assert torch.equal(resumed.last, whole.last)
+    assert resumed.trace["loss"] == whole.trace["loss"]
+
+
+@pytest.mark.parametrize(
+    ("method", "ending"),
+    [("rngd", {"eta2": 1e30, "sigma": 1.0, "max_rejections": 3}), ("rcg", {"max_trials": 1, "first_step": 1e3})],
+)
+def test_a_run_without_a_further_step_stays_as_it_ended_unless_its_options_change(method, ending, task, tmp_path):
+    common = {"checkpoint": tmp_path / "c", "max_iter": 30}
+    ended = minimize(task.problem, task.x0, method, **common, **ending)
+    assert ended.status == "stalled"
+    resumed = minimize(task.problem, task.x0, method, resume=True, **common, **ending)
+    assert (resumed.status, resumed.message) == (ended.status, ended.message)
+    assert resumed.iterations == ended.iterations
+    changed = {name: 20 if name.startswith("max") else 0.1 for name in ending}
+    further = minimize(task.problem, task.x0, method, resume=True, **common, **changed)
+    assert further.iterations > ended.iterations
+
+
 def test_resume_without_a_file_starts_fresh_and_a_file_without_resume_is_replaced(task, tmp_path):
     path = tmp_path / "c"
     first = minimize(task.problem, task.x0, max_iter=3, checkpoint=path, resume=True)

@@ -65,7 +65,8 @@ def minimize(
         verbose: show a progress bar.
         checkpoint: a file to keep the state in; over several processes the first one alone reads and writes it.
         checkpoint_every: iterations between two checkpoints; one is also written at the end and on an interrupt.
-        resume: go on from the checkpoint if the file exists.
+        resume: go on from the checkpoint if the file exists; a run that found no further step tries again only with
+            other options for the method.
         tag: kept in the checkpoint, such as a digest of the data; a run goes on only from one with its own tag.
         **options: for the method; see its class in ``fisherfold.solvers``.
 
@@ -95,11 +96,25 @@ def minimize(
         raise ValueError(f"method must be one of {sorted(METHODS)}, got {method!r}")
     solver = _construct(METHODS[method], problem, options)
     state = _begin(solver, x0, seed, checkpoint if resume else None, tag)
+    settings = str(sorted(options.items()))
+    if state.options != settings:  # they may find a step where the last ones found none
+        state.options, state.failure = settings, None
     stop = stop or GradientNorm(1e-8 if leaves(x0)[0].dtype == torch.float64 else 1e-4)
-    verdict = _verdict(state, stop, max_iter)
-    before: State | None = None
-    with Display(method, max_iter, visible=verbose) as display:
-        try:
+
+    def keep() -> None:
+        with problem.group.together():
+            if checkpoint is not None and problem.group.is_first:
+                state.save(checkpoint, method=method, tag=tag)
+
+    before = state.copy() if checkpoint is not None else None
+    try:
+        if started := not state.trace.rows:
+            _start(solver, state)
+        before = None
+        verdict = _verdict(state, stop, max_iter)
+        if started and verdict is not None:
+            keep()
+        with Display(method, max_iter, visible=verbose) as display:
             while verdict is None:
                 before = state.copy() if checkpoint is not None else None
                 _advance(solver, state, evaluate_every, max_iter)
@@ -108,15 +123,13 @@ def minimize(
                 verdict = _verdict(state, stop, max_iter)
                 if callback is not None and (answer := callback(state)) and verdict is None:
                     verdict = ("stopped", answer if isinstance(answer, str) else "the callback asked to stop")
-                if checkpoint is not None and (verdict is not None or state.iteration % checkpoint_every == 0):
-                    with problem.group.together():
-                        if problem.group.is_first:
-                            state.save(checkpoint, method=method, tag=tag)
-        except KeyboardInterrupt:
-            if checkpoint is not None and problem.group.is_first:
-                # in the middle of a step the state is neither here nor there: keep the last whole one
-                (before or state).save(checkpoint, method=method, tag=tag)
-            raise
+                if verdict is not None or state.iteration % checkpoint_every == 0:
+                    keep()
+    except KeyboardInterrupt:
+        if checkpoint is not None and problem.group.is_first:
+            # in the middle of a step the state is neither here nor there: keep the last whole one
+            (before or state).save(checkpoint, method=method, tag=tag)
+        raise
     status, message = verdict
     return Result(state.best, state.best_loss, status, message, state.trace, state.iteration, last=state.x)
 
@@ -174,6 +187,10 @@ def _begin(solver: Method, x0: Point, seed: int, saved: str | os.PathLike[str] |
             return resumed
     state = State(x=tree_map(torch.clone, x0), generator=torch.Generator().manual_seed(int(seed)))
     state.best = state.x
+    return state
+
+
+def _start(solver: Method, state: State) -> None:
     began = time.perf_counter()
     solver.start(state)
     state.seconds = time.perf_counter() - began
@@ -182,7 +199,6 @@ def _begin(solver: Method, x0: Point, seed: int, saved: str | os.PathLike[str] |
     _record(solver.problem, state)
     if not math.isfinite(state.loss):
         state.failure = ("non_finite", f"the loss at the starting point is {state.loss}")
-    return state
 
 
 def _advance(solver: Method, state: State, evaluate_every: int, max_iter: int) -> None:

@@ -37,7 +37,8 @@ class State:
         numbers: the method's memory in numbers.
         vectors: the method's memory in points and tangent vectors.
         record: further columns of the trace for the last iteration.
-        failure: why no further step can be made: (status, sentence).
+        options: of the method, as text.
+        failure: why no further step can be made with these options: (status, sentence).
         best: the point with the lowest loss seen.
         best_loss: that loss.
         trace: the table of the run so far.
@@ -54,6 +55,7 @@ class State:
     numbers: dict[str, float] = field(default_factory=dict)
     vectors: dict[str, Point] = field(default_factory=dict)
     record: dict[str, float] = field(default_factory=dict)
+    options: str = ""
     failure: tuple[str, str] | None = None
     best: Point = None
     best_loss: float = float("inf")
@@ -87,7 +89,7 @@ class State:
             tensors |= _named(name, tree)
         header = {name: getattr(self, name) for name in self._COUNTERS}
         header |= {"method": method, "tag": tag, "numbers": self.numbers, "vectors": list(self.vectors)}
-        header["trace"] = self.trace.rows
+        header |= {"trace": self.trace.rows, "options": self.options, "failure": self.failure}
         write_tensors(path, tensors, kind=KIND, version=VERSION, header=header)
 
     @classmethod
@@ -129,6 +131,10 @@ class State:
         state.numbers = {name: float(value) for name, value in header["numbers"].items()}
         state.vectors = {name: _restored(f"vectors.{name}", tensors, like, path) for name in header["vectors"]}
         state.trace = Trace([{name: _number(value) for name, value in row.items()} for row in header["trace"]])
+        state.options = str(header.get("options", ""))
+        if (failure := header.get("failure")) is not None:
+            status, sentence = failure
+            state.failure = (str(status), str(sentence))
         if tensors:
             raise ValueError(f"{path} is a checkpoint of another problem: it also holds {sorted(tensors)}")
         return state
