@@ -29,6 +29,7 @@ try:
 except ImportError:  # not on Windows, where leftovers of killed writers stay until someone removes them
     fcntl = None  # type: ignore[assignment]
 
+MODEL = "model.safetensors"  # in the folder of a model
 HEADER = "fisherfold"
 HEADER_LIMIT = 32 * 2**20  # bytes of JSON; parsed, it takes some twenty times as much memory
 _DTYPES = frozenset({"F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL"})
@@ -206,22 +207,51 @@ def make_folder(path: str | os.PathLike[str]) -> Path:
     return folder
 
 
-@contextlib.contextmanager
-def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A folder to write into; if it is new and the block fails, no trace of it is left.
+def check_model_folder(path: str | os.PathLike[str], kind: str) -> None:
+    """Look whether a model may be saved in a folder: over one of its own kind, but not over anything else.
 
     Args:
-        path: the folder; it is made, with those above it, if it does not exist.
-
-    Yields:
-        The folder.
+        path: the folder, which need not exist.
+        kind: what the model is.
 
     Raises:
         ValueError: if the path is a file.
+        FileExistsError: if the folder holds another kind of model.
     """
     folder = Path(path)
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"cannot save into {folder}: it is a file, a folder is expected")
+    held = _kind_of(folder / MODEL)
+    if held not in (None, kind):
+        raise FileExistsError(
+            f"{folder} holds a {held} model, which a {kind} model would replace; name another folder, or remove it"
+        )
+
+
+def _kind_of(path: Path) -> str | None:
+    """What a file of tensors holds, told from its header alone; None if there is none, or none that can be read."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            metadata = parse_json(file.read(length) if length <= HEADER_LIMIT else "").get("__metadata__", {})
+        return str(parse_json(metadata[HEADER])["kind"]) if HEADER in metadata else "foreign"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+@contextlib.contextmanager
+def model_folder(path: str | os.PathLike[str], kind: str) -> Iterator[Path]:
+    """A folder to write a model into; if it is new and the block fails, no trace of it is left.
+
+    Args:
+        path: the folder; it is made, with those above it, if it does not exist.
+        kind: what the model is.
+
+    Yields:
+        The folder.
+    """
+    folder = Path(path)
+    check_model_folder(folder, kind)
     first = next((above for above in reversed([folder, *folder.parents]) if not above.exists()), None)
     make_folder(folder)
     try:

@@ -8,9 +8,12 @@ import re
 import numpy as np
 import polars as pl
 import pytest
+import safetensors.torch
+import torch
 from typer.testing import CliRunner
 
 from fisherfold.cli import app
+from fisherfold.estimators.completion import MatrixCompletion
 from fisherfold.estimators.subspace import SubspaceRegressor
 
 
@@ -192,6 +195,30 @@ def test_unseen_tasks_and_folders_that_are_no_models(table):
     assert "is no model of" in str(run("evaluate", folder / "own", folder / "test.csv").exception)
     result = run("fit", folder / "none.csv", "--target", "y", "-o", folder / "model")
     assert "there is no file" in str(result.exception)
+
+
+def test_a_model_of_another_kind_is_not_replaced(table, monkeypatch):
+    folder = table[0]
+    columns = ("--target", "y", "--task", "school")
+    (folder / "ratings.csv").write_text("a,x,1\na,y,2\nb,x,3\nb,y,5\n")
+    answer("fit", folder / "train.csv", *columns, "-o", folder / "tasks")
+    answer("fit", folder / "train.csv", *columns, "-o", folder / "tasks")  # its own kind is
+    MatrixCompletion(1).fit(np.eye(3)).save(folder / "ratings")
+    (folder / "theirs").mkdir()
+    safetensors.torch.save_file({"x": torch.ones(2)}, folder / "theirs" / "model.safetensors")
+    before = {path: path.read_bytes() for path in folder.rglob("model.*")}
+    own, other = SubspaceRegressor.load(folder / "tasks"), MatrixCompletion.load(folder / "ratings")
+    monkeypatch.setattr(SubspaceRegressor, "fit", None)
+    monkeypatch.setattr(MatrixCompletion, "fit", None)
+    for held, model in (("tasks", other), ("ratings", own), ("theirs", own)):
+        command = "subspace" if model is own else "complete"
+        options = (folder / "train.csv", *columns) if command == "subspace" else (folder / "ratings.csv",)
+        result = CliRunner().invoke(app, [command, "fit", *map(str, options), "-o", str(folder / held)])
+        kinds = {"tasks": "subspace", "ratings": "completion", "theirs": "foreign"}
+        assert f"holds a {kinds[held]} model, which a" in str(result.exception)
+        with pytest.raises(FileExistsError, match=f"holds a {kinds[held]} model"):
+            model.save(folder / held)
+    assert {path: path.read_bytes() for path in folder.rglob("model.*")} == before
 
 
 def test_a_file_for_a_folder_and_a_table_without_rows_are_told_at_once(table, monkeypatch):

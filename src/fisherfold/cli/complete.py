@@ -26,7 +26,7 @@ from fisherfold.cli.common import (
     printable,
     typed,
 )
-from fisherfold.cli.rescue import write_or_rescue
+from fisherfold.cli.rescue import check_output, write_or_rescue
 
 if TYPE_CHECKING:
     from fisherfold.estimators.completion import MatrixCompletion
@@ -111,10 +111,10 @@ def fit(
     import numpy as np
 
     from fisherfold.distributed import joined, under_torchrun
+    from fisherfold.estimators.io import KIND
     from fisherfold.estimators.tables import read_ratings
 
-    if output.exists() and not output.is_dir():
-        raise ValueError(f"--output must be a folder, {output} is a file")
+    check_output(output, KIND)
     voice.resume = "no model was written; with --keep-on-interrupt the passes done so far are kept"
     model = _estimator(
         rank, random_state=seed, inference=inference, solver=solver, offsets=offsets, ridge=ridge,

@@ -9,6 +9,23 @@ from collections.abc import Callable
 from pathlib import Path
 
 
+def check_output(output: Path, kind: str) -> None:
+    """Look whether a model can be written, and what it would replace, before it is fitted.
+
+    Args:
+        output: the folder.
+        kind: what the model is.
+
+    Raises:
+        ValueError: if it is a file.
+    """
+    from fisherfold.files import check_model_folder
+
+    if output.exists() and not output.is_dir():
+        raise ValueError(f"--output must be a folder, {output} is a file")
+    check_model_folder(output, kind)
+
+
 def write_or_rescue(write: Callable[[Path], None], output: Path) -> None:
     """Write a model; where its folder cannot be written, write it to a temporary one, and say so.
 

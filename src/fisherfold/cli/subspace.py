@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fisherfold.cli.common import Bar, Checkpoint, Decimal, Encoding, UnpackLimit, Voice, command, group, one_of, typed
-from fisherfold.cli.rescue import write_or_rescue
+from fisherfold.cli.rescue import check_output, write_or_rescue
 
 if TYPE_CHECKING:
     from fisherfold.estimators.task_tables import Roles, TaskTable
@@ -63,12 +63,11 @@ def fit(
     from fisherfold.distributed import under_torchrun
     from fisherfold.estimators.subspace import SubspaceRegressor
     from fisherfold.estimators.subspace_classifier import SubspaceClassifier
-    from fisherfold.estimators.subspace_files import save_model
+    from fisherfold.estimators.subspace_files import KIND, save_model
     from fisherfold.estimators.table_files import read_table
     from fisherfold.estimators.task_tables import choose_columns, read_tasks
 
-    if output.exists() and not output.is_dir():
-        raise ValueError(f"--output must be a folder, {output} is a file")
+    check_output(output, KIND)
     if classify and inference is not None:
         raise ValueError(f"--inference is for regressions, got {inference!r} with --classify, which has one way")
     estimator = "SubspaceClassifier" if classify else "SubspaceRegressor"

@@ -19,7 +19,7 @@ from fisherfold.estimators.id_files import pack_ids, unpack_ids
 from fisherfold.estimators.ids import IdIndex
 from fisherfold.estimators.parameters import storable
 from fisherfold.estimators.posterior_files import finite_number, pack_posterior, take, unpack_posterior
-from fisherfold.files import new_folder, read_tensors, sound, write_atomically, write_tensors
+from fisherfold.files import MODEL, model_folder, read_tensors, sound, write_atomically, write_tensors
 
 KIND = "completion"
 VERSION = 1
@@ -53,8 +53,8 @@ def save_completion(
         tensors |= {f"{name}.ids.{key}": part for key, part in parts.items()}
         header[name] = {"ids": kind, "count": len(ids), "has_offset": has_offset[k]}
     tensors |= {f"seen.{name}": getattr(model, f"seen_{name}") for name in ("offsets", "columns", "values")}
-    with new_folder(path) as folder:
-        write_tensors(folder / "model.safetensors", tensors, kind=KIND, version=VERSION, header=header)
+    with model_folder(path, KIND) as folder:
+        write_tensors(folder / MODEL, tensors, kind=KIND, version=VERSION, header=header)
         summary = {"kind": KIND, "version": VERSION, **header}
         write_atomically(folder / "model.json", json.dumps(summary, indent=2).encode())
 
@@ -74,7 +74,7 @@ def load_completion(path: str | os.PathLike[str]) -> tuple[CompletionModel, dict
     """
     if not Path(path).is_dir():
         raise FileNotFoundError(f"there is no model folder {path}")
-    file = Path(path) / "model.safetensors"
+    file = Path(path) / MODEL
     tensors, header = read_tensors(file, kind=KIND, version=VERSION)
     with sound(file, KIND):
         has_offset = [header[name]["has_offset"] for name in ("rows", "columns")]

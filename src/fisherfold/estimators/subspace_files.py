@@ -17,7 +17,7 @@ from fisherfold.estimators.ids import IdIndex, id_array
 from fisherfold.estimators.parameters import storable
 from fisherfold.estimators.posterior_files import check_trace, finite_number, take
 from fisherfold.estimators.task_rows import Scaling
-from fisherfold.files import new_folder, read_tensors, sound, write_atomically, write_tensors
+from fisherfold.files import MODEL, model_folder, read_tensors, sound, write_atomically, write_tensors
 from fisherfold.inference.subspace import SubspacePrior
 from fisherfold.problems.tasks import TaskStatistics
 
@@ -54,8 +54,8 @@ def save_model(
     if with_statistics and statistics is not None:
         tensors |= {f"statistics.{name}": getattr(statistics, name) for name in _STATISTICS}
     header = _header(model, scaling) | ({} if columns is None else {"columns": columns})
-    with new_folder(path) as folder:
-        write_tensors(folder / "model.safetensors", tensors, kind=KIND, version=VERSION, header=header)
+    with model_folder(path, KIND) as folder:
+        write_tensors(folder / MODEL, tensors, kind=KIND, version=VERSION, header=header)
         shown = {"kind": KIND, "version": VERSION, **header} | {"trace": f"{len(header['trace'])} rows"}
         write_atomically(folder / "model.json", json.dumps(shown, indent=1).encode())
 
@@ -91,7 +91,7 @@ def load_model(path: str | os.PathLike[str], *classes: type[Model]) -> Model:
     """
     if not Path(path).is_dir():
         raise FileNotFoundError(f"there is no model folder {path}")
-    file = Path(path) / "model.safetensors"
+    file = Path(path) / MODEL
     tensors, header = read_tensors(file, kind=KIND, version=VERSION)
     cls = next((c for c in classes if c.__name__ == header.get("estimator")), None)
     if cls is None:
