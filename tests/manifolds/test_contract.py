@@ -40,6 +40,10 @@ def draw(manifold, *batch, seed=0, **options):
         (lambda: Sphere(1), r"n of Sphere must be at least 2, got 1"),
         (lambda: Oblique(3, 1), r"n of Oblique must be at least 2, got 1"),
         (lambda: Oblique(True, 2), r"m of Oblique must be a positive integer, got True"),
+        (lambda: Oblique(2, np.True_), r"n of Oblique must be a positive integer, got np\.True_"),
+        (lambda: Sphere(torch.tensor(True)), r"n of Sphere must be a positive integer, got tensor\(True\)"),
+        (lambda: Sphere(np.float64(3)), r"n of Sphere must be a positive integer, got np\.float64\(3\.0\)"),
+        (lambda: Sphere(np.int64(-3)), r"n of Sphere must be a positive integer, got np\.int64\(-3\)"),
         (lambda: Euclidean(3, -1), r"every size of Euclidean must be a positive integer, got -1"),
         (lambda: Stiefel(4, 2, retraction="svd"), r"retraction of Stiefel must be one of .*'polar'.*, got 'svd'"),
         (lambda: Stiefel(4, 2, transport_method="parallel"), r"must be one of \['projection'\], got 'parallel'"),
@@ -50,6 +54,16 @@ def draw(manifold, *batch, seed=0, **options):
 def test_constructors_name_what_is_wrong(build, message):
     with pytest.raises(ValueError, match=message):
         build()
+
+
+@pytest.mark.parametrize("whole", [np.int64, np.uint8, np.array, torch.tensor])
+def test_sizes_are_whole_numbers_of_any_type(whole):
+    for kind, sizes in ((Grassmann, (5, 2)), (Stiefel, (5, 2)), (Sphere, (5,)), (Oblique, (5, 2)), (Euclidean, (5, 2))):
+        manifold, plain = kind(*map(whole, sizes)), kind(*sizes)
+        assert (manifold, hash(manifold), repr(manifold)) == (plain, hash(plain), repr(plain))
+        assert type(manifold.dim) is int
+        assert all(type(size) is int for size in manifold.point_shape)
+        assert torch.equal(draw(manifold)[0], draw(plain)[0])
 
 
 @pytest.mark.parametrize("manifold", MANIFOLDS, ids=repr)

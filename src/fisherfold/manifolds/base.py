@@ -12,6 +12,7 @@ vectors; the functions of ``trees``, which this module passes on, work on both f
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
@@ -368,6 +369,12 @@ class Manifold(ABC):
             raise ValueError(f"{kind} of {type(self).__name__} must be one of {sorted(known)}, got {method!r}")
         return method
 
+    def _make_whole(self, *names: str) -> None:
+        """Turn sizes into an ``int`` each; raise if one is no positive integer."""
+        for name in names:
+            size = positive_integer(getattr(self, name), f"{name} of {type(self).__name__}")
+            object.__setattr__(self, name, size)
+
     def _check_form(self, x: Point, name: str) -> None:
         """Raise unless ``x`` is a floating tensor of the right shape."""
         if not isinstance(x, Tensor):
@@ -405,15 +412,24 @@ def _widen(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(t.float() if t.dtype in _HALF else t for t in tensors)
 
 
-def positive_integer(value: Any, name: str) -> None:
-    """Raise unless the value is a positive integer.
+def positive_integer(value: Any, name: str) -> int:
+    """A size as an ``int``.
 
     Args:
-        value: what should be one.
+        value: a positive integer of any type that can be an index; truth values are none.
         name: the argument's name for the message.
+
+    Returns:
+        The integer.
 
     Raises:
         ValueError: if it is anything else.
     """
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    truth = isinstance(value, bool) or getattr(value, "dtype", None) == torch.bool
+    try:
+        whole = 0 if truth else operator.index(value)
+    except TypeError:
+        whole = 0
+    if whole < 1:
         raise ValueError(f"{name} must be a positive integer, got {value!r}")
+    return whole

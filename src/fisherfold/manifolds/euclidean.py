@@ -36,9 +36,8 @@ class Euclidean(Manifold):
     transport_method: str = field(default="projection", kw_only=True)
 
     def __init__(self, *shape: int, retraction: str = "add", transport_method: str = "projection") -> None:
-        for size in shape:
-            positive_integer(size, "every size of Euclidean")
-        object.__setattr__(self, "shape", shape)
+        sizes = tuple(positive_integer(size, "every size of Euclidean") for size in shape)
+        object.__setattr__(self, "shape", sizes)
         object.__setattr__(self, "retraction", retraction)
         object.__setattr__(self, "transport_method", transport_method)
         self._choice("retraction", None)

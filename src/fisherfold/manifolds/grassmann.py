@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fisherfold.manifolds import frames
 from fisherfold.manifolds.alignment import angle_over_sine, rotation_between
-from fisherfold.manifolds.base import Manifold, positive_integer
+from fisherfold.manifolds.base import Manifold
 from fisherfold.manifolds.lengths import length
 
 
@@ -54,8 +54,7 @@ class Grassmann(Manifold):
     transport_method: str = field(default="projection", kw_only=True)
 
     def __post_init__(self) -> None:
-        positive_integer(self.n, "n of Grassmann")
-        positive_integer(self.p, "p of Grassmann")
+        self._make_whole("n", "p")
         if self.p >= self.n:
             raise ValueError(
                 f"p of Grassmann, the dimension of the subspaces, must be less than n={self.n}, got {self.p}"

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fisherfold.manifolds.base import Manifold, positive_integer
+from fisherfold.manifolds.base import Manifold
 from fisherfold.manifolds.lengths import length
 from fisherfold.manifolds.sphere import (
     angle_rows,
@@ -54,8 +54,7 @@ class Oblique(Manifold):
     transport_method: str = field(default="projection", kw_only=True)
 
     def __post_init__(self) -> None:
-        positive_integer(self.m, "m of Oblique")
-        positive_integer(self.n, "n of Oblique")
+        self._make_whole("m", "n")
         if self.n < 2:
             raise ValueError(f"n of Oblique must be at least 2, got {self.n}")
         self._choice("retraction", None)

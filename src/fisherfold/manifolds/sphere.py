@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fisherfold.manifolds.base import Manifold, positive_integer
+from fisherfold.manifolds.base import Manifold
 from fisherfold.manifolds.lengths import length, ordinary, range_factor, series
 
 # cos √t and sin √t / √t up to t = 1/4, and θ / sin θ in w = sin²(θ/2) up to w = 1/20, to the last digit
@@ -53,7 +53,7 @@ class Sphere(Manifold):
     transport_method: str = field(default="projection", kw_only=True)
 
     def __post_init__(self) -> None:
-        positive_integer(self.n, "n of Sphere")
+        self._make_whole("n")
         if self.n < 2:
             raise ValueError(f"n of Sphere must be at least 2, got {self.n}")
         self._choice("retraction", None)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fisherfold.manifolds import frames
-from fisherfold.manifolds.base import Manifold, positive_integer
+from fisherfold.manifolds.base import Manifold
 
 
 @dataclass(frozen=True, repr=False)
@@ -45,8 +45,7 @@ class Stiefel(Manifold):
     transport_method: str = field(default="projection", kw_only=True)
 
     def __post_init__(self) -> None:
-        positive_integer(self.n, "n of Stiefel")
-        positive_integer(self.p, "p of Stiefel")
+        self._make_whole("n", "p")
         if self.p > self.n:
             raise ValueError(f"p of Stiefel must be at most n={self.n}, got {self.p}")
         self._choice("retraction", None)
