@@ -42,6 +42,20 @@ def test_scikit_learn_accepts_it(estimator, check):
     check(estimator)
 
 
+def test_predictions_and_scores_take_the_lists_that_fit_takes():
+    X, y, task = rows(tasks=4)
+    names = sorted(set(task))
+    Xs, ys = ([part[task == name] for name in names] for part in (X, y))
+    model = SubspaceClassifier(rank=2, ridge=1.0).fit(Xs, ys, task=names)
+    for ask in (model.predict, model.predict_proba, model.decision_function):
+        found = ask(Xs, task=names)
+        assert [len(part) for part in found] == [40] * 4
+        np.testing.assert_array_equal(np.concatenate(found), ask(X, task=task))
+    assert model.score(Xs, ys, task=names) == model.score(X, y, task=task)
+    with pytest.raises(ValueError, match="same length, got 4 tables in X, 3 in y and 4 ids in task"):
+        model.score(Xs, ys[1:], task=names)
+
+
 def test_related_tasks_help_each_other():
     X, y, task = rows(per_task=120)
     few = np.zeros(len(task), dtype=bool)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import polars as pl
 import pytest
 import torch
 from sklearn.base import clone
@@ -101,6 +102,55 @@ def test_lists_of_tables_are_the_same_as_one_table():
     np.testing.assert_allclose(named.predict(X, task=task), expected, rtol=1e-6)
     numbers = np.array([names.index(name) for name in task])
     np.testing.assert_allclose(numbered.predict(X, task=numbers), expected, rtol=1e-6)
+
+
+def test_predictions_and_scores_take_the_lists_that_fit_takes():
+    X, y, task = rows()
+    names = sorted(set(task))[::-1]
+    Xs, ys = ([part[task == name] for name in names] for part in (X, y))
+    Xs[3], ys[3] = Xs[3][:0], ys[3][:0]
+    order = np.concatenate([np.flatnonzero(task == name)[: len(part)] for name, part in zip(names, Xs, strict=True)])
+    model = SubspaceRegressor(rank=2).fit(X, y, task=task)
+    expected = model.predict(X[order], task=task[order], return_std=True)
+    values, deviations = model.predict(Xs, task=names, return_std=True)
+    np.testing.assert_equal(model.predict(Xs, task=names), values)
+    for found, whole in ((values, expected[0]), (deviations, expected[1])):
+        assert [len(part) for part in found] == [len(part) for part in Xs]
+        np.testing.assert_array_equal(np.concatenate(found), whole)
+    assert model.score(Xs, ys, task=names) == model.score(X[order], y[order], task=task[order])
+    assert model.nmse(Xs, ys, task=names) == model.nmse(X[order], y[order], task=task[order])
+    assert len(model.predict(Xs, task=[*names[:-1], "stranger"], unseen="mean")) == len(names)
+    numbered = SubspaceRegressor(rank=2).fit(Xs[:3], ys[:3])
+    assert numbered.score(Xs[:3], ys[:3]) == numbered.score(Xs[:3], ys[:3], task=[0, 1, 2])
+    with pytest.raises(ValueError, match="same length, got 12 tables in X and 2 ids in task"):
+        model.predict(Xs, task=names[:2])
+    with pytest.raises(ValueError, match="same length, got 12 tables in X, 11 in y and 12 ids in task"):
+        model.score(Xs, ys[1:], task=names)
+    with pytest.raises(ValueError, match="task 't9': X has 20 rows and y has 19"):
+        model.score(Xs[:1], [ys[0][1:]], task=names[:1])
+    with pytest.raises(ValueError, match="task 't8' has 4 features, the first task 5"):
+        model.predict([Xs[0], Xs[1][:, :4]], task=names[:2])
+    with pytest.raises(ValueError, match="12 tasks were not seen in fit: 0, 1, 2"):
+        model.predict([part[:1] for part in X.reshape(12, 20, 5)])
+    with pytest.raises(ValueError, match="X must have no missing values, 1 entries are masked"):
+        model.predict([np.ma.masked_equal(Xs[0], Xs[0][0, 0])], task=names[:1])
+
+
+@pytest.mark.parametrize("library", [pd, pl])
+def test_lists_of_data_frames_keep_their_names(library):
+    X, y, task = rows()
+    names = sorted(set(task))
+    Xs, ys = ([part[task == name] for name in names] for part in (X, y))
+    frames = [library.DataFrame({name: part[:, i] for i, name in enumerate("abcde")}) for part in Xs]
+    model = SubspaceRegressor(rank=2).fit(frames, ys, task=names)
+    assert model.feature_names_in_.tolist() == list("abcde")
+    expected = SubspaceRegressor(rank=2).fit(Xs, ys, task=names)
+    assert model.score(frames, ys, task=names) == expected.score(Xs, ys, task=names)
+    exchanged = [frames[0], *(frame[["b", "a", "c", "d", "e"]] for frame in frames[1:])]
+    with pytest.raises(ValueError, match=r"task 't1' has the columns \['b', 'a', .*\], the first task \['a', 'b'"):
+        model.fit(exchanged, ys, task=names)
+    with pytest.raises(ValueError, match="feature names should match"):
+        model.predict(exchanged[1:], task=names[1:])
 
 
 def test_several_outputs_are_tasks_over_shared_rows():

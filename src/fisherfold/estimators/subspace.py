@@ -194,19 +194,21 @@ class SubspaceRegressor(SharedTaskFits, RegressorMixin, TaskEstimator):  # type:
         """Predict targets.
 
         Args:
-            X: features, one row per sample.
-            task: the task of each row; None if the model has a single task, or for all outputs at once.
+            X: features, one row per sample; or a list with one table per task.
+            task: the task of each row; None if the model has a single task, or for all outputs at once. For lists: as
+                in ``fit``.
             return_std: also return predictive standard deviations (marginal).
             unseen: what to do with a task that was not seen: ``error``, or ``mean`` for what all tasks share (marginal:
                 the mean m, with the spread of the tasks in the standard deviation).
 
         Returns:
-            One prediction per row, or a column per output; with ``return_std`` a pair.
+            One prediction per row, or a column per output; a list like X; with ``return_std`` a pair.
 
         Raises:
             ValueError: if a task was not seen, or standard deviations are asked of a point model.
         """
-        X = self._features(X)
+        given = self._asked(X, task)
+        X, task = given.X, given.task
         if return_std and self._fitted != "marginal":
             raise ValueError(f"return_std needs inference='marginal', this model has {self._fitted!r}")
         if task is None and self._outputs:
@@ -214,16 +216,16 @@ class SubspaceRegressor(SharedTaskFits, RegressorMixin, TaskEstimator):  # type:
             stacked = [np.stack(parts, axis=1) for parts in zip(*columns, strict=True)]
             return (stacked[0], stacked[1]) if return_std else stacked[0]
         numbers = self._numbers(task, len(X), unseen)
-        values, deviations = self._predict(X, numbers, return_std)
+        values, deviations = (given.like_given(part) for part in self._predict(X, numbers, return_std))
         return (values, deviations) if return_std else values
 
     def score(self, X: Any, y: Any, task: Any = None, sample_weight: Any = None) -> float:
         """The coefficient of determination R² of the predictions over all rows.
 
         Args:
-            X: features.
-            y: targets.
-            task: the task of each row.
+            X: as in ``predict``.
+            y: targets, one per row; or a list like X.
+            task: as in ``predict``.
             sample_weight: a weight per row.
 
         Returns:
@@ -231,7 +233,8 @@ class SubspaceRegressor(SharedTaskFits, RegressorMixin, TaskEstimator):  # type:
         """
         from sklearn.metrics import r2_score
 
-        return float(r2_score(y, self.predict(X, task=task), sample_weight=sample_weight))
+        given = self._one_table(X, y, task)
+        return float(r2_score(given.y, self.predict(given.X, task=given.task), sample_weight=sample_weight))
 
     def nmse(self, X: Any, y: Any, task: Any = None) -> float:
         """The mean over tasks of the squared error over the variance of the task's targets, as in the paper.
@@ -239,9 +242,9 @@ class SubspaceRegressor(SharedTaskFits, RegressorMixin, TaskEstimator):  # type:
         Tasks with fewer than two rows or a constant target have no variance to compare with and are left out.
 
         Args:
-            X: features.
-            y: targets.
-            task: the task of each row.
+            X: as in ``predict``.
+            y: targets, one per row; or a list like X.
+            task: as in ``predict``.
 
         Returns:
             The mean ratio.
@@ -250,8 +253,9 @@ class SubspaceRegressor(SharedTaskFits, RegressorMixin, TaskEstimator):  # type:
             ValueError: if it is undefined for every task.
         """
         check_is_fitted(self)
-        predicted = np.asarray(self.predict(X, task=task), dtype=np.float64)
-        given = np.array(y, dtype=np.float64)
+        rows = self._one_table(X, y, task)
+        predicted = np.asarray(self.predict(rows.X, task=rows.task), dtype=np.float64)
+        given = np.array(rows.y, dtype=np.float64)
         if given.size != predicted.size:
             raise ValueError(f"y must have the shape {predicted.shape} of the predictions, got {given.shape}")
         target = torch.from_numpy(given.reshape(predicted.shape))
@@ -259,7 +263,7 @@ class SubspaceRegressor(SharedTaskFits, RegressorMixin, TaskEstimator):  # type:
         if target.ndim == 2:
             numbers = torch.arange(target.shape[1]).expand(target.shape)
         else:
-            numbers = torch.as_tensor(self._numbers(task, len(target), "mean"))
+            numbers = torch.as_tensor(self._numbers(rows.task, len(target), "mean"))
             numbers = torch.unique(numbers, return_inverse=True)[1]
         flat = TaskStatistics.from_rows(residual.reshape(-1, 1), target.reshape(-1), numbers.reshape(-1))
         ratios = flat.gram[:, 0, 0] / (flat.counts * flat.target_variance())

@@ -20,7 +20,7 @@ from fisherfold.estimators.checkpoint import FitCheckpoint, all_or_nothing
 from fisherfold.estimators.ids import IdIndex
 from fisherfold.estimators.subspace_point import RIDGES, held_out_rows
 from fisherfold.estimators.task_estimator import TaskEstimator
-from fisherfold.estimators.task_rows import Scaling
+from fisherfold.estimators.task_rows import Scaling, TaskRows
 from fisherfold.inference.subspace import start_frame
 from fisherfold.problems.subspace_logistic import LabelledRows, LogisticSubspaceProblem, newton_coefficients
 from fisherfold.solvers import Result, minimize
@@ -165,57 +165,62 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
         self._set_coefficients(grown)
         return self
 
-    def decision_function(self, X: Any, task: Any = None, *, unseen: str = "error") -> Array:
+    def decision_function(self, X: Any, task: Any = None, *, unseen: str = "error") -> Any:
         """The log odds of the second class.
 
         Args:
-            X: features, one row per sample.
-            task: the task of each row; None if the model has a single task.
+            X: features, one row per sample; or a list with one table per task.
+            task: the task of each row; None if the model has a single task. For lists: as in ``fit``.
             unseen: what to do with a task that was not seen: ``error``, or ``mean`` for the mean coefficients.
 
         Returns:
-            One number per row.
+            One number per row; a list like X.
         """
-        X = self._features(X)
-        numbers = torch.from_numpy(self._numbers(task, len(X), unseen))
-        weights = torch.cat([self._weights, self._weights.mean(0, keepdim=True)])[numbers]
-        return np.asarray((self.scaling_(X) * weights).sum(-1).numpy())
+        given = self._asked(X, task)
+        return given.like_given(self._log_odds(given, unseen))
 
-    def predict_proba(self, X: Any, task: Any = None, *, unseen: str = "error") -> Array:
+    def _log_odds(self, given: TaskRows, unseen: str) -> Array:
+        numbers = torch.from_numpy(self._numbers(given.task, len(given.X), unseen))
+        weights = torch.cat([self._weights, self._weights.mean(0, keepdim=True)])[numbers]
+        return np.asarray((self.scaling_(given.X) * weights).sum(-1).numpy())
+
+    def predict_proba(self, X: Any, task: Any = None, *, unseen: str = "error") -> Any:
         """The probabilities of the two classes.
 
         Args:
-            X: features, one row per sample.
-            task: the task of each row; None if the model has a single task.
+            X: features, one row per sample; or a list with one table per task.
+            task: the task of each row; None if the model has a single task. For lists: as in ``fit``.
             unseen: as in ``decision_function``.
 
         Returns:
-            An array of shape (rows, 2).
+            An array of shape (rows, 2); a list like X.
         """
-        second = expit(self.decision_function(X, task=task, unseen=unseen))
-        return np.stack([1 - second, second], axis=1)
+        given = self._asked(X, task)
+        second = expit(self._log_odds(given, unseen))
+        return given.like_given(np.stack([1 - second, second], axis=1))
 
-    def predict(self, X: Any, task: Any = None, *, unseen: str = "error") -> Array:
+    def predict(self, X: Any, task: Any = None, *, unseen: str = "error") -> Any:
         """The more likely class.
 
         Args:
-            X: features, one row per sample.
-            task: the task of each row; None if the model has a single task.
+            X: features, one row per sample; or a list with one table per task.
+            task: the task of each row; None if the model has a single task. For lists: as in ``fit``.
             unseen: as in ``decision_function``.
 
         Returns:
-            One class per row.
+            One class per row; a list like X.
         """
-        odds = self.decision_function(X, task=task, unseen=unseen)
-        return np.asarray(self.classes_[(odds > 0).astype(np.int64)])
+        given = self._asked(X, task)
+        odds = self._log_odds(given, unseen)
+        return given.like_given(np.asarray(self.classes_[(odds > 0).astype(np.int64)]))
 
     def score(self, X: Any, y: Any, task: Any = None, sample_weight: Any = None) -> float:
         """The share of rows that are classified rightly.
 
         Args:
-            X: features.
-            y: labels.
-            task: the task of each row.
+            X: as in ``predict``.
+            y: labels, one per row; or a list like X.
+            task: as in ``predict``.
             sample_weight: a weight per row.
 
         Returns:
@@ -223,7 +228,9 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
         """
         from sklearn.metrics import accuracy_score
 
-        return float(accuracy_score(column_or_1d(y), self.predict(X, task=task), sample_weight=sample_weight))
+        given = self._one_table(X, y, task)
+        predicted = self.predict(given.X, task=given.task)
+        return float(accuracy_score(column_or_1d(given.y), predicted, sample_weight=sample_weight))
 
     def _check_parameters(self) -> None:
         self._check_common()

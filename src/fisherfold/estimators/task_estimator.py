@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from abc import abstractmethod
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from fisherfold.estimators.ids import IdIndex, plain
 from fisherfold.estimators.inputs import unmasked
 from fisherfold.estimators.task_rows import (
     Scaling,
+    TaskRows,
     read_rows,
     reject_masked,
     reject_overflow,
@@ -116,14 +118,27 @@ class TaskEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         reject_text(X)
         return np.asarray(validate_data(self, unmasked(X), reset=False, dtype=np.float64))
 
+    def _asked(self, X: Any, task: Any) -> TaskRows:
+        """Checked features of rows without targets, in any form that ``fit`` takes."""
+        check_is_fitted(self)
+        reject_masked(X, "X")
+        given = read_rows(X, None, task)
+        return replace(given, X=self._features(given.X))
+
+    @staticmethod
+    def _one_table(X: Any, y: Any, task: Any) -> TaskRows:
+        """Lists of tables with their targets as one table; a table as it is."""
+        for name, values in (("X", X), ("y", y)):
+            reject_masked(values, name)
+        return read_rows(X, y, task)
+
     def _read(
         self, X: Any, y: Any, task: Any, sample_weight: Any, *, reset: bool, numeric: bool,
         least: int | None = None,
     ) -> tuple[Array, Array, Array | None, Array | None]:  # fmt: skip
         """Checked features, targets, task ids (None for a single task or several outputs) and weights."""
-        for name, values in (("X", X), ("y", y), ("sample_weight", sample_weight)):
-            reject_masked(values, name)
-        given = read_rows(X, y, task)
+        reject_masked(sample_weight, "sample_weight")
+        given = self._one_table(X, y, task)
         targets = unmasked(given.y) if numeric else given.y
         reject_text(given.X)
         if numeric and targets is not None:

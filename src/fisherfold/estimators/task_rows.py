@@ -6,6 +6,7 @@ live in one space and are turned back into the user's units at the end.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fisherfold.distributed import Axis
-from fisherfold.estimators.ids import id_array
+from fisherfold.estimators.ids import id_array, plain
 from fisherfold.estimators.inputs import unmasked
 from fisherfold.problems.tasks import TaskStatistics
 
@@ -30,11 +31,24 @@ class TaskRows:
         X: features as given, not yet checked.
         y: targets; two-dimensional for several outputs over shared rows.
         task: the task of each row as given, or None for a single task or several outputs.
+        sizes: how many rows each table of a list has; None for a single table.
     """
 
     X: Any
     y: Any
     task: Any
+    sizes: list[int] | None = None
+
+    def like_given(self, values: Array) -> Any:
+        """What was found for the rows in the form in which they were given.
+
+        Args:
+            values: the first axis over rows.
+
+        Returns:
+            The array, or a list with one for each table.
+        """
+        return values if self.sizes is None else np.split(values, np.cumsum(self.sizes)[:-1])
 
 
 def read_rows(X: Any, y: Any, task: Any) -> TaskRows:
@@ -42,37 +56,54 @@ def read_rows(X: Any, y: Any, task: Any) -> TaskRows:
 
     Args:
         X: a table, or a list with one table per task.
-        y: targets, in the same form.
+        y: targets, in the same form; None if there are none.
         task: one id per row, or one per list entry; None for a single task, several outputs, or list positions.
 
     Returns:
         The table.
 
     Raises:
-        ValueError: if lists have different lengths.
+        ValueError: if lists have different lengths, or tables different columns.
     """
     if not _is_list_of_tables(X):
         return TaskRows(unmasked(X), y, task)
-    tables = [np.asarray(unmasked(part)) for part in X]
-    targets = [np.asarray(part).reshape(-1) for part in y]
-    ids = list(range(len(tables))) if task is None else list(task)
-    if not len(tables) == len(targets) == len(ids):
+    targets = None if y is None else [np.asarray(part).reshape(-1) for part in y]
+    ids = list(range(len(X))) if task is None else list(task)
+    if len(ids) != len(X) or (targets is not None and len(targets) != len(X)):
+        in_y = "" if targets is None else f", {len(targets)} in y"
         raise ValueError(
-            f"lists of tasks must have the same length, got {len(tables)} tables in X, {len(targets)} in y and "
-            f"{len(ids)} ids in task"
+            f"lists of tasks must have the same length, got {len(X)} tables in X{in_y} and {len(ids)} ids in task"
         )
-    for number, (table, target) in enumerate(zip(tables, targets, strict=True)):
-        if len(table) != len(target):
-            raise ValueError(f"task {ids[number]!r}: X has {len(table)} rows and y has {len(target)}")
-        if table.shape[1] != tables[0].shape[1]:
-            raise ValueError(f"task {ids[number]!r} has {table.shape[1]} features, the first task {tables[0].shape[1]}")
-    sizes = [len(target) for target in targets]
+    sizes, shown = [len(table) for table in X], [plain(name) for name in ids]
+    for number, table in enumerate(X):
+        if targets is not None and len(targets[number]) != sizes[number]:
+            raise ValueError(f"task {shown[number]!r}: X has {sizes[number]} rows and y has {len(targets[number])}")
+        if table.shape[1] != X[0].shape[1]:
+            raise ValueError(f"task {shown[number]!r} has {table.shape[1]} features, the first task {X[0].shape[1]}")
     labels = np.repeat(id_array(ids, "task"), sizes)
-    return TaskRows(np.concatenate(tables), np.concatenate(targets), labels)
+    return TaskRows(_stacked(X, shown), None if targets is None else np.concatenate(targets), labels, sizes)
+
+
+def _stacked(tables: Sequence[Any], ids: list[Any]) -> Any:
+    """One table of all rows; data frames must have the same columns, and keep their names."""
+    kinds = {type(table).__module__.split(".")[0] for table in tables}
+    if kinds not in ({"pandas"}, {"polars"}):
+        return np.concatenate([np.asarray(unmasked(table)) for table in tables])
+    first = list(tables[0].columns)
+    for name, table in zip(ids, tables, strict=True):
+        if list(table.columns) != first:
+            raise ValueError(f"task {name!r} has the columns {list(table.columns)}, the first task {first}")
+    if kinds == {"polars"}:
+        import polars
+
+        return polars.concat(tables, how="vertical_relaxed")
+    import pandas
+
+    return pandas.concat(tables, ignore_index=True)
 
 
 def _is_list_of_tables(X: Any) -> bool:
-    return isinstance(X, (list, tuple)) and len(X) > 0 and all(getattr(part, "ndim", 0) == 2 for part in X)
+    return isinstance(X, (list, tuple)) and len(X) > 0 and all(len(getattr(part, "shape", ())) == 2 for part in X)
 
 
 def reject_masked(values: Any, name: str) -> None:
