@@ -15,7 +15,16 @@ from rich.console import Console
 from fisherfold import Gaussian, NLLProblem, Result, minimize
 from fisherfold.files import write_tensors
 from fisherfold.manifolds import Euclidean, Grassmann, Sphere
-from fisherfold.solvers import GradientNorm, LossBelow, MaxSamples, MaxSeconds, Stagnation, State, Trace
+from fisherfold.solvers import (
+    GradientNorm,
+    LossBelow,
+    MaxSamples,
+    MaxSeconds,
+    SmallGradient,
+    Stagnation,
+    State,
+    Trace,
+)
 from fisherfold.solvers.progress import Display, figures
 
 NEVER = GradientNorm(0.0)
@@ -51,6 +60,40 @@ def test_each_criterion_states_its_reason(task):
     assert "over 3 evaluations" in result.message
     losses = result.trace["loss"]
     assert losses[-4] - losses[-1] <= 1e-6 * losses[-1]
+
+
+@pytest.mark.parametrize("unit", [1e-20, 1e-10, 1e-5, 1.0, 1e5, 1e10, 1e20])
+@pytest.mark.parametrize("noise", [0.3, 0.0])
+def test_the_default_finds_the_solution_in_all_units_of_the_loss(unit, noise):
+    g = torch.Generator().manual_seed(0)
+    x, e = (torch.randn(60, k, generator=g, dtype=torch.float64) for k in (5, 1))
+    truth, x0 = (Sphere(5).random_point(generator=g) for _ in range(2))
+    y = torch.tanh(2 * x @ truth) + noise * e[:, 0]
+    root = unit**0.5
+    problem = NLLProblem(Sphere(5), lambda x, w: root * torch.tanh(2 * x @ w), Gaussian(), x, root * y)
+    exact = minimize(problem, x0, stop=NEVER, max_iter=40).x
+    assert float(problem.manifold.dist(x0, exact)) > 0.5
+    result = minimize(problem, x0, max_iter=60)
+    assert float(problem.manifold.dist(result.x, exact)) < 1e-5
+    if noise or unit <= 1e5:  # without a residual nothing is left to tell large units by
+        assert result.status == "converged"
+        again = minimize(problem, result.x, max_iter=60)
+        assert again.status == "converged"
+        assert again.iterations < result.iterations
+    conjugate = minimize(problem, x0, "rcg", max_iter=60)
+    assert float(problem.manifold.dist(conjugate.x, exact)) < 1e-5
+
+
+def test_the_default_is_a_gradient_norm_of_1e_8_where_losses_are_of_ordinary_size():
+    state = State(x=torch.zeros(1), generator=torch.Generator(), loss=0.5)
+    state.trace.rows = [{"loss": 2.0, "gradient_norm": 1.0}]
+    for norm, met in ((1.01e-8, False), (0.99e-8, True)):
+        state.gradient_norm = norm
+        assert (SmallGradient().reason(state) is not None) is met
+    state.gradient_norm = math.nan
+    assert SmallGradient().reason(state) is None
+    state.trace.rows, state.gradient_norm = [{"loss": 0.0, "gradient_norm": 0.0}], 0.0
+    assert SmallGradient().reason(state) == "the gradient norm 0.00e+00 is at most 1.0e-08"
 
 
 def test_criteria_are_joined(task):

@@ -25,7 +25,7 @@ from fisherfold.inference.subspace import (
     start,
 )
 from fisherfold.problems.tasks import TaskStatistics
-from fisherfold.solvers import minimize
+from fisherfold.solvers import GradientNorm, minimize
 
 NOISES = ("task", "shared")
 
@@ -233,5 +233,7 @@ def _update_frame(statistics: TaskStatistics, prior: SubspacePrior, steps: int =
         return prior, 0.0
     problem = MarginalSubspaceProblem(statistics, prior)
     kind = "exact" if problem.n_samples * n * n <= _EXACT_ENTRIES else "kronecker"
-    result = minimize(problem, prior.frame, "rngd", max_iter=steps, fisher=kind, sigma=1e-3, sigma_min=1e-8)
+    result = minimize(
+        problem, prior.frame, "rngd", max_iter=steps, stop=GradientNorm(1e-8), fisher=kind, sigma=1e-3, sigma_min=1e-8
+    )
     return replace(prior, frame=result.x), result.trace["gradient_norm"][-1]

@@ -7,7 +7,15 @@ from fisherfold.solvers.rngd import RNGD
 from fisherfold.solvers.rsgd import RSGD
 from fisherfold.solvers.rsvrg import RNGDVR, RSVRG
 from fisherfold.solvers.state import State
-from fisherfold.solvers.stopping import Criterion, GradientNorm, LossBelow, MaxSamples, MaxSeconds, Stagnation
+from fisherfold.solvers.stopping import (
+    Criterion,
+    GradientNorm,
+    LossBelow,
+    MaxSamples,
+    MaxSeconds,
+    SmallGradient,
+    Stagnation,
+)
 
 __all__ = [
     "METHODS",
@@ -23,6 +31,7 @@ __all__ = [
     "MaxSamples",
     "MaxSeconds",
     "Result",
+    "SmallGradient",
     "Stagnation",
     "State",
     "Trace",

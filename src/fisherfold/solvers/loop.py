@@ -27,7 +27,7 @@ from fisherfold.solvers.rngd import RNGD
 from fisherfold.solvers.rsgd import RSGD
 from fisherfold.solvers.rsvrg import RNGDVR, RSVRG
 from fisherfold.solvers.state import State
-from fisherfold.solvers.stopping import Criterion, GradientNorm
+from fisherfold.solvers.stopping import Criterion, SmallGradient
 
 METHODS: dict[str, type[Method]] = {m.name: m for m in (RNGD, RNGDVR, RSGD, RSVRG, RCG, RGD)}
 
@@ -57,8 +57,8 @@ def minimize(
         method: ``rngd`` (Algorithm 1, or its fixed-step form with ``step=``), ``rngd-vr`` (variance-reduced),
             ``rsgd``, ``rsvrg``, ``rcg`` or ``rgd`` (line search).
         max_iter: the most iterations; one iteration of ``rngd-vr``, ``rsgd`` and ``rsvrg`` is one epoch.
-        stop: a criterion from ``fisherfold.solvers.stopping``, or several joined by ``|`` and ``&``; a gradient norm of
-            1e-8 (float64) or 1e-4 (float32) if not given.
+        stop: a criterion from ``fisherfold.solvers.stopping``, or several joined by ``|`` and ``&``; ``SmallGradient``
+            if not given: for losses of about 1 a gradient norm of 1e-8 (float64) or 1e-4 (float32).
         callback: called with the state after every iteration; a true value, or a sentence, stops the run.
         seed: fixes all randomness.
         evaluate_every: how often a stochastic method evaluates the loss over all samples (not counted as solver time).
@@ -99,7 +99,7 @@ def minimize(
     settings = str(sorted(options.items()))
     if state.options != settings:  # they may find a step where the last ones found none
         state.options, state.failure = settings, None
-    stop = stop or GradientNorm(1e-8 if leaves(x0)[0].dtype == torch.float64 else 1e-4)
+    stop = stop or (SmallGradient() if leaves(x0)[0].dtype == torch.float64 else SmallGradient(1e-4, 1e-3))
 
     def keep() -> None:
         with problem.group.together():

@@ -7,6 +7,7 @@ stops when either does, ``a & b`` when both do.
 from __future__ import annotations
 
 import itertools
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -100,6 +101,31 @@ class GradientNorm(Criterion):
     def reason(self, state: State) -> str | None:
         if state.gradient_norm <= self.tol:
             return f"the gradient norm {state.gradient_norm:.2e} is at most {self.tol:.0e}"
+        return None
+
+
+@dataclass(frozen=True)
+class SmallGradient(Criterion):
+    """Stop when the full gradient is small whatever the units of the loss Ψ; what ``minimize`` does if not told else.
+
+        ‖g‖ ≤ tol max(1, |Ψ|)    and    ‖g‖ ≤ rtol max(|Ψ₀|, ‖g₀‖²/|Ψ₀|)
+
+    With Ψ₀ and g₀ at the start. The first alone would take any start for a solution where the loss is in small units.
+    The second is not relative to ‖g₀‖ itself, so that a start at the solution counts as one: there the loss that is
+    left is large beside g₀, or, where none is left, the curvature ‖g₀‖²/|Ψ₀| is.
+    """
+
+    tol: float = 1e-8
+    rtol: float = 1e-6
+
+    @override
+    def reason(self, state: State) -> str | None:
+        start = state.trace.rows[0]
+        loss, norm = abs(start["loss"]), start["gradient_norm"]
+        scale = max(loss, norm * norm / loss) if loss > 0 else math.inf
+        level = min(self.tol * max(1.0, abs(state.loss)), self.rtol * scale)
+        if state.gradient_norm <= level:
+            return f"the gradient norm {state.gradient_norm:.2e} is at most {level:.1e}"
         return None
 
 

@@ -90,7 +90,7 @@ def fisher_bound(problem: NLLProblem, start: Tensor) -> float:
     Returns:
         The larger of the two.
     """
-    solution = minimize(problem, start, max_iter=100).x
+    solution = minimize(problem, start, max_iter=100, stop=GradientNorm(1e-8)).x
     return max(float(torch.linalg.eigvalsh(problem.fisher(x).dense())[-1]) for x in (start, solution))
 
 
