@@ -278,6 +278,20 @@ def test_equal_class_weights_change_nothing_where_targets_are_ignored_or_have_pl
         torch.testing.assert_close((other.a, other.g), (layer.a, layer.g))
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_smoothed_targets_leave_those_that_the_model_draws_alone(reduction: str) -> None:
+    """The curvature of a cross entropy does not depend on its targets, smoothed or not."""
+    torch.manual_seed(16)
+    model = tanh_net()
+    x, y = torch.randn(12, 2, 6, 6, dtype=torch.float64), torch.randint(-1, 3, (12,))
+    plain, smoothed = (KFAC(model, damping=1.0, fisher="mc", reduction=reduction, seed=3) for _ in range(2))
+    plain.refresh([(x, y)], nn.CrossEntropyLoss(ignore_index=-1, reduction=reduction))
+    smoothed.refresh([(x, y)], nn.CrossEntropyLoss(ignore_index=-1, reduction=reduction, label_smoothing=0.3))
+    for name, layer in plain.curvature.layers.items():
+        other = smoothed.curvature.layers[name]
+        torch.testing.assert_close((other.a, other.g), (layer.a, layer.g))
+
+
 def test_a_loss_that_is_derived_from_a_weighted_one_is_taken_as_it_is() -> None:
     class Doubled(nn.CrossEntropyLoss):
         def forward(self, input: Tensor, target: Tensor) -> Tensor:

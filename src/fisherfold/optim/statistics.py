@@ -174,6 +174,20 @@ def pairs(batches: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
         yield batch[0], batch[1]
 
 
+def likelihood(loss_fn: LossFunction) -> LossFunction:
+    """The loss of targets that the model itself has drawn: without the smoothing that those of the data get.
+
+    Args:
+        loss_fn: the loss.
+
+    Returns:
+        The loss, or a cross entropy like it; with smoothed draws the Fisher information would be too small.
+    """
+    if type(loss_fn) is not nn.CrossEntropyLoss or not loss_fn.label_smoothing:
+        return loss_fn
+    return nn.CrossEntropyLoss(ignore_index=loss_fn.ignore_index, reduction=loss_fn.reduction)
+
+
 def add_batches(
     collector: Collector,
     batches: Iterable[tuple[Any, Any]],
@@ -205,7 +219,7 @@ def add_batches(
                 goals = targets if drawn is None else drawn
                 this_pass.samples = n_terms(outputs, goals, loss_fn)
                 this_pass.gradient_scale = 1.0 if reduction == "mean" else 1.0 / this_pass.samples
-                loss = loss_fn(outputs, goals)
+                loss = loss_fn(outputs, goals) if drawn is None else likelihood(loss_fn)(outputs, drawn)
             else:
                 # the square of √m ∇ℓ has m in it
                 losses = weighted.plain(outputs, weighted.targets if drawn is None else drawn)
