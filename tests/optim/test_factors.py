@@ -292,6 +292,18 @@ def test_smoothed_targets_leave_those_that_the_model_draws_alone(reduction: str)
         torch.testing.assert_close((other.a, other.g), (layer.a, layer.g))
 
 
+def test_a_loss_with_weights_of_the_size_of_the_batch_is_no_error() -> None:
+    torch.manual_seed(17)
+    model, x = nn.Linear(3, 2).double(), torch.randn(6, 3, dtype=torch.float64)
+    y, weight = torch.rand(6, 2, dtype=torch.float64), torch.full((6, 2), 2.0, dtype=torch.float64)
+    plain, weighted = (KFAC(model, damping=1.0) for _ in range(2))
+    plain.refresh([(x, y)], nn.BCEWithLogitsLoss())
+    weighted.refresh([(x, y)], nn.BCEWithLogitsLoss(weight))
+    layers = (optimizer.curvature.layers["weight"] for optimizer in (plain, weighted))
+    one, two = (torch.kron(layer.g, layer.a) for layer in layers)
+    torch.testing.assert_close(two, 2 * one)
+
+
 def test_a_loss_that_is_derived_from_a_weighted_one_is_taken_as_it_is() -> None:
     class Doubled(nn.CrossEntropyLoss):
         def forward(self, input: Tensor, target: Tensor) -> Tensor:
