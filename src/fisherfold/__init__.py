@@ -13,7 +13,18 @@ from typing import TYPE_CHECKING, Any
 from fisherfold._version import __version__
 
 if TYPE_CHECKING:
-    from fisherfold import estimators, fisher, manifolds, optim, problems, solvers
+    from fisherfold import (
+        datasets,
+        distributed,
+        estimators,
+        fisher,
+        manifolds,
+        optim,
+        problems,
+        solvers,
+        testing,
+        training,
+    )
     from fisherfold.estimators import (
         LowRankImputer,
         MatrixCompletion,
@@ -56,7 +67,10 @@ _HOMES = {
     "SGDP": "optim",
     "find_scale_invariant": "optim",
 }
-_ROOMS = ("estimators", "fisher", "manifolds", "optim", "problems", "solvers", "testing")
+_ROOMS = (
+    *("datasets", "distributed", "estimators", "fisher", "manifolds", "optim", "problems", "solvers", "testing"),
+    "training",
+)
 
 __all__ = [
     "KFAC",
@@ -81,6 +95,8 @@ __all__ = [
     "check_fisher",
     "check_gradient",
     "check_retraction",
+    "datasets",
+    "distributed",
     "estimators",
     "find_scale_invariant",
     "fisher",
@@ -89,6 +105,8 @@ __all__ = [
     "optim",
     "problems",
     "solvers",
+    "testing",
+    "training",
 ]
 
 

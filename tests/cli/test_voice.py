@@ -66,6 +66,14 @@ def test_the_help_of_a_command_shows_examples_that_can_be_typed(path):
         COMMANDS[path].make_context(path, words)
 
 
+@each
+def test_the_help_of_a_command_is_whole_in_a_terminal_of_80_columns(path):
+    shown = CliRunner().invoke(app, [*path.split()[1:], "--help"], env={"COLUMNS": "80"})
+    assert "…" not in shown.stdout
+    for parameter in COMMANDS[path].params:
+        assert [option for option in parameter.opts if option.startswith("-") and option not in shown.stdout] == []
+
+
 @pytest.fixture
 def probe(monkeypatch, capsys):
     """A command whose work is given by the test, run through ``main``."""

@@ -56,7 +56,8 @@ Decimal = Annotated[
     typer.Option("--decimal", help="The decimal mark of numbers, . or , (found out if not given).", metavar="MARK"),
 ]
 UnpackLimit = Annotated[
-    float, typer.Option("--unpack-limit", min=0, help="The most GiB that a packed file may take unpacked.")
+    float,
+    typer.Option("--unpack-limit", min=0, help="The most GiB that a packed file may take unpacked.", metavar="GIB"),
 ]
 Checkpoint = Annotated[
     Path | None,
