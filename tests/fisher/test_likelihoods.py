@@ -1,5 +1,8 @@
 """Each likelihood against torch.distributions, automatic differentiation and sampling."""
 
+import re
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -217,10 +220,15 @@ def test_fisher_matrices_are_symmetric_positive_and_kl_is_not_negative(seed, kin
     assert bool((likelihood.kl(z, z) == 0).all())
 
 
-@pytest.mark.parametrize("variance", [0.0, -1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("variance", [0.0, -1.0, float("nan"), float("inf"), None, "1", torch.ones(2), [1.0, 2.0]])
 def test_gaussian_refuses_a_variance_that_is_none(variance):
-    with pytest.raises(ValueError, match=f"variance must be a positive number, got {variance}"):
+    with pytest.raises(ValueError, match=re.escape(f"variance must be a positive number, got {variance}")):
         Gaussian(variance)
+
+
+@pytest.mark.parametrize("variance", [2, np.float32(2), torch.tensor(2.0)])
+def test_gaussian_takes_numbers_of_all_kinds(variance):
+    assert Gaussian(variance).nll(torch.zeros(1), torch.ones(1)).tolist() == [0.25]
 
 
 @pytest.mark.parametrize(

@@ -291,6 +291,8 @@ def test_bad_input_is_named() -> None:
     stuck.lock = threading.Lock()
     with pytest.raises(ValueError, match="Linear cannot be copied for the probe"):
         find_scale_invariant(stuck, torch.randn(2, 3))
+    with pytest.raises(TypeError, match=r"must be a torch\.nn\.Module, not its parameters, got generator"):
+        find_scale_invariant(nn.Linear(2, 2).parameters(), torch.randn(2, 2))
 
 
 @pytest.mark.parametrize(

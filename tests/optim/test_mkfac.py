@@ -254,12 +254,22 @@ def test_what_speaks_of_a_module_is_refused_for_parameters(kind) -> None:
         MKFAC(model, model_of_groups=model)
 
 
+@pytest.mark.parametrize("kind", [MKFAC, SGDG, KFAC])
+def test_parameters_without_their_module_are_a_warning(kind) -> None:
+    """What one writes for torch.optim.SGD would be just that."""
+    model = bn_net()
+    for given in (model.parameters(), model.named_parameters(), [{"params": list(model.parameters())}]):
+        with pytest.warns(UserWarning, match=r"moved by SGD.*pass model in place of model.parameters\(\)"):
+            kind(given)
+    kind([{"params": list(model.parameters()), "manifold": "none"}])
+
+
 def test_gradients_in_another_memory_layout_are_understood() -> None:
     """Fused kernels read flat memory: a transposed gradient must not be taken for a straight one."""
     ours, theirs = (nn.Parameter(torch.arange(6.0).reshape(2, 3)) for _ in range(2))
     gradient = torch.arange(6.0).reshape(3, 2).T
     for parameter, optimizer in (
-        (ours, MKFAC([ours], lr=0.1)),
+        (ours, MKFAC([{"params": [ours], "manifold": "none"}], lr=0.1)),
         (theirs, torch.optim.SGD([theirs], lr=0.1, momentum=0.9)),
     ):
         for _ in range(2):

@@ -64,14 +64,14 @@ def test_nothing_to_optimise() -> None:
     with pytest.raises(ValueError, match="at least one parameter, got nothing"):
         MKFAC([])
     with pytest.raises(ValueError, match="a parameter group must have at least one parameter"):
-        MKFAC([{"params": []}])
+        MKFAC([{"params": [], "manifold": "none"}])
 
 
 def test_weight_decay_on_the_sphere_is_refused() -> None:
     weight = nn.Parameter(torch.randn(3, 4))
     with pytest.raises(ValueError, match=r"weight_decay must be 0 for a group on spheres.*got 0.1"):
         MKFAC([{"params": [weight], "manifold": "row", "weight_decay": 0.1}])
-    optimizer = MKFAC([{"params": [weight]}], weight_decay=0.1)
+    optimizer = MKFAC([{"params": [weight], "manifold": "none"}], weight_decay=0.1)
     with pytest.raises(ValueError, match="weight_decay must be 0 for a group on spheres"):
         optimizer.add_param_group(
             {"params": [nn.Parameter(torch.randn(2, 2))], "manifold": "tensor", "weight_decay": 1e-3}
@@ -288,7 +288,7 @@ def test_sharded_parameters_are_refused() -> None:
         pass
 
     with pytest.raises(ValueError, match=r"parameters sharded by FSDP are not supported.*use DistributedDataParallel"):
-        MKFAC([{"params": [FlatParameter(torch.randn(6))]}])
+        MKFAC([{"params": [FlatParameter(torch.randn(6))], "manifold": "none"}])
 
 
 @pytest.mark.parametrize("kind", [SGDP, AdamP])

@@ -23,6 +23,7 @@ dimension of z counts samples; all others belong to one sample, whose Fisher mat
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from numbers import Real
 from typing import cast
 
 import torch
@@ -193,7 +194,8 @@ class Gaussian(Likelihood):
     """
 
     def __init__(self, variance: float = 1.0) -> None:
-        if not 0 < variance < float("inf"):
+        single = variance.numel() == 1 if isinstance(variance, Tensor) else isinstance(variance, Real)
+        if not single or not 0 < variance < float("inf"):
             raise ValueError(f"variance must be a positive number, got {variance}")
         self.variance = variance
 

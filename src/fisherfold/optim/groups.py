@@ -237,13 +237,14 @@ def split(model: nn.Module, found: Mapping[str, Finding], lr: float, manifold_lr
     return result
 
 
-def explicit(given: Iterable[Any], lr: float, manifold_lr: float) -> list[Any]:
+def explicit(given: Iterable[Any], lr: float, manifold_lr: float, owner: nn.Module | None) -> list[Any]:
     """Groups as the user wrote them, with the learning rate that fits their manifold.
 
     Args:
         given: dictionaries, or parameters, or named parameters.
         lr: of Euclidean groups.
         manifold_lr: of the others.
+        owner: the module that owns them, if it is known.
 
     Returns:
         Groups for an optimizer.
@@ -254,6 +255,12 @@ def explicit(given: Iterable[Any], lr: float, manifold_lr: float) -> list[Any]:
     items = list(given)
     if not items:
         raise ValueError("model must be a module or parameter groups with at least one parameter, got nothing")
+    if owner is None and not any(isinstance(item, dict) and "manifold" in item for item in items):
+        warnings.warn(
+            "parameters alone are moved by SGD: spheres and curvature are found in the module, so pass model in place "
+            "of model.parameters(), or groups with an entry 'manifold'",
+            stacklevel=3,
+        )
     if not isinstance(items[0], dict):
         return items
     return [{"lr": lr if group.get("manifold", "none") == "none" else manifold_lr, **group} for group in items]

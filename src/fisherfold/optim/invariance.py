@@ -80,6 +80,7 @@ def find_scale_invariant(model: nn.Module, example_input: Any, *, seed: int = 0)
         One finding per parameter name, in the order of ``named_parameters()``.
 
     Raises:
+        TypeError: if it is no module.
         ValueError: if the model has no parameters, cannot be copied, rejects the example input or returns no
             differentiable output.
 
@@ -90,6 +91,8 @@ def find_scale_invariant(model: nn.Module, example_input: Any, *, seed: int = 0)
         >>> {name: f.kind for name, f in find_scale_invariant(net, torch.randn(8, 5)).items() if "weight" in name}
         {'0.weight': 'row', '1.weight': 'none', '3.weight': 'none'}
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, not its parameters, got {type(model).__name__}")
     model = unwrap(model)
     if next(model.parameters(), None) is None:
         raise ValueError(f"model must have parameters, {type(model).__name__} has none")

@@ -149,7 +149,7 @@ class MKFAC(torch.optim.Optimizer):
             self.findings = groups.findings(unwrap(model), invariant, example_input, seed)
             given: Any = groups.split(unwrap(model), self.findings, lr, manifold_lr)
         else:
-            given = groups.explicit(model, lr, manifold_lr)
+            given = groups.explicit(model, lr, manifold_lr, model_of_groups)
         options = CurvatureOptions(damping_mode, basis, basis_tolerance, capturable, allow_tf32, factor_decay > 0)
         defaults = {"momentum": momentum, "weight_decay": weight_decay, "damping": damping, "manifold": "none"}
         super().__init__(given, {"lr": lr, **defaults})
