@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import json
 import pkgutil
 import re
 from pathlib import Path
@@ -88,3 +89,18 @@ def test_links_of_the_readme_lead_somewhere():
     links = re.findall(r"\]\(([^)#]+)", (ROOT / "README.md").read_text(encoding="utf-8"))
     assert len(links) > 8
     assert [link for link in links if not link.startswith("http") and not (ROOT / link).exists()] == []
+
+
+@pytest.mark.parametrize("page", ["results.md", "benchmarks-point.md"])
+@pytest.mark.parametrize("figure", ["jester", "movielens"])
+def test_the_figures_of_completion_are_those_that_were_recorded(page, figure):
+    recorded = ROOT / "results" / "completion" / f"{figure}.json"
+    if not recorded.exists() or not (ROOT / "docs" / page).exists():
+        pytest.skip("documentation and results are not part of an installed package")
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    methods = json.loads(recorded.read_text(encoding="utf-8"))["methods"]
+    for row in methods:
+        refit, train = (
+            "" if row[name] is None else f"{row[name]:.3f} ± {row[f'{name}_sd']:.3f}" for name in ("refit", "train")
+        )
+        assert f"| {refit} | {train} |" in text.replace("| - |", "|  |"), row["method"]
