@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -148,6 +149,17 @@ def test_a_family_alone_shows_its_help(monkeypatch, capsys):
 
 def test_a_question_without_an_answer_is_a_no(probe):
     assert probe(fail(typer.Abort())) == (1, "", "stopped: not confirmed\n")
+
+
+def test_a_warning_is_one_sentence_without_code(probe):
+    def work(voice):
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            warnings.warn("the rows \x1b[31m are few", stacklevel=1)
+        voice.answer({}, "done")
+
+    assert probe(work) == (0, "done\n", "warning: the rows ?[31m are few\n")
+    assert warnings.showwarning is not common._warn
 
 
 def test_errors_cannot_speak_to_the_terminal(probe):

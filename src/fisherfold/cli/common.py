@@ -27,6 +27,7 @@ import json
 import shlex
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -263,8 +264,10 @@ def command(
             voice = Voice(**{key: given.pop(key) for key in _SHARED})
             began = time.perf_counter()
             try:
-                _load_torch(voice)
-                run(voice, **given)
+                with warnings.catch_warnings():
+                    warnings.showwarning = _warn  # type: ignore[assignment]
+                    _load_torch(voice)
+                    run(voice, **given)
             except KeyboardInterrupt:
                 Console(stderr=True).print(f"stopped; {voice.resume}", markup=False, highlight=False, soft_wrap=True)
                 raise typer.Exit(INTERRUPTED) from None
@@ -421,6 +424,11 @@ def declined() -> int:
     """
     print("stopped: not confirmed", file=sys.stderr)
     return FAILED
+
+
+def _warn(message: Warning | str, *_: Any) -> None:
+    """Say a warning of the library without the file and the line of code that Python would show."""
+    Console(stderr=True).print(f"warning: {printable(str(message))}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _load_torch(voice: Voice) -> None:

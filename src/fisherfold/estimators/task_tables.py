@@ -158,7 +158,7 @@ def read_tasks(
     columns = [flat(frame[name], path) for name in wanted]
     parsed, mark = numbers(columns, path, decimal)
     for column, values in zip(columns, parsed, strict=True):
-        _finite(column, values, path)
+        _finite(column, values, path, roles)
     X, y = pl.DataFrame(dict(zip(roles.features, parsed, strict=False))), None
     if with_target:
         y = parsed[-1].to_numpy() if numeric_target else _labels(frame[roles.target], path)
@@ -201,7 +201,7 @@ def read_task_share(
             for reason, count in piece.refused.items():
                 refused[reason] = refused.get(reason, 0) + count
             columns = [flat(piece.frame[name], path) for name in [*roles.features, target]]
-            *found, last = [_finite(column, parse(column, mark), path) for column in columns]
+            *found, last = [_finite(column, parse(column, mark), path, roles) for column in columns]
             X, y = pl.DataFrame(dict(zip(roles.features, found, strict=True))), last.to_numpy()
             parts.append((X, y, flat(piece.frame[task], path).cast(pl.String)))
     schema = dict.fromkeys(roles.features, pl.Float64)
@@ -212,14 +212,16 @@ def read_task_share(
     return roles, TaskTable(X, X, y, labels, refused, mark)
 
 
-def _finite(column: pl.Series, parsed: pl.Series, path: str | Path) -> pl.Series:
+def _finite(column: pl.Series, parsed: pl.Series, path: str | Path, roles: Roles) -> pl.Series:
     """The numbers of a column, in which every cell must be one."""
     bad = (parsed.is_null() | ~parsed.is_finite().fill_null(False)).arg_true()
     if len(bad):
         seen = column[int(bad[0])]
         what = "is missing" if seen is None or str(seen).strip() == "" else f"is {seen!r}, a number is expected"
         where = f"{path}: column {column.name!r} {what} in data line {int(bad[0]) + 1}"
-        if len(bad) == len(column):
+        if len(bad) == len(column) and column.name == roles.target:
+            where += "; for two classes in place of numbers fit with --classify"
+        elif len(bad) == len(column):
             # a column without any number is hardly a feature
             where += f"; does it name the tasks (--task {column.name}), or should --features leave it out?"
         raise ValueError(where)
