@@ -108,7 +108,7 @@ def main() -> None:
                 f"{points[name][1]:.1e}", f"{best[name]:.2f}", f"{best[name] / best['pymanopt ConjugateGradient']:.2f}",
                 f"{best[name] / best['pymanopt TrustRegions']:.2f}",
             )  # fmt: skip
-    Console().print(table)
+    Console(width=130).print(table)
 
 
 if __name__ == "__main__":

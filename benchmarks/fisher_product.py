@@ -96,7 +96,7 @@ def main() -> None:
             title, str(problem.manifold.dim), f"{1e3 * gradient:.1f}", f"{1e3 * product:.1f}",
             f"{product / gradient:.2f}", f"{peak / 2**20:.0f}", f"{8 * size**2 / 2**20:.0f}",
         )  # fmt: skip
-    Console().print(table)
+    Console(width=130).print(table)
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ def main() -> None:
                 f"{run.trace['products'][-1] / problem.n_samples:.0f}", f"{run.trace['gradient_norm'][-1]:.1e}",
                 f"{order(run):.2f}",
             )  # fmt: skip
-    Console().print(table)
+    Console(width=130).print(table)
     print("order 2 is quadratic, 1 linear; rngd solves by Jacobian rows where they fit and by CG products where not")
 
 

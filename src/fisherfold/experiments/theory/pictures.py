@@ -12,7 +12,6 @@ from fisherfold.experiments.theory.report import BLACK, BLUE, COLOURS, GREEN, OR
 
 if TYPE_CHECKING:
     from fisherfold.experiments.theory.global_convergence import Run
-    from fisherfold.experiments.theory.stability import Constants
 
 Rows = Sequence[dict[str, Any]]
 _GREY = "#888888"
@@ -125,12 +124,11 @@ def draw_global(runs: Sequence[Run], sigmas: Sequence[float], constants: dict[st
     return figure
 
 
-def draw_rates(rows: Rows, poisson: Rows, orders: Rows) -> Figure:
+def draw_rates(rows: Rows, orders: Rows) -> Figure:
     """Part 3.
 
     Args:
         rows: the rows of ``measure_steps``.
-        poisson: the rows of ``measure_poisson``.
         orders: the rows of ``measure_order``.
 
     Returns:
@@ -173,13 +171,12 @@ def _order_panel(panel: Any, orders: Rows, column: str, label: str) -> None:
     _finish(panel, "distance r of the targets", label)
 
 
-def draw_stability(rows: Rows, caps: Rows, c: Constants) -> Figure:
+def draw_stability(rows: Rows, caps: Rows) -> Figure:
     """Part 4.
 
     Args:
         rows: the rows of ``stability.measure``.
         caps: the rows of ``cap.measure``.
-        c: the constants of the lemma.
 
     Returns:
         The picture.

@@ -291,5 +291,5 @@ def part(settings: Settings) -> Part:
     table = [{k: v for k, v in r.items() if k != "residuals"} for r in (*rows, *poisson, *orders)]
     return Part(
         "rates", "Local rates of RNGD", sentence, findings(rows, poisson, orders), table,
-        draw_rates(rows, poisson, orders),
+        draw_rates(rows, orders),
     )  # fmt: skip

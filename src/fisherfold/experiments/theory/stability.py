@@ -392,5 +392,5 @@ def part(settings: Settings) -> Part:
     return Part(
         "stability", "Jacobian stability of the two-layer network", sentence, findings(rows, c) + cap.findings(caps),
         [{"quantity": "Jacobian", **r} for r in rows] + [{"quantity": "cap", **r} for r in caps],
-        draw_stability(rows, caps, c),
+        draw_stability(rows, caps),
     )  # fmt: skip
