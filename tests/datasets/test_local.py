@@ -87,6 +87,18 @@ def test_missing_file_says_where_the_set_comes_from(tmp_path):
         datasets.load("movielens1m", folder=tmp_path)
 
 
+@pytest.mark.parametrize("name", sorted(datasets.REGISTRY))
+def test_what_is_missing_comes_with_a_command_that_works(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("FISHERFOLD_CACHE", str(tmp_path))
+    wanted = f"datasets {'fetch' if name in datasets.OFFICIAL else 'info'} {name}'"
+    for given in (None, str(tmp_path)):
+        monkeypatch.delenv("FISHERFOLD_DATA", raising=False)
+        if given is not None:
+            monkeypatch.setenv("FISHERFOLD_DATA", given)
+        with pytest.raises(FileNotFoundError, match=wanted):
+            datasets.load(name)
+
+
 def test_a_file_without_its_arrays_is_named(tmp_path):
     np.savez(tmp_path / "jester1.npz", other=np.zeros(2))
     with pytest.raises(ValueError, match=r"jester1.npz lacks the arrays \['ratings_x100'\], it has \['other'\]"):

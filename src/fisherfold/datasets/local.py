@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from fisherfold.datasets.kinds import Array, Dataset, Images, Ratings, Table, Tasks, decode
+from fisherfold.datasets.official import READERS
 from fisherfold.datasets.records import DatasetRecord, record
 
 
@@ -250,10 +251,17 @@ def find(entry: DatasetRecord, folder: str | os.PathLike[str] | None = None) -> 
         return cache_folder()
     if not given:
         raise FileNotFoundError(
-            f"{entry.name} is not in the cache, and FISHERFOLD_DATA is not set: run 'fisherfold datasets fetch "
-            f"{entry.name}', or set the environment variable FISHERFOLD_DATA to the folder that holds {entry.files[0]}"
+            f"{entry.name} is not in the cache, and FISHERFOLD_DATA is not set: {_advice(entry)}, or set the "
+            f"environment variable FISHERFOLD_DATA to the folder that holds {entry.files[0]}"
         )
     return data_folder()
+
+
+def _advice(entry: DatasetRecord) -> str:
+    """How to get a data set that is not here."""
+    if entry.name in READERS:
+        return f"run 'fisherfold datasets fetch {entry.name}'"
+    return f"make it by hand, 'fisherfold datasets info {entry.name}' names its source and arrays"
 
 
 def read_arrays(entry: DatasetRecord, folder: Path) -> dict[str, Array]:
@@ -275,7 +283,7 @@ def read_arrays(entry: DatasetRecord, folder: Path) -> dict[str, Array]:
         if not (folder / file).is_file():
             raise FileNotFoundError(
                 f"{entry.name}: there is no file {file} in {folder} (the data folder, FISHERFOLD_DATA); "
-                f"the data set comes from {entry.source}, try 'fisherfold datasets fetch {entry.name}'. {entry.licence}"
+                f"the data set comes from {entry.source}, {_advice(entry)}. {entry.licence}"
             )
     if entry.name.startswith("cifar") and not fetched.is_file():
         return _read_images(entry, folder)
