@@ -210,18 +210,17 @@ def test_full_evaluations_can_be_spaced_out(task):
 # display
 
 
-def test_the_display_shows_the_figures_of_the_last_iteration(task):
+@pytest.mark.parametrize("width", [80, 160])
+def test_the_display_shows_the_figures_of_the_last_iteration(task, width):
     text = io.StringIO()
-    console = Console(file=text, force_terminal=True, width=160)
+    console = Console(file=text, force_terminal=True, width=width)
     state = State(x=task.x0, generator=torch.Generator(), loss=0.0123456, gradient_norm=3.4e-5, iteration=7)
     state.record = {"rho": 0.98, "sigma": 1e-3}
     assert figures(state) == "loss 1.2346e-02  ‖g‖ 3.4e-05  ρ 0.98  σ 1e-03"
-    with Display("rngd", 20, visible=True, console=console) as display:
+    with Display("rngd", 1000, visible=True, console=console) as display:
         display.show(state)
     shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text.getvalue())
-    assert all(
-        part in shown for part in ("rngd", "7/20", "loss 1.2346e-02", "‖g‖ 3.4e-05", "ρ 0.98", "σ 1e-03", "left")
-    )
+    assert all(part in shown for part in ("rngd", "7/1000", figures(state), "left -:--:--"))
     state.record = {}
     assert figures(state) == "loss 1.2346e-02  ‖g‖ 3.4e-05"
 

@@ -39,7 +39,7 @@ import typer
 from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 DONE, FAILED, UNUSABLE, INTERRUPTED = 0, 1, 2, 130
 # errors of these kinds are about what the user gave or the machine has; the message alone helps
@@ -156,7 +156,8 @@ class Voice:
         Yields:
             The bar.
         """
-        times = TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn()
+        whole = Column(no_wrap=True)  # in a narrow terminal the bar gives way, not the times
+        times = TimeElapsedColumn(table_column=whole), TextColumn("left"), TimeRemainingColumn(table_column=whole)
         columns = TextColumn("{task.description}"), BarColumn(bar_width=24), *times
         # the mean over many steps: single ones differ too much for a shorter window
         shown = Progress(

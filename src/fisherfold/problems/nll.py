@@ -112,7 +112,8 @@ class NLLProblem(Problem):
             **options: passed on to ``NLLProblem``.
 
         Returns:
-            The problem on the product manifold, and the network's parameters as its starting point.
+            The problem on the product manifold, and the network's parameters, as they are, for its starting point:
+            those with a manifold must lie on it before ``minimize`` takes them.
 
         Raises:
             ValueError: if the network mixes samples or has nothing to learn, or ``manifolds`` names a parameter that

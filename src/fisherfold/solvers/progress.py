@@ -5,7 +5,8 @@ from __future__ import annotations
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 from fisherfold.solvers.state import State
 
@@ -21,14 +22,14 @@ class Display:
     """
 
     def __init__(self, method: str, total: int, *, visible: bool, console: Console | None = None) -> None:
+        # in a narrow terminal the bar gives way, not the figures
         self.progress = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=20),
-            MofNCompleteColumn(),
+            MofNCompleteColumn(table_column=Column(no_wrap=True)),
             TextColumn("{task.fields[figures]}"),
-            TimeElapsedColumn(),
             TextColumn("left"),
-            TimeRemainingColumn(),
+            TimeRemainingColumn(table_column=Column(no_wrap=True)),
             console=console or Console(stderr=True),
             disable=not visible,
         )
