@@ -108,8 +108,14 @@ def test_refresh_that_collects_nothing() -> None:
         model(x)
     with pytest.raises(RuntimeError, match="no curvature was collected"), optimizer.statistics():
         F.cross_entropy(net()(x), y).backward()
-    with pytest.raises(RuntimeError, match="no curvature was collected"):
-        optimizer.refresh([], nn.CrossEntropyLoss())
+    for given, loss_fn, said in (
+        (iter([]), nn.CrossEntropyLoss(), "batches is empty"),
+        (None, nn.CrossEntropyLoss(), r"batches must be pairs of inputs and targets.*, got None"),
+        ([batch()], nn.CrossEntropyLoss, r"such as CrossEntropyLoss\(\), got the class"),
+        ([batch()], "cross_entropy", "loss_fn must be a function of outputs and targets, got 'cross_entropy'"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=said):
+            optimizer.refresh(given, loss_fn)
     assert all(not module._forward_hooks for module in model.modules())
 
 

@@ -282,6 +282,7 @@ class MKFAC(torch.optim.Optimizer):
                 cross entropy, squared error and binary cross entropy.
         """
         kind = groups.choice("fisher", fisher or self.fisher, groups.FISHERS)
+        statistics.check_loss_function(loss_fn)
         model = self._model_for_statistics()
         draw = (sampler or statistics.default_sampler(loss_fn)) if kind == "mc" else None
         generator = torch.Generator(device=self._device())

@@ -166,8 +166,15 @@ def pairs(batches: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
 
     Raises:
         TypeError: if something else is among them.
+        ValueError: if there are none.
     """
-    for batch in batches:
+    try:
+        remaining = iter(batches)
+    except TypeError:
+        raise TypeError(f"batches must be pairs of inputs and targets, such as [(x, y)], got {batches!r}") from None
+    empty = True
+    for batch in remaining:
+        empty = False
         if not isinstance(batch, tuple | list) or len(batch) != 2:
             size = tuple(batch.shape) if isinstance(batch, Tensor) else len(batch) if hasattr(batch, "__len__") else "?"
             raise TypeError(
@@ -175,6 +182,23 @@ def pairs(batches: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
                 f"got a {type(batch).__name__} of size {size} among them"
             )
         yield batch[0], batch[1]
+    if empty:
+        raise ValueError("batches is empty: give at least one pair of inputs and targets, not an iterator at its end")
+
+
+def check_loss_function(loss_fn: Any) -> None:
+    """Raise unless something can be called with outputs and targets.
+
+    Args:
+        loss_fn: what should be a loss.
+
+    Raises:
+        TypeError: if it is none, or a class of losses.
+    """
+    if isinstance(loss_fn, type):
+        raise TypeError(f"loss_fn must be a loss, such as {loss_fn.__name__}(), got the class {loss_fn.__name__}")
+    if not callable(loss_fn):
+        raise TypeError(f"loss_fn must be a function of outputs and targets, got {loss_fn!r}")
 
 
 def likelihood(loss_fn: LossFunction) -> LossFunction:
