@@ -11,6 +11,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from threadpoolctl import threadpool_info
 
 from fisherfold.experiments import figures
 from fisherfold.experiments.figures import FigurePlan, MethodPlan, Run, band, grid_125, run_figure
@@ -111,6 +112,26 @@ def test_a_recorded_run_is_read_and_not_made_again(tmp_path, monkeypatch, result
             run_figure(dataclasses.replace(small, **changed), seeds=2, output=tmp_path)
     with pytest.raises(AssertionError, match="made again"):
         run_figure(small, seeds=2, output=tmp_path, fresh=True)
+
+
+def test_a_plan_may_ask_for_one_thread():
+    seen = []
+
+    def watched(seed: int):
+        pools = [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"]
+        seen.append((torch.get_num_threads(), set(pools)))
+        return make(seed)
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        for alone in (False, True):
+            run_figure(dataclasses.replace(PLAN, make=watched, methods=METHODS[-1:], one_thread=alone), seeds=1)
+        assert [threads for threads, _ in seen] == [2, 1]
+        assert seen[1][1] <= {1}
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_run_that_left_the_finite_numbers_is_never_best():

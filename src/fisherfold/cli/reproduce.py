@@ -220,9 +220,10 @@ def _findings(part: Part) -> Table:
 
 
 def _table(result: FigureResult) -> Table:
-    table = Table(title=f"{result.plan.title}: final figures, mean ± standard deviation over {len(result.seeds)} seeds")
+    title = f"{result.plan.title}: final figures, mean ± standard deviation over {len(result.seeds)} seeds"
+    table = Table(title=title, show_edge=False, pad_edge=False)  # all words fit into 80 columns
     for name in ("method", "step", *result.plan.metrics.values(), "seconds", "#grad/N (paper)", "#grad/N (true)"):
-        table.add_column(name, justify="left" if name == "method" else "right")
+        table.add_column(name, justify="left" if name == "method" else "right", min_width=max(map(len, name.split())))
     for row in result.table():
         step = "-" if row["step"] is None else f"{row['step']:.3g}"
         errors = ("-" if row[c] is None else f"{row[c]:.4f} ± {row[f'{c}_sd']:.4f}" for c in result.plan.metrics)

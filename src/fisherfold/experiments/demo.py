@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fisherfold.experiments.threads import one_thread
 from fisherfold.files import write_atomically
 from fisherfold.manifolds.base import Point
 from fisherfold.optim import MKFAC, SGDG
@@ -75,16 +76,14 @@ def run_demo(*, seed: int = 0, report: Callable[[str], object] = lambda _: None)
         One run per problem and method.
     """
     runs = []
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # the problems are small: a second thread costs more in hand-overs than it brings
-    for name, (problem, start) in {"completion": completion(seed), "multi-task": multi_task(seed)}.items():
-        for method in SMOOTH:
-            report(f"{name}: {method}")
-            runs.append(_fit(name, problem, start, method, seed))
-    for method in NETWORK:
-        report(f"digits: {method}")
-        runs.append(_best_network(method, seed))
-    torch.set_num_threads(threads)
+    with one_thread():
+        for name, (problem, start) in {"completion": completion(seed), "multi-task": multi_task(seed)}.items():
+            for method in SMOOTH:
+                report(f"{name}: {method}")
+                runs.append(_fit(name, problem, start, method, seed))
+        for method in NETWORK:
+            report(f"digits: {method}")
+            runs.append(_best_network(method, seed))
     return runs
 
 

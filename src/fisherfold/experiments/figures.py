@@ -16,12 +16,13 @@ import os
 import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from fisherfold._version import __version__
+from fisherfold.experiments.threads import one_thread
 from fisherfold.files import make_folder, write_atomically
 from fisherfold.manifolds.base import Point
 from fisherfold.problems.base import Problem
@@ -71,6 +72,7 @@ class FigurePlan:
         metrics: trace columns to show and their labels, the honest one first.
         settings: whatever else determines the numbers (data, rank, damping, ...), part of a run's identity.
         note: a sentence that is printed on the figure.
+        one_thread: whether runs are made on one thread, so that their rounding does not depend on the machine's cores.
     """
 
     name: str
@@ -81,6 +83,7 @@ class FigurePlan:
     metrics: Mapping[str, str]
     settings: Mapping[str, Any] = field(default_factory=dict)
     note: str = ""
+    one_thread: bool = False
 
     def quick(self) -> FigurePlan:
         """A sketch of the same figure: a third of the budget and the middle of every grid.
@@ -310,7 +313,8 @@ class Runner:
         if found is not None:
             return found
         self.say(_name(method, step, seed))
-        run = self._make(method, step, seed)
+        with one_thread() if self.plan.one_thread else nullcontext():
+            run = self._make(method, step, seed)
         self.made[self._key(method, step, seed)] = run
         if self.record is not None:
             content = {"settings": self._settings(method, step, seed), "run": asdict(run)}

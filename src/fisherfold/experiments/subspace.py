@@ -166,4 +166,4 @@ def _plan(
     settings = {
         "rank": RANK, "ridge": RIDGE, "damping": damping, "paper_steps": list(steps), "tasks": n_tasks, "rows": len(y),
     }  # fmt: skip
-    return FigurePlan(name, title, make, methods, budget, METRICS, settings, note)
+    return FigurePlan(name, title, make, methods, budget, METRICS, settings, note, one_thread=True)
