@@ -14,7 +14,7 @@ import torch
 from typing_extensions import override
 
 from fisherfold.optim.fuse import fused
-from fisherfold.optim.groups import check_number
+from fisherfold.optim.options import check_number
 from fisherfold.optim.projection import ProjectedOptimizer, Projection, move
 
 

@@ -1,4 +1,4 @@
-"""The doors of the optimizers: options and parameter groups, checked and brought into one form.
+"""The parameter groups of the optimizers, checked and brought into one form.
 
 Every parameter group carries ``spheres``, one number per parameter: into how many equal blocks of rows it is cut, each
 of unit length; 0 for a Euclidean parameter.
@@ -6,7 +6,6 @@ of unit length; 0 for a Euclidean parameter.
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -16,97 +15,9 @@ from torch import Tensor, nn
 
 from fisherfold.optim import distributed
 from fisherfold.optim.invariance import Finding, find_scale_invariant
+from fisherfold.optim.options import check_hyperparameters, choice
 from fisherfold.optim.rows import unit_rows
 from fisherfold.optim.structure import guess_from_structure
-
-FISHERS = ("empirical", "mc", "persample")
-CHOICES = {
-    "euclidean": ("sgd", "kfac"),
-    "damping_mode": ("exact", "factored"),
-    "fisher": FISHERS,
-    "reduction": ("mean", "sum"),
-    "retraction": ("exp", "normalize"),
-}
-
-
-def choice(name: str, value: Any, allowed: Iterable[str]) -> str:
-    """Raise unless a value is one of a few names.
-
-    Args:
-        name: the argument.
-        value: what was given.
-        allowed: what is accepted.
-
-    Returns:
-        The value.
-
-    Raises:
-        ValueError: if it is not.
-    """
-    if value not in tuple(allowed):
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
-    return str(value)
-
-
-def _check_source(given: Mapping[str, Any]) -> None:
-    """Refuse what speaks of a module where parameters are given, and the other way round: it would be of no effect."""
-    kind, owner = type(given["model"]).__name__, given["model_of_groups"]
-    if isinstance(given["model"], nn.Module):
-        if owner is not None:
-            raise ValueError(f"model_of_groups is for parameter groups, got a module, {kind}, as model")
-        return
-    # "none" is what every parameter is that no group puts on a manifold
-    if given["invariant"] not in (None, "none"):
-        raise ValueError(
-            f"invariant={given['invariant']!r} needs a module as model, got parameters ({kind}); pass the module "
-            "itself, or groups with an entry 'manifold'"
-        )
-    if given["example_input"] is not None and owner is None:
-        raise ValueError(
-            f"example_input needs a module as model, got parameters ({kind}); pass the module itself, or "
-            "model_of_groups"
-        )
-
-
-def check_options(given: Mapping[str, Any]) -> None:
-    """Raise unless the options of the constructor make sense.
-
-    Args:
-        given: the constructor's arguments by name.
-
-    Raises:
-        ValueError: naming the argument, the value and what was expected.
-    """
-    _check_source(given)
-    for name, allowed in CHOICES.items():
-        choice(name, given[name], allowed)
-    check_number("factor_decay", given["factor_decay"], 0.0, 1.0, below=True)
-    check_number("basis_tolerance", given["basis_tolerance"], 0.0, 1.0)
-    if given["max_angle"] is not None:
-        check_number("max_angle", given["max_angle"], 0.0, math.pi, open_below=True)
-    check_number("orthogonality", given["orthogonality"], 0.0)
-    if given["max_rows"] is not None and given["max_rows"] < 1:
-        raise ValueError(f"max_rows must be positive or None, got {given['max_rows']}")
-    basis = given["basis"]
-    if isinstance(basis, str):
-        choice("basis", basis, ("auto", "full"))
-    else:
-        check_number("basis", basis, 0.0, 1.0, open_below=True)
-    for name, value in (("lr", given["lr"]), ("manifold_lr", given["manifold_lr"])):
-        check_number(name, value, 0.0)
-    check_hyperparameters(given)
-
-
-def check_hyperparameters(given: Mapping[str, Any]) -> None:
-    """Raise unless momentum, weight decay and damping are in their ranges.
-
-    Args:
-        given: a group or the constructor's arguments.
-    """
-    check_number("lr", given["lr"], 0.0)
-    check_number("momentum", given["momentum"], 0.0, 1.0, below=True)
-    check_number("weight_decay", given["weight_decay"], 0.0)
-    check_number("damping", given["damping"], 0.0, open_below=True)
 
 
 def grouped_weights(model: nn.Module | None) -> set[nn.Parameter]:
@@ -121,29 +32,6 @@ def grouped_weights(model: nn.Module | None) -> set[nn.Parameter]:
     modules = () if model is None else model.modules()
     weights = [getattr(module, "weight", None) for module in modules if getattr(module, "groups", 1) != 1]
     return {weight for weight in weights if isinstance(weight, nn.Parameter)}
-
-
-def check_number(
-    name: str, value: Any, low: float, high: float = math.inf, *, open_below: bool = False, below: bool = False
-) -> None:
-    """Raise unless a number lies in an interval.
-
-    Args:
-        name: the argument.
-        value: what was given.
-        low: the lower end.
-        high: the upper end.
-        open_below: whether the lower end is excluded.
-        below: whether the upper end is excluded.
-
-    Raises:
-        ValueError: if it does not.
-    """
-    number = float(value)
-    good = (number > low if open_below else number >= low) and (number < high if below else number <= high)
-    if not good or math.isnan(number):
-        left, right = "(" if open_below else "[", ")" if below or high == math.inf else "]"
-        raise ValueError(f"{name} must be in {left}{low:g}, {high:g}{right}, got {number:g}")
 
 
 def findings(model: nn.Module, invariant: Any, example_input: Any, seed: int) -> dict[str, Finding]:

@@ -25,6 +25,7 @@ from fisherfold.optim.distributed import rank
 from fisherfold.optim.factors import Collector, FactorSums, Pass, accumulation_dtype
 from fisherfold.optim.fuse import fused
 from fisherfold.optim.invariance import Finding
+from fisherfold.optim.options import FISHERS, check_options, choice
 from fisherfold.optim.precondition import products
 from fisherfold.optim.replica import unwrap
 from fisherfold.optim.report import Diagnosis
@@ -135,7 +136,7 @@ class MKFAC(torch.optim.Optimizer):
         process_group: Any = None,
         seed: int = 0,
     ) -> None:
-        groups.check_options(locals())
+        check_options(locals())
         self.fisher, self.reduction = fisher, reduction
         self.factor_decay, self.max_rows = factor_decay, max_rows
         self.exponential, self.max_angle, self.balanced = retraction == "exp", max_angle, balanced
@@ -281,7 +282,7 @@ class MKFAC(torch.optim.Optimizer):
             sampler: draws targets for ``fisher="mc"`` from outputs, data targets and a generator; known for PyTorch's
                 cross entropy, squared error and binary cross entropy.
         """
-        kind = groups.choice("fisher", fisher or self.fisher, groups.FISHERS)
+        kind = choice("fisher", fisher or self.fisher, FISHERS)
         statistics.check_loss_function(loss_fn)
         model = self._model_for_statistics()
         draw = (sampler or statistics.default_sampler(loss_fn)) if kind == "mc" else None

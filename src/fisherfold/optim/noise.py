@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from fisherfold.optim.factors import accumulation_dtype
 from fisherfold.optim.fuse import fused
-from fisherfold.optim.groups import check_number
+from fisherfold.optim.options import check_number
 
 
 class RowNoise:
