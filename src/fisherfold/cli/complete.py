@@ -14,19 +14,9 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from fisherfold.cli.common import (
-    Checkpoint,
-    Decimal,
-    Encoding,
-    UnpackLimit,
-    Voice,
-    command,
-    group,
-    one_of,
-    printable,
-    typed,
-)
+from fisherfold.cli.common import Checkpoint, Decimal, Encoding, UnpackLimit, Voice, command, group, one_of
 from fisherfold.cli.rescue import check_output, write_or_rescue
+from fisherfold.cli.words import printable, typed
 
 if TYPE_CHECKING:
     from fisherfold.estimators.completion import MatrixCompletion

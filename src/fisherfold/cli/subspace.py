@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fisherfold.cli.common import Bar, Checkpoint, Decimal, Encoding, UnpackLimit, Voice, command, group, one_of, typed
+from fisherfold.cli.common import Bar, Checkpoint, Decimal, Encoding, UnpackLimit, Voice, command, group, one_of
 from fisherfold.cli.rescue import check_output, write_or_rescue
+from fisherfold.cli.words import typed
 
 if TYPE_CHECKING:
     from fisherfold.estimators.task_tables import Roles, TaskTable
