@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from itertools import pairwise
 
 import pytest
 import torch
@@ -18,8 +19,8 @@ def generator(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-def algorithm_1(problem, x, *, iterations, sigma, sigma_min, eta1, eta2, gamma, batches=None):
-    """NOTES section 2, line by line, with a dense solve in a tangent basis."""
+def algorithm_1(problem, x, *, iterations, sigma, sigma_min, eta1, eta2, gamma, eta3=0.0, batches=None):
+    """NOTES section 2, line by line, with a dense solve in a tangent basis; η₃ as trust regions have it."""
     path = []
     for k in range(iterations):
         batch = None if batches is None else batches[k]
@@ -36,9 +37,36 @@ def algorithm_1(problem, x, *, iterations, sigma, sigma_min, eta1, eta2, gamma, 
         accepted = rho >= eta1 and float(norm) >= eta2 / sigma
         if accepted:
             x = trial
-        sigma = max(sigma_min, sigma / gamma) if accepted else gamma * sigma
+        if not accepted or rho < eta3 / 3:
+            sigma = gamma * sigma
+        elif rho >= eta3:
+            sigma = max(sigma_min, sigma / gamma)
         path.append((rho, sigma, accepted, x))
     return path
+
+
+def test_an_accepted_step_lowers_keeps_or_raises_sigma():
+    """The model must be good for σ to fall; the paper's rule lowers it after every step."""
+    g = generator(3)
+    x = torch.randn(200, 12, generator=g, dtype=torch.float64)
+    y = torch.sin(2 * x[:, :1]) + torch.randn(200, 1, generator=g, dtype=torch.float64)
+    out = torch.randn(3, 1, generator=g, dtype=torch.float64)
+    problem = NLLProblem(Stiefel(12, 3), lambda x, u: torch.tanh(x @ u) @ out, Gaussian(), x, y)
+    start = problem.manifold.random_point(generator=g)
+    factors = {True: set(), False: set()}
+    lengths = {}
+    for paper in (True, False):
+        rule = {"eta3": 0.0} if paper else {}
+        result = minimize(problem, start, "rngd", max_iter=400, stop=GradientNorm(1e-6), **rule)
+        assert result.status == "converged"
+        lengths[paper] = len(result.trace.rows)
+        for before, row in pairwise(result.trace.rows[1:]):
+            if row["accepted"] and row["sigma"] > 1e-5:
+                factors[paper].add(row["sigma"] / before["sigma"])
+                expected = 0.25 if paper or row["rho"] >= 0.75 else 4.0 if row["rho"] < 0.25 else 1.0
+                assert row["sigma"] == pytest.approx(expected * before["sigma"])
+    assert factors == {True: {0.25}, False: {0.25, 1.0, 4.0}}
+    assert lengths[False] < lengths[True]
 
 
 def hard_problem(manifold, seed=0, samples=30):
@@ -60,8 +88,9 @@ def hard_problem(manifold, seed=0, samples=30):
     [Euclidean(3), Sphere(4), Stiefel(4, 2), Grassmann(4, 2), Product({"a": Sphere(3), "b": Euclidean(2)})],
     ids=str,
 )
-def test_the_path_is_that_of_algorithm_1(manifold):
-    rules = {"sigma": 1e-3, "sigma_min": 1e-3, "eta1": 0.98, "eta2": 1e-20, "gamma": 3.0}
+@pytest.mark.parametrize(("eta1", "eta3"), [(0.98, 0.0), (0.1, 0.99)])
+def test_the_path_is_that_of_algorithm_1(manifold, eta1, eta3):
+    rules = {"sigma": 1e-3, "sigma_min": 1e-3, "eta1": eta1, "eta2": 1e-20, "eta3": eta3, "gamma": 3.0}
     seen = set()
     for seed in range(4):
         problem, x0 = hard_problem(manifold, seed)
@@ -73,10 +102,10 @@ def test_the_path_is_that_of_algorithm_1(manifold):
             assert row["rho"] == pytest.approx(rho, rel=1e-4, abs=1e-6)
             assert row["sigma"] == pytest.approx(sigma, rel=1e-12)
             assert bool(row["accepted"]) is accepted
-            seen.add(accepted)
+            seen.add(rho >= (eta3 or eta1))
         if count == 10:
             assert float((flatten(result.last) - flatten(expected[-1][3])).norm()) < 1e-6
-    assert seen == {True, False}, "the problems must show both acceptance and rejection"
+    assert seen == {True, False}, "the problems must show steps after which σ falls and others"
 
 
 def test_the_stochastic_path_is_that_of_algorithm_1():

@@ -4,7 +4,8 @@ At θ_k, from estimates g_k, F_k on a batch and with λ_k = σ_k ‖g_k‖:
 
     d_k = -(F_k + λ_k I)⁻¹ g_k,    z_k = R_{θ_k}(d_k),    ρ_k = (Ψ(z_k) - Ψ(θ_k)) / (m_k(d_k) - Ψ(θ_k))
 
-Accept z_k when ρ_k ≥ η₁ and ‖g_k‖ ≥ η₂/σ_k, then σ ← max(σ_min, σ/γ); else stay and σ ← γσ.
+Accept z_k when ρ_k ≥ η₁ and ‖g_k‖ ≥ η₂/σ_k, then σ ← max(σ_min, σ/γ); else stay and σ ← γσ. With η₃ > 0 an accepted
+step lowers σ only if ρ_k ≥ η₃, and raises it if ρ_k < η₃/3, as trust regions do; the paper has η₃ = 0.
 """
 
 from __future__ import annotations
@@ -62,6 +63,9 @@ class RNGD(Method):
         sigma_min: the least σ; 1e-6 if not given, or σ₀ where that is less, as it is in large units.
         eta1: the least ratio ρ of an accepted step.
         eta2: steps are accepted while ‖g‖ ≥ η₂/σ; the theory wants it large, practice 0.
+        eta3: from which ρ on an accepted step lowers σ; below a third of it σ rises. 0.75 if not given, and 0, which is
+            the paper's rule, on batches: with that rule, where the model is no better than ρ = ½, every other step is
+            one that was bound to fail.
         gamma: the factor by which σ moves.
         solve: how the damped system is solved; ``auto`` or a name of ``fisherfold.fisher.solve.METHODS``.
         forcing: CG stops at the relative residual min(forcing, 0.9 (‖g_k‖/‖g_{k-1}‖)^1.618), the rule of Eisenstat and
@@ -83,6 +87,7 @@ class RNGD(Method):
         sigma_min: float | None = None,
         eta1: float = 0.1,
         eta2: float = 0.0,
+        eta3: float | None = None,
         gamma: float = 4.0,
         solve: str = "auto",
         forcing: float = 0.3,
@@ -101,6 +106,7 @@ class RNGD(Method):
         self.eta2 = positive("eta2", eta2, zero=True)
         if not 0 < eta1 < 1:
             raise ValueError(f"eta1 must lie between 0 and 1, got {eta1}")
+        self.eta3 = (0.75 if self.exact else 0.0) if eta3 is None else positive("eta3", eta3, zero=True)
         if not gamma > 1:
             raise ValueError(f"gamma must be greater than 1, got {gamma}")
         self.eta1, self.gamma = eta1, gamma
@@ -234,7 +240,8 @@ class RNGD(Method):
             self._reject(state, "stalled", f"no step was accepted, the last ratio ρ is {rho:.2g}")
             return rho
         state.x = trial
-        state.numbers |= {"sigma": max(self._least_sigma(state), sigma / self.gamma), "rejections": 0}
+        factor = 1 / self.gamma if rho >= self.eta3 else self.gamma if rho < self.eta3 / 3 else 1.0
+        state.numbers |= {"sigma": max(self._least_sigma(state), factor * sigma), "rejections": 0}
         if gradient is not None:
             state.vectors["gradient"] = gradient
             state.loss, state.gradient_norm = trial_loss, self.norm(trial, gradient)

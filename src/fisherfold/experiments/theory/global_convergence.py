@@ -27,7 +27,7 @@ from fisherfold.solvers import GradientNorm, Trace, minimize
 TINY = 1e-20
 BATCHES = (20, 40, 80, 160, 320)
 ETAS = (0.01, 0.5, 0.9)
-STANDARD: dict[str, Any] = {"sigma": 1.0, "sigma_min": 1e-6, "eta1": 0.1, "eta2": TINY, "gamma": 4.0}
+STANDARD: dict[str, Any] = {"sigma": 1.0, "sigma_min": 1e-6, "eta1": 0.1, "eta2": TINY, "eta3": 0.0, "gamma": 4.0}
 
 
 @dataclass(frozen=True)
