@@ -418,6 +418,7 @@ def test_a_checkpoint_of_a_larger_product_is_refused(tasks, tmp_path):
         ),
         ({"sigma_min": -1.0}, ValueError, "sigma_min must be a number > 0, got -1.0"),
         ({"eta1": 1.0}, ValueError, "eta1 must lie between 0 and 1, got 1.0"),
+        ({"eta3": 1.5}, ValueError, "eta3 must lie between 0 and 1, got 1.5"),
         ({"eta2": -1.0}, ValueError, "eta2 must be a number ≥ 0, got -1.0"),
         ({"gamma": 1.0}, ValueError, "gamma must be greater than 1, got 1.0"),
         ({"forcing": 0.0}, ValueError, "forcing must be a number > 0, got 0.0"),

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
 from threadpoolctl import threadpool_limits
+
+from fisherfold.estimators.completion_fit import threads
 
 
 @contextmanager
@@ -16,10 +17,5 @@ def one_thread() -> Iterator[None]:
     Yields:
         Nothing.
     """
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with threadpool_limits(limits=1):
-            yield
-    finally:
-        torch.set_num_threads(before)
+    with threads(1), threadpool_limits(limits=1):
+        yield

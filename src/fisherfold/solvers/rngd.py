@@ -64,8 +64,7 @@ class RNGD(Method):
         eta1: the least ratio ρ of an accepted step.
         eta2: steps are accepted while ‖g‖ ≥ η₂/σ; the theory wants it large, practice 0.
         eta3: from which ρ on an accepted step lowers σ; below a third of it σ rises. 0.75 if not given, and 0, which is
-            the paper's rule, on batches: with that rule, where the model is no better than ρ = ½, every other step is
-            one that was bound to fail.
+            the paper's rule, on batches. With that rule the step after a poor one, but accepted, is often rejected.
         gamma: the factor by which σ moves.
         solve: how the damped system is solved; ``auto`` or a name of ``fisherfold.fisher.solve.METHODS``.
         forcing: CG stops at the relative residual min(forcing, 0.9 (‖g_k‖/‖g_{k-1}‖)^1.618), the rule of Eisenstat and
@@ -106,7 +105,9 @@ class RNGD(Method):
         self.eta2 = positive("eta2", eta2, zero=True)
         if not 0 < eta1 < 1:
             raise ValueError(f"eta1 must lie between 0 and 1, got {eta1}")
-        self.eta3 = (0.75 if self.exact else 0.0) if eta3 is None else positive("eta3", eta3, zero=True)
+        self.eta3 = (0.75 if self.exact else 0.0) if eta3 is None else eta3
+        if not 0 <= self.eta3 <= 1:
+            raise ValueError(f"eta3 must lie between 0 and 1, got {eta3}")
         if not gamma > 1:
             raise ValueError(f"gamma must be greater than 1, got {gamma}")
         self.eta1, self.gamma = eta1, gamma
@@ -241,7 +242,8 @@ class RNGD(Method):
             return rho
         state.x = trial
         factor = 1 / self.gamma if rho >= self.eta3 else self.gamma if rho < self.eta3 / 3 else 1.0
-        state.numbers |= {"sigma": max(self._least_sigma(state), factor * sigma), "rejections": 0}
+        state.numbers |= {"sigma": max(self._least_sigma(state), factor * sigma), "sigma_before": sigma}
+        state.numbers["rejections"] = 0
         if gradient is not None:
             state.vectors["gradient"] = gradient
             state.loss, state.gradient_norm = trial_loss, self.norm(trial, gradient)
@@ -256,8 +258,8 @@ class RNGD(Method):
     @override
     def retreat(self, state: State) -> None:
         super().retreat(state)
-        # the batch had accepted the step and lowered σ: take that back, too
-        state.numbers["sigma"] *= self.gamma
+        # the batch had accepted the step and moved σ: take that back, too
+        state.numbers["sigma"] = state.numbers["sigma_before"]
         state.numbers["rejections"] = state.numbers["retreats"] = state.numbers.get("retreats", 0) + 1
         self._reject(state, "non_finite", "steps that a batch accepts lead to a loss that is not finite")
         state.record |= {"accepted": 0.0, "sigma": state.numbers["sigma"]}

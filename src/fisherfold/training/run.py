@@ -236,7 +236,7 @@ class Run:
         self.graph = None  # the inverses may move to other memory, and the step is captured again
         with self._autocast(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="the inverse of .* outgrew its memory")
-            self.optimizer.refresh(self._batches(), nn.CrossEntropyLoss())  # of the model, as its outputs state it
+            self.optimizer.refresh(self._batches(), self.loss_fn)
 
     def _batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         size = self.settings.batch
