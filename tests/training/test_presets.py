@@ -125,6 +125,7 @@ def test_unknown_names_say_what_is_known() -> None:
         ({"momentum": 1.0}, "momentum must be below 1, got 1.0"),
         ({"dropout": 1.0}, "dropout must be below 1, got 1.0"),
         ({"noise": 1.5}, "noise must be below 1, got 1.5"),
+        ({"noise": 0.1, "ahead": 0.1}, "rows are turned at random (noise) or further on (ahead), not both"),
         ({"smoothing": 1.0}, "smoothing must be below 1, got 1.0"),
         ({"mixup": -0.5}, "mixup must be a finite number, at least 0, got -0.5"),
         ({"euclidean": "adam"}, "euclidean must be 'sgd' or 'kfac', got 'adam'"),

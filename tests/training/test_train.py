@@ -82,7 +82,9 @@ def test_runs_side_by_side_are_the_runs_alone(tmp_path: Path) -> None:
     assert [entry["side_by_side"] for entry in jobs[0].log.epochs] == [2, 2]
 
 
-@pytest.mark.parametrize("drawn", [{"dropout": 0.3}, {"noise": 0.2}, {"mixup": 0.5}, {"dropout": 0.3, "average": 2}])
+@pytest.mark.parametrize(
+    "drawn", [{"dropout": 0.3}, {"noise": 0.2}, {"ahead": 0.2}, {"mixup": 0.5}, {"dropout": 0.3, "average": 2}]
+)
 def test_draws_are_the_same_beside_other_runs_and_after_a_checkpoint(tmp_path: Path, drawn: dict[str, Any]) -> None:
     pool, model = random_pool(32), "wrn10_1"
     chosen = settings("mkfac", "cifar10", model, batch=16, epochs=3, refresh_batches=1, **drawn)
@@ -101,7 +103,7 @@ def test_draws_are_the_same_beside_other_runs_and_after_a_checkpoint(tmp_path: P
     train_side_by_side([again])
     assert torch.equal(weights(again.run), weights(alone.run))
     assert [e["loss"] for e in again.log.epochs] == [e["loss"] for e in alone.log.epochs][2:]
-    undrawn = replace(chosen, dropout=0.0, noise=0.0, mixup=0.0)
+    undrawn = replace(chosen, dropout=0.0, noise=0.0, ahead=0.0, mixup=0.0)
     plain = open_job(Run(undrawn, model, pool, seed=1), tmp_path / "plain.jsonl")
     train_side_by_side([plain])
     assert not torch.equal(weights(plain.run), weights(alone.run))
@@ -255,7 +257,7 @@ def test_a_checkpoint_from_before_a_setting_is_of_a_run_with_its_default(tmp_pat
     runs = [Run(settings("sgd", "cifar10", "wrn10_1", batch=16, noise=x), "wrn10_1", pool) for x in (0.0, 0.1)]
     runs[0].done_epochs = 2
     header = {**runs[0].header, "settings": {**runs[0].header["settings"]}}
-    for newer in ("noise", "average", "mixup", "smoothing", "euclidean"):
+    for newer in ("noise", "ahead", "average", "mixup", "smoothing", "euclidean"):
         del header["settings"][newer]
     state = {"network": runs[0].network.state_dict(), "optimizer": runs[0].optimizer.state_dict(), "epochs": 2}
     checkpoint.save(path, state, header)

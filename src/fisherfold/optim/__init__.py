@@ -4,9 +4,9 @@ from fisherfold.optim.adamp import AdamP
 from fisherfold.optim.invariance import Finding, find_scale_invariant
 from fisherfold.optim.kfac import KFAC, SGDG
 from fisherfold.optim.mkfac import MKFAC
-from fisherfold.optim.noise import RowNoise
 from fisherfold.optim.sgdp import SGDP
 from fisherfold.optim.structure import guess_from_structure
+from fisherfold.optim.turning import RowAhead, RowNoise
 
 __all__ = [
     "KFAC",
@@ -15,6 +15,7 @@ __all__ = [
     "SGDP",
     "AdamP",
     "Finding",
+    "RowAhead",
     "RowNoise",
     "find_scale_invariant",
     "guess_from_structure",

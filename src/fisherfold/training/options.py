@@ -38,6 +38,7 @@ class Settings:
         mixup: α of the Beta(α, α) in whose ratio pairs of images and their losses are mixed, one draw per batch; 0 for
             none.
         noise: the angle in radians by which rows are turned at random while a gradient is computed.
+        ahead: the angle in radians by which rows are turned further along their last step meanwhile.
         average: over how many epochs the weights of the network that is judged are averaged, exponentially; 0 for the
             network itself.
         momentum: μ, or β₁ of Adam.
@@ -71,6 +72,7 @@ class Settings:
     smoothing: float = 0.0
     mixup: float = 0.0
     noise: float = 0.0
+    ahead: float = 0.0
     average: int = 0
     momentum: float = 0.9
     beta2: float = 0.999
@@ -96,6 +98,8 @@ class Settings:
             raise ValueError(f"euclidean must be 'sgd' or 'kfac', got {self.euclidean!r}")
         for field in fields(self):
             _check(field.name, str(field.type), getattr(self, field.name))
+        if self.noise and self.ahead:
+            raise ValueError("rows are turned at random (noise) or further on (ahead), not both")
 
     @property
     def curved(self) -> bool:
@@ -171,7 +175,7 @@ def _check(name: str, kind: str, value: Any) -> None:
         raise ValueError(f"{name} must be at least {least} and whole, got {value!r}")
     if kind == "float" and not (number and not isinstance(value, bool) and math.isfinite(value) and value >= 0):
         raise ValueError(f"{name} must be a finite number, at least 0, got {value!r}")
-    if name in {"momentum", "beta2", "dropout", "smoothing", "noise"} and value >= 1:
+    if name in {"momentum", "beta2", "dropout", "smoothing", "noise", "ahead"} and value >= 1:
         raise ValueError(f"{name} must be below 1, got {value!r}")
 
 

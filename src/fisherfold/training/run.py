@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 
-from fisherfold.optim import MKFAC, RowNoise
+from fisherfold.optim import MKFAC, RowAhead, RowNoise
 from fisherfold.training import checkpoint
 from fisherfold.training.build import build_model, build_optimizer
 from fisherfold.training.data import ImagePool
@@ -62,9 +62,11 @@ class Run:
         self.images, self.labels = pool.epoch(seed, 0)
         self.optimizer = build_optimizer(settings, self.network, pool.normalised(self.images[:32]))
         self.cuda = self.device.type == "cuda"
-        self.noise: AbstractContextManager[Any] = nullcontext()
+        self.turned: AbstractContextManager[Any] = nullcontext()
         if settings.noise:
-            self.noise = RowNoise(self.network.parameters(), settings.noise, fuse=self.cuda)
+            self.turned = RowNoise(self.network.parameters(), settings.noise, fuse=self.cuda)
+        if settings.ahead:
+            self.turned = RowAhead(self.network.parameters(), settings.ahead, fuse=self.cuda)
         self.averaged: AveragedModel | None = None
         if settings.average:
             decay = 1 - 1 / settings.average
@@ -146,6 +148,8 @@ class Run:
                 counter.zero_()
             if self.settings.mixup:
                 self.shares.copy_(self._draw_shares(epoch))
+            if isinstance(self.turned, RowAhead):
+                self.turned.forget()  # the last step of an epoch is not in a checkpoint
             self._set_rates(epoch)
             self.network.train()
             self._seed_draws(epoch)
@@ -204,7 +208,7 @@ class Run:
         images, share = self.pool.normalised(self.images[batch]), torch.take(self.shares, self.counter)
         if self.settings.mixup:
             images = torch.lerp(images.flip(0), images, share)
-        with self.noise:
+        with self.turned:
             with self._autocast():
                 outputs = self.forward(images)
                 loss = self.loss_fn(outputs, labels)

@@ -1,4 +1,4 @@
-"""Rows turned at random: by the given angle, in directions without a preference, and back to the bit."""
+"""Rows turned by an angle, at random or further along their last step, and back to the bit."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from fisherfold.optim import RowNoise
-from fisherfold.optim.noise import turned
+from fisherfold.optim import RowAhead, RowNoise
+from fisherfold.optim.turning import turned
 
 
 @pytest.mark.parametrize("shape", [(5, 7), (4, 3, 3, 3), (3, 2)])
@@ -132,3 +132,68 @@ def test_only_parameters_are_taken_and_only_real_numbers_turned() -> None:
     with RowNoise([whole, nn.Parameter(torch.ones(2, 2, dtype=torch.complex64))], 0.1), RowNoise(net.weight, 0.1):
         assert not (net.weight == before).any()
         assert torch.equal(whole, torch.ones_like(whole))
+
+
+@pytest.mark.parametrize("fuse", [False, pytest.param(True, marks=pytest.mark.filterwarnings("ignore:.*torch.jit"))])
+def test_rows_go_further_along_their_last_step(fuse: bool) -> None:
+    """In the plane of the last two places, beyond the later one by the angle; rows that stayed stay."""
+    torch.manual_seed(0)
+    weight = nn.Parameter(torch.randn(4, 3, 2, 2, dtype=torch.float64))
+    ahead = RowAhead([weight], 0.2, fuse=fuse)
+    first = weight.detach().clone()
+    with ahead:
+        assert torch.equal(weight, first)
+    with torch.no_grad():
+        weight[:3] += 0.05 * torch.randn(3, 3, 2, 2, dtype=torch.float64)
+    second = weight.detach().clone()
+    with ahead:
+        third = weight.detach().clone()
+    assert torch.equal(weight, second)
+    assert torch.equal(third[3], first[3])
+    for a, b, c in zip(*(w[:3].flatten(1) for w in (first, second, third)), strict=True):
+        along = b / b.norm()
+        across = (b - a) - along * (along @ (b - a))
+        there = b.norm() * (math.cos(0.2) * along + math.sin(0.2) * across / across.norm())
+        torch.testing.assert_close(c, there)
+    with ahead:  # no step since
+        assert torch.equal(weight, second)
+
+
+def test_a_forgotten_step_is_not_gone_further() -> None:
+    weight = nn.Parameter(torch.eye(3))
+    ahead = RowAhead([weight], 0.2)
+    with torch.no_grad():
+        weight += 0.1
+    ahead.forget()
+    with ahead:
+        assert torch.equal(weight, torch.eye(3) + 0.1)
+
+
+def test_as_far_ahead_as_the_step_is_the_momentum_of_nesterov() -> None:
+    """To first order in the step: angles of both are μ times the last one's."""
+    torch.manual_seed(0)
+    rate, momentum = 1e-4, 0.9
+    a = torch.randn(6, 6, dtype=torch.float64)
+    ends = []
+    for kind in ("ahead", "nesterov", "plain"):
+        weight = nn.Parameter(nn.functional.normalize(torch.arange(1.0, 7, dtype=torch.float64), dim=0)[None])
+        optimizer = torch.optim.SGD([weight], lr=rate, momentum=momentum)
+        ahead = RowAhead([weight], 0.0)
+        before = weight.detach().clone()
+        for step in range(6):
+            optimizer.zero_grad()
+            turn = nn.functional.normalize(weight.detach(), dim=1) @ nn.functional.normalize(before, dim=1).T
+            ahead.angle = momentum * math.acos(min(1.0, turn.item())) if kind == "ahead" and step else 0.0
+            before = weight.detach().clone()
+            at = weight - rate * momentum * optimizer.state[weight].get("momentum_buffer", torch.zeros_like(weight))
+            if kind == "nesterov":
+                unit = nn.functional.normalize(at, dim=1)
+                (unit @ a @ unit.T).sum().backward()
+            else:
+                with ahead:
+                    unit = nn.functional.normalize(weight, dim=1)
+                    (unit @ a @ unit.T).sum().backward()
+            optimizer.step()
+        ends.append(weight.detach())
+    near, far = (ends[0] - ends[1]).norm(), (ends[2] - ends[1]).norm()
+    assert near < 0.02 * far

@@ -1,0 +1,189 @@
+"""Gradients at weights whose rows are turned: at random, or further along their last step.
+
+While a gradient is computed, every row w of a weight is replaced by
+
+    w̃ = cos θ · w + sin θ · ‖w‖ u,    u a unit vector orthogonal to w,
+
+that is, it goes the angle θ along a geodesic of the sphere on which it lies. The step is taken from w.
+
+With u uniform (``RowNoise``), what is minimised is the mean of the loss over such turns, which is small where the loss
+is small all around: noise on weights in proportion to the length of a filter (Li et al., arXiv 2211.11489), without the
+growth of that length, so that the running statistics of a batch norm behind the weight are those of weights of the same
+length.
+
+With u along the last step (``RowAhead``), the gradient is that of a point further on. At θ as large as the step this
+is Nesterov's momentum; at ten times as much, across a narrow valley, it is the wall on the other side that the gradient
+sees, and training turns to wide ones: sharpness-aware minimisation without a second gradient (Becker, Altrock and
+Risse, arXiv 2401.12033, with one length for all weights), here with the same angle for every row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from types import TracebackType
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from fisherfold.optim.factors import accumulation_dtype
+from fisherfold.optim.fuse import fused
+from fisherfold.optim.options import check_number
+
+T = TypeVar("T", bound="_Turned")
+
+
+class _Turned:
+    """Rows that are turned inside a block, and back to the bit on leaving it."""
+
+    def __init__(self, params: Iterable[nn.Parameter], angle: float, *, fuse: bool = False) -> None:
+        check_number("angle", angle, 0.0, math.pi / 2, below=True)
+        given = [params] if isinstance(params, Tensor) else list(params)
+        for odd in (p for p in given if not isinstance(p, Tensor)):
+            raise TypeError(f"params must be parameters, got a {type(odd).__name__} among them")
+        self.angle, self.fuse = angle, fuse
+        # a weight that two layers share counts once: its second copy would be one of turned rows
+        self._weights = [p for p in dict.fromkeys(given) if _turns(p)]
+        self._kept = [p.detach().clone() for p in self._weights]
+        self._versions: list[int] | None = None
+
+    def _directions(self, weight: Tensor, kept: Tensor) -> Tensor:
+        """Towards which to turn a weight that was ``kept`` in the block before; their dtype computes."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def __enter__(self: T) -> T:
+        """Turn the rows."""
+        if self._versions is not None:
+            name = type(self).__name__
+            raise RuntimeError(f"the rows are turned already: one block of a {name} cannot be inside another")
+        turn = fused(turn_rows) if self.fuse else turn_rows
+        for weight, kept in zip(self._weights, self._kept, strict=True):
+            directions = self._directions(weight, kept)
+            kept.copy_(weight)
+            turn(weight, kept, directions, self.angle)
+        self._versions = [weight._version for weight in self._weights]
+        torch.clear_autocast_cache()  # an autocast region around the block keeps its casts of the weights
+        return self
+
+    @torch.no_grad()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Put the rows back, to the bit."""
+        written = self._versions != [weight._version for weight in self._weights]
+        self._versions = None
+        for weight, kept in zip(self._weights, self._kept, strict=True):
+            weight.copy_(kept)
+        torch.clear_autocast_cache()
+        if written and error is None:
+            raise RuntimeError(
+                "weights were written to while their rows were turned, and are back at what they were before: "
+                "take the step of the optimizer after the block"
+            )
+
+
+class RowNoise(_Turned):
+    """Turn the rows of weights by an angle in random directions, and back on leaving the block.
+
+    It works with any optimizer, whose step is taken after the block: what is written to the weights inside is undone,
+    which is an error. Memory is allocated once, so that a step with it can be captured in a CUDA graph.
+
+    Args:
+        params: parameters; those with fewer than two dimensions, with rows of one entry, or not of real floating-point
+            numbers are left alone.
+        angle: θ in radians, below π/2.
+        fuse: compile the turning of a weight with ``torch.compile``.
+
+    Raises:
+        TypeError: if there is anything but parameters.
+        ValueError: if the angle is none of those.
+
+    Example:
+        >>> import torch
+        >>> net = torch.nn.Linear(8, 3)
+        >>> noise, opt = RowNoise(net.parameters(), 0.1), torch.optim.SGD(net.parameters(), lr=0.1)
+        >>> before = net.weight.detach().clone()
+        >>> with noise:
+        ...     net(torch.randn(4, 8)).square().mean().backward()
+        >>> torch.equal(net.weight, before)
+        True
+        >>> opt.step()
+    """
+
+    def _directions(self, weight: Tensor, kept: Tensor) -> Tensor:
+        return torch.randn_like(kept, dtype=accumulation_dtype(kept))
+
+
+class RowAhead(_Turned):
+    """Turn the rows of weights by an angle further along their last step, and back on leaving the block.
+
+    The last step is the way from where the block before began to where this one does, so that it works with any
+    optimizer; rows that have not turned since stay, and so do all in the first block. As with ``RowNoise``, steps are
+    taken after the block, and memory is allocated once.
+
+    Args:
+        params: as for ``RowNoise``.
+        angle: θ in radians, below π/2.
+        fuse: compile the turning of a weight with ``torch.compile``.
+
+    Raises:
+        TypeError: if there is anything but parameters.
+        ValueError: if the angle is none of those.
+
+    Example:
+        >>> import torch
+        >>> net, x = torch.nn.Linear(8, 3), torch.randn(4, 8)
+        >>> ahead, opt = RowAhead(net.parameters(), 0.1), torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+        >>> for _ in range(3):
+        ...     opt.zero_grad()
+        ...     with ahead:
+        ...         net(x).square().mean().backward()
+        ...     opt.step()
+    """
+
+    def _directions(self, weight: Tensor, kept: Tensor) -> Tensor:
+        dtype = accumulation_dtype(weight)
+        return weight.to(dtype) - kept.to(dtype)
+
+    @torch.no_grad()
+    def forget(self) -> None:
+        """Let the next block be a first one, as after weights have been loaded."""
+        for weight, kept in zip(self._weights, self._kept, strict=True):
+            kept.copy_(weight)
+
+
+def _turns(p: Tensor) -> bool:
+    return p.is_floating_point() and p.ndim > 1 and p.numel() > len(p)
+
+
+def turn_rows(weight: Tensor, kept: Tensor, directions: Tensor, angle: float) -> None:
+    """Replace a weight by its turned copy, in place.
+
+    Args:
+        weight: with rows along the first dimension.
+        kept: its copy.
+        directions: towards which to turn; their dtype is that of the computation.
+        angle: in radians.
+    """
+    weight.copy_(turned(kept.to(directions.dtype), directions, angle))
+
+
+def turned(w: Tensor, u: Tensor, angle: float) -> Tensor:
+    """Turn every row by an angle towards a direction.
+
+    Args:
+        w: rows along the first dimension; those of zero stay.
+        u: directions of the same shape, whose parts along w do not matter; rows with none stay.
+        angle: in radians.
+
+    Returns:
+        cos θ · w + sin θ · ‖w‖ t/‖t‖ with t the part of u orthogonal to w.
+    """
+    dims, tiny = tuple(range(1, w.ndim)), torch.finfo(w.dtype).tiny
+    squared = (w * w).sum(dims, keepdim=True)
+    t = torch.addcmul(u, (u * w).sum(dims, keepdim=True) / squared.clamp_min(tiny), w, value=-1)
+    length = torch.linalg.vector_norm(t, dim=dims, keepdim=True)
+    moved = (math.cos(angle) * w).addcmul_(squared.sqrt() / length.clamp_min(tiny), t, value=math.sin(angle))
+    return torch.where(length > 0, moved, w)
