@@ -177,10 +177,12 @@ def test_the_plan_that_comes_with_the_benchmarks_can_be_read() -> None:
     if not path.is_file():
         pytest.skip("an installed package has no benchmarks")
     plan = read_plan(path)
-    stages = {(entry.model, entry.preset): entry.stages for entry in plan}
+    stages = {(entry.dataset, entry.model, entry.preset): entry.stages for entry in plan}
+    tasks = {(entry.dataset, entry.model) for entry in plan}
+    assert len(plan) == len(stages) == 2 * len(tasks)
     # a rival is searched as long as ours is, and over the same where it has it
-    for model in ("vgg16bn", "wrn16_4"):
-        ours, theirs = stages[model, "mkfac-averaged"], stages[model, "sgd-averaged"]
+    for task in tasks:
+        ours, theirs = (stages[(*task, preset)] for preset in ("mkfac-averaged", "sgd-averaged"))
         shared = [stage for stage in ours if not any(name.startswith("manifold") for c in stage for name in c)]
         assert [stage for stage in theirs if not any(name.startswith("lr") for c in stage for name in c)] == shared
         assert [len(stage) for stage in theirs] == [len(stage) for stage in ours]
