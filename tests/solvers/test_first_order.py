@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fisherfold import Gaussian, NLLProblem, minimize
-from fisherfold.manifolds import Euclidean, Sphere
+from fisherfold.manifolds import Euclidean, Sphere, Stiefel
 from fisherfold.solvers import GradientNorm
 
 with warnings.catch_warnings():
@@ -257,3 +257,20 @@ def test_at_the_minimum_a_line_search_stalls_with_its_best_point(tasks):
     assert result.value == pytest.approx(task.minimum, abs=1e-12)
     if result.status == "stalled":
         assert "the line search found no lower loss in 25 trials along the gradient" in result.message
+
+
+@pytest.mark.parametrize("name", ["rcg", "rgd", "rngd"])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_methods_converge_where_losses_differ_by_rounding_only(name, seed):
+    """With noise the loss is not zero at the minimum, and below ‖g‖ ≈ 1e-8 no loss tells a fall from a rise. The point
+    that is returned is the one that met the criterion, not an earlier one whose loss was rounded down."""
+    generator = torch.Generator().manual_seed(seed)
+    manifold = Stiefel(12, 3)
+    inputs = torch.randn(200, 12, dtype=torch.float64, generator=generator)
+    truth, start = (manifold.random_point(generator=generator, dtype=torch.float64) for _ in range(2))
+    targets = inputs @ truth + 0.5 * torch.randn(200, 3, dtype=torch.float64, generator=generator)
+    problem = NLLProblem(manifold, lambda x, t: x @ t, Gaussian(), inputs, targets)
+    result = minimize(problem, start, name, stop=GradientNorm(1e-11))
+    assert result.status == "converged"
+    assert float(manifold.norm(result.x, problem.gradient(result.x))) <= 1e-11
+    assert result.value == pytest.approx(min(result.trace["loss"]), rel=1e-13)

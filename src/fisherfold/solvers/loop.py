@@ -228,8 +228,7 @@ def _record(problem: Problem, state: State) -> None:
     }  # fmt: skip
     metrics = {name: float(value) for name, value in problem.metrics(state.x).items()}
     state.trace.rows.append(row | state.record | metrics)
-    if state.loss < state.best_loss:
-        state.best, state.best_loss = state.x, state.loss
+    state.note()
 
 
 def _verdict(state: State, stop: Criterion, max_iter: int) -> tuple[str, str] | None:

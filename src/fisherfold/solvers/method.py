@@ -83,6 +83,35 @@ class Method(ABC):
         state.loss, state.gradient_norm = float(loss), self.norm(state.x, gradient)
         return gradient
 
+    def fall(self, x: Point, y: Point, move: Tangent, here: Tangent, there: Tangent) -> float:
+        """How far the loss falls in a step, from the slopes at both ends, to third order; see ``blur``.
+
+        Args:
+            x: where the step begins.
+            y: where it ends.
+            move: the step, a tangent vector at x.
+            here: the gradient at x.
+            there: the gradient at y.
+
+        Returns:
+            Ψ(x) - Ψ(y).
+        """
+        ahead = float(self.manifold.inner(y, there, self.manifold.transport(x, y, move)))
+        return -0.5 * (float(self.manifold.inner(x, here, move)) + ahead)
+
+
+def blur(x: Point, loss: float) -> float:
+    """The difference below which rounding keeps losses from telling a fall from a rise; gradients still can.
+
+    Args:
+        x: a point, for its dtype.
+        loss: the loss there.
+
+    Returns:
+        A thousand units in the last place.
+    """
+    return 1e3 * torch.finfo(leaves(x)[0].dtype).eps * abs(loss)
+
 
 def positive(name: str, value: float, *, zero: bool = False) -> float:
     """Check a number at the door.

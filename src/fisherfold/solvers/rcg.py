@@ -3,6 +3,7 @@
     θ ← R_θ(α d),    d = -g + β T(d_old),    β = max(0, <g, y> / <T(d_old), y>),  y = g - T(g_old)    (Hestenes-Stiefel)
 
 The step α comes from backtracking that remembers what worked: a step accepted at once is doubled for the next search.
+Near a minimum, where losses differ by rounding only, the fall along a step is taken from the slopes at its ends.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing_extensions import override
 
 from fisherfold.manifolds.base import Point, Tangent, combine, is_finite, scale
 from fisherfold.problems.base import Problem
-from fisherfold.solvers.method import Method, at_least_one, positive
+from fisherfold.solvers.method import Method, at_least_one, blur, positive
 from fisherfold.solvers.state import State
 
 # below this length a step changes the point by rounding only
@@ -111,7 +112,11 @@ class RCG(Method):
             trial = self.manifold.retract(state.x, scale(alpha, direction))
             loss = float(self.problem.loss(trial)) if is_finite(trial) else math.inf
             finite = finite or math.isfinite(loss)
-            enough = loss <= state.loss + self.sufficient * alpha * slope
+            if math.isfinite(loss) and -alpha * slope <= blur(trial, state.loss):
+                fallen = self._fall_by_slopes(state, trial, scale(alpha, direction))
+            else:
+                fallen = state.loss - loss
+            enough = fallen >= -self.sufficient * alpha * slope
             if enough or (trials == self.max_trials and loss < state.loss):
                 # on average one extra evaluation: push when it went well or after a long retreat, else keep the pace
                 state.numbers["alpha"] = alpha if trials == 2 else 2 * alpha
@@ -120,6 +125,11 @@ class RCG(Method):
             if alpha * length < SHORTEST_STEP:
                 return None, trials, finite
         return None, self.max_trials, finite
+
+    def _fall_by_slopes(self, state: State, trial: Point, move: Tangent) -> float:
+        gradient = self.problem.gradient(trial)
+        state.samples += self.problem.n_samples
+        return self.fall(state.x, trial, move, state.vectors["gradient"], gradient)
 
     def _next_direction(
         self, x: Point, y: Point, gradient: Tangent, new_gradient: Tangent, direction: Tangent

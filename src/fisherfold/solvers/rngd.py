@@ -29,6 +29,7 @@ from fisherfold.solvers.method import (
     Schedule,
     at,
     at_least_one,
+    blur,
     check_batch_size,
     check_kind,
     positive,
@@ -226,11 +227,12 @@ class RNGD(Method):
         trial_loss = float(value)
         # both falls shrink to rounding near a minimum: the same guard on both makes ρ tend to 1 there instead of noise
         eps, gained = torch.finfo(leaves(trial)[0].dtype).eps, attempt.loss - trial_loss
-        guard = 1e3 * eps * abs(attempt.loss)
+        guard = blur(trial, attempt.loss)
         if gradient is not None:
             # where losses no longer tell a fall from a rise gradients do, down to their own rounding
             blurred = attempt.predicted <= guard
-            gained = self._fall(state, attempt, gradient) if blurred else gained
+            move, before = attempt.move, state.vectors["gradient"]
+            gained = self.fall(state.x, trial, move, before, gradient) if blurred else gained
             guard = (1e2 * eps) ** 2 * abs(attempt.loss)
         rho = (gained + guard) / (attempt.predicted + guard) if attempt.predicted > 0 else -math.inf
         sigma = state.numbers["sigma"]
@@ -248,12 +250,6 @@ class RNGD(Method):
             state.vectors["gradient"] = gradient
             state.loss, state.gradient_norm = trial_loss, self.norm(trial, gradient)
         return rho
-
-    def _fall(self, state: State, attempt: _Attempt, gradient: Tangent) -> float:
-        """Ψ(θ) - Ψ(z) from the slopes at both ends of the step, to third order."""
-        carried = self.manifold.transport(state.x, attempt.trial, attempt.move)
-        ahead = float(self.manifold.inner(attempt.trial, gradient, carried))
-        return -0.5 * (float(self.manifold.inner(state.x, state.vectors["gradient"], attempt.move)) + ahead)
 
     @override
     def retreat(self, state: State) -> None:
