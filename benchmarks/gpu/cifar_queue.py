@@ -6,11 +6,12 @@
 Without ``--plan`` the order is that of importance: SGD, MKFAC, SGDG and KFAC on both networks for CIFAR-10, then
 CIFAR-100, then the other presets; one seed of everything before the next seed of anything. ``--search`` chooses the
 rates of the paper's baselines in the paper's sets first. A plan is a file of JSON lines (``fisherfold.training.plan``)
-that may be changed while the queue is at work. Neighbours in the order that share a data set, a split and a network are
-trained side by side in one process; with ``--processes``, several processes each train runs of their own, which needs
-NVIDIA's MPS for their kernels to overlap; each of them takes its share of the CPU cores. Where machines come and go, a
-folder named by ``TORCHINDUCTOR_CACHE_DIR`` that is carried from one to the next saves compiling again. Nothing but
-PyTorch, NumPy, safetensors and Pillow is needed.
+that may be changed while the queue is at work: a run that is taken out of it is left at the end of its epoch.
+Neighbours in the order that share a data set, a split and a network are trained side by side in one process; with
+``--processes``, several processes each train runs of their own, which needs NVIDIA's MPS for their kernels to overlap;
+each of them takes its share of the CPU cores. Where machines come and go, a folder named by ``TORCHINDUCTOR_CACHE_DIR``
+that is carried from one to the next saves compiling again. Nothing but PyTorch, NumPy, safetensors and Pillow is
+needed.
 """
 
 from __future__ import annotations

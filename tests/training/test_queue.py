@@ -172,6 +172,26 @@ def test_a_wrong_line_of_a_plan_is_named(line: str, message: str, tmp_path: Path
     assert message in str(found.value)
 
 
+def test_a_run_that_is_taken_out_of_the_plan_is_left_after_its_epoch(tmp_path: Path) -> None:
+    """Its neighbour goes on; put back, it goes on from its checkpoint."""
+    plan, lines = entries({"seed": 0, "epochs": 3}, {"seed": 1, "epochs": 3}), []
+    looks = 0
+
+    def asked() -> list[Entry]:
+        nonlocal looks
+        looks += 1
+        return plan if looks == 1 else plan[:1]
+
+    assert queue(tmp_path, lines.append).work(asked)
+    logs = {path.stem[-1]: RunLog.read(path) for path in tmp_path.glob("*.jsonl")}
+    assert (logs["0"].ended, len(logs["0"].epochs)) == ("done", 3)
+    assert (logs["1"].ended, len(logs["1"].epochs)) == ("", 1)
+    assert "cut off" in lines[1]
+    assert [path.stem[-1] for path in tmp_path.glob("*.safetensors")] == ["1"]
+    assert queue(tmp_path).work(lambda: plan)
+    assert [e["epoch"] for e in RunLog.read(next(tmp_path.glob("*seed1.jsonl"))).epochs] == [1, 2, 3]
+
+
 def test_the_plan_that_comes_with_the_benchmarks_can_be_read() -> None:
     path = Path(__file__).parents[2] / "benchmarks" / "gpu" / "cifar_gap.jsonl"
     if not path.is_file():

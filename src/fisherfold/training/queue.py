@@ -2,9 +2,10 @@
 
 Time on a GPU comes in pieces, so nothing here has to be finished: runs that have ended are skipped, runs that were cut
 off go on from their checkpoints, a run that fails is reported and left out, and a plan that is a file is read again
-after every group, so that it can be changed while the queue is at work. How far a search has come is read off its logs;
-what it has chosen is written down with the scores of all candidates, and is not searched again. Several processes may
-work through one plan in one folder: each takes what no other holds.
+after every epoch, so that it can be changed while the queue is at work: what is taken out of it is left with a
+checkpoint. How far a search has come is read off its logs; what it has chosen is written down with the scores of all
+candidates, and is not searched again. Several processes may work through one plan in one folder: each takes what no
+other holds.
 """
 
 from __future__ import annotations
@@ -71,6 +72,9 @@ class Queue:
         self.compiled, self.checkpoint_every, self.load, self.say = compiled, checkpoint_every, load, say
         self.until = time.monotonic() + 60 * minutes
         self.failed: set[Path] = set()
+        self._plan: Callable[[], Sequence[Entry]] = list
+        self._entries: Sequence[Entry] = []
+        self._asked: set[Path] | None = None  # by a plan that has changed since the runs in training began
         self._pools: dict[tuple[str, str], ImagePool] = {}
         self._kinds: set[tuple[Any, ...]] = set()
 
@@ -83,14 +87,14 @@ class Queue:
         """Train until all is done or the time is up.
 
         Args:
-            plan: gives the entries; asked again after every group.
+            plan: gives the entries; asked again after every epoch.
 
         Returns:
             Whether all that can be trained has ended.
         """
-        entries = plan()
+        self._plan, self._entries = plan, plan()
         while not self.over:
-            missing = [run for entry in entries for run in self._due(entry)]
+            missing = [run for entry in self._entries for run in self._due(entry)]
             if not missing:
                 return True
             with self._taken(missing) as group:
@@ -98,10 +102,7 @@ class Queue:
                     self.train(group)
             if not group:
                 time.sleep(min(LOOK_AGAIN, max(0.0, self.until - time.monotonic())))
-            try:
-                entries = plan()
-            except (OSError, ValueError) as error:  # somebody is at it; the next look may find it whole
-                self.say(f"going on with the plan as it was: {error}")
+            self._look()
         self.say("the time is up; the same command goes on")
         return False
 
@@ -111,13 +112,14 @@ class Queue:
         Args:
             entries: without searches.
         """
-        start, jobs = time.monotonic(), []
+        start, jobs, self._asked = time.monotonic(), [], None
         self._make_room(entries)
         try:
             jobs = [self._job(entry) for entry in entries]
             train_side_by_side(
-                jobs, checkpoint_every=self.checkpoint_every, until=self.until, processes=self.processes
-            )
+                jobs, checkpoint_every=self.checkpoint_every, until=self.until, wanted=self._wanted,
+                processes=self.processes,
+            )  # fmt: skip
         except Exception as error:  # the other runs of the plan are still worth their time
             del jobs
             gc.collect()
@@ -149,6 +151,21 @@ class Queue:
             torch.compiler.reset()
 
     # ------------------------------------------------------------------ what is due, and who does it
+
+    def _look(self) -> bool:
+        """Ask for the plan; whether it has changed."""
+        try:
+            before, self._entries = self._entries, self._plan()
+        except (OSError, ValueError) as error:  # somebody is at it; the next look may find it whole
+            self.say(f"going on with the plan as it was: {error}")
+            return False
+        return before != self._entries
+
+    def _wanted(self, job: Job) -> bool:
+        """Whether the plan still asks for a run that is being trained."""
+        if self._look():
+            self._asked = {self._path(run) for entry in self._entries for run in self._due(entry)}
+        return self._asked is None or job.path in self._asked
 
     def _due(self, entry: Entry) -> list[Entry]:
         """The runs that an entry asks for now: itself, what its search has chosen, or trials of its search."""

@@ -106,6 +106,7 @@ def train_side_by_side(
     checkpoint_every: int = 10,
     tell: Tell = lambda _job, _entry: None,
     until: float | None = None,
+    wanted: Callable[[Job], bool] = lambda _job: True,
     processes: int = 1,
 ) -> bool:
     """Train several runs in turns until all have ended.
@@ -115,6 +116,7 @@ def train_side_by_side(
         checkpoint_every: epochs between checkpoints; 0 for none.
         tell: called with each run and each epoch's entry.
         until: stop after the epoch in which ``time.monotonic()`` passes this, with a checkpoint.
+        wanted: asked after every epoch; a run for which it is False is left, with a checkpoint.
         processes: how many such processes share the device; the time of an epoch is divided among all runs.
 
     Returns:
@@ -139,9 +141,12 @@ def train_side_by_side(
             _record(job, entry, checkpoint_every)
             tell(job, entry)
         active = [job for job in active if not job.log.ended]
+        for job in [job for job in active if not wanted(job)]:
+            active.remove(job)
+            job.run.save(str(job.checkpoint))
     for job in active:
         job.run.save(str(job.checkpoint))
-    return not active
+    return all(job.log.ended for job in jobs)
 
 
 def _record(job: Job, entry: dict[str, Any], checkpoint_every: int) -> None:
