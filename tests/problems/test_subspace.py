@@ -6,12 +6,15 @@ import numpy as np
 import pytest
 import torch
 
+from fisherfold import minimize
 from fisherfold.problems.base import Problem, Snapshot
 from fisherfold.problems.subspace import SubspaceProblem
 from fisherfold.problems.subspace_epoch import _TaskGradient
 from fisherfold.problems.tasks import TaskStatistics
+from fisherfold.solvers import GradientNorm
 
 SIZES = (9, 4, 12, 7, 5)
+KINDS = ("exact", "observed")
 
 
 def data(seed: int = 0, sizes: tuple[int, ...] = SIZES, n: int = 6):
@@ -99,6 +102,39 @@ def test_exact_fisher_matches_the_dense_jacobian(ridge, batch):
     tasks = list(range(5)) if batch is None else batch
     operator = problem.fisher(U, None if batch is None else torch.tensor(batch), kind="exact")
     torch.testing.assert_close(operator.dense(), dense_fisher(U, problem, rows, tasks), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("objective", ["residual", "penalised"])
+@pytest.mark.parametrize("ridge", RIDGES)
+@pytest.mark.parametrize("batch", [None, [3, 1, 2]])
+def test_observed_information_is_the_hessian(objective, ridge, batch):
+    """P E[H] - H Uᵀ∇ with E the second derivative through the solve for w, ∇ the first."""
+    problem, U, rows = make(ridge=ridge, objective=objective, weights=WEIGHTS)
+    tasks = list(range(5)) if batch is None else batch
+    slope = torch.func.grad(dense_loss)(U, problem, rows, tasks)
+    second = torch.func.jacrev(torch.func.grad(dense_loss))(U, problem, rows, tasks)
+    operator = problem.fisher(U, None if batch is None else torch.tensor(batch), kind="observed")
+    for seed in range(3):
+        v = problem.manifold.random_tangent(U, generator=torch.Generator().manual_seed(seed))
+        expected = torch.einsum("ijkl,kl->ij", second, v) - v @ (U.T @ slope)
+        torch.testing.assert_close(operator @ v, problem.manifold.project(U, expected), rtol=1e-9, atol=1e-10)
+
+
+def test_the_hessian_converges_quadratically_where_noise_stays():
+    """After a few steps with the Fisher information, three with the Hessian take the gradient to rounding."""
+    problem, U, _ = make(objective="penalised")
+    near = minimize(problem, U, "rcg", max_iter=500, stop=GradientNorm(1e-4))
+    ends = {kind: minimize(problem, near.x, fisher=kind, max_iter=4, stop=GradientNorm(0.0)) for kind in KINDS}
+    assert min(ends["observed"].trace["gradient_norm"]) < 1e-12
+    assert min(ends["exact"].trace["gradient_norm"]) > 1e-9
+
+
+def test_the_papers_gradient_has_no_hessian():
+    problem, U, _ = make(gradient="paper")
+    with pytest.raises(ValueError, match="gradient='paper' is not the derivative of the loss and has no Hessian"):
+        problem.fisher(U, kind="observed")
+    problem, U, _ = make(gradient="paper", ridge=0.0)
+    problem.fisher(U, kind="observed")
 
 
 @pytest.mark.parametrize("kind", ["exact", "kronecker"])
@@ -273,5 +309,5 @@ def test_errors_name_the_argument():
     with pytest.raises(ValueError, match="factor_damping must not be negative"):
         SubspaceProblem(statistics, rank=2, factor_damping=-1.0)
     problem, U, _ = make()
-    with pytest.raises(ValueError, match=r"kind must be one of \('kronecker', 'exact'\), got 'dense'"):
+    with pytest.raises(ValueError, match=r"kind must be one of \('kronecker', 'exact', 'observed'\), got 'dense'"):
         problem.fisher(U, kind="dense")

@@ -121,7 +121,8 @@ def _check_options(problem: SubspaceProblem, solver: str, options: Mapping[str, 
 def _defaults(problem: SubspaceProblem, x0: Tensor, solver: str) -> dict[str, Any]:
     """Settings that need no tuning: steps follow from the curvature at the start."""
     if solver in {"rngd", "rcg"}:
-        return {"sigma": 1e-3} if solver == "rngd" else {}
+        # residuals stay, and with them a Fisher matrix is a poor model: hundreds of steps where the Hessian takes tens
+        return {"sigma": 1e-3, "fisher": "observed"} if solver == "rngd" else {}
     batch = {"batch_size": 1, "sampling": "replacement"}
     if solver == "rngd-vr":
         return batch | {"step": 0.05, "damping": 1e-6 * _curvature(problem, x0)}
@@ -151,10 +152,11 @@ def choose_ridge(rows: Rows, tasks: Axis, *, rank: int, seed: int) -> tuple[floa
     train, rest = (rows.statistics(len(tasks), tasks, chosen) for chosen in split)
     errors: dict[float, float] = {}
     frame: Tensor | None = None
-    for ridge in RIDGES:
+    for ridge in RIDGES:  # ranked by a few cheap steps each, from the frame of the one before
         frame, w, _ = fit_point(
-            train, rank=rank, ridge=ridge, solver="rngd", options={}, max_iter=30, tol=1e-5, seed=seed, frame=frame
-        )
+            train, rank=rank, ridge=ridge, solver="rngd", options={"fisher": "kronecker"}, max_iter=30, tol=1e-5,
+            seed=seed, frame=frame,
+        )  # fmt: skip
         found = tasks.total(torch.stack([rest.residual_power(w @ frame.mT).sum(), rest.counts.sum()]))
         errors[ridge] = float(found[0] / found[1])
     return min(errors, key=lambda key: errors[key]), errors

@@ -21,13 +21,13 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from fisherfold.distributed import Axis
 from fisherfold.fisher.kronecker import KroneckerFisher
 from fisherfold.fisher.operators import FisherOperator
 from fisherfold.manifolds import Grassmann
 from fisherfold.problems.base import Problem, Snapshot
 from fisherfold.problems.nll import check_batch
 from fisherfold.problems.subspace_epoch import fused_descent, fused_epoch
+from fisherfold.problems.subspace_fisher import SubspaceFisher, SubspaceHessian
 from fisherfold.problems.subspace_state import TaskState
 from fisherfold.problems.tasks import TaskStatistics, rounding
 
@@ -38,8 +38,9 @@ GRADIENTS = ("exact", "paper")
 class SubspaceProblem(Problem):
     """Multi-task least squares with shared features, from sufficient statistics.
 
-    Fisher kinds: ``kronecker``, the paper's [(1/N) Σ ω w wᵀ] ⊗ [(1/N) Σ ω A_t + δ I] on the complement of U, and
-    ``exact``, (1/N) Σ ω J_tᵀJ_t with J_t the derivative of X_t U w_t(U), residual term included.
+    Fisher kinds: ``kronecker``, the paper's [(1/N) Σ ω w wᵀ] ⊗ [(1/N) Σ ω A_t + δ I] on the complement of U;
+    ``exact``, (1/N) Σ ω J_tᵀJ_t with J_t the derivative of X_t U w_t(U), residual term included; ``observed``, the
+    Hessian, for the last digits: positive definite near a minimum only.
 
     Args:
         statistics: the training rows.
@@ -61,7 +62,7 @@ class SubspaceProblem(Problem):
         True
     """
 
-    fisher_kinds: ClassVar[tuple[str, ...]] = ("kronecker", "exact")
+    fisher_kinds: ClassVar[tuple[str, ...]] = ("kronecker", "exact", "observed")
     manifold: Grassmann
 
     def __init__(
@@ -103,6 +104,7 @@ class SubspaceProblem(Problem):
         self._weighted = not bool((self.weights == 1).all())
         ridged = bool(samples.total((self.ridge > 0).sum()) > 0)
         self.with_jacobian = objective == "residual" and gradient == "exact" and ridged
+        self.is_gradient = objective == "penalised" or gradient == "exact" or not ridged
         self.mean_gram = samples.total(torch.einsum("t,tij->ij", self.weights, statistics.gram)) / samples.size
         self._kept: tuple[Tensor, int, TaskState] | None = None
 
@@ -206,6 +208,8 @@ class SubspaceProblem(Problem):
     def fisher(self, x: Tensor, batch: Tensor | None = None, *, kind: str = "kronecker") -> FisherOperator:
         if kind not in self.fisher_kinds:
             raise ValueError(f"kind must be one of {self.fisher_kinds}, got {kind!r}")
+        if kind == "observed" and not self.is_gradient:
+            raise ValueError("gradient='paper' is not the derivative of the loss and has no Hessian; take 'exact'")
         state = self.state(x, batch)
         omega, gram, grams, count = self.weights, self.mean_gram, self.statistics.gram, self._count(batch)
         if batch is not None:
@@ -217,7 +221,8 @@ class SubspaceProblem(Problem):
         kronecker = self._kronecker(x, gram, second_moment)
         if kind == "kronecker":
             return kronecker
-        return SubspaceFisher(self.manifold, x, grams, state, omega / count, kronecker, self.samples)
+        form = SubspaceFisher if kind == "exact" else SubspaceHessian
+        return form(self.manifold, x, grams, state, omega / count, kronecker, self.samples, self.with_jacobian)
 
     def _kronecker(self, x: Tensor, gram: Tensor, second_moment: Tensor) -> KroneckerFisher:
         if self.factor_damping:
@@ -245,46 +250,6 @@ class SubspaceProblem(Problem):
             refit = SubspaceProblem(self.held_out, rank=self.manifold.p, ridge=self.ridge)
             found["refit_nmse"] = float(self.held_out.nmse(refit.coefficients(x) @ x.mT))
         return found
-
-
-class SubspaceFisher(FisherOperator):
-    """The exact Fisher information (1/N) Σ_t ω_t J_tᵀJ_t with J_t H = X_t k_t.
-
-    k_t = H w_t - U G_t⁻¹ (UᵀA_t H w_t + Hᵀ e_t), the derivative of U w_t(U) along H.
-    """
-
-    approximates = "nothing: the Fisher information of N(X_t U w_t(U), I), w_t(U) the ridge solution"
-
-    def __init__(
-        self,
-        manifold: Grassmann,
-        point: Tensor,
-        grams: Tensor,
-        state: TaskState,
-        weights: Tensor,
-        preconditioner: KroneckerFisher,
-        samples: Axis,
-    ) -> None:
-        super().__init__(manifold, point)
-        self.grams, self.state, self.weights, self.preconditioner = grams, state, weights, preconditioner
-        self.samples = samples
-
-    @override
-    def _matvec(self, v: Tensor) -> Tensor:
-        state, x = self.state, self.point
-        moved = state.weights @ v.mT
-        inner = (state.gram_frame.mT @ moved[..., None]).squeeze(-1) + state.residual @ v
-        k = moved - (state.inverse @ inner[..., None]).squeeze(-1) @ x.mT
-        image = (self.grams @ k[..., None]).squeeze(-1)
-        back = (state.inverse @ (image @ x)[..., None]).squeeze(-1)
-        omega = self.weights[:, None]
-        through = image - (state.gram_frame @ back[..., None]).squeeze(-1)
-        product = (omega * through).mT @ state.weights - (omega * state.residual).mT @ back
-        return self.manifold.project(x, self.samples.total(product))
-
-    @override
-    def precondition(self, v: Tensor, damping: float) -> Tensor:
-        return self.preconditioner.precondition(v, damping)
 
 
 class SubspaceSnapshot(Snapshot):
