@@ -202,6 +202,20 @@ def test_the_best_point_and_the_last_are_told_apart(tasks):
     assert float(task.problem.loss(result.last)) == losses[-1] > result.value
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_run_that_converged_returns_a_point_that_meets_the_criterion(seed):
+    g = torch.Generator().manual_seed(seed)
+    x, noise = (torch.randn(200, n, generator=g, dtype=torch.float64) for n in (6, 1))
+    truth, start = (Sphere(6).random_point(generator=g) for _ in range(2))
+    targets = torch.tanh(x @ truth) + 0.5 * noise[:, 0]
+    problem = NLLProblem(Sphere(6), lambda x, w: torch.tanh(x @ w), Gaussian(), x, targets)
+    result = minimize(problem, start, stop=GradientNorm(1e-11))
+    assert result.status == "converged"
+    # losses no longer tell the last points apart
+    assert min(result.trace["loss"]) == pytest.approx(result.value, rel=1e-14)
+    assert float(problem.gradient(result.x).norm()) <= 1e-11
+
+
 def test_full_evaluations_can_be_spaced_out(task):
     result = minimize(task.problem, task.x0, "rsgd", step=0.1, max_iter=7, evaluate_every=3, stop=NEVER)
     assert [loss == loss for loss in result.trace["loss"]] == [True, False, False, True, False, False, True, True]

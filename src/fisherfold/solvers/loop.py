@@ -19,7 +19,7 @@ from fisherfold.distributed import Group
 from fisherfold.files import check_place, sound
 from fisherfold.manifolds.base import Point, leaves, tree_map
 from fisherfold.problems.base import Problem
-from fisherfold.solvers.method import Method, whole_number
+from fisherfold.solvers.method import Method, blur, whole_number
 from fisherfold.solvers.progress import Display
 from fisherfold.solvers.rcg import RCG, RGD
 from fisherfold.solvers.result import Result
@@ -131,7 +131,10 @@ def minimize(
             (before or state).save(checkpoint, method=method, tag=tag)
         raise
     status, message = verdict
-    return Result(state.best, state.best_loss, status, message, state.trace, state.iteration, last=state.x)
+    # a point that met the criterion is the best one unless another was lower beyond doubt
+    met = status == "converged" and state.loss <= state.lowest_loss + blur(state.x, state.lowest_loss)
+    x, value = (state.x, state.loss) if met else (state.best, state.best_loss)
+    return Result(x, value, status, message, state.trace, state.iteration, last=state.x)
 
 
 def _check_numbers(**counts: tuple[int, int]) -> None:
