@@ -82,6 +82,22 @@ def test_the_exact_fisher_is_that_of_the_logits_whose_coefficients_follow():
     torch.testing.assert_close(dense, dense.mT, rtol=1e-10, atol=1e-11)
 
 
+@pytest.mark.parametrize("batch", [None, [2, 0]])
+def test_observed_information_is_the_hessian(batch):
+    """The gradient along a geodesic, projected back; its square along v the second derivative of the loss."""
+    problem, U = case()
+    index = None if batch is None else torch.tensor(batch)
+    operator = problem.fisher(U, index, kind="observed")
+    for seed in range(3):
+        v = problem.manifold.random_tangent(U, generator=torch.Generator().manual_seed(seed))
+        h = 1e-5
+        ahead, behind = (problem.gradient(problem.manifold.exp(U, s * v), index) for s in (h, -h))
+        expected = problem.manifold.project(U, (ahead - behind) / (2 * h))
+        torch.testing.assert_close(operator @ v, expected, rtol=1e-6, atol=1e-8)
+    dense = operator.dense()
+    torch.testing.assert_close(dense, dense.mT, rtol=1e-10, atol=1e-11)
+
+
 def test_a_batch_is_the_mean_over_its_tasks():
     problem, U = case()
     singles = [problem.loss_and_gradient(U, torch.tensor([t])) for t in range(4)]

@@ -41,7 +41,8 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
         ridge: λ > 0, or ``auto`` for the one with the lowest log loss on a fifth of every task's rows.
         fit_intercept: centre the features and give every task an intercept.
         scale: divide features by their standard deviation.
-        fisher: the Fisher information of the steps: ``kronecker`` or ``exact``.
+        fisher: the matrix of the steps: ``observed``, the Hessian; ``exact``, the Fisher information; ``kronecker``,
+            the paper's approximation of it. The last two leave out what residuals add, and take more steps.
         max_iter: the most iterations.
         tol: stop when five iterations lower the loss by less than this fraction.
         random_state: fixes the split for the ridge.
@@ -74,7 +75,7 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
         ridge: float | str = "auto",
         fit_intercept: bool = True,
         scale: bool = True,
-        fisher: str = "kronecker",
+        fisher: str = "observed",
         max_iter: int = 100,
         tol: float = 1e-6,
         random_state: int | None = None,
@@ -120,7 +121,8 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
         rows = self._rows(X, y, labels, weight)
         self.ridge_ = self._choose_ridge(rows, rank) if isinstance(self.ridge, str) else float(self.ridge)
         saved = self._saved([rows.X, rows.y, rows.task, rows.weight], chosen=self.ridge_)
-        frame, weights, result = self._solve(rows, rank, self.ridge_, int(self.max_iter), float(self.tol), saved)
+        ends = int(self.max_iter), float(self.tol)
+        frame, weights, result = self._solve(rows, rank, self.ridge_, *ends, fisher=self.fisher, saved=saved)
         self.trace_ = [] if result is None else result.trace.rows
         self.n_iter_ = 1 if result is None else max(1, result.iterations)
         self._frame = frame
@@ -253,8 +255,9 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
         )
 
     def _solve(
-        self, rows: LabelledRows, rank: int, ridge: float, max_iter: int, tol: float, saved: FitCheckpoint | None = None
-    ) -> tuple[Tensor, Tensor, Result | None]:
+        self, rows: LabelledRows, rank: int, ridge: float, max_iter: int, tol: float, *, fisher: str,
+        saved: FitCheckpoint | None = None,
+    ) -> tuple[Tensor, Tensor, Result | None]:  # fmt: skip
         """The frame, the coefficients and the solver's result (None where there is no subspace to learn)."""
         n = rows.X.shape[1]
         ridges = torch.full((rows.n_tasks,), ridge, dtype=torch.float64)
@@ -266,7 +269,7 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
         frame = start_frame(own.mT @ own / len(own), rows.X.mT @ rows.X, rank)[0]
         stop = GradientNorm(1e-10) | Stagnation(rtol=tol)
         result = minimize(
-            problem, frame, "rngd", max_iter=max_iter, stop=stop, fisher=self.fisher, sigma=1e-3, callback=self._show,
+            problem, frame, "rngd", max_iter=max_iter, stop=stop, fisher=fisher, sigma=1e-3, callback=self._show,
             checkpoint=None if saved is None else saved.path, checkpoint_every=1, resume=saved is not None,
             tag="" if saved is None else saved.tag,
         )  # fmt: skip
@@ -276,8 +279,8 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
         held = torch.from_numpy(held_out_rows(rows.task.numpy(), parameters.seed_of(self.random_state, 0)))
         train, test = (_subset(rows, part) for part in (~held, held))
         self.ridge_errors_ = {}
-        for ridge in RIDGES:
-            frame, weights, _ = self._solve(train, rank, ridge, 15, 1e-4)
+        for ridge in RIDGES:  # ranked by a few cheap steps each
+            frame, weights, _ = self._solve(train, rank, ridge, 15, 1e-4, fisher="kronecker")
             logits = (test.X @ frame * weights[test.task]).sum(-1)
             losses = torch.nn.functional.softplus(logits) - test.y * logits
             self.ridge_errors_[ridge] = float((test.weight * losses).sum() / test.weight.sum().clamp(min=1e-300))

@@ -6,7 +6,9 @@ The coefficients w_t have no closed form: damped Newton, all tasks at once, each
 envelope theorem the gradient is P (1/N) Σ_t X_tᵀ(s(μ - y)) w_tᵀ with μ the predicted probabilities. With D = s μ(1-μ),
 G_t = UᵀX_tᵀDX_tU + λ I and e_t = X_tᵀ s(μ - y) the logits move along H by
 
-    J_t H = X_t k_t,   k_t = H w_t - U G_t⁻¹ (UᵀX_tᵀDX_t H w_t + Hᵀ e_t),   F = (1/N) Σ_t J_tᵀ D J_t.
+    J_t H = X_t k_t,   k_t = H w_t + U ẇ_t,   ẇ_t = -G_t⁻¹ (UᵀX_tᵀDX_t H w_t + Hᵀ e_t),   F = (1/N) Σ_t J_tᵀ D J_t,
+
+and the Hessian is P (1/N) Σ_t [ X_tᵀDX_t k_t w_tᵀ + e_t ẇ_tᵀ ] - H Uᵀ∇Ψ.
 """
 
 from __future__ import annotations
@@ -211,7 +213,8 @@ class LogisticState:
 class LogisticSubspaceProblem(Problem):
     """Multi-task logistic regression with shared features, from rows.
 
-    Fisher kinds: ``kronecker``, [(1/N) Σ w wᵀ] ⊗ [(1/N) Σ X_tᵀDX_t] on the complement of U, and ``exact``.
+    Fisher kinds: ``kronecker``, [(1/N) Σ w wᵀ] ⊗ [(1/N) Σ X_tᵀDX_t] on the complement of U; ``exact``; ``observed``,
+    the Hessian, for the last digits: positive definite near a minimum only.
 
     Args:
         rows: the training rows.
@@ -228,7 +231,7 @@ class LogisticSubspaceProblem(Problem):
         True
     """
 
-    fisher_kinds: ClassVar[tuple[str, ...]] = ("kronecker", "exact")
+    fisher_kinds: ClassVar[tuple[str, ...]] = ("kronecker", "exact", "observed")
     manifold: Grassmann
 
     def __init__(self, rows: LabelledRows, *, rank: int, ridge: float | Tensor = 1.0) -> None:
@@ -295,7 +298,8 @@ class LogisticSubspaceProblem(Problem):
             return kronecker
         ridge = self.ridge if batch is None else self.ridge[batch]
         inverse = torch.cholesky_inverse(torch.linalg.cholesky(curvature(rows, state.features, state.mu, ridge)))
-        return LogisticFisher(self.manifold, x, state, spread, inverse, kronecker)
+        form = LogisticFisher if kind == "exact" else LogisticHessian
+        return form(self.manifold, x, state, spread, inverse, kronecker)
 
 
 class LogisticFisher(FisherOperator):
@@ -315,13 +319,18 @@ class LogisticFisher(FisherOperator):
         super().__init__(manifold, point)
         self.state, self.spread, self.inverse, self.preconditioner = state, spread, inverse, preconditioner
 
-    @override
-    def _matvec(self, v: Tensor) -> Tensor:
+    def _moved(self, v: Tensor) -> tuple[Tensor, Tensor]:
+        """ẇ_t and, row by row, D X_t k_t."""
         state, rows = self.state, self.state.rows
         moved = ((rows.X @ v) * state.weights[rows.task]).sum(-1)
         inner = rows.total((self.spread * moved)[:, None] * state.features) + state.error @ v
-        follow = (self.inverse @ inner[..., None]).squeeze(-1)
-        weighted = self.spread * (moved - (state.features * follow[rows.task]).sum(-1))
+        change = -(self.inverse @ inner[..., None]).squeeze(-1)
+        return change, self.spread * (moved + (state.features * change[rows.task]).sum(-1))
+
+    @override
+    def _matvec(self, v: Tensor) -> Tensor:
+        state, rows = self.state, self.state.rows
+        _, weighted = self._moved(v)
         back = (self.inverse @ rows.total(weighted[:, None] * state.features)[..., None]).squeeze(-1)
         through = weighted - self.spread * (state.features * back[rows.task]).sum(-1)
         product = rows.X.mT @ (through[:, None] * state.weights[rows.task]) - state.error.mT @ back
@@ -330,3 +339,17 @@ class LogisticFisher(FisherOperator):
     @override
     def precondition(self, v: Tensor, damping: float) -> Tensor:
         return self.preconditioner.precondition(v, damping)
+
+
+class LogisticHessian(LogisticFisher):
+    """The Riemannian Hessian of the loss."""
+
+    approximates = "the Fisher information; it is the Hessian"
+
+    @override
+    def _matvec(self, v: Tensor) -> Tensor:
+        state, rows = self.state, self.state.rows
+        change, weighted = self._moved(v)
+        product = rows.X.mT @ (weighted[:, None] * state.weights[rows.task]) + state.error.mT @ change
+        product -= v @ (self.point.mT @ (state.error.mT @ state.weights))
+        return self.manifold.project(self.point, product / len(state.weights))
