@@ -34,6 +34,19 @@ def test_log_inverts_exp_up_to_the_antipode(pair, distance):
 
 
 @pytest.mark.parametrize("manifold", [Sphere(4), Oblique(3, 4)], ids=repr)
+@pytest.mark.parametrize(("dtype", "gap"), [(torch.float64, 1e-5), (torch.float64, 1e-8), (torch.float32, 1e-4)])
+def test_next_to_the_antipode_logarithms_are_tangent_and_parallel_transport_keeps_lengths(manifold, dtype, gap):
+    generator = torch.Generator().manual_seed(0)
+    x = manifold.random_point(generator=generator, dtype=dtype)
+    v, w = (manifold.random_tangent(x, generator=generator) for _ in range(2))
+    y = manifold.exp(x, (math.pi - gap) * v / v.norm(dim=-1, keepdim=True))
+    manifold.check_tangent(x, manifold.log(x, y))
+    carried = manifold.transport(x, y, w, method="parallel")
+    manifold.check_tangent(y, carried)
+    torch.testing.assert_close(carried.norm(dim=-1), w.norm(dim=-1), rtol=1e2 * torch.finfo(dtype).eps, atol=0)
+
+
+@pytest.mark.parametrize("manifold", [Sphere(4), Oblique(3, 4)], ids=repr)
 def test_antipodes_have_no_logarithm_and_no_parallel_transport(pair, manifold):
     x, _, _, v, _ = pair(manifold)
     with pytest.raises(ValueError, match="y is antipodal to x: there is no unique shortest geodesic between them"):

@@ -169,9 +169,10 @@ def log_rows(x: Tensor, y: Tensor) -> Tensor:
         Tangent rows of length ``angle_rows(x, y)``.
     """
     _refuse_antipodes(x, y)
-    # y - x is exact for neighbours, where y - <x, y> x would cancel.
-    direction = project_rows(x, y - x)
-    chord, across = ((x + s * y).square().sum(dim=-1, keepdim=True) for s in (-1, 1))
+    apart, middle = y - x, x + y
+    chord, across = (w.square().sum(dim=-1, keepdim=True) for w in (apart, middle))
+    # all have the tangent part of y; the shorter is exact, of neighbours and near the antipode, where y would cancel
+    direction = project_rows(x, torch.where(chord < across, apart, middle))
     w = chord / (chord + across)
     near = w < 0.05
     far = torch.where(near, 1.0, direction)
@@ -180,7 +181,9 @@ def log_rows(x: Tensor, y: Tensor) -> Tensor:
 
 
 def parallel_rows(x: Tensor, y: Tensor, v: Tensor) -> Tensor:
-    """Parallel transport ``v - <y, v> / (1 + <x, y>) (x + y)`` along the shortest great circle.
+    """Parallel transport ``v - 2 <m, v> / <m, m> m``, ``m = x + y``, along the shortest great circle.
+
+    The reflection at the middle keeps lengths near the antipode too, where ``1 + <x, y> = <m, m> / 2`` would cancel.
 
     Args:
         x: unit rows.
@@ -191,8 +194,10 @@ def parallel_rows(x: Tensor, y: Tensor, v: Tensor) -> Tensor:
         Tangent rows at ``y`` of the same lengths.
     """
     _refuse_antipodes(x, y)
-    cosine = (x * y).sum(dim=-1, keepdim=True)
-    return v - (y * v).sum(dim=-1, keepdim=True) / (1 + cosine) * (x + y)
+    middle = x + y
+    weight = 2 * (middle * v).sum(dim=-1, keepdim=True) / middle.square().sum(dim=-1, keepdim=True)
+    # near the antipode the rounding of the lengths of x and y is no small part of their middle
+    return project_rows(y, v - weight * middle)
 
 
 def norm_error_rows(x: Tensor) -> Tensor:
