@@ -2,12 +2,17 @@
 
 import math
 
+import pytest
 import torch
 
-from fisherfold import Gaussian, NLLProblem, Problem
+from fisherfold import Gaussian, NLLProblem, Problem, minimize
 from fisherfold.fisher import DenseFisher
 from fisherfold.manifolds import Euclidean, Grassmann, Sphere
+from fisherfold.problems import CompletionProblem, Ratings
 from fisherfold.problems.base import Snapshot
+from fisherfold.problems.subspace import SubspaceProblem
+from fisherfold.problems.subspace_logistic import LabelledRows, LogisticSubspaceProblem
+from fisherfold.problems.tasks import TaskStatistics
 
 
 class Pull(Problem):
@@ -116,3 +121,28 @@ def test_a_fisher_matrix_that_is_not_finite_ends_the_epoch_without_a_crash():
     u = problem.manifold.random_point(generator=g)
     moved = problem.snapshot(u).epoch(u, torch.arange(8).split(4), step=1.0, kind="row-block", damping=0.1)
     assert not bool(torch.isfinite(moved).all())
+
+
+def noisy(name):
+    """A problem with noise, so that its gradient cancels at a minimum."""
+    g = torch.Generator().manual_seed(0)
+    x, noise = (torch.randn(240, n, generator=g, dtype=torch.float64) for n in (6, 1))
+    task, y = torch.arange(240) % 8, x[:, 0] + x[:, 1] * x[:, 2] + noise[:, 0]
+    if name == "completion":
+        return CompletionProblem(Ratings(torch.arange(240) // 16, torch.arange(240) % 16, y), rank=2, ridge=0.1)
+    if name == "subspace":
+        statistics = TaskStatistics.from_rows(x, y, task)
+        return SubspaceProblem(statistics, rank=2, ridge=0.1, objective="penalised")
+    return LogisticSubspaceProblem(LabelledRows.make(x, (y > 0).double(), task), rank=2)
+
+
+@pytest.mark.parametrize("name", ["completion", "subspace", "logistic"])
+def test_gradients_can_be_solved_for_where_nothing_but_rounding_is_left_of_them(name):
+    problem = noisy(name)
+    start = problem.manifold.random_point(generator=torch.Generator().manual_seed(1))
+    x = minimize(problem, start, fisher="exact", max_iter=300).last
+    gradient = problem.gradient(x)
+    assert float(gradient.norm()) < 1e-6
+    for found in (gradient, problem.loss_and_gradient(x)[1], problem.snapshot(x).gradient(x, torch.arange(4))):
+        problem.manifold.check_tangent(x, found, atol=1e-12)
+    assert math.isfinite(float(problem.fisher(x).solve(gradient, 1e-3).norm()))

@@ -435,3 +435,19 @@ def test_fused_descent_makes_the_steps_one_by_one(density, ridge):
     torch.testing.assert_close(
         alone, super(CompletionProblem, problem).descend(x, steps[:3], step=lambda k: 0.3), rtol=0, atol=1e-12
     )
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        (torch.tensor([], dtype=torch.int64), "batch must hold at least one sample, got none"),
+        (torch.tensor([0, -1]), r"batch must lie in 0..11, got -1..0"),
+        (torch.tensor([12]), r"batch must lie in 0..11, got 12..12"),
+        (torch.tensor([0.5]), "batch must be a vector of integer indices"),
+    ],
+)
+def test_batches_that_are_no_column_numbers_are_refused(batch, message):
+    problem = CompletionProblem(table()[0], np.int64(RANK))
+    for ask in (problem.loss, problem.gradient, problem.fisher):
+        with pytest.raises(ValueError, match=message):
+            ask(frame_of(problem), batch)

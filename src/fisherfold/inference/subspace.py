@@ -183,7 +183,7 @@ class MarginalSubspaceProblem(Problem):
         spread = torch.einsum("tip,tpq->iq", found.scaled_gram_frame, found.second_moment())
         count = self.n_samples if batch is None else len(batch)
         ambient = self.samples.total(spread - found.scaled_residual.mT @ found.mean) / count
-        return self._mean(found.losses, batch), self.manifold.project(x, ambient)
+        return self._mean(found.losses, batch), self._tangent(x, ambient)
 
     @override
     def fisher(self, x: Tensor, batch: Tensor | None = None, *, kind: str = "exact") -> FisherOperator:

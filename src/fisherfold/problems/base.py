@@ -87,6 +87,11 @@ class Problem(ABC):
         """
         return self.loss(x, batch), self.gradient(x, batch)
 
+    def _tangent(self, x: Point, ambient: Tangent) -> Tangent:
+        """The Riemannian gradient of a Euclidean one."""
+        # twice: near a minimum the rounding of the first projection is as long as what it has left
+        return self.manifold.project(x, self.manifold.project(x, ambient))
+
     def snapshot(self, x: Point) -> Snapshot:
         """Anchor a variance-reduced epoch at ``x``.
 

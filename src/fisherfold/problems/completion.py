@@ -9,6 +9,7 @@ paper's p×p factor to the exact product, are offered under the names of ``Compl
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable, Iterable
 from typing import ClassVar, Literal
 
@@ -25,6 +26,7 @@ from fisherfold.problems.completion_epoch import NoAnchor, lazy_epoch
 from fisherfold.problems.completion_fisher import CompletionFisher
 from fisherfold.problems.completion_snapshot import CompletionSnapshot, TableRule
 from fisherfold.problems.crowded import dense_form, with_dense_form
+from fisherfold.problems.nll import check_batch
 from fisherfold.problems.packed import unpack
 from fisherfold.problems.ratings import Ratings
 
@@ -100,11 +102,11 @@ class CompletionProblem(Problem):
             raise ValueError(f"orientation {orientation!r} would spread the subspace over processes; use 'auto'")
         if not rank < self.ratings.n_rows:
             raise ValueError(f"rank must be less than the {self.ratings.n_rows} rows of the subspace, got {rank}")
-        self.rank, self.table = rank, table
+        self.rank, self.table = int(rank), table
         self.ridge, self.ridge_weighting = ridge, ridge_weighting
         self.held_out = held_out.T if held_out is not None and self.transposed else held_out
         self.clip = clip
-        self.manifold = Grassmann(self.ratings.n_rows, rank)
+        self.manifold = Grassmann(self.ratings.n_rows, self.rank)
         self.samples = self.ratings.column_axis
         self.n_samples, self.group = self.samples.size, self.samples.group
         self._squares = kernels.square_sum(self.ratings.by_column, torch.float64)
@@ -123,6 +125,7 @@ class CompletionProblem(Problem):
             The fit, with one row per column of the batch that is here.
         """
         if batch is not None:
+            check_batch(batch, self.n_samples)
             side = self.ratings.by_column.take(self.samples.local(batch)[1])
             return kernels.fit_columns(side, x, self.ridges(side.counts, x))
         # Loss, gradient and Fisher at one point share the pass: solvers ask for them one after the other.
@@ -176,7 +179,7 @@ class CompletionProblem(Problem):
             total = self.samples.total(kernels.matvec(gram, x) - weighted) / self.n_samples
         else:
             total = self.column_gradients(x, batch, fit.coefficients) / len(batch)
-        return self.manifold.project(x, total)
+        return self._tangent(x, total)
 
     def _row_moments(self, fit: kernels.ColumnFit) -> tuple[Tensor, Tensor]:
         # Of the columns that are here. Kept for the Fisher matrices, which a solver asks for where it has just had the
@@ -315,7 +318,7 @@ def _check_options(
     ratings: Ratings, rank: int, ridge: float, weighting: str, orientation: str, held_out: Ratings | None
 ) -> None:
     most = min(ratings.shape)
-    if isinstance(rank, bool) or not isinstance(rank, int) or not 1 <= rank <= most:
+    if isinstance(rank, bool) or not isinstance(rank, numbers.Integral) or not 1 <= rank <= most:
         raise ValueError(f"rank must be a whole number between 1 and min(n_rows, n_columns)={most}, got {rank!r}")
     if not (ridge >= 0 and ridge < float("inf")):
         raise ValueError(f"ridge must be a finite number ≥ 0, got {ridge}")

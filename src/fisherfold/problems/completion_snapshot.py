@@ -64,7 +64,7 @@ class CompletionSnapshot(Snapshot):
         here = problem.column_gradients(x, batch, fit.coefficients)
         there = problem.column_gradients(self.x, batch, self.anchor_coefficients[problem.samples.local(batch)[1]])
         there = problem.manifold.project(self.x, there)
-        return problem.manifold.project(x, self.full_gradient + (here - there) / len(batch))
+        return problem._tangent(x, self.full_gradient + (here - there) / len(batch))
 
     def fisher(self, x: Tensor, batch: Tensor, *, kind: str) -> FisherOperator:  # noqa: D102
         if kind != "kronecker":

@@ -157,9 +157,7 @@ class NLLProblem(Problem):
             raise ValueError("model must depend on theta, but its output does not")
         gradients = iter(torch.autograd.grad(value, leaves(variables), retain_graph=True, materialize_grads=True))
         self._last = _Evaluation.of(x, batch, (variables, z))
-        # twice: near a minimum the rounding of the first projection is as long as what it has left
-        tangent = self.manifold.project(x, tree_map(lambda _: next(gradients), x))
-        return value.detach(), self.manifold.project(x, tangent)
+        return value.detach(), self._tangent(x, tree_map(lambda _: next(gradients), x))
 
     def kl(self, x: Point, other: Point) -> Tensor:
         """The mean divergence E_x KL(p(· | f(x, θ)) ‖ p(· | f(x, θ'))) over all samples.

@@ -172,12 +172,12 @@ class SubspaceProblem(Problem):
 
     @override
     def gradient(self, x: Tensor, batch: Tensor | None = None) -> Tensor:
-        return self.manifold.project(x, self.ambient_gradient(self.state(x, batch), batch))
+        return self._tangent(x, self.ambient_gradient(self.state(x, batch), batch))
 
     @override
     def loss_and_gradient(self, x: Tensor, batch: Tensor | None = None) -> tuple[Tensor, Tensor]:
         state = self.state(x, batch)
-        return self._mean(state.losses, batch), self.manifold.project(x, self.ambient_gradient(state, batch))
+        return self._mean(state.losses, batch), self._tangent(x, self.ambient_gradient(state, batch))
 
     def _mean(self, losses: Tensor, batch: Tensor | None) -> Tensor:
         if self._weighted:
@@ -272,7 +272,7 @@ class SubspaceSnapshot(Snapshot):
         manifold = self.problem.manifold
         anchor = self.problem.ambient_gradient(self.state.select(self.problem._here(batch)), batch)
         correction = self.full_gradient - manifold.project(self.x, anchor)
-        return self.problem.gradient(x, batch) + manifold.transport(self.x, x, correction)
+        return manifold.project(x, self.problem.gradient(x, batch) + manifold.transport(self.x, x, correction))
 
     @override
     def fisher(self, x: Tensor, batch: Tensor, *, kind: str) -> FisherOperator:

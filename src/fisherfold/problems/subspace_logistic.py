@@ -283,7 +283,7 @@ class LogisticSubspaceProblem(Problem):
     def loss_and_gradient(self, x: Tensor, batch: Tensor | None = None) -> tuple[Tensor, Tensor]:
         state = self.state(x, batch)
         ambient = state.error.mT @ state.weights / len(state.weights)
-        return state.losses.mean(), self.manifold.project(x, ambient)
+        return state.losses.mean(), self._tangent(x, ambient)
 
     @override
     def fisher(self, x: Tensor, batch: Tensor | None = None, *, kind: str = "kronecker") -> FisherOperator:
