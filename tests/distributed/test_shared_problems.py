@@ -14,7 +14,7 @@ from fisherfold.estimators.point_completion import fit_point, held_out_entries
 from fisherfold.inference.completion import fit_variational
 from fisherfold.problems.completion import CompletionProblem
 from fisherfold.problems.ratings import Chunk, Ratings
-from fisherfold.solvers import minimize
+from fisherfold.solvers import GradientNorm, MaxSeconds, minimize
 
 from ranks import compare, on_ranks, same_bits  # isort: skip
 
@@ -129,3 +129,27 @@ def test_ranks_equal_one_process(world: int, tmp_path: Path, alone: dict[str, An
         # iterations amplify rounding a little
         tolerance = 1e-10 if name == "quantities" else 1e-6
         compare(expected, ranks[0][name], rtol=tolerance, atol=tolerance)
+
+
+def stopped(how: str) -> tuple[str, str, int]:
+    group = Group()
+    problem = CompletionProblem(shared(group), RANK)
+    x0 = problem.manifold.random_point(generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+
+    def callback(state: Any) -> str:
+        if how == "clock" and state.iteration == 3:
+            state.seconds += 100.0 * group.rank
+        return "enough" if how == "callback" and state.iteration == 3 and group.rank == 1 else ""
+
+    stop = GradientNorm(0.0) | MaxSeconds(90.0)
+    result = minimize(problem, x0, max_iter=12, stop=stop, callback=callback)
+    return result.status, result.message, result.iterations
+
+
+@pytest.mark.parametrize(("how", "iterations"), [("clock", 4), ("callback", 3)])
+def test_a_run_that_one_process_ends_has_ended_on_all(how: str, iterations: int, tmp_path: Path) -> None:
+    found = on_ranks(2, tmp_path, stopped, how)
+    same_bits(found)
+    status, message, made = found[0]
+    assert (status, made) == ("stopped", iterations)
+    assert ("90 s were allowed" if how == "clock" else "enough") in message

@@ -6,6 +6,7 @@ finite are the same for all.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import time
@@ -59,7 +60,8 @@ def minimize(
         max_iter: the most iterations; one iteration of ``rngd-vr``, ``rsgd`` and ``rsvrg`` is one epoch.
         stop: a criterion from ``fisherfold.solvers.stopping``, or several joined by ``|`` and ``&``; ``SmallGradient``
             if not given: for losses of about 1 a gradient norm of 1e-8 (float64) or 1e-4 (float32).
-        callback: called with the state after every iteration; a true value, or a sentence, stops the run.
+        callback: called with the state after every iteration; a true value, or a sentence, stops the run, over several
+            processes that of any of them.
         seed: fixes all randomness.
         evaluate_every: how often a stochastic method evaluates the loss over all samples (not counted as solver time).
         verbose: show a progress bar.
@@ -111,7 +113,7 @@ def minimize(
         if started := not state.trace.rows:
             _start(solver, state)
         before = None
-        verdict = _verdict(state, stop, max_iter)
+        verdict = _agreed(problem.group, _verdict(state, stop, max_iter))
         if started and verdict is not None:
             keep()
         with Display(method, max_iter, visible=verbose) as display:
@@ -123,6 +125,7 @@ def minimize(
                 verdict = _verdict(state, stop, max_iter)
                 if callback is not None and (answer := callback(state)) and verdict is None:
                     verdict = ("stopped", answer if isinstance(answer, str) else "the callback asked to stop")
+                verdict = _agreed(problem.group, verdict)
                 if verdict is not None or state.iteration % checkpoint_every == 0:
                     keep()
     except KeyboardInterrupt:
@@ -240,3 +243,11 @@ def _verdict(state: State, stop: Criterion, max_iter: int) -> tuple[str, str] | 
     if (met := stop.met(state)) is not None:
         return met
     return ("max_iter", f"{max_iter} iterations are made") if state.iteration >= max_iter else None
+
+
+def _agreed(group: Group, verdict: tuple[str, str] | None) -> tuple[str, str] | None:
+    """One verdict on all processes: clocks and callbacks may differ, and who goes on alone would wait for ever."""
+    if group.size == 1 or not bool(group.largest(torch.tensor(verdict is not None, dtype=torch.int64))):
+        return verdict
+    status, sentence = next(filter(None, map(json.loads, group.gather_texts(json.dumps(verdict)))))
+    return status, sentence
