@@ -311,3 +311,16 @@ def test_errors_name_the_argument():
     problem, U, _ = make()
     with pytest.raises(ValueError, match=r"kind must be one of \('kronecker', 'exact', 'observed'\), got 'dense'"):
         problem.fisher(U, kind="dense")
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("step", [1e-3, 1.0, 1e6, 1e12])
+def test_fused_steps_of_any_length_stay_on_the_manifold_and_go_where_plain_ones_do(step):
+    problem, U, _ = make()
+    snapshot, drawn = problem.snapshot(U), [torch.tensor([1])]
+    for fused, plain in (
+        (problem.descend(U, drawn, step=lambda _: step), Problem.descend(problem, U, drawn, step=lambda _: step)),
+        (snapshot.epoch(U, drawn, step=step), Snapshot.epoch(snapshot, U, drawn, step=step)),
+    ):
+        assert problem.manifold.violation(fused) < 1e-14
+        assert float(problem.manifold.dist(fused, plain)) < 1e-9

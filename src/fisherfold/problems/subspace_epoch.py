@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from scipy.linalg import lapack
 from torch import Tensor
 
+from fisherfold.manifolds.frames import MAX_CONDITION
 from fisherfold.problems.tasks import rounding
 
 if TYPE_CHECKING:
@@ -113,9 +114,13 @@ class _TaskGradient:
 
 
 def _retract(frame: NDArray[Any], d: NDArray[Any], step: float) -> NDArray[Any]:
-    # polar: U - s d has the Gram matrix I + s² dᵀd for a tangent d
+    # polar: U - s d has the Gram matrix I + s² dᵀd for a tangent d; in that of a long step I drowns
     squares, vectors, _ = lapack.dsyevd(d.T @ d)
-    return np.asarray((frame - step * d) @ ((vectors / np.sqrt(1 + step * step * squares)) @ vectors.T))
+    moved = frame - step * d
+    if step * step * squares[-1] > MAX_CONDITION:
+        left, _, right = np.linalg.svd(moved, full_matrices=False)
+        return np.asarray(left @ right)
+    return np.asarray(moved @ ((vectors / np.sqrt(1 + step * step * squares)) @ vectors.T))
 
 
 def _anchor_parts(problem: SubspaceProblem, snapshot: SubspaceSnapshot) -> tuple[Tensor, Tensor]:
