@@ -168,9 +168,29 @@ def test_evaluate_has_error_bars(ratings):
     assert 0.05 < found["rmse"]["mean"] < 0.4
     assert found["rmse"]["standard error"] > 0
     assert 0.6 < found["covered by 90 % intervals"]["mean"] <= 1
-    assert "±" in call("evaluate", ratings, "--rank", 1, "--folds", 2)
+    assert "±" in call("evaluate", ratings, "--rank", 1, "--folds", 2, "--unpack-limit", "inf")
     point = json.loads(call("evaluate", ratings, "--rank", 1, "--folds", 2, "--inference", "point", "--json"))
     assert set(point) >= {"rmse", "mae"}
+
+
+def test_evaluate_holds_out_pairs_not_lines(ratings, tmp_path):
+    # every value in two parts
+    head, *lines = ratings.read_text().splitlines()[:-1]
+    cut = [line.rsplit(",", 1) for line in lines]
+    parts = [f"{pair},{float(value) * share!r}" for share in (0.25, 0.75) for pair, value in cut]
+    (tmp_path / "parts.csv").write_text("\n".join([head, *parts]))
+    (tmp_path / "whole.csv").write_text("\n".join([head, *lines]))
+    whole = json.loads(call("evaluate", tmp_path / "whole.csv", "--rank", 1, "--folds", 4, "--json"))
+    options = ("--rank", 1, "--folds", 4, "--json", "--duplicates")
+    parted = json.loads(call("evaluate", tmp_path / "parts.csv", *options, "sum"))
+    assert (whole["merged"], parted["merged"]) == (0, len(lines))
+    assert abs(parted["rmse"]["mean"] / whole["rmse"]["mean"] - 1) < 0.1
+    # pure noise, each line twice: nothing can be known of a pair that is held out
+    noise = np.random.default_rng(0).normal(size=(20, 20))
+    twice = [f"{i},{j},{value}" for (i, j), value in np.ndenumerate(noise)] * 2
+    (tmp_path / "twice.csv").write_text("\n".join(["user,item,value", *twice]))
+    again = json.loads(call("evaluate", tmp_path / "twice.csv", *options, "mean"))
+    assert again["rmse"]["mean"] > 0.95 * noise.std()
 
 
 @pytest.mark.parametrize(

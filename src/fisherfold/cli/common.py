@@ -300,6 +300,22 @@ def one_of(*values: str) -> Callable[[str], list[str]]:
     return lambda incomplete: [value for value in values if value.startswith(incomplete)]
 
 
+def in_bytes(limit: float) -> int:
+    """A limit in GiB as a number of bytes.
+
+    Args:
+        limit: as given; it may be infinite.
+
+    Returns:
+        At most what a file can have.
+
+    Examples:
+        >>> in_bytes(0.5), in_bytes(float("inf")) == sys.maxsize
+        (536870912, True)
+    """
+    return int(min(limit * 2**30, sys.maxsize))
+
+
 def report(error: Exception, path: str, *, as_json: bool = False) -> int:
     """Say an error in one sentence with a hint, on standard error.
 

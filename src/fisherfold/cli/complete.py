@@ -14,12 +14,13 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from fisherfold.cli.common import Checkpoint, Decimal, Encoding, UnpackLimit, Voice, command, group, one_of
+from fisherfold.cli.common import Checkpoint, Decimal, Encoding, UnpackLimit, Voice, command, group, in_bytes, one_of
 from fisherfold.cli.rescue import check_output, write_or_rescue
 from fisherfold.cli.words import printable, typed
 
 if TYPE_CHECKING:
     from fisherfold.estimators.completion import MatrixCompletion
+    from fisherfold.estimators.inputs import Observations
     from fisherfold.estimators.tables import RatingTable
 
 app = group(
@@ -126,12 +127,12 @@ def fit(
         else:
             table = read_ratings(
                 file, columns=_split(columns), file_format=file_format, header=header, encoding=encoding,
-                decimal=decimal, max_bytes=int(unpack_limit * 2**30),
+                decimal=decimal, max_bytes=in_bytes(unpack_limit),
             )  # fmt: skip
             voice.detail(f"read {table.n_read:,} lines of {file}")
             n_read, refused, names, mark = table.n_read, table.refused, table.header, table.decimal
             began = time.perf_counter()
-            _fit(model, table)
+            model.fit_observations(_observed(table))
             if names is not None:
                 model.feature_names_in_ = np.array(table.names[:2], dtype=object)
         seconds = time.perf_counter() - began
@@ -183,7 +184,7 @@ def predict(
     text = model.model_.row_ids.kind == "objects", model.model_.column_ids.kind == "objects"
     table, rows, ids = read_pairs(
         pairs, text=text, columns=_split(columns), file_format=file_format, header=header, encoding=encoding,
-        max_bytes=int(unpack_limit * 2**30), is_data=lambda fields: _known(model, fields, columns),
+        max_bytes=in_bytes(unpack_limit), is_data=lambda fields: _known(model, fields, columns),
     )  # fmt: skip
     known, names = list(getattr(model, "feature_names_in_", ())), (table.header or [])[:2]
     if columns is None and names == known[::-1] != known:
@@ -255,28 +256,30 @@ def evaluate(
     import numpy as np
     from sklearn.model_selection import KFold
 
+    from fisherfold.estimators.completion_fit import merged
     from fisherfold.estimators.tables import read_ratings
 
     table = read_ratings(
         file, columns=_split(columns), file_format=file_format, header=header, encoding=encoding, decimal=decimal,
-        max_bytes=int(unpack_limit * 2**30),
+        max_bytes=in_bytes(unpack_limit),
     )  # fmt: skip
-    if folds > len(table.values):
-        raise ValueError(f"--folds must be at most the number of ratings, {len(table.values)}, got {folds}")
+    pairs = merged(_observed(table), duplicates)
+    if folds > len(pairs.values):
+        raise ValueError(f"--folds must be at most the number of ratings, {len(pairs.values)}, got {folds}")
     model = _estimator(
         rank, random_state=seed, inference=inference, solver=solver, offsets=offsets, ridge=ridge,
         duplicates=duplicates, max_iter=max_iter, n_jobs=threads,
     )  # fmt: skip
-    parts = list(KFold(folds, shuffle=True, random_state=seed).split(table.values))
+    parts = list(KFold(folds, shuffle=True, random_state=seed).split(pairs.values))
     scores = []
     with voice.progress("evaluating", folds) as bar:
         for number, (train, test) in enumerate(parts, start=1):
             bar.say(f"fold {number} of {folds}")
-            scores.append(_score(model, table, train, test))
+            scores.append(_score(model, pairs, train, test))
             bar.advance()
     found: dict[str, Any] = {
         "file": str(file), **_read(table.header, table.n_read, table.refused), "decimal mark": table.decimal,
-        "folds": folds,
+        "merged": len(table.values) - len(pairs.values), "folds": folds,
     }  # fmt: skip
     for name in scores[0]:
         values = np.array([score[name] for score in scores])
@@ -297,24 +300,23 @@ def _estimator(rank: str, **options: Any) -> MatrixCompletion:
     return MatrixCompletion(int(rank), **options)
 
 
-def _fit(model: MatrixCompletion, table: RatingTable) -> None:
+def _observed(table: RatingTable) -> Observations:
     from fisherfold.estimators.inputs import Observations
 
-    found = Observations(table.rows, table.columns, table.values, table.rows, table.columns)
-    model.fit_observations(found)
+    return Observations(table.rows, table.columns, table.values, table.rows, table.columns)
 
 
-def _score(model: MatrixCompletion, table: RatingTable, train: Any, test: Any) -> dict[str, float]:
+def _score(model: MatrixCompletion, pairs: Observations, train: Any, test: Any) -> dict[str, float]:
     """Errors on one fold, and what the 90 % intervals cover."""
     import numpy as np
     from sklearn.base import clone
 
     fold: MatrixCompletion = clone(model)
-    part = type(table)(table.rows[train], table.columns[train], table.values[train], table.names, len(train))
-    _fit(fold, part)
-    inside, values = fold.model_, table.values[test]
+    rows, columns = pairs.rows[train], pairs.columns[train]
+    fold.fit_observations(type(pairs)(rows, columns, pairs.values[train], rows, columns))
+    inside, values = fold.model_, pairs.values[test]
     with_std = inside.inference == "variational"
-    i, j = inside.locate(table.rows[test], table.columns[test], "prior")
+    i, j = inside.locate(pairs.rows[test], pairs.columns[test], "prior")
     mean, std = inside.predict(i, j, with_std=with_std, clip=fold.clip)
     error = mean - values
     scores = {"rmse": float(np.sqrt(np.mean(error**2))), "mae": float(np.mean(np.abs(error)))}

@@ -11,7 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fisherfold.cli.common import Bar, Checkpoint, Decimal, Encoding, UnpackLimit, Voice, command, group, one_of
+from fisherfold.cli.common import (
+    Bar,
+    Checkpoint,
+    Decimal,
+    Encoding,
+    UnpackLimit,
+    Voice,
+    command,
+    group,
+    in_bytes,
+    one_of,
+)
 from fisherfold.cli.rescue import check_output, write_or_rescue
 from fisherfold.cli.words import typed
 
@@ -73,7 +84,7 @@ def fit(
         raise ValueError(f"--inference is for regressions, got {inference!r} with --classify, which has one way")
     estimator = "SubspaceClassifier" if classify else "SubspaceRegressor"
     chosen = None if features is None else [name.strip() for name in features.split(",") if name.strip()]
-    reading: dict[str, Any] = {"encoding": encoding, "decimal": decimal, "max_bytes": int(unpack_limit * 2**30)}
+    reading: dict[str, Any] = {"encoding": encoding, "decimal": decimal, "max_bytes": in_bytes(unpack_limit)}
     naming: dict[str, Any] = {"target": target, "task": task, "features": chosen, "estimator": estimator}
     resumed = checkpoint is not None and checkpoint.exists()
     model: Any = SubspaceClassifier(rank, random_state=seed, checkpoint=checkpoint)
@@ -150,7 +161,7 @@ def predict(
     from fisherfold.files import write_atomically
 
     roles, fitted = _load(model)
-    reading: dict[str, Any] = {"encoding": encoding, "max_bytes": int(unpack_limit * 2**30)}
+    reading: dict[str, Any] = {"encoding": encoding, "max_bytes": in_bytes(unpack_limit)}
     table = read_tasks(data, roles, with_target=False, decimal=decimal, **reading).known_to(fitted)
     options = {"return_std": True} if std else {}
     if std and roles.estimator != "SubspaceRegressor":
@@ -175,7 +186,7 @@ def evaluate(
     regression = roles.estimator == "SubspaceRegressor"
     table = read_tasks(
         data, roles, with_target=True, numeric_target=regression, decimal=decimal, encoding=encoding,
-        max_bytes=int(unpack_limit * 2**30),
+        max_bytes=in_bytes(unpack_limit),
     ).known_to(fitted)  # fmt: skip
     facts: dict[str, Any] = {**_read(table), "tasks": 1 if table.task is None else len(set(table.task.tolist()))}
     if regression:

@@ -84,6 +84,37 @@ def prepare(found: Observations, options: FitOptions) -> Prepared:
     return Prepared(ratings, row_ids, column_ids, center, scale, low, high, merged)
 
 
+def merged(found: Observations, duplicates: str) -> Observations:
+    """Each pair once, as a fit sees it: what is held out of a fit must not be in it under another line.
+
+    Args:
+        found: the observed entries.
+        duplicates: what becomes of a pair given twice: ``mean``, ``last``, ``sum`` or ``error``.
+
+    Returns:
+        The same entries if no pair occurs twice, else those that are left, by column.
+
+    Example:
+        >>> import numpy as np
+        >>> ids, values = np.array([7, 7, 8]), np.array([1.0, 2.0, 5.0])
+        >>> merged(Observations(ids, ids, values, ids, ids), "sum").values.tolist()
+        [3.0, 5.0]
+    """
+    row_ids, column_ids = IdIndex(found.rows), IdIndex(found.columns)
+    rows, columns, values = row_ids.numbers(found.rows), column_ids.numbers(found.columns), found.values
+    if duplicates == "sum":
+        rows, columns, values = summed(rows, columns, values)
+    ratings = Ratings(
+        rows, columns, values, (len(row_ids), len(column_ids)), dtype=torch.float64,
+        duplicates=duplicates,  # type: ignore[arg-type]
+    )  # fmt: skip
+    if ratings.n_duplicates + len(found.values) - len(values) == 0:
+        return found
+    i, j, kept = (part.numpy() for part in ratings.entries())
+    left = row_ids.labels[i], column_ids.labels[j]
+    return Observations(*left, kept, *left)
+
+
 def _check_rank(options: FitOptions, n_rows: int, n_columns: int) -> None:
     rank, limit = options.rank, min(n_rows, n_columns)
     bound = f"min(n_rows, n_columns)=min({n_rows}, {n_columns})={limit}"
