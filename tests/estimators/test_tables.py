@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import datetime
+
 import polars as pl
 import pytest
 
 from fisherfold.estimators.table_files import read_table
 from fisherfold.estimators.tables import read_pairs, read_ratings
+from fisherfold.estimators.task_tables import Roles, read_tasks
 
 LINES = [("1", "10", "5"), ("2", "10", "3.5"), ("2", "11", "1")]
 
@@ -41,6 +44,49 @@ def test_parquet(tmp_path):
     assert table.rows.tolist() == ["a", "b"]
     assert table.columns.tolist() == [7, 8]
     assert table.values.tolist() == [1.5, 2.5]
+
+
+def test_floats_of_a_parquet_file_are_the_ids_they_are_in_memory(tmp_path):
+    # a column of whole numbers with holes is one of floats in pandas
+    users = [1.0, 2.0, float("nan"), None, 2.0**52 + 1, float("inf")]
+    pl.DataFrame({"u": users, "i": [1.5, 2, 3, 4, 5, 6], "r": [1.0] * 6}).write_parquet(tmp_path / "a.parquet")
+    table = read_ratings(tmp_path / "a.parquet")
+    assert table.rows.tolist() == [1, 2, 2**52 + 1]
+    assert table.columns.tolist() == ["1.5", "2", "5"]
+    assert table.refused == {"missing id": 3}
+    with pytest.raises(ValueError, match="the id in column 'u' is missing in data line 3"):
+        read_pairs(tmp_path / "a.parquet", text=(False, False))
+    roles = Roles(["i"], "r", "u", "SubspaceRegressor")
+    with pytest.raises(ValueError, match="column 'u' is missing in data line 3"):
+        read_tasks(tmp_path / "a.parquet", roles, with_target=True)
+    pl.read_parquet(tmp_path / "a.parquet")[:2].write_parquet(tmp_path / "b.parquet")
+    assert read_tasks(tmp_path / "b.parquet", roles, with_target=True).task.tolist() == [1, 2]
+
+
+def test_dates_are_no_numbers(tmp_path):
+    day = datetime.date(2020, 1, 1)
+    for name, value in {"date": day, "time": datetime.datetime(2020, 1, 1), "span": datetime.timedelta(1)}.items():
+        path = tmp_path / f"{name}.parquet"
+        pl.DataFrame({"u": [1, 2], "i": [day, day], name: [value] * 2, "r": [1.0, 2.0]}).write_parquet(path)
+        with pytest.raises(ValueError, match=f"column '{name}' holds D.*, numbers are expected"):
+            read_ratings(path)
+        assert read_ratings(path, columns=("u", "i", "r")).columns.tolist() == ["2020-01-01"] * 2
+        with pytest.raises(ValueError, match=f"column '{name}' holds D.*, numbers are expected"):
+            read_tasks(path, Roles([name], "r", "u", "SubspaceRegressor"), with_target=True)
+
+
+def test_the_index_of_a_data_frame_is_not_taken_for_ids(tmp_path):
+    # as DataFrame.to_csv writes it
+    path = write(tmp_path / "a.csv", ",", ("", "user", "item", "rating"), [("0", *LINES[0]), ("1", *LINES[1])])
+    with pytest.raises(ValueError, match=r"the first column has no name, .* as in --columns user,item,rating"):
+        read_ratings(path)
+    assert read_ratings(path, columns=("user", "item", "rating")).rows.tolist() == [1, 2]
+    with pytest.raises(ValueError, match="as in --columns user,item"):
+        read_pairs(path, text=(False, False))
+    assert read_ratings(write(tmp_path / "b.csv", ",", ("", "item", "rating"))).rows.tolist() == [1, 2, 2]
+    numbered = [(*line, "0") for line in LINES]
+    named = write(tmp_path / "c.csv", ",", ("column_1", "column_2", "column_3", "column_4"), numbered)
+    assert read_ratings(named).rows.tolist() == [1, 2, 2]
 
 
 def test_columns_by_name_and_position(tmp_path):

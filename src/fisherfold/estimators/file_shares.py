@@ -148,7 +148,7 @@ class RatingShare:
         self.file, self.n_read, self.refused = file, 0, dict[str, int]()
         with group.together():
             empty = pl.DataFrame(schema=file.columns)
-            self.names = tables._chosen(empty, columns, ("row", "column", "value"), file.path)
+            self.names = tables._chosen(empty, columns, ("row", "column", "value"), file.path, file.header)
         self.decimal = file.decimal_mark(self.names[2:], group)
 
     def batches(self) -> Iterator[Batch]:

@@ -119,6 +119,48 @@ def flat(column: pl.Series, path: str | Path) -> pl.Series:
     return column
 
 
+def id_text(column: pl.Series, path: str | Path) -> pl.Series:
+    """Ids as whole numbers or text: a float that is a whole number is written as one, and NaN is a missing id.
+
+    Args:
+        column: the column.
+        path: where it comes from, for messages.
+
+    Returns:
+        The column if it holds whole numbers, else its text.
+
+    Examples:
+        >>> id_text(pl.Series([7.0, 2.5, float("nan")]), "a file").to_list()
+        ['7', '2.5', None]
+    """
+    if column.dtype.is_integer():
+        return column
+    text = flat(column, path).cast(pl.String)
+    if not column.dtype.is_float():
+        return text
+    whole = column.cast(pl.Int64, strict=False)
+    exact = ((whole.cast(column.dtype) == column) & (whole.abs() < 2**53)).fill_null(False)
+    return whole.cast(pl.String).zip_with(exact, text.set(~column.is_finite().fill_null(False), None))
+
+
+def for_numbers(column: pl.Series, path: str | Path) -> pl.Series:
+    """Refuse a column of dates or times where numbers are expected: they would become counts of days or microseconds.
+
+    Args:
+        column: the column.
+        path: where it comes from, for messages.
+
+    Returns:
+        The column.
+
+    Raises:
+        ValueError: if it holds neither text nor numbers.
+    """
+    if column.dtype.is_temporal():
+        raise ValueError(f"{path}: column {column.name!r} holds {column.dtype}, numbers are expected")
+    return flat(column, path)
+
+
 def _too_large(file: Path, what: str, max_bytes: int) -> str:
     return f"{file} unpacks to {what}, {max_bytes:,} bytes are allowed; raise the limit (max_bytes, --unpack-limit)"
 

@@ -18,7 +18,7 @@ import polars as pl
 
 from fisherfold.estimators.decimals import numbers
 from fisherfold.estimators.ids import Ids
-from fisherfold.estimators.table_files import SIZE_LIMIT, IsData, TextTable, flat, read_table
+from fisherfold.estimators.table_files import SIZE_LIMIT, IsData, TextTable, for_numbers, id_text, read_table
 
 
 @dataclass
@@ -79,7 +79,7 @@ def read_ratings(
         path, file_format=file_format, header=header, encoding=encoding, decimal=decimal, max_bytes=max_bytes
     )
     frame = found.frame
-    names = _chosen(frame, columns, ("row", "column", "value"), path)
+    names = _chosen(frame, columns, ("row", "column", "value"), path, found.header)
     row, column, value, refused, good, mark = accepted(frame, names, path, decimal)
     refused = found.refused | refused
     n_read = frame.height + sum(found.refused.values())
@@ -104,8 +104,8 @@ def accepted(
         Row ids, column ids and values of the good lines, how many lines were refused by reason, which are good, and
         the decimal mark.
     """
-    row, column = (_text_or_whole(frame[name], path) for name in names[:2])
-    raw = flat(frame[names[2]], path)
+    row, column = (id_text(frame[name], path) for name in names[:2])
+    raw = for_numbers(frame[names[2]], path)
     (value,), mark = numbers([raw], path, decimal)
     missing_id = _is_missing(row) | _is_missing(column)
     broken_id = (_is_broken(row) | _is_broken(column)) & ~missing_id
@@ -148,10 +148,10 @@ def read_pairs(
     table = read_table(
         path, file_format=file_format, header=header, encoding=encoding, max_bytes=max_bytes, is_data=is_data
     )
-    names = _chosen(table.frame, columns, ("row", "column"), path)
+    names = _chosen(table.frame, columns, ("row", "column"), path, table.header)
     found = []
     for name, as_text in zip(names, text, strict=True):
-        side = _text_or_whole(table.frame[name], path)
+        side = id_text(table.frame[name], path)
         for fault, mask in (("missing", _is_missing(side)), ("not UTF-8 text", _is_broken(side))):
             if mask.any():
                 line = int(mask.arg_true()[0]) + 1
@@ -161,12 +161,19 @@ def read_pairs(
 
 
 def _chosen(
-    frame: pl.DataFrame, columns: tuple[str, ...] | None, roles: tuple[str, ...], path: str | Path
-) -> list[str]:
+    frame: pl.DataFrame, columns: tuple[str, ...] | None, roles: tuple[str, ...], path: str | Path,
+    header: list[str] | None,
+) -> list[str]:  # fmt: skip
     """The names of the wanted columns."""
     if columns is None:
         if frame.width < len(roles):
             raise ValueError(f"{path} must have {len(roles)} columns ({', '.join(roles)}), got {frame.columns}")
+        if header is not None and header[0] == "column_1" and header[1] != "column_2" and len(header) > len(roles):
+            # what a data frame writes before its columns is a number of lines, and hardly an id
+            raise ValueError(
+                f"{path}: the first column has no name, like the index of a data frame; name the columns "
+                f"({', '.join(roles)}), as in --columns {','.join(header[1 : len(roles) + 1])}"
+            )
         return frame.columns[: len(roles)]
     if len(columns) != len(roles):
         raise ValueError(f"{len(roles)} columns are wanted ({', '.join(roles)}), got {', '.join(columns)}")
@@ -194,10 +201,6 @@ def _is_broken(column: pl.Series) -> pl.Series:
     if column.dtype == pl.String:
         return column.str.contains("\ufffd", literal=True).fill_null(False)
     return pl.Series([False]).new_from_index(0, len(column))
-
-
-def _text_or_whole(column: pl.Series, path: str | Path) -> pl.Series:
-    return column if column.dtype.is_integer() else flat(column, path).cast(pl.String)
 
 
 def _ids(column: pl.Series, kinds: tuple[type[pl.DataType], ...] = (pl.Int64,)) -> Ids:

@@ -14,7 +14,7 @@ from fisherfold.distributed import Group
 from fisherfold.estimators.decimals import numbers, parse
 from fisherfold.estimators.file_shares import FileShare
 from fisherfold.estimators.ids import IdIndex, id_array
-from fisherfold.estimators.table_files import flat, read_table
+from fisherfold.estimators.table_files import for_numbers, id_text, read_table
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ def read_tasks(
     if frame.is_empty():
         raise ValueError(f"{path} has no rows that can be used, lines refused: {read.refused or 'none'}")
     wanted = [*roles.features, *([roles.target] if with_target and numeric_target else [])]
-    columns = [flat(frame[name], path) for name in wanted]
+    columns = [for_numbers(frame[name], path) for name in wanted]
     parsed, mark = numbers(columns, path, decimal)
     for column, values in zip(columns, parsed, strict=True):
         _finite(column, values, path, roles)
@@ -200,10 +200,10 @@ def read_task_share(
         for piece in file.pieces():
             for reason, count in piece.refused.items():
                 refused[reason] = refused.get(reason, 0) + count
-            columns = [flat(piece.frame[name], path) for name in [*roles.features, target]]
+            columns = [for_numbers(piece.frame[name], path) for name in [*roles.features, target]]
             *found, last = [_finite(column, parse(column, mark), path, roles) for column in columns]
             X, y = pl.DataFrame(dict(zip(roles.features, found, strict=True))), last.to_numpy()
-            parts.append((X, y, flat(piece.frame[task], path).cast(pl.String)))
+            parts.append((X, y, id_text(piece.frame[task], path).cast(pl.String)))
     schema = dict.fromkeys(roles.features, pl.Float64)
     X = pl.concat([part[0] for part in parts]) if parts else pl.DataFrame(schema=schema)
     y = np.concatenate([part[1] for part in parts]) if parts else np.zeros(0)
@@ -230,7 +230,7 @@ def _finite(column: pl.Series, parsed: pl.Series, path: str | Path, roles: Roles
 
 def _labels(column: pl.Series, path: str | Path) -> NDArray[Any]:
     """Whole numbers if all are, text otherwise; none missing."""
-    text = flat(column, path).cast(pl.String).str.strip_chars()
+    text = id_text(column, path).cast(pl.String).str.strip_chars()
     missing = (text.is_null() | (text == "").fill_null(True)).arg_true()
     if len(missing):
         raise ValueError(f"{path}: column {column.name!r} is missing in data line {int(missing[0]) + 1}")
