@@ -170,3 +170,16 @@ def test_real_sets_are_no_worse_than_a_classifier_per_task(name):
             alone.append((len(new), 1 - peer.score(data.X[new], data.y[new])))
     sizes, errors = np.array(alone).T
     assert np.mean(ours) < np.average(errors, weights=sizes) + 0.01
+
+
+@pytest.mark.parametrize("missing", [None, np.nan, pd.NA], ids=str)
+@pytest.mark.parametrize(
+    "form", [list, pd.Series, lambda y: pd.Series(y, dtype="string"), lambda y: np.array(y, dtype=object)]
+)
+def test_a_missing_label_is_named(missing, form):
+    X, y, task = rows(tasks=3)
+    model = SubspaceClassifier(rank=1, ridge=1.0).fit(X, y, task=task)
+    holes = form([*y[:7], missing, *y[8:]])
+    for call in (model.fit, model.fold_in, model.score):
+        with pytest.raises(ValueError, match=r"y must have no missing labels, got .* at position 7"):
+            call(X, holes, task=task)

@@ -17,6 +17,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from fisherfold import datasets
 from fisherfold.distributed import ALONE
+from fisherfold.estimators.imputer import LowRankImputer
 from fisherfold.estimators.subspace import SubspaceRegressor
 from fisherfold.experiments.subspace import split_rows
 
@@ -530,3 +531,40 @@ def test_masked_entries_are_missing_and_tensors_may_need_gradients():
             call()
     live = SubspaceRegressor(2).fit(*(torch.tensor(part, requires_grad=True) for part in (X, y)), task=task)
     assert np.array_equal(live.predict(torch.tensor(X, requires_grad=True), task=task), model.predict(X, task=task))
+
+
+def test_weights_come_in_the_lists_of_the_tables():
+    X, y, task = rows()
+    weight = np.random.default_rng(1).random(len(y))
+    names = sorted(set(task))
+    tables, targets, weights = ([part[task == name] for name in names] for part in (X, y, weight))
+    model = SubspaceRegressor(rank=2).fit(tables, targets, task=names, sample_weight=weights)
+    order = np.argsort(task, kind="stable")
+    same = SubspaceRegressor(rank=2).fit(X[order], y[order], task=task[order], sample_weight=weight[order])
+    assert np.array_equal(model.coef_, same.coef_)
+    score = model.score(tables, targets, task=names, sample_weight=weights)
+    assert score == same.score(X[order], y[order], task=task[order], sample_weight=weight[order])
+    with pytest.raises(ValueError, match="sample_weight must be a list like X, with"):
+        model.fit(tables, targets, task=names, sample_weight=weights[::-1][1:])
+
+
+def test_the_common_noise_does_not_fall_with_the_sum_of_the_weights():
+    X, y, task = rows()
+    fits = [SubspaceRegressor(rank=2, noise="shared").fit(X, y, task, np.full(len(y), w)) for w in (1e-2, 1e-4)]
+    assert fits[1].noise_variance_[0] >= 0.99 * fits[0].noise_variance_[0]
+
+
+@pytest.mark.parametrize("estimator", [SubspaceRegressor(rank=1), LowRankImputer(1)], ids=lambda e: type(e).__name__)
+def test_dates_are_no_features(estimator):
+    day = np.arange("2020-01-01", "2020-01-11", dtype="datetime64[D]")
+    number = np.arange(10.0)
+    frames = [
+        pd.DataFrame({"x": number, "day": pd.Series(day)}), pd.DataFrame({"day": pd.Series(day).dt.tz_localize("UTC")}),
+        pd.DataFrame({"x": number, "day": day.astype(object)}), pl.DataFrame({"x": number, "day": day}),
+        pl.DataFrame({"day": (day - day[0]).astype("timedelta64[us]")}),
+    ]  # fmt: skip
+    for frame in frames:
+        with pytest.raises(ValueError, match="column 'day' must hold numbers, got"):
+            estimator.fit(frame, number)
+    with pytest.raises(ValueError, match="X must hold numbers, got dtype datetime64"):
+        estimator.fit(day[:, None], number)

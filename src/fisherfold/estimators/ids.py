@@ -84,7 +84,7 @@ def _exact(values: list[Any], name: str) -> Ids:
 
 def _check_id(value: Any, position: int, name: str) -> None:
     here = f"{name} id at position {position} is"
-    if _is_missing(value):
+    if is_missing(value):
         raise ValueError(f"{here} missing (got {value!r})")
     if isinstance(value, float) and np.isinf(value):
         raise ValueError(f"{here} infinite (got {value})")
@@ -99,9 +99,21 @@ def _check_id(value: Any, position: int, name: str) -> None:
         raise TypeError(f"{name} ids must be hashable, got {type(value).__name__} at position {position}") from None
 
 
-def _is_missing(value: Any) -> bool:
+def is_missing(value: Any) -> bool:
+    """Whether this stands for nothing.
+
+    Args:
+        value: an id or a label.
+
+    Returns:
+        True for None, NaN, NaT and ``pandas.NA``, and for a tuple with one of them.
+
+    Example:
+        >>> is_missing(None), is_missing(float("nan")), is_missing("nan")
+        (True, True, False)
+    """
     if isinstance(value, tuple):
-        return any(map(_is_missing, value))
+        return any(map(is_missing, value))
     try:
         return value is None or bool(value != value)
     except (TypeError, ValueError):  # pandas.NA is neither; arrays are for the next check

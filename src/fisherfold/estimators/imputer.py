@@ -22,6 +22,7 @@ from fisherfold.estimators import parameters
 from fisherfold.estimators.checkpoint import all_or_nothing
 from fisherfold.estimators.completion_fit import threads
 from fisherfold.estimators.inputs import unmasked
+from fisherfold.estimators.task_rows import reject_text
 from fisherfold.inference.completion import CompletionPosterior, fit_variational
 from fisherfold.inference.predictive import predict_pairs
 from fisherfold.inference.sides import Side
@@ -86,6 +87,7 @@ class LowRankImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
         rank, max_iter = (parameters.whole(name, getattr(self, name), 1) for name in ("rank", "max_iter"))
         tol, n_jobs = parameters.number("tol", self.tol), parameters.jobs(self.n_jobs)
         parameters.check_seed(self.random_state)
+        reject_text(X)
         X = validate_data(self, unmasked(X), dtype=[np.float64, np.float32], ensure_all_finite="allow-nan")
         seen = ~np.isnan(X)
         if not seen.any():
@@ -120,6 +122,7 @@ class LowRankImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
             The table without NaN, in its own dtype.
         """
         check_is_fitted(self, "mean_")
+        reject_text(X)
         X = validate_data(
             self, unmasked(X), dtype=[np.float64, np.float32], ensure_all_finite="allow-nan", reset=False, copy=True
         )

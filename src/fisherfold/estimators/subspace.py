@@ -125,7 +125,8 @@ class SubspaceRegressor(SharedTaskFits, RegressorMixin, TaskEstimator):  # type:
             X: features, one row per sample; or a list with one table per task.
             y: targets, one per row; or a list like X; or several columns over shared rows, each of them a task.
             task: the task of each row, any ids; None for a single task or several columns in y. For lists: their names.
-            sample_weight: a weight per row.
+            sample_weight: a weight per row, or a list like X; a row of weight 2 counts as two, so that weights which
+                add up to 1 stand for a single row.
 
         Returns:
             The estimator.
@@ -226,7 +227,7 @@ class SubspaceRegressor(SharedTaskFits, RegressorMixin, TaskEstimator):  # type:
             X: as in ``predict``.
             y: targets, one per row; or a list like X.
             task: as in ``predict``.
-            sample_weight: a weight per row.
+            sample_weight: a weight per row; or a list like X.
 
         Returns:
             R², at most 1.
@@ -234,7 +235,8 @@ class SubspaceRegressor(SharedTaskFits, RegressorMixin, TaskEstimator):  # type:
         from sklearn.metrics import r2_score
 
         given = self._one_table(X, y, task)
-        return float(r2_score(given.y, self.predict(given.X, task=given.task), sample_weight=sample_weight))
+        weight = given.row_weights(sample_weight)
+        return float(r2_score(given.y, self.predict(given.X, task=given.task), sample_weight=weight))
 
     def nmse(self, X: Any, y: Any, task: Any = None) -> float:
         """The mean over tasks of the squared error over the variance of the task's targets, as in the paper.

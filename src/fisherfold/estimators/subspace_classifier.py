@@ -20,7 +20,7 @@ from fisherfold.estimators.checkpoint import FitCheckpoint, all_or_nothing
 from fisherfold.estimators.ids import IdIndex
 from fisherfold.estimators.subspace_point import RIDGES, held_out_rows
 from fisherfold.estimators.task_estimator import TaskEstimator
-from fisherfold.estimators.task_rows import Scaling, TaskRows
+from fisherfold.estimators.task_rows import Scaling, TaskRows, reject_missing_labels
 from fisherfold.inference.subspace import start_frame
 from fisherfold.problems.subspace_logistic import LabelledRows, LogisticSubspaceProblem, newton_coefficients
 from fisherfold.solvers import Result, minimize
@@ -106,7 +106,8 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
             X: features, one row per sample; or a list with one table per task.
             y: labels of two classes, one per row; or a list like X.
             task: the task of each row, any ids; None for a single task. For lists: their names.
-            sample_weight: a weight per row.
+            sample_weight: a weight per row, or a list like X; a row of weight 2 counts as two, so that weights which
+                add up to 1 stand for a single row.
 
         Returns:
             The estimator.
@@ -223,7 +224,7 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
             X: as in ``predict``.
             y: labels, one per row; or a list like X.
             task: as in ``predict``.
-            sample_weight: a weight per row.
+            sample_weight: a weight per row; or a list like X.
 
         Returns:
             The accuracy.
@@ -231,8 +232,9 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
         from sklearn.metrics import accuracy_score
 
         given = self._one_table(X, y, task)
-        predicted = self.predict(given.X, task=given.task)
-        return float(accuracy_score(column_or_1d(given.y), predicted, sample_weight=sample_weight))
+        reject_missing_labels(given.y)
+        predicted, weight = self.predict(given.X, task=given.task), given.row_weights(sample_weight)
+        return float(accuracy_score(column_or_1d(given.y), predicted, sample_weight=weight))
 
     def _check_parameters(self) -> None:
         self._check_common()

@@ -25,6 +25,7 @@ from fisherfold.estimators.task_rows import (
     TaskRows,
     read_rows,
     reject_masked,
+    reject_missing_labels,
     reject_overflow,
     reject_text,
     reject_text_targets,
@@ -141,8 +142,8 @@ class TaskEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         given = self._one_table(X, y, task)
         targets = unmasked(given.y) if numeric else given.y
         reject_text(given.X)
-        if numeric and targets is not None:
-            reject_text_targets(targets)
+        if targets is not None:
+            (reject_text_targets if numeric else reject_missing_labels)(targets)
         least = (2 if reset else 1) if least is None else least
         X, y = validate_data(
             self, given.X, targets, reset=reset, dtype=np.float64, y_numeric=numeric, multi_output=numeric,
@@ -156,7 +157,8 @@ class TaskEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         reject_overflow(X, "X")
         if numeric:
             reject_overflow(y, "y")
-        weight = None if sample_weight is None else _check_sample_weight(sample_weight, X, ensure_non_negative=True)
+        weight = given.row_weights(sample_weight)
+        weight = None if weight is None else _check_sample_weight(weight, X, ensure_non_negative=True)
         return X, y, labels, weight
 
     @abstractmethod

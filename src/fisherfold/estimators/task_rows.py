@@ -6,6 +6,7 @@ live in one space and are turned back into the user's units at the end.
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fisherfold.distributed import Axis
-from fisherfold.estimators.ids import id_array, plain
+from fisherfold.estimators.ids import id_array, is_missing, plain
 from fisherfold.estimators.inputs import unmasked
 from fisherfold.problems.tasks import TaskStatistics
 
@@ -49,6 +50,25 @@ class TaskRows:
             The array, or a list with one for each table.
         """
         return values if self.sizes is None else np.split(values, np.cumsum(self.sizes)[:-1])
+
+    def row_weights(self, weight: Any) -> Any:
+        """Weights of all rows from weights as given: one per row, or a list like the tables.
+
+        Args:
+            weight: the weights, or None.
+
+        Returns:
+            Those of a list in one array, anything else as it is.
+
+        Raises:
+            ValueError: if a table has another number of rows than its weights.
+        """
+        if self.sizes is None or not isinstance(weight, (list, tuple)) or not any(np.ndim(part) for part in weight):
+            return weight
+        parts = [np.asarray(part).reshape(-1) for part in weight]
+        if (lengths := [len(part) for part in parts]) != self.sizes:
+            raise ValueError(f"sample_weight must be a list like X, with {self.sizes} rows, got {lengths}")
+        return np.concatenate(parts)
 
 
 def read_rows(X: Any, y: Any, task: Any) -> TaskRows:
@@ -123,23 +143,47 @@ def reject_masked(values: Any, name: str) -> None:
 
 
 def reject_text(X: Any) -> None:
-    """Name the column of a data frame that holds text, before a conversion fails without a name.
+    """Name the column that holds text or dates, before a conversion fails without a name or makes numbers of them.
 
     Args:
-        X: a data frame or anything else.
+        X: a data frame, an array or anything else.
 
     Raises:
-        ValueError: if a column holds text that is no number.
+        ValueError: if a column holds text that is no number, or dates.
     """
-    if not hasattr(X, "columns") or isinstance(X, np.ndarray):
+    if isinstance(X, np.ndarray) or not hasattr(X, "columns"):
+        if getattr(getattr(X, "dtype", None), "kind", "O") in "mM":
+            raise ValueError(f"X must hold numbers, got dtype {X.dtype}")
         return
     for name in X.columns:
         column = np.asarray(X[name])
+        if column.dtype.kind in "mM":
+            raise ValueError(f"column {name!r} must hold numbers, got dtype {column.dtype}")
         if column.dtype.kind not in "OUS":
             continue
         for row, value in enumerate(column):
             if isinstance(value, str) and not _is_number(value):
                 raise ValueError(f"column {name!r} must hold numbers, got the text {value!r} in row {row}")
+            if isinstance(value, (datetime.date, datetime.time, datetime.timedelta)):
+                raise ValueError(f"column {name!r} must hold numbers, got {value!r} in row {row}")
+
+
+def reject_missing_labels(y: Any) -> None:
+    """Name the label that is missing, before labels are compared with it.
+
+    Args:
+        y: labels, a sequence or a column.
+
+    Raises:
+        ValueError: if one is None, NaN or ``pandas.NA``.
+    """
+    # a list with NaN between words would become words
+    array = np.array(y, dtype=object) if isinstance(y, (list, tuple)) else np.asarray(y)
+    if array.dtype != object:
+        return
+    for position, value in enumerate(array.reshape(-1).tolist()):
+        if is_missing(value):
+            raise ValueError(f"y must have no missing labels, got {value!r} at position {position}")
 
 
 def reject_text_targets(y: Any) -> None:

@@ -210,7 +210,7 @@ def _noise(errors: Tensor, counts: Tensor, before: Tensor, noise: str, tasks: Ax
     """Noise variances from expected squared errors."""
     if noise == "shared":
         pooled = tasks.total(torch.stack([errors.sum(), counts.sum()]))
-        return (pooled[0] / pooled[1].clamp(min=1)).expand_as(errors)
+        return (pooled[0] / pooled[1].clamp(min=1e-300)).expand_as(errors)
     return (errors + NOISE_ROWS * _common(before, tasks)) / (counts + NOISE_ROWS)
 
 
