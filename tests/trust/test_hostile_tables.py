@@ -230,7 +230,7 @@ def test_parquet_columns_of_any_type(tmp_path):
     })  # fmt: skip
     frame.write_parquet(tmp_path / "t.parquet")
     table = read_ratings(tmp_path / "t.parquet")
-    assert entries(table) == [("a", "1.5", 1.0), ("b", "2.0", 2.0)]
+    assert entries(table) == [("a", "1.5", 1.0), ("b", "2", 2.0)]
     assert table.refused == {"missing id": 1}
     for columns in (("l", "i", "r"), ("u", "s", "r"), ("u", "i", "l"), ("b", "i", "r"), ("u", "i", "s")):
         with pytest.raises(ValueError, match=r"t.parquet"):

@@ -138,6 +138,7 @@ def id_text(column: pl.Series, path: str | Path) -> pl.Series:
     text = flat(column, path).cast(pl.String)
     if not column.dtype.is_float():
         return text
+    # value by value, so that a file read in pieces has the same ids
     whole = column.cast(pl.Int64, strict=False)
     exact = ((whole.cast(column.dtype) == column) & (whole.abs() < 2**53)).fill_null(False)
     return whole.cast(pl.String).zip_with(exact, text.set(~column.is_finite().fill_null(False), None))
