@@ -197,3 +197,56 @@ def test_as_far_ahead_as_the_step_is_the_momentum_of_nesterov() -> None:
         ends.append(weight.detach())
     near, far = (ends[0] - ends[1]).norm(), (ends[2] - ends[1]).norm()
     assert near < 0.02 * far
+
+
+def test_rows_that_weight_decay_has_only_made_shorter_are_not_turned_along_rounding_errors() -> None:
+    torch.manual_seed(0)
+    w = nn.Parameter(torch.randn(6, 50))
+    ahead, opt = RowAhead([w], 0.3), torch.optim.SGD([w], lr=0.1, weight_decay=5e-4)
+    for _ in range(2):
+        with ahead:
+            inside = w.detach().clone()
+            opt.zero_grad()
+            (w[:3] * torch.ones(50)).sum().backward()  # the other rows have no gradient
+        before = w.detach().clone()
+        opt.step()
+    cosines = nn.functional.cosine_similarity(inside.double(), before.double())
+    torch.testing.assert_close(cosines[:3], torch.full((3,), math.cos(0.3), dtype=torch.float64))
+    assert torch.equal(inside[3:], before[3:])
+
+
+class Stubborn(RowNoise):
+    """Fails, or is interrupted, at the second weight."""
+
+    def _directions(self, weight: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+        if weight is self._weights[1]:
+            raise KeyboardInterrupt
+        return super()._directions(weight, kept)
+
+
+def test_rows_are_back_where_the_turning_itself_is_cut_off() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3))
+    noise, before = Stubborn(net.parameters(), 0.2), net[0].weight.detach().clone()
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt), noise:
+            pass
+        assert torch.equal(net[0].weight, before)
+
+
+@pytest.mark.parametrize("kind", [RowNoise, RowAhead])
+def test_a_model_that_is_cast_after_the_block_was_made_keeps_its_bits(kind: type[RowNoise | RowAhead]) -> None:
+    torch.manual_seed(0)
+    net = nn.Linear(5, 4).bfloat16()
+    turns = kind(net.parameters(), 0.2)
+    net.float()
+    nn.init.normal_(net.weight)
+    before = net.weight.detach().clone()
+    with turns:
+        pass
+    assert torch.equal(net.weight, before)
+    net.weight.data = torch.randn(4, 6)
+    if isinstance(turns, RowAhead):
+        turns.forget()
+    with turns:
+        pass

@@ -52,6 +52,21 @@ class _Turned:
         """Towards which to turn a weight that was ``kept`` in the block before; their dtype computes."""
         raise NotImplementedError
 
+    def _least(self, weight: Tensor) -> float:
+        """What share of its length a row must be led sideways to be turned."""
+        return 0.0
+
+    def _copy_of(self, index: int) -> Tensor:
+        """The memory for a weight, new where the model has been cast or moved since."""
+        weight, kept = self._weights[index], self._kept[index]
+        if (kept.shape, kept.dtype, kept.device) != (weight.shape, weight.dtype, weight.device):
+            kept = self._kept[index] = weight.detach().clone()
+        return kept
+
+    def _put_back(self, count: int) -> None:
+        for weight, kept in zip(self._weights[:count], self._kept, strict=False):
+            weight.copy_(kept)
+
     @torch.no_grad()
     def __enter__(self: T) -> T:
         """Turn the rows."""
@@ -59,10 +74,17 @@ class _Turned:
             name = type(self).__name__
             raise RuntimeError(f"the rows are turned already: one block of a {name} cannot be inside another")
         turn = fused(turn_rows) if self.fuse else turn_rows
-        for weight, kept in zip(self._weights, self._kept, strict=True):
-            directions = self._directions(weight, kept)
-            kept.copy_(weight)
-            turn(weight, kept, directions, self.angle)
+        reached = 0
+        try:
+            for weight in self._weights:
+                kept = self._copy_of(reached)
+                directions = self._directions(weight, kept)
+                kept.copy_(weight)
+                reached += 1
+                turn(weight, kept, directions, self.angle, self._least(weight))
+        except BaseException:
+            self._put_back(reached)  # no block is entered, so none will be left
+            raise
         self._versions = [weight._version for weight in self._weights]
         torch.clear_autocast_cache()  # an autocast region around the block keeps its casts of the weights
         return self
@@ -74,8 +96,7 @@ class _Turned:
         """Put the rows back, to the bit."""
         written = self._versions != [weight._version for weight in self._weights]
         self._versions = None
-        for weight, kept in zip(self._weights, self._kept, strict=True):
-            weight.copy_(kept)
+        self._put_back(len(self._weights))
         torch.clear_autocast_cache()
         if written and error is None:
             raise RuntimeError(
@@ -120,7 +141,8 @@ class RowAhead(_Turned):
     """Turn the rows of weights by an angle further along their last step, and back on leaving the block.
 
     The last step is the way from where the block before began to where this one does, so that it works with any
-    optimizer; rows that have not turned since stay, and so do all in the first block. As with ``RowNoise``, steps are
+    optimizer; rows that have not turned since, by more than rounding, stay, and so do all in the first block.
+    Micro-batches whose gradients add up to one step therefore belong into one block. As with ``RowNoise``, steps are
     taken after the block, and memory is allocated once.
 
     Args:
@@ -147,18 +169,22 @@ class RowAhead(_Turned):
         dtype = accumulation_dtype(weight)
         return weight.to(dtype) - kept.to(dtype)
 
+    def _least(self, weight: Tensor) -> float:
+        # a row that weight decay has only made shorter leaves rounding errors orthogonal to it
+        return torch.finfo(weight.dtype).eps
+
     @torch.no_grad()
     def forget(self) -> None:
         """Let the next block be a first one, as after weights have been loaded."""
-        for weight, kept in zip(self._weights, self._kept, strict=True):
-            kept.copy_(weight)
+        for index, weight in enumerate(self._weights):
+            self._copy_of(index).copy_(weight)
 
 
 def _turns(p: Tensor) -> bool:
     return p.is_floating_point() and p.ndim > 1 and p.numel() > len(p)
 
 
-def turn_rows(weight: Tensor, kept: Tensor, directions: Tensor, angle: float) -> None:
+def turn_rows(weight: Tensor, kept: Tensor, directions: Tensor, angle: float, least: float) -> None:
     """Replace a weight by its turned copy, in place.
 
     Args:
@@ -166,17 +192,19 @@ def turn_rows(weight: Tensor, kept: Tensor, directions: Tensor, angle: float) ->
         kept: its copy.
         directions: towards which to turn; their dtype is that of the computation.
         angle: in radians.
+        least: as for ``turned``.
     """
-    weight.copy_(turned(kept.to(directions.dtype), directions, angle))
+    weight.copy_(turned(kept.to(directions.dtype), directions, angle, least))
 
 
-def turned(w: Tensor, u: Tensor, angle: float) -> Tensor:
+def turned(w: Tensor, u: Tensor, angle: float, least: float = 0.0) -> Tensor:
     """Turn every row by an angle towards a direction.
 
     Args:
         w: rows along the first dimension; those of zero stay.
         u: directions of the same shape, whose parts along w do not matter; rows with none stay.
         angle: in radians.
+        least: rows whose direction has no more than this share of ‖w‖ orthogonal to w stay too.
 
     Returns:
         cos θ · w + sin θ · ‖w‖ t/‖t‖ with t the part of u orthogonal to w.
@@ -185,5 +213,6 @@ def turned(w: Tensor, u: Tensor, angle: float) -> Tensor:
     squared = (w * w).sum(dims, keepdim=True)
     t = torch.addcmul(u, (u * w).sum(dims, keepdim=True) / squared.clamp_min(tiny), w, value=-1)
     length = torch.linalg.vector_norm(t, dim=dims, keepdim=True)
-    moved = (math.cos(angle) * w).addcmul_(squared.sqrt() / length.clamp_min(tiny), t, value=math.sin(angle))
-    return torch.where(length > 0, moved, w)
+    size = squared.sqrt()
+    moved = (math.cos(angle) * w).addcmul_(size / length.clamp_min(tiny), t, value=math.sin(angle))
+    return torch.where(length > least * size, moved, w)
