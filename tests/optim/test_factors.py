@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -511,3 +515,90 @@ def test_wide_factors_are_formed_in_blocks() -> None:
     torch.testing.assert_close(a, x.T @ x / 30)
     torch.testing.assert_close(g, g.T)
     assert float(torch.linalg.eigvalsh(g)[0]) > -1e-12
+
+
+class Autoencoder(nn.Module):
+    """Called as a whole, by its parts, with a batch in a dictionary or with samples in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Linear(4, 3)
+        self.decoder = nn.Linear(3, 4)
+
+    def forward(self, x: Any) -> Tensor:
+        x = x["x"] if isinstance(x, dict) else torch.stack(x) if isinstance(x, list) else x
+        return self.decoder(self.encoder(x).tanh())
+
+
+def collected(opt: KFAC) -> list[Tensor]:
+    return [t / layer.mass for layer in opt.curvature.layers.values() for t in (layer.a, layer.g) if t is not None]
+
+
+@pytest.mark.parametrize("way", ["parts", "dictionary", "list"])
+def test_samples_are_counted_however_the_model_is_called(way: str) -> None:
+    torch.manual_seed(0)
+    net = Autoencoder().double()
+    batches = torch.randn(2, 10, 4, dtype=torch.float64)
+    ways: dict[str, Callable[[Tensor], Tensor]] = {
+        "whole": net,
+        "parts": lambda x: net.decoder(net.encoder(x).tanh()),
+        "dictionary": lambda x: net({"x": x}),
+        "list": lambda x: net(list(x)),
+    }
+    found = []
+    for run in (ways["whole"], ways[way]):
+        opt = KFAC(net)
+        with opt.statistics(accumulation=2):
+            for x in batches:
+                (F.mse_loss(run(x), x) / 2).backward()
+        found.append(collected(opt))
+    assert len(found[1]) == 4
+    torch.testing.assert_close(found[0], found[1])
+
+
+def test_factors_of_losses_of_ones_own_have_the_scale_of_the_loss() -> None:
+    """A sum over the outputs of a sample is one term, whatever function says so, and so are shares of classes."""
+    torch.manual_seed(0)
+    net = nn.Linear(4, 5).double()
+    x, y = torch.randn(64, 4, dtype=torch.float64), torch.randn(64, 5, dtype=torch.float64).softmax(1)
+    own: list[Callable[..., Tensor]] = [
+        lambda z, t: F.cross_entropy(z, t),
+        lambda z, t: F.kl_div(z.log_softmax(1), t, reduction="batchmean"),
+        lambda z, t: {"loss": F.cross_entropy(z, t["shares"])}["loss"],
+    ]
+    known = KFAC(net)
+    known.refresh([(x, y)], nn.CrossEntropyLoss())
+    for loss_fn, targets in zip(own, (y, y, {"shares": y}), strict=True):
+        opt = KFAC(net)
+        opt.refresh([(x, targets)], loss_fn)
+        torch.testing.assert_close(collected(opt), collected(known))
+    opt, half = KFAC(net), KFAC(net)
+    opt.refresh([(x, y)], lambda z, t: (z - t).square().sum(1).mean())
+    half.refresh([(x, y)], nn.MSELoss())
+    ratios = [float(s.trace() / t.trace()) for s, t in zip(collected(opt), collected(half), strict=True)]
+    assert ratios == pytest.approx([5.0, 1.0])  # the loss is five times as large, and so is its Fisher matrix
+
+
+def test_shares_of_classes_with_places_are_one_term_per_place() -> None:
+    torch.manual_seed(0)
+    net = nn.Conv2d(3, 5, 1).double()
+    x, classes = torch.randn(6, 3, 4, 4, dtype=torch.float64), torch.randint(5, (6, 4, 4))
+    shares = F.one_hot(classes, 5).movedim(-1, 1).double()
+    found = []
+    for targets in (classes, shares):
+        opt = KFAC(net)
+        opt.refresh([(x, targets)], nn.CrossEntropyLoss())
+        found.append(collected(opt))
+    torch.testing.assert_close(found[0], found[1])
+
+
+def test_ignored_targets_of_a_partial_function_are_not_counted() -> None:
+    torch.manual_seed(0)
+    net = nn.Linear(4, 3).double()
+    x, y = torch.randn(20, 4, dtype=torch.float64), torch.randint(3, (20,))
+    found = []
+    for loss_fn in (nn.CrossEntropyLoss(ignore_index=0), partial(F.cross_entropy, ignore_index=0)):
+        opt = KFAC(net)
+        opt.refresh([(x, y)], loss_fn)
+        found.append(collected(opt))
+    torch.testing.assert_close(found[0], found[1])

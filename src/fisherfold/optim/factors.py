@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -237,6 +237,10 @@ class Collector:
 
     A forward hook puts a tensor hook on the output (module backward hooks break on in-place activations), and both
     factors are formed when the gradient arrives, so that a use without a gradient counts for neither.
+
+    A pass begins when the model is called. Where it takes no tensors, or only parts of it are called (the encoder of
+    one network, the two networks of another), the first layer that is reached tells how many samples there are, and
+    the pass ends with its backward pass.
     """
 
     def __init__(
@@ -254,8 +258,9 @@ class Collector:
         self.allow_tf32 = allow_tf32
         self.calls = calls
         self.sums: dict[str, FactorSums] = {}
-        self.current = Pass()
         self.new_pass: Callable[[int], Pass] = lambda samples: Pass(samples)
+        self._current: Pass | None = None
+        self._begun_by_layer: Pass | None = None
         self._handles: list[RemovableHandle] = []
 
     def __enter__(self) -> Collector:
@@ -271,21 +276,25 @@ class Collector:
             handle.remove()
 
     def _start_pass(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        tensors = [t for t in (*args, *kwargs.values()) if isinstance(t, Tensor) and t.ndim]
-        self.current = self.new_pass(len(tensors[0]) if tensors else 1)
+        given = [v for value in (*args, *kwargs.values()) for v in _entries(value)]
+        tensors = [t for t in given if isinstance(t, Tensor) and t.ndim]
+        self._current = self.new_pass(len(tensors[0])) if tensors else None
 
     def _forward_hook(self, tracked: TrackedWeight) -> Callable[..., None]:
         def hook(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
             if not (isinstance(output, Tensor) and output.requires_grad):
                 return
             x = (args[0] if args else kwargs["input"]).detach()
-            this_pass = self.current
-            add = partial(self._add, tracked, layer, x, this_pass)
+            if self._current is None:
+                self._current = self._begun_by_layer = self.new_pass(len(x) if x.ndim > 1 else 1)
+            add = partial(self._add, tracked, layer, x, self._current)
             output.register_hook(add)  # type: ignore[no-untyped-call]
 
         return hook
 
     def _add(self, tracked: TrackedWeight, layer: nn.Module, x: Tensor, this_pass: Pass, gradient: Tensor) -> None:
+        if self._begun_by_layer is not None and self._current is self._begun_by_layer:
+            self._current = self._begun_by_layer = None
         sums = self.sums.get(tracked.name) or tracked.new_sums()
         self.sums[tracked.name] = sums
         phase = self.calls.get(tracked.name, 0)
@@ -312,6 +321,11 @@ class Collector:
         if sums.last_pass is not this_pass:
             sums.samples += this_pass.samples
             sums.last_pass = this_pass
+
+
+def _entries(value: Any) -> list[Any]:
+    """What a batch consists of: the entries of a mapping, or itself; the tensors of a list may be samples or inputs."""
+    return list(value.values()) if isinstance(value, Mapping) else [value]
 
 
 def _add_gram(total: Tensor, rows: Tensor, weight: float) -> None:

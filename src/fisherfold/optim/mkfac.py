@@ -240,7 +240,8 @@ class MKFAC(torch.optim.Optimizer):
         Args:
             enabled: False makes it a no-op, for ``statistics(enabled=step % 10 == 0)``.
             invert: False only updates the factors.
-            samples: the number of terms in the loss's mean, per pass; by default the length of the model's first input.
+            samples: the number of terms in the loss's mean, per pass; by default the length of the model's first input,
+                or of the first layer's where parts of the model are called by themselves.
             accumulation: by how many micro-batches each loss is divided.
             grad_scaler: a ``torch.amp.GradScaler`` that scaled the loss.
 
@@ -255,7 +256,7 @@ class MKFAC(torch.optim.Optimizer):
 
         def new_pass(length: int) -> Pass:
             terms = samples or length
-            return Pass(terms, scale if self.reduction == "mean" else scale / terms)
+            return Pass(terms, scale if self.reduction == "mean" else scale / max(terms, 1))
 
         with statistics.uncompiled(), self._collector(model) as collector:
             collector.new_pass = new_pass

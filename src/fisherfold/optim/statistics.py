@@ -8,16 +8,18 @@ out how a sample moves the batch's statistics. The per-sample Fisher takes the t
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fisherfold.optim.factors import Collector
+from fisherfold.optim.factors import Collector, Pass
 from fisherfold.optim.replica import call
 from fisherfold.optim.weighting import weighted_terms
 
@@ -25,25 +27,65 @@ LossFunction = Callable[[Any, Any], Tensor]
 Sampler = Callable[[Tensor, Tensor, torch.Generator], Tensor]
 
 
-def n_terms(outputs: Any, targets: Any, loss_fn: LossFunction) -> int:
+def summed_axes(outputs: Any, targets: Any, loss_fn: LossFunction, reduction: str) -> tuple[int, ...]:
+    """The axes of real-valued targets over which a loss is a sum: those of a mean have a term for every entry.
+
+    A cross entropy with shares of classes has one term for all classes, a squared error one for each entry. Of other
+    losses it is found out: along an axis over which the mean is taken, doubled data leave the loss as it is.
+
+    Args:
+        outputs: what the model returned.
+        targets: the targets.
+        loss_fn: the loss.
+        reduction: ``"mean"`` or ``"sum"``.
+
+    Returns:
+        Axes beyond the first; none for class indices.
+    """
+    if not isinstance(targets, Tensor) or not targets.is_floating_point() or targets.ndim < 2:
+        return ()
+    if isinstance(loss_fn, nn.CrossEntropyLoss) or loss_fn is functional.cross_entropy:
+        return (1,)
+    if reduction == "sum" or not isinstance(outputs, Tensor) or outputs.shape != targets.shape:
+        return ()
+    with torch.no_grad():
+        value = float(loss_fn(outputs, targets))
+        doubled = {axis: _doubled(outputs, targets, loss_fn, axis) for axis in range(1, targets.ndim)}
+    return tuple(axis for axis, seen in doubled.items() if seen is not None and not _same(seen, value, value))
+
+
+def n_terms(outputs: Any, targets: Any, loss_fn: LossFunction, summed: tuple[int, ...], samples: float) -> float:
     """The number of terms that a mean-reduced loss divides by: targets that are not ignored, or entries of a residual.
 
     Args:
         outputs: what the model returned.
         targets: class indices, or values of the shape of the outputs.
         loss_fn: its ``ignore_index`` is honoured, -100 by default.
+        summed: the axes of real-valued targets that are summed over.
+        samples: the length of the batch, for targets and outputs that are no tensors.
 
     Returns:
         At least 1.
     """
     if not isinstance(targets, Tensor):
-        return len(outputs) if isinstance(outputs, Tensor) else 1
+        return len(outputs) if isinstance(outputs, Tensor) else max(samples, 1.0)
     if targets.is_floating_point():
-        # soft labels of a cross entropy are one term per sample; a regression has one per entry
-        soft = isinstance(loss_fn, nn.CrossEntropyLoss) or loss_fn is functional.cross_entropy
-        return max(len(targets) if soft else targets.numel(), 1)
-    ignored = getattr(loss_fn, "ignore_index", -100)
+        return max(math.prod(n for axis, n in enumerate(targets.shape) if axis not in summed), 1)
+    named = getattr(loss_fn, "keywords", {})  # of functools.partial
+    ignored = getattr(loss_fn, "ignore_index", named.get("ignore_index", -100))
     return max(int((targets != ignored).sum()), 1)
+
+
+def _doubled(outputs: Tensor, targets: Tensor, loss_fn: LossFunction, axis: int) -> float | None:
+    """The loss of data repeated along an axis; None where something in the loss has the size of that axis."""
+    try:
+        return float(loss_fn(torch.cat([outputs, outputs], axis), torch.cat([targets, targets], axis)))
+    except (RuntimeError, ValueError, IndexError):
+        return None
+
+
+def _same(seen: float, expected: float, value: float) -> bool:
+    return abs(seen - expected) <= 0.05 * abs(value) + 1e-12
 
 
 def check_reduction(outputs: Any, targets: Any, loss_fn: LossFunction, loss: Tensor, reduction: str) -> None:
@@ -64,14 +106,12 @@ def check_reduction(outputs: Any, targets: Any, loss_fn: LossFunction, loss: Ten
         raise ValueError(f"loss_fn must return one number, reduced over the batch, got {shape}")
     if not (isinstance(outputs, Tensor) and isinstance(targets, Tensor)) or len(outputs) != len(targets):
         return
-    try:
-        with torch.no_grad():
-            doubled = float(loss_fn(torch.cat([outputs, outputs]), torch.cat([targets, targets])))
-    except (RuntimeError, ValueError, IndexError):  # something in the loss has the size of the batch: no telling
+    with torch.no_grad():
+        doubled = _doubled(outputs, targets, loss_fn, 0)
+    if doubled is None:
         return
     value = float(loss.detach())
-    expected = value if reduction == "mean" else 2 * value
-    if abs(doubled - expected) > 0.05 * abs(value) + 1e-12:
+    if not _same(doubled, value if reduction == "mean" else 2 * value, value):
         seen = f"{doubled / value:.3g}" if value else "more than 0"
         raise ValueError(
             f"the loss is not reduced as declared: with reduction={reduction!r} a doubled batch should multiply it by "
@@ -234,17 +274,20 @@ def add_batches(
         generator: the source of those draws.
     """
     weights = [tracked.weight for tracked in collector.weights]
+    summed: tuple[int, ...] = ()
     with preserved(collector.model), uncompiled(), torch.enable_grad(), collector:
         for index, (inputs, targets) in enumerate(pairs(batches)):
+            this_pass = Pass()
+            collector.new_pass = partial(_begun, this_pass)
             outputs = call(collector.model, inputs)
             if index == 0:
                 check_reduction(outputs, targets, loss_fn, loss_fn(outputs, targets), reduction)
+                summed = summed_axes(outputs, targets, loss_fn, reduction)
             known = outputs.detach() if isinstance(outputs, Tensor) else outputs
             drawn = None if draw is None else draw(known, targets, generator)
-            this_pass = collector.current
             if (weighted := weighted_terms(loss_fn, targets)) is None:
                 goals = targets if drawn is None else drawn
-                this_pass.samples = n_terms(outputs, goals, loss_fn)
+                this_pass.samples = n_terms(outputs, goals, loss_fn, summed, this_pass.samples)
                 this_pass.gradient_scale = 1.0 if reduction == "mean" else 1.0 / this_pass.samples
                 loss = loss_fn(outputs, goals) if drawn is None else likelihood(loss_fn)(outputs, drawn)
             else:
@@ -254,6 +297,12 @@ def add_batches(
                 loss = (weighted.weights.sqrt() * losses).sum() / weighted.total
             if weights:
                 torch.autograd.grad(loss, weights, allow_unused=True)
+
+
+def _begun(this_pass: Pass, samples: int) -> Pass:
+    """One pass per batch, however many calls it takes; the first says how many samples there are."""
+    this_pass.samples = this_pass.samples or samples
+    return this_pass
 
 
 def add_true_gradients(collector: Collector, batches: Iterable[tuple[Any, Any]], loss_fn: LossFunction) -> None:
