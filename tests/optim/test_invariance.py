@@ -14,6 +14,7 @@ from starts import CASES, STARTS, network
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
 
+from fisherfold.optim import MKFAC
 from fisherfold.optim.invariance import find_scale_invariant
 from fisherfold.optim.replica import call
 from fisherfold.optim.structure import guess_from_structure
@@ -321,3 +322,77 @@ def test_structure_compares_channels_with_rows() -> None:
     net = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(4), nn.Flatten(), nn.Linear(24, 3))
     assert guess_from_structure(net)["0.weight"].kind == "none"
     assert find_scale_invariant(net, torch.randn(8, 4, 5))["0.weight"].kind == "none"
+
+
+class Cached(nn.Module):
+    """Makes a buffer when it first runs, as masks and tables of positions often are made."""
+
+    def __init__(self, *, declared: bool) -> None:
+        super().__init__()
+        self.layer, self.norm = nn.Linear(4, 3), nn.BatchNorm1d(3)
+        self.size = 0
+        if declared:
+            self.register_buffer("mask", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) > self.size:
+            self.register_buffer("mask", torch.ones(len(x), 1, dtype=x.dtype), persistent=False)
+            self.size = len(x)
+        return self.norm(self.layer(x)) * self.mask[: len(x)]
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_buffers_that_are_made_in_the_forward_pass(declared: bool) -> None:
+    torch.manual_seed(0)
+    net, x = Cached(declared=declared), torch.randn(8, 4)
+    assert find_scale_invariant(net, x)["layer.weight"].kind == "row"
+    assert net.size == 0
+    opt = MKFAC(net, example_input=x)
+    net(x[:4])
+    opt.refresh([(x, torch.randint(3, (8,)))], nn.CrossEntropyLoss())
+    assert net.size == len(net.mask) == 8
+    net(x)
+
+
+class Fourier(nn.Module):
+    """Complex weights between real layers, and complex outputs if wanted."""
+
+    def __init__(self, *, real: bool) -> None:
+        super().__init__()
+        self.real = real
+        self.first, self.norm = nn.Conv1d(2, 3, 1), nn.BatchNorm1d(3)
+        self.filters = nn.Parameter(torch.randn(3, 3, 5, dtype=torch.complex64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        spectrum = torch.fft.rfft(self.norm(self.first(x)))
+        spectrum = torch.einsum("bik,iok->bok", spectrum, self.filters)
+        return torch.fft.irfft(spectrum, n=x.shape[-1]) if self.real else spectrum
+
+
+@pytest.mark.parametrize("real", [True, False])
+def test_networks_with_complex_weights_are_probed(real: bool) -> None:
+    torch.manual_seed(0)
+    found = find_scale_invariant(Fourier(real=real), torch.randn(6, 2, 8))
+    assert {n: f.kind for n, f in found.items() if f.kind != "none"} == {"first.weight": "row"}
+    assert found["filters"].reason == "complex numbers of shape (3, 3, 5): stays Euclidean"
+
+
+class Recurrent(nn.Module):
+    """Takes a packed sequence, which is a tuple by its type."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.head, self.norm = nn.GRU(4, 5, batch_first=True), nn.Linear(5, 6), nn.BatchNorm1d(6)
+
+    def forward(self, sequence: nn.utils.rnn.PackedSequence) -> Tensor:
+        return self.norm(self.head(self.rnn(sequence)[1][-1]))
+
+
+def test_packed_sequences_are_inputs() -> None:
+    torch.manual_seed(0)
+    packed = nn.utils.rnn.pack_padded_sequence(torch.randn(3, 7, 4), torch.tensor([7, 5, 2]), batch_first=True)
+    for example in (packed, (packed,)):
+        opt = MKFAC(Recurrent(), example_input=example)
+        assert opt.findings["head.weight"].kind == "row"
+        opt.refresh([(example, torch.randint(6, (3,)))], nn.CrossEntropyLoss())
+        assert opt.curvature.layers["head.weight"].inverse is not None

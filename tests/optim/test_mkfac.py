@@ -568,3 +568,27 @@ def test_orthogonality_takes_rows_apart_where_they_can_be(balanced: bool) -> Non
     assert all(torch.allclose(weights[index], before[index], atol=1e-6) for index in (3, 6))
     norms = weights[0].flatten(1).norm(dim=1)
     torch.testing.assert_close(norms, torch.ones(8))
+
+
+class AssignsItsStatistics(nn.Module):
+    """A normalisation that gives its running mean another tensor at every call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        self.register_buffer("mean", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layer(x)
+        self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
+        return (x - x.mean(0)) / x.std(0)
+
+
+def test_refresh_leaves_statistics_alone_that_are_assigned() -> None:
+    torch.manual_seed(0)
+    net, x = AssignsItsStatistics(), torch.randn(8, 4)
+    opt = MKFAC(net, example_input=x)
+    before = net.mean
+    opt.refresh([(x, torch.randint(3, (8,)))], nn.CrossEntropyLoss())
+    assert net.mean is before
+    assert torch.equal(before, torch.zeros(3))

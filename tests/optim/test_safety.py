@@ -313,3 +313,20 @@ def test_rivals_accept_weights_without_rows(kind: type) -> None:
     weight = nn.Parameter(torch.ones(0, 3))
     weight.grad = torch.ones(0, 3)
     kind([weight], lr=0.1).step()
+
+
+def test_complex_weights_have_no_curvature_no_spheres_and_no_projection() -> None:
+    torch.manual_seed(0)
+    net = nn.Linear(4, 3, dtype=torch.complex64)
+    x = torch.randn(10, 4, dtype=torch.complex64)
+    opt, before = KFAC(net, lr=0.1), net.weight.detach().clone()
+    assert opt.refused == {"weight": "first order: its numbers are complex"}
+    net(x).abs().square().mean().backward()
+    assert net.weight.grad is not None
+    opt.step()
+    torch.testing.assert_close(net.weight.detach(), before - 0.1 * net.weight.grad)
+    with pytest.raises(ValueError, match="only real weights can be put on spheres"):
+        MKFAC([{"params": [net.weight], "manifold": "row"}])
+    for rival in (SGDP, AdamP):
+        with pytest.raises(ValueError, match=f"{rival.__name__} is for real parameters"):
+            rival(net.parameters())

@@ -344,6 +344,9 @@ def track(
             kinds = ", ".join(sorted({type(module).__name__ for module, _ in uses})) or "no module"
             refused[name] = f"first order: a parameter of {kinds}"
             continue
+        if layers[0].weight.is_complex():
+            refused[name] = "first order: its numbers are complex"
+            continue
         if len({(type(layer), getattr(layer, "groups", 1)) for layer in layers}) > 1:
             refused[name] = "first order: tied between different kinds of layers"
             continue

@@ -92,6 +92,8 @@ def sphere_count(name: str, parameter: Tensor, manifold: str | int) -> int:
         return 0
     if parameter.ndim < 2:
         raise ValueError(f"{name} has shape {tuple(parameter.shape)}: only weights with rows can be put on spheres")
+    if not parameter.is_floating_point():
+        raise ValueError(f"{name} is of {parameter.dtype}: only real weights can be put on spheres")
     if isinstance(manifold, int) and not isinstance(manifold, bool):
         if manifold < 1 or len(parameter) % manifold:
             raise ValueError(f"{name} has {len(parameter)} rows, which cannot be cut into {manifold} spheres")

@@ -156,7 +156,8 @@ class _Probe:
         live = [t for t in self.replica.forward(draw) if t.requires_grad]
         draw_one = partial(torch.randn, generator=self.generator, device="cpu")
         cotangents = [draw_one(t.shape, dtype=t.dtype).to(t.device) for t in live]
-        weights = {n: p for n, p in self.parameters.items() if p.requires_grad and p.ndim >= 2 and p.numel() > 0}
+        real = {n: p for n, p in self.parameters.items() if p.requires_grad and p.is_floating_point()}
+        weights = {n: p for n, p in real.items() if p.ndim >= 2 and p.numel() > 0}
         if not weights:
             return {}
         torch.autograd.backward(live, cotangents)  # reentrant checkpoints refuse autograd.grad
@@ -175,7 +176,9 @@ class _Probe:
         if weight.ndim < 2:
             return Finding("none", 0, nan, nan, "a vector: gains, shifts and biases stay Euclidean")
         if not weight.is_floating_point() or weight.numel() == 0:
-            return Finding("none", 0, nan, nan, f"{weight.dtype} of shape {tuple(weight.shape)}: stays Euclidean")
+            kind_of_numbers = "complex numbers" if weight.is_complex() else str(weight.dtype)
+            reason = f"{kind_of_numbers} of shape {tuple(weight.shape)}: stays Euclidean"
+            return Finding("none", 0, nan, nan, reason)
         if name not in self.statistics:
             return Finding("none", 0, 0.0, nan, "the output does not depend on it, for this example_input")
         coarsest = 0.0

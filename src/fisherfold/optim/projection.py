@@ -26,6 +26,20 @@ class ProjectedOptimizer(torch.optim.Optimizer):
         for group in self.param_groups:
             group.setdefault("fuse", self.defaults.get("fuse", False))
 
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group.
+
+        Args:
+            param_group: as for any optimizer.
+
+        Raises:
+            ValueError: if there are complex numbers in it, whose angles are others.
+        """
+        super().add_param_group(param_group)
+        if any(parameter.is_complex() for parameter in self.param_groups[-1]["params"]):
+            self.param_groups.pop()
+            raise ValueError(f"{type(self).__name__} is for real parameters, got complex ones")
+
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update all parameters that have a gradient.

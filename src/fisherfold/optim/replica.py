@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 SMALL_EPSILON = 1e-9
 
@@ -38,7 +39,7 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def call(model: nn.Module, inputs: Any) -> Any:
-    """Call a model on a tensor, a tuple of positional or a mapping of keyword arguments.
+    """Call a model on a tensor or packed sequence, a tuple of positional or a mapping of keyword arguments.
 
     Args:
         model: the module.
@@ -49,7 +50,31 @@ def call(model: nn.Module, inputs: Any) -> Any:
     """
     if isinstance(inputs, Mapping):
         return model(**inputs)
-    return model(*inputs) if isinstance(inputs, tuple | list) else model(inputs)
+    several = isinstance(inputs, tuple | list) and not isinstance(inputs, PackedSequence)
+    return model(*inputs) if several else model(inputs)
+
+
+class Buffers:
+    """The buffers of a model as they are now, to be put back later, also where the model assigns new tensors to them.
+
+    Those that it makes, or makes anew in another size, while it runs (masks, tables of angles) are its own business.
+
+    Args:
+        model: the module.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        named = [(m, name, b) for m in model.modules() for name, b in m._buffers.items() if b is not None]
+        self._saved = [(module, name, buffer, buffer.clone()) for module, name, buffer in named]
+
+    @torch.no_grad()
+    def put_back(self) -> None:
+        """Give every buffer its old value, in its old memory."""
+        for module, name, buffer, value in self._saved:
+            now = module._buffers.get(name)
+            if now is not None and now.shape == value.shape:
+                buffer.copy_(value)
+                module._buffers[name] = buffer
 
 
 class Replica:
@@ -63,10 +88,10 @@ class Replica:
 
     def __init__(self, model: nn.Module, example_input: Any, seed: int) -> None:
         self.model = _bare_copy(model)
-        self.input = _map_tensors(example_input, lambda t: t.detach().double() if t.is_floating_point() else t.detach())
+        self.input = _map_tensors(example_input, lambda t: _widened(t.detach()))
         self.seed = seed
         self.parameters = dict(self.model.named_parameters())
-        self._buffers = {name: b.clone() for name, b in self.model.named_buffers()}
+        self._buffers = Buffers(self.model)
         # only norms: an ε that multiplies or adds something else is part of the function
         norms = [m for m in self.model.modules() if "Norm" in type(m).__name__]
         self._epsilons = {module: module.eps for module in norms if isinstance(getattr(module, "eps", None), float)}
@@ -84,9 +109,7 @@ class Replica:
             ValueError: if the model rejects its input or returns nothing differentiable.
         """
         torch.manual_seed(self.seed + variant)
-        with torch.no_grad():
-            for name, buffer in self.model.named_buffers():
-                buffer.copy_(self._buffers[name])
+        self._buffers.put_back()
         name = type(self.model).__name__
         try:
             outputs = _tensors(call(self.model, self.input))
@@ -94,6 +117,7 @@ class Replica:
             shapes = [tuple(t.shape) for t in _tensors(self.input)]
             message = f"example_input (shapes {shapes}) was rejected by {name} in float64 training mode: {error}"
             raise ValueError(message) from error
+        outputs = [torch.view_as_real(t) if t.is_complex() else t for t in outputs]
         outputs = [t for t in outputs if t.is_floating_point()]
         if not any(t.requires_grad for t in outputs):
             raise ValueError(f"{name} returned no differentiable tensor for example_input")
@@ -123,7 +147,8 @@ def _bare_copy(model: nn.Module) -> nn.Module:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            clone = copy.deepcopy(model, {id(t): t.detach() for t in derived}).double().train()
+            clone = copy.deepcopy(model, {id(t): t.detach() for t in derived}).train()
+            clone._apply(_widened)  # type: ignore[no-untyped-call]
     except Exception as error:
         raise ValueError(f"{type(model).__name__} cannot be copied for the probe: {error}") from error
     for module in clone.modules():
@@ -140,6 +165,10 @@ def _bare_copy(model: nn.Module) -> nn.Module:
             parameter.requires_grad_(True)
         parameter.grad = None
     return clone
+
+
+def _widened(t: Tensor) -> Tensor:
+    return t.to(torch.complex128) if t.is_complex() else t.double() if t.is_floating_point() else t
 
 
 def _tensors(tree: Any) -> list[Tensor]:
@@ -161,5 +190,7 @@ def _map_tensors(tree: Any, function: Any) -> Any:
     if isinstance(tree, Mapping):
         return {key: _map_tensors(value, function) for key, value in tree.items()}
     if isinstance(tree, tuple | list):
-        return tuple(_map_tensors(value, function) for value in tree)
+        mapped = [_map_tensors(value, function) for value in tree]
+        named = hasattr(tree, "_fields")  # a packed sequence, for one
+        return type(tree)(*mapped) if named else mapped if isinstance(tree, list) else tuple(mapped)
     return tree

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fisherfold.optim.factors import Collector, Pass
-from fisherfold.optim.replica import call
+from fisherfold.optim.replica import Buffers, call
 from fisherfold.optim.weighting import weighted_terms
 
 LossFunction = Callable[[Any, Any], Tensor]
@@ -167,15 +167,13 @@ def preserved(model: nn.Module) -> Iterator[None]:
     Yields:
         Nothing.
     """
-    saved = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    buffers = Buffers(model)
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.is_cuda})
     with torch.random.fork_rng(devices=devices):
         try:
             yield
         finally:
-            with torch.no_grad():
-                for buffer, value in saved:
-                    buffer.copy_(value)
+            buffers.put_back()
 
 
 def require_training_norms(model: nn.Module) -> None:
