@@ -592,3 +592,57 @@ def test_refresh_leaves_statistics_alone_that_are_assigned() -> None:
     opt.refresh([(x, torch.randint(3, (8,)))], nn.CrossEntropyLoss())
     assert net.mean is before
     assert torch.equal(before, torch.zeros(3))
+
+
+def test_layers_that_are_added_later_get_their_rate_and_their_curvature() -> None:
+    """A new block at the end of a network is trained like one that was there from the start."""
+    torch.manual_seed(0)
+    x, y = torch.randn(20, 4), torch.randint(7, (20,))
+    late = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU())
+    opt = MKFAC(late, 0.1, 0.5, euclidean="kfac", example_input=x)
+    for layer in (nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 7)):
+        late.append(layer)
+    early = copy.deepcopy(late)
+    opt.add_param_group({"params": [late[3].weight], "manifold": "row"})
+    opt.add_param_group({"params": [late[3].bias, *late[4].parameters(), *late[5].parameters()]})
+    reference = MKFAC(early, 0.1, 0.5, euclidean="kfac", example_input=x)
+    assert [group["lr"] for group in opt.param_groups] == [0.1, 0.5, 0.5, 0.1]
+    assert opt.curvature.layers.keys() == reference.curvature.layers.keys()
+    for net, optimizer in ((late, opt), (early, reference)):
+        for _ in range(3):
+            optimizer.refresh([(x, y)], nn.CrossEntropyLoss())
+            optimizer.zero_grad()
+            F.cross_entropy(net(x), y).backward()
+            optimizer.step()
+    for mine, theirs in zip(late.parameters(), early.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-4)
+
+
+def test_a_bias_that_is_not_optimised_has_no_say_in_the_direction() -> None:
+    torch.manual_seed(0)
+    net = nn.Linear(4, 3).double()
+    x, y = torch.randn(50, 4, dtype=torch.float64) + 5, torch.randint(3, (50,))
+    opt = KFAC([{"params": [net.weight]}], damping=1e-2, model_of_groups=net)
+    opt.refresh([(x, y)], nn.CrossEntropyLoss())
+    F.cross_entropy(net(x), y).backward()
+    gradients = (net(x).softmax(1) - F.one_hot(y, 3)).detach()
+    fisher = torch.kron(gradients.T @ gradients / 50, x.T @ x / 50)
+    assert net.weight.grad is not None
+    expected = torch.linalg.solve(fisher + 1e-2 * torch.eye(12, dtype=torch.float64), net.weight.grad.flatten())
+    opt.precondition_()
+    torch.testing.assert_close(net.weight.grad.flatten(), expected)
+
+
+def test_a_gradient_that_the_loss_is_made_of_is_not_that_of_the_loss() -> None:
+    """A penalty on the gradient by the inputs: the inner backward pass has no part in the curvature."""
+    torch.manual_seed(0)
+    critic = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1)).double()
+    x = torch.randn(20, 4, dtype=torch.float64, requires_grad=True)
+    opt = KFAC(critic)
+    with opt.statistics():
+        scores = critic(x)
+        (slopes,) = torch.autograd.grad(scores.sum(), x, create_graph=True)
+        (scores.mean() + 10 * (slopes.norm(dim=1) - 1).square().mean()).backward()
+    layer = opt.curvature.layers["2.weight"]
+    assert layer.g is not None
+    assert float(layer.g) / layer.mass == pytest.approx(1.0)  # of every score's own term, which is the score

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,16 +97,24 @@ class Curvature:
 
     layers: dict[str, LayerCurvature]
 
-    def __init__(self, weights: Sequence[TrackedWeight], options: CurvatureOptions, process_group: Any = None) -> None:
+    def __init__(self, options: CurvatureOptions, process_group: Any = None) -> None:
         self.options = options
         self.process_group = process_group
         self.calls: dict[str, int] = {}
-        self.__setstate__({"layers": {tracked.name: LayerCurvature(tracked) for tracked in weights}})
+        self.__setstate__({"layers": {}})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take over a copied or loaded state; weights are found by their ``id``, which is new there."""
         vars(self).update(state)
         self.by_weight = {id(layer.tracked.weight): layer for layer in self.layers.values()}
+
+    def follow(self, weights: Sequence[TrackedWeight]) -> None:
+        """Take up further weights, of which nothing is known yet.
+
+        Args:
+            weights: with names that are new.
+        """
+        self.__setstate__({"layers": self.layers | {tracked.name: LayerCurvature(tracked) for tracked in weights}})
 
     @property
     def weights(self) -> list[TrackedWeight]:
@@ -318,7 +326,7 @@ def _shapes(inverse: Preconditioner) -> str:
 
 
 def track(
-    model: nn.Module, wanted: Mapping[int, str], *, join_bias: Sequence[int] = ()
+    model: nn.Module, wanted: Mapping[int, str], *, join_bias: Container[int] = (), moved: Container[int] = ()
 ) -> tuple[list[TrackedWeight], dict[str, str]]:
     """Find the modules behind parameters whose curvature is wanted.
 
@@ -326,6 +334,7 @@ def track(
         model: the module that owns them.
         wanted: the names of the weights by ``id``.
         join_bias: the ``id`` of the weights whose bias may join them as a last column.
+        moved: the ``id`` of what is optimised: a bias that is not must not have a say in the direction of its weight.
 
     Returns:
         What can be tracked, and for the rest the reason why not, by name.
@@ -350,6 +359,6 @@ def track(
         if len({(type(layer), getattr(layer, "groups", 1)) for layer in layers}) > 1:
             refused[name] = "first order: tied between different kinds of layers"
             continue
-        bias = layers[0].bias if len(layers) == 1 and key in join_bias else None
+        bias = layers[0].bias if len(layers) == 1 and key in join_bias and id(layers[0].bias) in moved else None
         tracked.append(TrackedWeight(name, layers[0].weight, layers, bias))  # type: ignore[arg-type]
     return tracked, refused

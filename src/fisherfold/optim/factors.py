@@ -293,6 +293,8 @@ class Collector:
         return hook
 
     def _add(self, tracked: TrackedWeight, layer: nn.Module, x: Tensor, this_pass: Pass, gradient: Tensor) -> None:
+        if torch.is_grad_enabled():
+            return  # with create_graph: a gradient that the loss is made of (a penalty on it), not that of the loss
         if self._begun_by_layer is not None and self._current is self._begun_by_layer:
             self._current = self._begun_by_layer = None
         sums = self.sums.get(tracked.name) or tracked.new_sums()

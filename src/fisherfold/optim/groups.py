@@ -101,14 +101,12 @@ def sphere_count(name: str, parameter: Tensor, manifold: str | int) -> int:
     return len(parameter) if choice(f"manifold of {name}", manifold, ("none", "row", "tensor")) == "row" else 1
 
 
-def split(model: nn.Module, found: Mapping[str, Finding], lr: float, manifold_lr: float) -> list[dict[str, Any]]:
+def split(model: nn.Module, found: Mapping[str, Finding]) -> list[dict[str, Any]]:
     """Two groups, Euclidean first; a group without parameters is left out.
 
     Args:
         model: the module.
         found: a finding per parameter.
-        lr: of the Euclidean group.
-        manifold_lr: of the other.
 
     Returns:
         Groups for an optimizer.
@@ -118,22 +116,18 @@ def split(model: nn.Module, found: Mapping[str, Finding], lr: float, manifold_lr
     curved = [(name, p) for name, p in named if found[name].spheres]
     result: list[dict[str, Any]] = []
     if flat:
-        result.append({"params": flat, "lr": lr, "manifold": "none"})
+        result.append({"params": flat, "manifold": "none"})
     if curved:
         counts = [found[name].spheres for name, _ in curved]
-        result.append(
-            {"params": curved, "lr": manifold_lr, "manifold": "spheres", "spheres": counts, "weight_decay": 0.0}
-        )
+        result.append({"params": curved, "manifold": "spheres", "spheres": counts, "weight_decay": 0.0})
     return result
 
 
-def explicit(given: Iterable[Any], lr: float, manifold_lr: float, owner: nn.Module | None) -> list[Any]:
-    """Groups as the user wrote them, with the learning rate that fits their manifold.
+def explicit(given: Iterable[Any], owner: nn.Module | None) -> list[Any]:
+    """Groups as the user wrote them.
 
     Args:
         given: dictionaries, or parameters, or named parameters.
-        lr: of Euclidean groups.
-        manifold_lr: of the others.
         owner: the module that owns them, if it is known.
 
     Returns:
@@ -151,17 +145,18 @@ def explicit(given: Iterable[Any], lr: float, manifold_lr: float, owner: nn.Modu
             "of model.parameters(), or groups with an entry 'manifold'",
             stacklevel=3,
         )
-    if not isinstance(items[0], dict):
-        return items
-    return [{"lr": lr if group.get("manifold", "none") == "none" else manifold_lr, **group} for group in items]
+    return items
 
 
-def prepared(group: Mapping[str, Any], defaults: Mapping[str, Any], *, capturable: bool) -> dict[str, Any]:
+def prepared(
+    group: Mapping[str, Any], defaults: Mapping[str, Any], manifold_lr: float, *, capturable: bool
+) -> dict[str, Any]:
     """A group with its numbers of spheres, before the optimizer takes it.
 
     Args:
         group: as given.
         defaults: what it does not say.
+        manifold_lr: its learning rate if it does not say one and is on spheres.
         capturable: turn the learning rate into a tensor.
 
     Returns:
@@ -178,9 +173,9 @@ def prepared(group: Mapping[str, Any], defaults: Mapping[str, Any], *, capturabl
     manifold = full.get("manifold", defaults["manifold"])
     if "spheres" not in full:
         full["spheres"] = [sphere_count(name, p, manifold) for name, p in pairs]
-    if capturable and not isinstance(full.get("lr"), Tensor):
-        rate = full.get("lr", defaults["lr"])
-        full["lr"] = torch.tensor(float(rate), dtype=torch.float32, device=pairs[0][1].device)
+    full.setdefault("lr", manifold_lr if any(full["spheres"]) else defaults["lr"])
+    if capturable and not isinstance(full["lr"], Tensor):
+        full["lr"] = torch.tensor(float(full["lr"]), dtype=torch.float32, device=pairs[0][1].device)
     if any(full["spheres"]) and "weight_decay" not in full:
         full["weight_decay"] = 0.0
     return full

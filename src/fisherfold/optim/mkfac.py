@@ -37,7 +37,7 @@ from fisherfold.optim.streams import Branches
 CARRIED = (
     *("fisher", "reduction", "factor_decay", "max_rows", "exponential", "max_angle", "orthogonality", "balanced"),
     *("capturable", "fuse", "allow_tf32", "seed", "model", "findings", "refused", "curvature", "_grouped", "_age"),
-    *("_refreshes", "_branches", "_example"),
+    *("manifold_lr", "euclidean", "_refreshes", "_branches", "_example"),
 )
 
 
@@ -143,25 +143,23 @@ class MKFAC(torch.optim.Optimizer):
         self.capturable, self.allow_tf32, self.seed = capturable, allow_tf32, seed
         self.orthogonality = orthogonality
         self.model = unwrap(model) if isinstance(model, nn.Module) else model_of_groups and unwrap(model_of_groups)
-        self._grouped = groups.grouped_weights(self.model)
+        self.manifold_lr, self.euclidean = manifold_lr, euclidean
         self.fuse, self._branches = fuse, Branches()
         self.findings: dict[str, Finding] = {}
         if isinstance(model, nn.Module):
             self.findings = groups.findings(unwrap(model), invariant, example_input, seed)
-            given: Any = groups.split(unwrap(model), self.findings, lr, manifold_lr)
+            given: Any = groups.split(unwrap(model), self.findings)
         else:
-            given = groups.explicit(model, lr, manifold_lr, model_of_groups)
+            given = groups.explicit(model, model_of_groups)
         options = CurvatureOptions(damping_mode, basis, basis_tolerance, capturable, allow_tf32, factor_decay > 0)
         defaults = {"momentum": momentum, "weight_decay": weight_decay, "damping": damping, "manifold": "none"}
         super().__init__(given, {"lr": lr, **defaults})
-        weights, self.refused = self._tracked(euclidean)
-        self.curvature = Curvature(weights, options, process_group)
+        self.curvature = Curvature(options, process_group)
         self._age = torch.zeros((), dtype=torch.int64, device=self._device() if capturable else "cpu")
         self._refreshes = 0
-        curved = [(p, s) for p, _, s in self._entries() if s]
         self._example = example_input
-        self._constrain([(p, s) for p, s in curved if p.requires_grad])
-        if all(p.requires_grad for p, _ in curved):
+        self._take_up()
+        if all(p.requires_grad for p, _, spheres in self._entries() if spheres):
             self._example = None  # frozen weights need it when they are freed
 
     def __getstate__(self) -> dict[str, Any]:
@@ -171,16 +169,20 @@ class MKFAC(torch.optim.Optimizer):
     # ------------------------------------------------------------------ parameter groups
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group; its ``"manifold"`` entry decides how it is treated.
+        """Add a group; its ``"manifold"`` entry decides how it is treated, and at which rate if it says none.
+
+        The curvature of its layers is followed from now on, if they are layers of the model.
 
         Args:
             param_group: as for any optimizer.
         """
-        group = groups.prepared(param_group, self.defaults, capturable=self.capturable)
+        group = groups.prepared(param_group, self.defaults, self.manifold_lr, capturable=self.capturable)
         if self.param_groups and "param_names" in self.param_groups[0]:
             group["params"] = groups.named(group["params"], self.model, len(self.param_groups))
         super().add_param_group(group)
         groups.check_group(self.param_groups[-1])
+        if "_example" in vars(self):  # the groups of the constructor are taken up together
+            self._take_up()
 
     def _entries(self) -> Iterator[tuple[nn.Parameter, dict[str, Any], int]]:
         """Every parameter with its group and its number of spheres (0: Euclidean)."""
@@ -194,14 +196,24 @@ class MKFAC(torch.optim.Optimizer):
     def _device(self) -> torch.device:
         return self.param_groups[0]["params"][0].device
 
-    def _tracked(self, euclidean: str) -> tuple[list[Any], dict[str, str]]:
-        """The weights whose curvature is followed."""
+    def _take_up(self) -> None:
+        """Follow the curvature of what is new, and put it on its spheres unless it is frozen."""
+        self._track()
+        curved = [(p, spheres) for p, _, spheres in self._entries() if spheres]
+        self._constrain([(p, spheres) for p, spheres in curved if p.requires_grad and p not in self.state])
+
+    def _track(self) -> None:
+        """Follow the curvature of the weights that are not followed yet."""
+        self._grouped = groups.grouped_weights(self.model)
+        names, known = groups.names(self), self.curvature.by_weight
+        self.refused: dict[str, str] = {}
         if self.model is None or not self.uses_curvature:
-            return [], {}
-        names = groups.names(self)
-        flat = {id(p): s for p, _, s in self._entries() if p.ndim >= 2}
-        wanted = {key: names[key] for key, spheres in flat.items() if spheres or euclidean == "kfac"}
-        return track(self.model, wanted, join_bias=[key for key in wanted if not flat[key]])
+            return
+        spheres = {id(p): s for p, _, s in self._entries() if p.ndim >= 2 and id(p) not in known}
+        wanted = {key: names[key] for key, count in spheres.items() if count or self.euclidean == "kfac"}
+        flat = [key for key in wanted if not spheres[key]]
+        weights, self.refused = track(self.model, wanted, join_bias=flat, moved=names.keys())
+        self.curvature.follow(weights)
 
     def _constrain(self, weights: list[tuple[nn.Parameter, int]]) -> None:
         """Scale weights to unit length, with the running statistics behind them, and start their momentum."""
@@ -313,7 +325,7 @@ class MKFAC(torch.optim.Optimizer):
         if not sums and self.curvature.live:
             raise RuntimeError(
                 "no curvature was collected: no backward pass ran through a tracked layer of this model "
-                "(was another copy of the model used, or was backward called outside?)"
+                "(was another copy of the model used, or was backward called outside, or with create_graph=True?)"
             )
         renewed = self.curvature.fold(sums, decay, forgive=forgive)
         if invert:
