@@ -142,6 +142,26 @@ def test_state_of_another_architecture_is_refused_and_nothing_changes() -> None:
     assert torch.equal(optimizer.curvature.layers["0.weight"].a, before)
 
 
+@pytest.mark.parametrize("inverted", [True, False])
+def test_curvature_of_another_size_is_refused_before_the_first_step(inverted: bool) -> None:
+    """No momentum tells the sizes apart then."""
+    narrow, wide = (KFAC(nn.Sequential(nn.Linear(4, n), nn.ReLU(), nn.Linear(n, 3))) for n in (6, 8))
+    with narrow.statistics(invert=inverted):
+        F.cross_entropy(narrow.model(torch.randn(9, 4)), torch.randint(3, (9,))).backward()
+    with pytest.raises(ValueError, match=r"the factors of 0.weight have orders \(6, 5\) there, expected \(8, 5\)"):
+        wide.load_state_dict(narrow.state_dict())
+
+
+def test_balanced_and_other_steps_do_not_take_over_each_others_state() -> None:
+    x = torch.randn(8, 2, 4, 4)
+    balanced, other = (MKFAC(net(), example_input=x, balanced=choice) for choice in (True, False))
+    with pytest.raises(ValueError, match=r"saved with balanced=True, where .*, expected balanced=False"):
+        other.load_state_dict(balanced.state_dict())
+    with pytest.raises(ValueError, match=r"saved with balanced=False, where .*, expected balanced=True"):
+        balanced.load_state_dict(other.state_dict())
+    balanced.load_state_dict(balanced.state_dict())
+
+
 def test_state_is_copied_when_it_is_loaded() -> None:
     """Two optimizers that share no tensor after loading: the first goes on without moving the second's momentum."""
     (first, other), x = (net(), net()), torch.randn(8, 2, 4, 4)

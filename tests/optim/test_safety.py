@@ -330,3 +330,14 @@ def test_complex_weights_have_no_curvature_no_spheres_and_no_projection() -> Non
     for rival in (SGDP, AdamP):
         with pytest.raises(ValueError, match=f"{rival.__name__} is for real parameters"):
             rival(net.parameters())
+
+
+def test_one_target_for_a_whole_batch_is_no_error() -> None:
+    """As of the critic of two networks, whose samples are all real or all not."""
+    torch.manual_seed(0)
+    net, x = nn.Linear(4, 1), torch.randn(8, 4)
+    opt, each = KFAC(net), KFAC(net)
+    loss_fn = lambda z, y: F.binary_cross_entropy_with_logits(z, y.expand_as(z))  # noqa: E731
+    opt.refresh([(x, torch.tensor(1.0))], loss_fn)
+    each.refresh([(x, torch.ones(8, 1))], loss_fn)
+    assert torch.equal(opt.curvature.layers["weight"].a, each.curvature.layers["weight"].a)

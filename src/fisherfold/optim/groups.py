@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,9 @@ from fisherfold.optim.invariance import Finding, find_scale_invariant
 from fisherfold.optim.options import check_hyperparameters, choice
 from fisherfold.optim.rows import unit_rows
 from fisherfold.optim.structure import guess_from_structure
+
+if TYPE_CHECKING:
+    from fisherfold.optim.mkfac import MKFAC
 
 
 def grouped_weights(model: nn.Module | None) -> set[nn.Parameter]:
@@ -282,7 +285,7 @@ def require_finite_gradients(optimizer: torch.optim.Optimizer) -> None:
                 raise FloatingPointError(f"the gradient of {name} is not finite; no parameter was changed")
 
 
-def check_same_architecture(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
+def check_same_architecture(optimizer: MKFAC, saved: Mapping[str, Any]) -> None:
     """Raise unless a saved state belongs to the same parameters.
 
     Args:
@@ -303,16 +306,31 @@ def check_same_architecture(optimizer: torch.optim.Optimizer, saved: Mapping[str
             if mine != name:
                 raise ValueError(f"the state is of another architecture: it has {name!r} where {mine!r} is expected")
         for parameter, key in zip(group["params"], other["params"], strict=True):
-            buffer = saved["state"].get(key, {}).get("momentum_buffer")
+            state = saved["state"].get(key, {})
+            if group["manifold"] != "none" and state and ("balance" in state) != optimizer.balanced:
+                raise ValueError(
+                    f"the state was saved with balanced={'balance' in state}, where manifold_lr has another meaning, "
+                    f"expected balanced={optimizer.balanced}"
+                )
+            buffer = state.get("momentum_buffer")
             if buffer is not None and buffer.shape != parameter.shape:
                 name = names(optimizer)[id(parameter)]
                 raise ValueError(
                     f"the state is of another architecture: {name} has shape {tuple(buffer.shape)} there, "
                     f"expected {tuple(parameter.shape)}"
                 )
-    mine_tracked = set(optimizer.state_dict()["curvature"])
+    mine_tracked = optimizer.curvature.layers.keys()
     if mine_tracked != set(saved["curvature"]):
         odd = min(mine_tracked ^ set(saved["curvature"]))
         raise ValueError(
             f"the state is of another architecture or treatment: only one of the two has curvature for {odd}"
         )
+    for name, layer in optimizer.curvature.layers.items():
+        entry = saved["curvature"][name]
+        inverse = entry["inverse"] or {"left": entry["g"], "right": entry["a"]}
+        orders = tuple(len(inverse[side]) for side in ("left", "right") if inverse[side] is not None)
+        if orders and orders != layer.tracked.sizes:
+            raise ValueError(
+                f"the state is of another architecture: the factors of {name} have orders {orders} there, "
+                f"expected {layer.tracked.sizes}"
+            )

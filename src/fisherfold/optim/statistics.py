@@ -67,7 +67,8 @@ def n_terms(outputs: Any, targets: Any, loss_fn: LossFunction, summed: tuple[int
     Returns:
         At least 1.
     """
-    if not isinstance(targets, Tensor):
+    one_for_all = isinstance(targets, Tensor) and targets.ndim == 0 and isinstance(outputs, Tensor) and outputs.ndim > 1
+    if not isinstance(targets, Tensor) or one_for_all:
         return len(outputs) if isinstance(outputs, Tensor) else max(samples, 1.0)
     if targets.is_floating_point():
         return max(math.prod(n for axis, n in enumerate(targets.shape) if axis not in summed), 1)
@@ -104,7 +105,7 @@ def check_reduction(outputs: Any, targets: Any, loss_fn: LossFunction, loss: Ten
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         shape = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
         raise ValueError(f"loss_fn must return one number, reduced over the batch, got {shape}")
-    if not (isinstance(outputs, Tensor) and isinstance(targets, Tensor)) or len(outputs) != len(targets):
+    if not (isinstance(outputs, Tensor) and isinstance(targets, Tensor)) or outputs.shape[:1] != targets.shape[:1]:
         return
     with torch.no_grad():
         doubled = _doubled(outputs, targets, loss_fn, 0)
