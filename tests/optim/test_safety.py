@@ -341,3 +341,17 @@ def test_one_target_for_a_whole_batch_is_no_error() -> None:
     opt.refresh([(x, torch.tensor(1.0))], loss_fn)
     each.refresh([(x, torch.ones(8, 1))], loss_fn)
     assert torch.equal(opt.curvature.layers["weight"].a, each.curvature.layers["weight"].a)
+
+
+@pytest.mark.parametrize("damping", [0.0, -1.0, float("nan")])
+@pytest.mark.parametrize("mode", ["exact", "factored"])
+def test_a_damping_that_a_schedule_has_spoilt_is_refused(damping: float, mode: str) -> None:
+    torch.manual_seed(0)
+    opt = KFAC(nn.Linear(4, 3), damping_mode=mode)
+    batch = (torch.randn(8, 4), torch.randint(3, (8,)))
+    opt.refresh([batch], nn.CrossEntropyLoss())
+    before = opt.curvature.layers["weight"].inverse
+    opt.param_groups[0]["damping"] = damping
+    with pytest.raises(ValueError, match=rf"damping must be in \(0, inf\), got {damping:g}"):
+        opt.refresh([batch], nn.CrossEntropyLoss())
+    assert opt.curvature.layers["weight"].inverse is before

@@ -138,5 +138,11 @@ def test_settings_that_no_run_could_use_are_refused(change: dict[str, Any], mess
         settings("sgd", "cifar10", "vgg16bn", **change)
 
 
+def test_a_damping_that_falls_to_zero_is_refused_before_the_run_comes_to_it() -> None:
+    with pytest.raises(ValueError, match="damping of mkfac must be above 0 at every refresh, got damping=2 and"):
+        settings("mkfac", "cifar10", "vgg16bn", damping_decay=0.0)
+    assert settings("sgd", "cifar10", "vgg16bn", damping_decay=0.0).damping_decay == 0
+
+
 def test_every_optimizer_that_settings_may_name_can_be_built() -> None:
     assert tuple(BUILDERS) == OPTIMIZERS

@@ -25,7 +25,7 @@ from fisherfold.optim.distributed import rank
 from fisherfold.optim.factors import Collector, FactorSums, Pass, accumulation_dtype
 from fisherfold.optim.fuse import fused
 from fisherfold.optim.invariance import Finding
-from fisherfold.optim.options import FISHERS, check_options, choice
+from fisherfold.optim.options import FISHERS, check_number, check_options, choice
 from fisherfold.optim.precondition import products
 from fisherfold.optim.replica import unwrap
 from fisherfold.optim.report import Diagnosis
@@ -327,15 +327,18 @@ class MKFAC(torch.optim.Optimizer):
                 "no curvature was collected: no backward pass ran through a tracked layer of this model "
                 "(was another copy of the model used, or was backward called outside, or with create_graph=True?)"
             )
+        dampings = self._dampings()
         renewed = self.curvature.fold(sums, decay, forgive=forgive)
         if invert:
-            named = self._groups_by_name()
-            self.curvature.invert({name: float(named[name]["damping"]) for name in renewed})
+            self.curvature.invert({name: dampings[name] for name in renewed})
             self._age.zero_()
 
-    def _groups_by_name(self) -> dict[str, dict[str, Any]]:
+    def _dampings(self) -> dict[str, float]:
+        """λ by name of the parameter, as groups say it now."""
+        for group in self.param_groups:  # a schedule may have changed it
+            check_number("damping", group["damping"], 0.0, open_below=True)
         names = groups.names(self)
-        return {names[id(parameter)]: group for parameter, group, _ in self._entries()}
+        return {names[id(parameter)]: float(group["damping"]) for parameter, group, _ in self._entries()}
 
     # ------------------------------------------------------------------ the step
 

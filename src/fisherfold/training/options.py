@@ -98,6 +98,9 @@ class Settings:
             raise ValueError(f"euclidean must be 'sgd' or 'kfac', got {self.euclidean!r}")
         for field in fields(self):
             _check(field.name, str(field.type), getattr(self, field.name))
+        if self.curved and not self.damping_at(self.epochs) > 0:
+            damping = f"got damping={self.damping:g} and damping_decay={self.damping_decay:g}"
+            raise ValueError(f"the damping of {self.optimizer} must be above 0 at every refresh, {damping}")
         if self.noise and self.ahead:
             raise ValueError("rows are turned at random (noise) or further on (ahead), not both")
 
