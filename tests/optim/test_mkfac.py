@@ -646,3 +646,24 @@ def test_a_gradient_that_the_loss_is_made_of_is_not_that_of_the_loss() -> None:
     layer = opt.curvature.layers["2.weight"]
     assert layer.g is not None
     assert float(layer.g) / layer.mass == pytest.approx(1.0)  # of every score's own term, which is the score
+
+
+@pytest.mark.parametrize("length", [0.1, 10.0])
+@pytest.mark.parametrize("curved", [True, False])
+def test_a_layer_that_is_freed_turns_as_if_it_had_never_been_frozen(length: float, curved: bool) -> None:
+    """Its gradient at its first step is that at rows of another length."""
+    torch.manual_seed(0)
+    x, y = torch.randn(20, 4, dtype=torch.float64), torch.randint(3, (20,))
+    net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6, eps=1e-12), nn.ReLU(), nn.Linear(6, 3)).double()
+    net[0].weight.data.mul_(length)
+    free, freed = net, copy.deepcopy(net)
+    freed[0].requires_grad_(False)
+    optimizers = [MKFAC(model, damping=0.1, example_input=x) for model in (free, freed)]
+    freed[0].requires_grad_(True)
+    for model, opt in zip((free, freed), optimizers, strict=True):
+        for _ in range(2):
+            with opt.statistics(enabled=curved):
+                opt.zero_grad()
+                F.cross_entropy(model(x), y).backward()
+            opt.step()
+    torch.testing.assert_close(freed[0].weight, free[0].weight)

@@ -199,6 +199,10 @@ class MKFAC(torch.optim.Optimizer):
     def _take_up(self) -> None:
         """Follow the curvature of what is new, and put it on its spheres unless it is frozen."""
         self._track()
+        self._constrain_freed()
+
+    def _constrain_freed(self) -> None:
+        groups.make_dense(self)
         curved = [(p, spheres) for p, _, spheres in self._entries() if spheres]
         self._constrain([(p, spheres) for p, spheres in curved if p.requires_grad and p not in self.state])
 
@@ -217,11 +221,14 @@ class MKFAC(torch.optim.Optimizer):
 
     def _constrain(self, weights: list[tuple[nn.Parameter, int]]) -> None:
         """Scale weights to unit length, with the running statistics behind them, and start their momentum."""
+        factors = {id(p): unit_factors(p.detach().reshape(spheres, -1)) for p, spheres in weights}
         if self.model is not None:
-            factors = {id(p): unit_factors(p.detach().reshape(spheres, -1)) for p, spheres in weights}
             carry_over(self.model, factors, self._example, self.seed)
         for parameter, spheres in weights:
             self._start(parameter, spheres)
+            if parameter.grad is not None:  # at c·w it is 1/c of that at w
+                blocks = parameter.grad.reshape(spheres, -1) / factors[id(parameter)].unsqueeze(1)
+                parameter.grad.copy_(blocks.reshape(parameter.shape))
 
     def _start(self, parameter: nn.Parameter, spheres: int) -> None:
         alive = groups.constrain(parameter, spheres, groups.names(self)[id(parameter)])
@@ -310,6 +317,7 @@ class MKFAC(torch.optim.Optimizer):
         self._fold(collector.sums, 0.0, invert=True, forgive=False)
 
     def _collector(self, model: nn.Module) -> Collector:
+        self._constrain_freed()  # the factors are those of unit rows
         weights, calls = self.curvature.live, self.curvature.calls
         return Collector(model, weights, max_rows=self.max_rows, allow_tf32=self.allow_tf32, calls=calls)
 
