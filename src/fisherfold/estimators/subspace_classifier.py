@@ -18,13 +18,12 @@ from torch import Tensor
 from fisherfold.estimators import parameters
 from fisherfold.estimators.checkpoint import FitCheckpoint, all_or_nothing
 from fisherfold.estimators.ids import IdIndex
-from fisherfold.estimators.subspace_point import RIDGES, held_out_rows
+from fisherfold.estimators.subspace_point import RIDGES, held_out_rows, near_enough
 from fisherfold.estimators.task_estimator import TaskEstimator
 from fisherfold.estimators.task_rows import Scaling, TaskRows, reject_missing_labels
 from fisherfold.inference.subspace import start_frame
 from fisherfold.problems.subspace_logistic import LabelledRows, LogisticSubspaceProblem, newton_coefficients
 from fisherfold.solvers import Result, minimize
-from fisherfold.solvers.stopping import GradientNorm, Stagnation
 
 Array = NDArray[Any]
 
@@ -269,11 +268,10 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
         own, _ = newton_coefficients(rows, rows.X, ridges, max_iter=1)
         problem = LogisticSubspaceProblem(rows, rank=rank, ridge=ridge)
         frame = start_frame(own.mT @ own / len(own), rows.X.mT @ rows.X, rank)[0]
-        stop = GradientNorm(1e-10) | Stagnation(rtol=tol)
         result = minimize(
-            problem, frame, "rngd", max_iter=max_iter, stop=stop, fisher=fisher, sigma=1e-3, callback=self._show,
-            checkpoint=None if saved is None else saved.path, checkpoint_every=1, resume=saved is not None,
-            tag="" if saved is None else saved.tag,
+            problem, frame, "rngd", max_iter=max_iter, stop=near_enough(tol), fisher=fisher, sigma=1e-3,
+            callback=self._show, checkpoint=None if saved is None else saved.path, checkpoint_every=1,
+            resume=saved is not None, tag="" if saved is None else saved.tag,
         )  # fmt: skip
         return result.x, problem.state(result.x).weights, result
 

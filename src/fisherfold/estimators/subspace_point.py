@@ -25,7 +25,7 @@ from fisherfold.problems.subspace import SubspaceProblem
 from fisherfold.problems.tasks import TaskStatistics
 from fisherfold.solvers import Result, minimize
 from fisherfold.solvers.loop import METHODS
-from fisherfold.solvers.stopping import GradientNorm, Stagnation
+from fisherfold.solvers.stopping import Criterion, SmallGradient, Stagnation
 
 SOLVERS = ("rngd", "rngd-vr", "rsgd", "rsvrg", "rcg")
 RIDGES = (0.01, 0.1, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
@@ -55,7 +55,7 @@ def fit_point(
         solver: one of ``SOLVERS``.
         options: for the solver, over its defaults.
         max_iter: the most iterations (epochs).
-        tol: stop when the loss falls by less than this fraction over five iterations.
+        tol: as for ``near_enough``.
         seed: for the stochastic solvers.
         frame: where to start; the leading directions of per-task ridge solutions if not given.
         callback: called with the number of each iteration and the loss after it; a true value stops the fit.
@@ -72,7 +72,7 @@ def fit_point(
     problem = SubspaceProblem(scaled, rank=rank, ridge=ridge, objective="penalised")
     x0 = start(scaled, rank=rank).frame if frame is None else frame
     chosen = _defaults(problem, x0, solver) | dict(options)
-    stop = GradientNorm(1e-10) | Stagnation(rtol=tol)
+    stop = near_enough(tol)
     _check_options(problem, solver, chosen)
     result = minimize(
         problem, x0, solver, max_iter=max_iter, seed=seed, stop=stop, checkpoint=checkpoint, checkpoint_every=1,
@@ -82,6 +82,19 @@ def fit_point(
     for row in result.trace.rows:
         row.update({name: row[name] * unit**2 for name in ("loss", "gradient_norm")})
     return result.x, unit * problem.coefficients(result.x), result
+
+
+def near_enough(tol: float) -> Criterion:
+    """When a subspace is learnt: what is left to gain is less than a fraction of the loss.
+
+    Args:
+        tol: stop when the loss falls by less than this fraction over five iterations, or when the gradient is a tenth
+            of it over the loss: Newton's method would spend most of its products on digits that nobody sees.
+
+    Returns:
+        The criterion, for losses in units of the targets.
+    """
+    return SmallGradient(0.1 * tol, 0.1 * tol) | Stagnation(rtol=tol)
 
 
 def _ridge_solutions(statistics: TaskStatistics, ridge: float | Tensor) -> Tensor:

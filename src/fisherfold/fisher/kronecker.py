@@ -112,6 +112,24 @@ class KroneckerFisher(FisherOperator):
     def precondition(self, v: Tensor, damping: float) -> Tensor:
         return self._inverse(v, damping, factored=False)
 
+    def precondition_hessian(self, v: Tensor, damping: float) -> Tensor:
+        """Precondition a Hessian of which this is the Fisher information, with little trust in small eigenvalues.
+
+        What residuals add to the Hessian is no smaller where the Fisher information is: along its flat directions the
+        inverse would be far too large. A tenth of the mean eigenvalue bounds it.
+
+        Args:
+            v: a tangent vector.
+            damping: λ ≥ 0.
+
+        Returns:
+            A tangent vector.
+        """
+        mean = self.factor
+        for side in (self.left, self.right):
+            mean *= float(side.diagonal().mean()) if side is not None else 1.0
+        return self._inverse(v, damping + 0.1 * mean, factored=False)
+
     def _inverse(self, g: Tensor, damping: float, factored: bool) -> Tensor:
         if self._eigen is None:
             self._eigen = (_eigen(self.left, self.factor), _eigen(self.right, 1.0))

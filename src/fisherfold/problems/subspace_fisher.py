@@ -95,6 +95,10 @@ class SubspaceHessian(SubspaceFisher):
             slope += residual.mT @ q + (omega * frame_q).mT @ w
         return self.manifold.project(x, self.samples.total(product - v @ (x.mT @ slope)))
 
+    @override
+    def precondition(self, v: Tensor, damping: float) -> Tensor:
+        return self.preconditioner.precondition_hessian(v, damping)
+
 
 def _apply(matrices: Tensor, vectors: Tensor) -> Tensor:
     return (matrices @ vectors[..., None]).squeeze(-1)

@@ -353,3 +353,7 @@ class LogisticHessian(LogisticFisher):
         product = rows.X.mT @ (weighted[:, None] * state.weights[rows.task]) + state.error.mT @ change
         product -= v @ (self.point.mT @ (state.error.mT @ state.weights))
         return self.manifold.project(self.point, product / len(state.weights))
+
+    @override
+    def precondition(self, v: Tensor, damping: float) -> Tensor:
+        return self.preconditioner.precondition_hessian(v, damping)
