@@ -101,19 +101,22 @@ def _parquet(file: Path, max_bytes: int) -> pl.DataFrame:
     return lazy.collect()
 
 
-def flat(column: pl.Series, path: str | Path) -> pl.Series:
+def flat(column: pl.Series, path: str | Path, *, dates: bool = True) -> pl.Series:
     """Refuse a column of a Parquet file that holds neither text nor numbers.
 
     Args:
         column: the column.
         path: where it comes from, for messages.
+        dates: whether it may hold dates or times; as numbers they would be counts of days or microseconds.
 
     Returns:
         The column.
 
     Raises:
-        ValueError: if it holds lists, records or bytes.
+        ValueError: if it holds lists, records or bytes, or dates that it may not.
     """
+    if column.dtype.is_temporal() and not dates:
+        raise ValueError(f"{path}: column {column.name!r} holds {column.dtype}, numbers are expected")
     if column.dtype.is_nested() or column.dtype in (pl.Binary, pl.Object):
         raise ValueError(f"{path}: column {column.name!r} holds {column.dtype}, text or numbers are expected")
     return column
@@ -142,24 +145,6 @@ def id_text(column: pl.Series, path: str | Path) -> pl.Series:
     whole = column.cast(pl.Int64, strict=False)
     exact = ((whole.cast(column.dtype) == column) & (whole.abs() < 2**53)).fill_null(False)
     return whole.cast(pl.String).zip_with(exact, text.set(~column.is_finite().fill_null(False), None))
-
-
-def for_numbers(column: pl.Series, path: str | Path) -> pl.Series:
-    """Refuse a column of dates or times where numbers are expected: they would become counts of days or microseconds.
-
-    Args:
-        column: the column.
-        path: where it comes from, for messages.
-
-    Returns:
-        The column.
-
-    Raises:
-        ValueError: if it holds neither text nor numbers.
-    """
-    if column.dtype.is_temporal():
-        raise ValueError(f"{path}: column {column.name!r} holds {column.dtype}, numbers are expected")
-    return flat(column, path)
 
 
 def _too_large(file: Path, what: str, max_bytes: int) -> str:

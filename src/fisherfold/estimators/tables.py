@@ -18,7 +18,7 @@ import polars as pl
 
 from fisherfold.estimators.decimals import numbers
 from fisherfold.estimators.ids import Ids
-from fisherfold.estimators.table_files import SIZE_LIMIT, IsData, TextTable, for_numbers, id_text, read_table
+from fisherfold.estimators.table_files import SIZE_LIMIT, IsData, TextTable, flat, id_text, read_table
 
 
 @dataclass
@@ -105,7 +105,7 @@ def accepted(
         the decimal mark.
     """
     row, column = (id_text(frame[name], path) for name in names[:2])
-    raw = for_numbers(frame[names[2]], path)
+    raw = flat(frame[names[2]], path, dates=False)
     (value,), mark = numbers([raw], path, decimal)
     missing_id = _is_missing(row) | _is_missing(column)
     broken_id = (_is_broken(row) | _is_broken(column)) & ~missing_id

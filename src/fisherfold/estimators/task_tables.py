@@ -14,7 +14,7 @@ from fisherfold.distributed import Group
 from fisherfold.estimators.decimals import numbers, parse
 from fisherfold.estimators.file_shares import FileShare
 from fisherfold.estimators.ids import IdIndex, id_array
-from fisherfold.estimators.table_files import for_numbers, id_text, read_table
+from fisherfold.estimators.table_files import flat, id_text, read_table
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ def read_tasks(
     if frame.is_empty():
         raise ValueError(f"{path} has no rows that can be used, lines refused: {read.refused or 'none'}")
     wanted = [*roles.features, *([roles.target] if with_target and numeric_target else [])]
-    columns = [for_numbers(frame[name], path) for name in wanted]
+    columns = [flat(frame[name], path, dates=False) for name in wanted]
     parsed, mark = numbers(columns, path, decimal)
     for column, values in zip(columns, parsed, strict=True):
         _finite(column, values, path, roles)
@@ -200,7 +200,7 @@ def read_task_share(
         for piece in file.pieces():
             for reason, count in piece.refused.items():
                 refused[reason] = refused.get(reason, 0) + count
-            columns = [for_numbers(piece.frame[name], path) for name in [*roles.features, target]]
+            columns = [flat(piece.frame[name], path, dates=False) for name in [*roles.features, target]]
             *found, last = [_finite(column, parse(column, mark), path, roles) for column in columns]
             X, y = pl.DataFrame(dict(zip(roles.features, found, strict=True))), last.to_numpy()
             parts.append((X, y, id_text(piece.frame[task], path).cast(pl.String)))

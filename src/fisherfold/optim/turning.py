@@ -11,15 +11,16 @@ is small all around: noise on weights in proportion to the length of a filter (L
 growth of that length, so that the running statistics of a batch norm behind the weight are those of weights of the same
 length.
 
-With u along the last step (``RowAhead``), the gradient is that of a point further on. At θ as large as the step this
-is Nesterov's momentum; at ten times as much, across a narrow valley, it is the wall on the other side that the gradient
-sees, and training turns to wide ones: sharpness-aware minimisation without a second gradient (Becker, Altrock and
-Risse, arXiv 2401.12033, with one length for all weights), here with the same angle for every row.
+With u along the last step (``RowAhead``), the gradient is that of a point further on. At θ = μ times the last turn this
+is Nesterov's momentum, to first order; at ten times as much, across a narrow valley, it is the wall on the other side
+that the gradient sees, and training turns to wide ones: sharpness-aware minimisation without a second gradient (Becker,
+Altrock and Risse, arXiv 2401.12033, with one length for all weights), here with the same angle for every row.
 """
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from types import TracebackType
 from typing import TypeVar
@@ -34,7 +35,7 @@ from fisherfold.optim.options import check_number
 T = TypeVar("T", bound="_Turned")
 
 
-class _Turned:
+class _Turned(ABC):
     """Rows that are turned inside a block, and back to the bit on leaving it."""
 
     def __init__(self, params: Iterable[nn.Parameter], angle: float, *, fuse: bool = False) -> None:
@@ -48,9 +49,9 @@ class _Turned:
         self._kept = [p.detach().clone() for p in self._weights]
         self._versions: list[int] | None = None
 
+    @abstractmethod
     def _directions(self, weight: Tensor, kept: Tensor) -> Tensor:
         """Towards which to turn a weight that was ``kept`` in the block before; their dtype computes."""
-        raise NotImplementedError
 
     def _least(self, weight: Tensor) -> float:
         """What share of its length a row must be led sideways to be turned."""

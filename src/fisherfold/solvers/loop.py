@@ -134,8 +134,8 @@ def minimize(
             (before or state).save(checkpoint, method=method, tag=tag)
         raise
     status, message = verdict
-    # a point that met the criterion is the best one unless another was lower beyond doubt
-    met = status == "converged" and state.loss <= state.lowest_loss + blur(state.x, state.lowest_loss)
+    # a point that met the criterion is the best one unless another was lower by more than rounding
+    met = status == "converged" and state.loss <= state.best_loss + blur(state.x, state.best_loss)
     x, value = (state.x, state.loss) if met else (state.best, state.best_loss)
     return Result(x, value, status, message, state.trace, state.iteration, last=state.x)
 
@@ -234,7 +234,8 @@ def _record(problem: Problem, state: State) -> None:
     }  # fmt: skip
     metrics = {name: float(value) for name, value in problem.metrics(state.x).items()}
     state.trace.rows.append(row | state.record | metrics)
-    state.note()
+    if state.loss < state.best_loss:
+        state.best, state.best_loss = state.x, state.loss
 
 
 def _verdict(state: State, stop: Criterion, max_iter: int) -> tuple[str, str] | None:

@@ -70,16 +70,15 @@ class Result:
     """The outcome of ``minimize``.
 
     Attributes:
-        x: the best point: the one with the lowest loss over all samples that was seen, and among losses that differ by
-            rounding only the one with the smallest gradient.
+        x: the best point: the one with the lowest loss over all samples that was seen; of a run that converged the one
+            that met the criterion, unless another was lower by more than rounding.
         value: the loss there.
         status: ``converged`` (a stopping criterion on the solution), ``stopped`` (a budget, a callback), ``max_iter``,
             ``stalled`` (no acceptable step was found) or ``non_finite`` (only infinite or NaN values ahead).
         message: the reason in a sentence.
         trace: the table of the run.
         iterations: how many were made.
-        last: the final iterate, which differs from ``x`` only if the loss, or within its rounding the gradient, went up
-            at the end.
+        last: the final iterate, which differs from ``x`` only if the loss went up at the end.
     """
 
     x: Point

@@ -15,11 +15,10 @@ from torch import Tensor
 
 from fisherfold.distributed import ALONE, Content, Group
 from fisherfold.files import read_tensors, sound, write_tensors
-from fisherfold.manifolds.base import Point, leaves
+from fisherfold.manifolds.base import Point
 from fisherfold.solvers.result import Trace
 
 KIND, VERSION = "checkpoint", 1
-ROUNDING = 10  # units in the last place by which equal losses may differ
 
 
 @dataclass
@@ -40,10 +39,8 @@ class State:
         record: further columns of the trace for the last iteration.
         options: of the method, as text.
         failure: why no further step can be made with these options: (status, sentence).
-        best: the point with the lowest loss seen; where losses differ by rounding only, with the smallest gradient.
-        best_loss: the loss there.
-        best_norm: the gradient norm there.
-        lowest_loss: of all that were seen.
+        best: the point with the lowest loss seen.
+        best_loss: that loss.
         trace: the table of the run so far.
     """
 
@@ -62,22 +59,9 @@ class State:
     failure: tuple[str, str] | None = None
     best: Point = None
     best_loss: float = float("inf")
-    best_norm: float = float("inf")
-    lowest_loss: float = float("inf")
     trace: Trace = field(default_factory=Trace)
 
-    _COUNTERS = ("loss", "gradient_norm", "iteration", "samples", "products", "seconds")
-    _BEST = ("best_loss", "best_norm", "lowest_loss")
-
-    def note(self) -> None:
-        """Take the iterate for the best point if it is."""
-        if self.loss < self.lowest_loss:
-            self.lowest_loss = self.loss
-        level = ROUNDING * torch.finfo(leaves(self.x)[0].dtype).eps * abs(self.lowest_loss)
-        if not self.loss <= self.lowest_loss + level:
-            return
-        if self.best_loss > self.lowest_loss + level or self.gradient_norm < self.best_norm:
-            self.best, self.best_loss, self.best_norm = self.x, self.loss, self.gradient_norm
+    _COUNTERS = ("loss", "gradient_norm", "iteration", "samples", "products", "seconds", "best_loss")
 
     def copy(self) -> State:
         """The state as it is now, untouched by later steps; tensors are shared, since no step changes one in place.
@@ -103,7 +87,7 @@ class State:
         memory = {f"vectors.{name}": tree for name, tree in self.vectors.items()}
         for name, tree in {"x": self.x, "best": self.best, **memory}.items():
             tensors |= _named(name, tree)
-        header = {name: getattr(self, name) for name in (*self._COUNTERS, *self._BEST)}
+        header = {name: getattr(self, name) for name in self._COUNTERS}
         header |= {"method": method, "tag": tag, "numbers": self.numbers, "vectors": list(self.vectors)}
         header |= {"trace": self.trace.rows, "options": self.options, "failure": self.failure}
         write_tensors(path, tensors, kind=KIND, version=VERSION, header=header)
@@ -144,8 +128,6 @@ class State:
         for name in cls._COUNTERS:
             whole = name in ("iteration", "samples", "products")
             setattr(state, name, int(header[name]) if whole else float(header[name]))
-        for name in cls._BEST:
-            setattr(state, name, float(header.get(name, header["best_loss"])))
         state.numbers = {name: float(value) for name, value in header["numbers"].items()}
         state.vectors = {name: _restored(f"vectors.{name}", tensors, like, path) for name in header["vectors"]}
         state.trace = Trace([{name: _number(value) for name, value in row.items()} for row in header["trace"]])
