@@ -1,4 +1,4 @@
-"""Rows turned by an angle, at random or further along their last step, and back to the bit."""
+"""Rows turned by an angle, at random, further along their last step or towards growing loss, and back to the bit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fisherfold.optim import RowAhead, RowNoise
+from fisherfold.optim import RowAhead, RowAscent, RowNoise
 from fisherfold.optim.turning import turned
 
 
@@ -234,8 +234,10 @@ def test_rows_are_back_where_the_turning_itself_is_cut_off() -> None:
         assert torch.equal(net[0].weight, before)
 
 
-@pytest.mark.parametrize("kind", [RowNoise, RowAhead])
-def test_a_model_that_is_cast_after_the_block_was_made_keeps_its_bits(kind: type[RowNoise | RowAhead]) -> None:
+@pytest.mark.parametrize("kind", [RowNoise, RowAhead, RowAscent])
+def test_a_model_that_is_cast_after_the_block_was_made_keeps_its_bits(
+    kind: type[RowNoise | RowAhead | RowAscent],
+) -> None:
     torch.manual_seed(0)
     net = nn.Linear(5, 4).bfloat16()
     turns = kind(net.parameters(), 0.2)
@@ -250,3 +252,84 @@ def test_a_model_that_is_cast_after_the_block_was_made_keeps_its_bits(kind: type
         turns.forget()
     with turns:
         pass
+
+
+def angles_between(before: list[torch.Tensor], after: list[torch.Tensor]) -> torch.Tensor:
+    """Of all rows: 2 atan2(‖a - b‖, ‖a + b‖), exact for small ones too."""
+    found = []
+    for a, b in zip(before, after, strict=True):
+        unit_a, unit_b = (nn.functional.normalize(w.detach().double().flatten(1), dim=1) for w in (a, b))
+        found.append(2 * torch.atan2((unit_a - unit_b).norm(dim=1), (unit_a + unit_b).norm(dim=1)))
+    return torch.cat(found)
+
+
+def ascent_problem() -> tuple[nn.Sequential, torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(2, 5, 3), nn.BatchNorm2d(5), nn.ReLU(), nn.Flatten(), nn.Linear(20, 3)).double()
+    with torch.no_grad():
+        net[0].weight.mul_(torch.logspace(-1, 1, 5, dtype=torch.float64).reshape(5, 1, 1, 1))
+    return net, torch.randn(16, 2, 4, 4, dtype=torch.float64), torch.randint(3, (16,))
+
+
+def test_no_other_turn_of_the_same_size_makes_the_loss_grow_faster() -> None:
+    """The angles have the given root mean square, and the growth of the loss is that of the dense solution."""
+    net, x, y = ascent_problem()
+    weights = [net[0].weight, net[4].weight]
+    loss = nn.functional.cross_entropy(net(x), y)
+    loss.backward()
+    before, gradients = [w.detach().clone() for w in weights], [w.grad.clone() for w in weights]
+    theta = 1e-4
+    with RowAscent(net.parameters(), theta):
+        inside = [w.detach().clone() for w in weights]
+        grown = nn.functional.cross_entropy(net(x), y)
+    assert all(torch.equal(a, b) for a, b in zip(before, weights, strict=True))
+    angles = angles_between(before, inside)
+    torch.testing.assert_close(angles.square().mean().sqrt(), torch.tensor(theta, dtype=torch.float64))
+    # the slopes in the angles, one orthonormal basis of each row's tangent space after the other
+    slopes = []
+    for w, g in zip(before, gradients, strict=True):
+        for row, slope in zip(w.flatten(1), g.flatten(1), strict=True):
+            vectors = torch.cat([row[:, None], torch.randn(len(row), len(row) - 1).double()], dim=1)
+            slopes.append((row.norm() * torch.linalg.qr(vectors)[0][:, 1:].T @ slope).norm())
+    dense = torch.stack(slopes)
+    torch.testing.assert_close(angles, theta * math.sqrt(len(dense)) * dense / dense.norm())
+    expected = theta * math.sqrt(len(dense)) * dense.norm()
+    torch.testing.assert_close((grown - loss).detach(), expected.detach(), rtol=1e-2, atol=0)
+
+
+@pytest.mark.parametrize("fuse", [False, pytest.param(True, marks=pytest.mark.filterwarnings("ignore:.*torch.jit"))])
+def test_ascent_is_that_of_directions_alone(fuse: bool) -> None:
+    """Lengths of rows before a batch norm, and units of the loss, change no angle."""
+    net, x, y = ascent_problem()
+    turns = []
+    for scale, unit in ((1.0, 1.0), (7.0, 1.0), (1.0, 1e-100)):
+        with torch.no_grad():
+            net[0].weight.mul_(scale)
+        net.zero_grad()
+        (unit * nn.functional.cross_entropy(net(x), y)).backward()
+        before = [net[0].weight.detach().clone(), net[4].weight.detach().clone()]
+        with RowAscent(net.parameters(), 0.1, fuse=fuse):
+            turns.append(angles_between(before, [net[0].weight, net[4].weight]))
+        with torch.no_grad():
+            net[0].weight.div_(scale)
+    torch.testing.assert_close(turns[1], turns[0], rtol=3e-3, atol=0)  # the batch norm's ε knows lengths
+    torch.testing.assert_close(turns[2], turns[0])
+
+
+def test_rows_without_a_finite_gradient_stay() -> None:
+    torch.manual_seed(0)
+    lone, led = nn.Parameter(torch.randn(3, 4)), nn.Parameter(torch.randn(5, 4))
+    before = led.detach().clone()
+    ascent = RowAscent([lone, led], 0.2)
+    for gradient in (None, torch.zeros(5, 4), torch.full((5, 4), math.nan), torch.full((5, 4), math.inf), before):
+        led.grad = gradient
+        with ascent:  # nowhere to, nothing but lengths in the last case
+            torch.testing.assert_close(led.detach(), before, rtol=0, atol=2e-6)
+    led.grad = torch.randn(5, 4)
+    with ascent:
+        turns = angles_between([before], [led])
+    torch.testing.assert_close(turns.square().mean().sqrt().item(), 0.2)
+    led.grad = torch.zeros(5, 4)
+    led.grad[2] = torch.randn(4)
+    with RowAscent([led], 1.5):  # one row would turn by more than a half circle
+        assert angles_between([before], [led])[2].item() == pytest.approx(math.pi / 2)

@@ -83,7 +83,16 @@ def test_runs_side_by_side_are_the_runs_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "drawn", [{"dropout": 0.3}, {"noise": 0.2}, {"ahead": 0.2}, {"mixup": 0.5}, {"dropout": 0.3, "average": 2}]
+    "drawn",
+    [
+        {"dropout": 0.3},
+        {"noise": 0.2},
+        {"ahead": 0.2},
+        {"mixup": 0.5},
+        {"dropout": 0.3, "average": 2},
+        {"ascent": 0.1},
+        {"ascent": 0.1, "ascent_start": 0.4, "mixup": 0.5},
+    ],
 )
 def test_draws_are_the_same_beside_other_runs_and_after_a_checkpoint(tmp_path: Path, drawn: dict[str, Any]) -> None:
     pool, model = random_pool(32), "wrn10_1"
@@ -103,7 +112,7 @@ def test_draws_are_the_same_beside_other_runs_and_after_a_checkpoint(tmp_path: P
     train_side_by_side([again])
     assert torch.equal(weights(again.run), weights(alone.run))
     assert [e["loss"] for e in again.log.epochs] == [e["loss"] for e in alone.log.epochs][2:]
-    undrawn = replace(chosen, dropout=0.0, noise=0.0, ahead=0.0, mixup=0.0)
+    undrawn = replace(chosen, dropout=0.0, noise=0.0, ahead=0.0, mixup=0.0, ascent=0.0)
     plain = open_job(Run(undrawn, model, pool, seed=1), tmp_path / "plain.jsonl")
     train_side_by_side([plain])
     assert not torch.equal(weights(plain.run), weights(alone.run))
@@ -122,6 +131,29 @@ def test_noise_is_seen_by_the_gradient_alone() -> None:
         run.step(0)
     assert all(torch.equal(weights(run), before) for run in runs)
     assert runs[0].loss_sum != runs[1].loss_sum
+
+
+@pytest.mark.parametrize("preset", ["sgd", "mkfac-tuned"])
+def test_an_ascent_is_seen_by_the_step_from_its_start_on(preset: str) -> None:
+    """Before, the weights are those without; then the loss that is told is still that of the weights themselves."""
+    pool, told = random_pool(32), []
+    changes = {"batch": 16, "epochs": 2, "refresh_batches": 1, "refresh_every": 9}
+    for ascent in (0.0, 0.3):
+        chosen = settings(preset, "cifar10", "wrn10_1", **changes, ascent=ascent, ascent_start=0.5)
+        run = Run(chosen, "wrn10_1", pool)
+        for _ in range(2):
+            run.begin_epoch()
+            run.step(0)
+            first = run.loss_sum.item()
+            run.step(1)
+            told.append((first, run.loss_sum.item(), weights(run)))
+            run.judge()
+            run.end_epoch()
+    (_, _, early), (first, second, late), (_, _, same), (first_too, other, led) = told
+    assert torch.equal(early, same)
+    assert not torch.equal(late, led)
+    assert first == first_too
+    assert second != other
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -257,7 +289,7 @@ def test_a_checkpoint_from_before_a_setting_is_of_a_run_with_its_default(tmp_pat
     runs = [Run(settings("sgd", "cifar10", "wrn10_1", batch=16, noise=x), "wrn10_1", pool) for x in (0.0, 0.1)]
     runs[0].done_epochs = 2
     header = {**runs[0].header, "settings": {**runs[0].header["settings"]}}
-    for newer in ("noise", "ahead", "average", "mixup", "smoothing", "euclidean"):
+    for newer in ("noise", "ahead", "ascent", "ascent_start", "average", "mixup", "smoothing", "euclidean"):
         del header["settings"][newer]
     state = {"network": runs[0].network.state_dict(), "optimizer": runs[0].optimizer.state_dict(), "epochs": 2}
     checkpoint.save(path, state, header)

@@ -6,7 +6,7 @@ from fisherfold.optim.kfac import KFAC, SGDG
 from fisherfold.optim.mkfac import MKFAC
 from fisherfold.optim.sgdp import SGDP
 from fisherfold.optim.structure import guess_from_structure
-from fisherfold.optim.turning import RowAhead, RowNoise
+from fisherfold.optim.turning import RowAhead, RowAscent, RowNoise
 
 __all__ = [
     "KFAC",
@@ -16,6 +16,7 @@ __all__ = [
     "AdamP",
     "Finding",
     "RowAhead",
+    "RowAscent",
     "RowNoise",
     "find_scale_invariant",
     "guess_from_structure",

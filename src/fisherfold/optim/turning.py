@@ -1,4 +1,4 @@
-"""Gradients at weights whose rows are turned: at random, or further along their last step.
+"""Gradients at weights whose rows are turned: at random, further along their last step, or towards growing loss.
 
 While a gradient is computed, every row w of a weight is replaced by
 
@@ -15,13 +15,23 @@ With u along the last step (``RowAhead``), the gradient is that of a point furth
 is Nesterov's momentum, to first order; at ten times as much, across a narrow valley, it is the wall on the other side
 that the gradient sees, and training turns to wide ones: sharpness-aware minimisation without a second gradient (Becker,
 Altrock and Risse, arXiv 2401.12033, with one length for all weights), here with the same angle for every row.
+
+With u along a gradient that is there already (``RowAscent``), the second gradient is that of sharpness-aware
+minimisation (Foret et al., arXiv 2010.01412) on a product of spheres: among all turns of the R rows whose angles have
+root mean square θ, the one along which the loss L grows fastest has the angles
+
+    θ_i = θ √R · s_i / ‖s‖,    s_i = ‖w_i‖ ‖P_i ∇_i L‖,    P_i = I - w_i w_iᵀ/‖w_i‖²,
+
+s_i being the slope of L in the angle of row i. It does not depend on the lengths of rows on which L does not depend;
+adaptive sharpness (Kwon et al., arXiv 2102.11600) rescales a ball in the space of weights for that, row by row, and
+on rows of length one it is the same ball.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import TypeVar
 
@@ -53,6 +63,10 @@ class _Turned(ABC):
     def _directions(self, weight: Tensor, kept: Tensor) -> Tensor:
         """Towards which to turn a weight that was ``kept`` in the block before; their dtype computes."""
 
+    def _angles(self) -> Sequence[float | Tensor]:
+        """By how much to turn each weight, or each of its rows."""
+        return [self.angle] * len(self._weights)
+
     def _least(self, weight: Tensor) -> float:
         """What share of its length a row must be led sideways to be turned."""
         return 0.0
@@ -75,14 +89,14 @@ class _Turned(ABC):
             name = type(self).__name__
             raise RuntimeError(f"the rows are turned already: one block of a {name} cannot be inside another")
         turn = fused(turn_rows) if self.fuse else turn_rows
-        reached = 0
+        angles, reached = self._angles(), 0
         try:
-            for weight in self._weights:
+            for weight, angle in zip(self._weights, angles, strict=True):
                 kept = self._copy_of(reached)
                 directions = self._directions(weight, kept)
                 kept.copy_(weight)
                 reached += 1
-                turn(weight, kept, directions, self.angle, self._least(weight))
+                turn(weight, kept, directions, angle, self._least(weight))
         except BaseException:
             self._put_back(reached)  # no block is entered, so none will be left
             raise
@@ -181,30 +195,98 @@ class RowAhead(_Turned):
             self._copy_of(index).copy_(weight)
 
 
+class RowAscent(_Turned):
+    """Turn the rows of weights along their gradients, to where the loss is larger, and back on leaving the block.
+
+    Sharpness-aware minimisation on spheres: after a gradient, a second one is computed inside the block, of the same
+    batch, and the step after the block takes that one. Rows turn by different angles, in proportion to their slopes,
+    with the given root mean square. It works with any optimizer. Parameters without gradients stay, and all do where
+    the gradients are zero or not finite. A step with it can be captured in a CUDA graph.
+
+    Args:
+        params: as for ``RowNoise``.
+        angle: the root mean square of the rows' angles, in radians, below π/2; no row is turned by more than π/2.
+        fuse: compile the turning of a weight with ``torch.compile``.
+
+    Raises:
+        TypeError: if there is anything but parameters.
+        ValueError: if the angle is none of those.
+
+    Example:
+        >>> import torch
+        >>> net, x = torch.nn.Linear(8, 3), torch.randn(4, 8)
+        >>> ascent, opt = RowAscent(net.parameters(), 0.01), torch.optim.SGD(net.parameters(), lr=0.1)
+        >>> for _ in range(3):
+        ...     net(x).square().mean().backward()
+        ...     with ascent:
+        ...         opt.zero_grad()
+        ...         net(x).square().mean().backward()
+        ...     opt.step()
+        ...     opt.zero_grad()
+    """
+
+    def _directions(self, weight: Tensor, kept: Tensor) -> Tensor:
+        if weight.grad is None:
+            return torch.zeros_like(kept, dtype=accumulation_dtype(kept))
+        return weight.grad.to_dense().to(accumulation_dtype(kept))
+
+    def _angles(self) -> Sequence[float | Tensor]:
+        slope = fused(slopes_into) if self.fuse else slopes_into
+        found = []
+        for weight in self._weights:
+            length = (len(weight), *(1 for _ in weight.shape[1:]))
+            slopes = weight.new_zeros(length, dtype=accumulation_dtype(weight))
+            if weight.grad is not None:
+                slope(slopes, weight.detach(), self._directions(weight, weight))
+            found.append(slopes)
+        here = [slopes for weight, slopes in zip(self._weights, found, strict=True) if weight.grad is not None]
+        if not here:
+            return [0.0] * len(found)
+        total = torch.linalg.vector_norm(torch.cat([slopes.flatten().to(here[0]) for slopes in here]))
+        scale = self.angle * math.sqrt(sum(map(len, here))) / total
+        scale = torch.where(scale.isfinite(), scale, 0.0)
+        return [(slopes.nan_to_num(0.0) * scale.to(slopes)).clamp_max(math.pi / 2) for slopes in found]
+
+
+def slopes_into(slopes: Tensor, weight: Tensor, gradient: Tensor) -> None:
+    """The derivatives of a loss in the angles of rows, along the steepest turns.
+
+    Args:
+        slopes: filled with ‖w‖ ‖P_w g‖, one per row.
+        weight: with rows w along the first dimension.
+        gradient: with rows g; its dtype is that of the computation.
+    """
+    w, dims = weight.to(gradient.dtype), tuple(range(1, weight.ndim))
+    squared = (w * w).sum(dims, keepdim=True)
+    inner = (gradient * w).sum(dims, keepdim=True)
+    tangent = torch.addcmul(gradient, inner / squared.clamp_min(torch.finfo(w.dtype).tiny), w, value=-1)
+    slopes.copy_(squared.sqrt() * torch.linalg.vector_norm(tangent, dim=dims, keepdim=True))
+
+
 def _turns(p: Tensor) -> bool:
     return p.is_floating_point() and p.ndim > 1 and p.numel() > len(p)
 
 
-def turn_rows(weight: Tensor, kept: Tensor, directions: Tensor, angle: float, least: float) -> None:
+def turn_rows(weight: Tensor, kept: Tensor, directions: Tensor, angle: float | Tensor, least: float) -> None:
     """Replace a weight by its turned copy, in place.
 
     Args:
         weight: with rows along the first dimension.
         kept: its copy.
         directions: towards which to turn; their dtype is that of the computation.
-        angle: in radians.
+        angle: in radians, for all rows or one for each, as for ``turned``.
         least: as for ``turned``.
     """
     weight.copy_(turned(kept.to(directions.dtype), directions, angle, least))
 
 
-def turned(w: Tensor, u: Tensor, angle: float, least: float = 0.0) -> Tensor:
+def turned(w: Tensor, u: Tensor, angle: float | Tensor, least: float = 0.0) -> Tensor:
     """Turn every row by an angle towards a direction.
 
     Args:
         w: rows along the first dimension; those of zero stay.
         u: directions of the same shape, whose parts along w do not matter; rows with none stay.
-        angle: in radians.
+        angle: in radians, for all rows or one for each, with as many dimensions as w.
         least: rows whose direction has no more than this share of ‖w‖ orthogonal to w stay too.
 
     Returns:
@@ -215,5 +297,6 @@ def turned(w: Tensor, u: Tensor, angle: float, least: float = 0.0) -> Tensor:
     t = torch.addcmul(u, (u * w).sum(dims, keepdim=True) / squared.clamp_min(tiny), w, value=-1)
     length = torch.linalg.vector_norm(t, dim=dims, keepdim=True)
     size = squared.sqrt()
-    moved = (math.cos(angle) * w).addcmul_(size / length.clamp_min(tiny), t, value=math.sin(angle))
+    cos, sin = (angle.cos(), angle.sin()) if isinstance(angle, Tensor) else (math.cos(angle), math.sin(angle))
+    moved = (cos * w).addcmul_(sin * size / length.clamp_min(tiny), t)
     return torch.where(length > least * size, moved, w)

@@ -13,6 +13,7 @@ from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any
 
 MILESTONES = (0.3, 0.6, 0.9)
+BELOW_ONE = {"momentum", "beta2", "dropout", "smoothing", "noise", "ahead", "ascent", "ascent_start"}
 OPTIMIZERS = ("sgd", "sgdp", "adam", "adamp", "kfac", "mkfac", "sgdg")
 
 
@@ -39,6 +40,9 @@ class Settings:
             none.
         noise: the angle in radians by which rows are turned at random while a gradient is computed.
         ahead: the angle in radians by which rows are turned further along their last step meanwhile.
+        ascent: the root mean square of the angles, in radians, by which rows are turned towards growing loss for a
+            second gradient, which the step takes; 0 for one gradient.
+        ascent_start: the share of the epochs before which there is one gradient all the same.
         average: over how many epochs the weights of the network that is judged are averaged, exponentially; 0 for the
             network itself.
         momentum: μ, or β₁ of Adam.
@@ -73,6 +77,8 @@ class Settings:
     mixup: float = 0.0
     noise: float = 0.0
     ahead: float = 0.0
+    ascent: float = 0.0
+    ascent_start: float = 0.0
     average: int = 0
     momentum: float = 0.9
     beta2: float = 0.999
@@ -101,8 +107,8 @@ class Settings:
         if self.curved and not self.damping_at(self.epochs) > 0:
             damping = f"got damping={self.damping:g} and damping_decay={self.damping_decay:g}"
             raise ValueError(f"the damping of {self.optimizer} must be above 0 at every refresh, {damping}")
-        if self.noise and self.ahead:
-            raise ValueError("rows are turned at random (noise) or further on (ahead), not both")
+        if sum(map(bool, (self.noise, self.ahead, self.ascent))) > 1:
+            raise ValueError("rows are turned at random (noise), further on (ahead) or up (ascent), not two of them")
 
     @property
     def curved(self) -> bool:
@@ -150,6 +156,17 @@ class Settings:
         stage = self.stage(epoch)
         return self.lr * self.lr_decay**stage, self.manifold_lr * self.manifold_decay**stage
 
+    def ascends_at(self, epoch: int) -> bool:
+        """Whether steps of an epoch take a second gradient, of rows turned towards growing loss.
+
+        Args:
+            epoch: counted from 0.
+
+        Returns:
+            True from ``ascent_start`` on, where there is an ``ascent``.
+        """
+        return self.ascent > 0 and epoch >= round(self.ascent_start * self.epochs)
+
     def damping_at(self, epoch: int) -> float:
         """λ of a refresh before an epoch.
 
@@ -178,7 +195,7 @@ def _check(name: str, kind: str, value: Any) -> None:
         raise ValueError(f"{name} must be at least {least} and whole, got {value!r}")
     if kind == "float" and not (number and not isinstance(value, bool) and math.isfinite(value) and value >= 0):
         raise ValueError(f"{name} must be a finite number, at least 0, got {value!r}")
-    if name in {"momentum", "beta2", "dropout", "smoothing", "noise", "ahead"} and value >= 1:
+    if name in BELOW_ONE and value >= 1:
         raise ValueError(f"{name} must be below 1, got {value!r}")
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 
-from fisherfold.optim import MKFAC, RowAhead, RowNoise
+from fisherfold.optim import MKFAC, RowAhead, RowAscent, RowNoise
 from fisherfold.training import checkpoint
 from fisherfold.training.build import build_model, build_optimizer
 from fisherfold.training.data import ImagePool
@@ -67,6 +67,7 @@ class Run:
             self.turned = RowNoise(self.network.parameters(), settings.noise, fuse=self.cuda)
         if settings.ahead:
             self.turned = RowAhead(self.network.parameters(), settings.ahead, fuse=self.cuda)
+        self.ascent: RowAscent | None = None
         self.averaged: AveragedModel | None = None
         if settings.average:
             decay = 1 - 1 / settings.average
@@ -151,6 +152,9 @@ class Run:
             if isinstance(self.turned, RowAhead):
                 self.turned.forget()  # the last step of an epoch is not in a checkpoint
             self._set_rates(epoch)
+            if self.settings.ascends_at(epoch) and self.ascent is None:
+                self.ascent = RowAscent(self.network.parameters(), self.settings.ascent, fuse=self.cuda)
+                self.graph = None  # a step is another one from here on
             self.network.train()
             self._seed_draws(epoch)
             if self.settings.refreshes_at(epoch):
@@ -209,17 +213,25 @@ class Run:
         if self.settings.mixup:
             images = torch.lerp(images.flip(0), images, share)
         with self.turned:
-            with self._autocast():
-                outputs = self.forward(images)
-                loss = self.loss_fn(outputs, labels)
-                if self.settings.mixup:
-                    loss = torch.lerp(self.loss_fn(outputs, labels.flip(0)), loss, share)
-            loss.backward()
+            loss, outputs = self._gradient(images, labels, share)
+        if self.ascent is not None:
+            with self.ascent:
+                self.optimizer.zero_grad(set_to_none=True)
+                self._gradient(images, labels, share)
         self.optimizer.step()
         with torch.no_grad():
             self.loss_sum += loss.detach()
             self.hits += (outputs.argmax(dim=1) == labels).sum()
             self.counter += 1
+
+    def _gradient(self, images: Tensor, labels: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
+        with self._autocast():
+            outputs = self.forward(images)
+            loss = self.loss_fn(outputs, labels)
+            if self.settings.mixup:
+                loss = torch.lerp(self.loss_fn(outputs, labels.flip(0)), loss, share)
+        loss.backward()
+        return loss, outputs
 
     def _draw_shares(self, epoch: int) -> Tensor:
         draws = np.random.default_rng([abs(self.seed), epoch, self.seed < 0])
