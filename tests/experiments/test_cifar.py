@@ -11,7 +11,7 @@ import pytest
 
 from fisherfold.experiments import cifar
 from fisherfold.experiments.reproduce import Options, refresh_page, reproduce_cifar, sections
-from fisherfold.training import PRESETS, RunLog, Settings, settings
+from fisherfold.training import PRESETS, RunLog, Settings, preset_of, settings
 from fisherfold.training.log import CHOICES
 from fisherfold.training.train import log_name
 
@@ -77,6 +77,24 @@ def test_a_log_older_than_a_setting_counts_only_where_the_preset_has_its_default
     assert not found(tmp_path).runs
 
 
+def test_a_run_counts_for_the_preset_that_has_its_settings_now(tmp_path: Path) -> None:
+    """Settings are tried under the name of the preset from which they depart, before they become one."""
+    sam = settings("mkfac-sam", "cifar10", "vgg16bn").as_json()
+    before = settings("mkfac-averaged", "cifar10", "vgg16bn").as_json()
+    changes = {key: value for key, value in sam.items() if key != "preset" and before[key] != value}
+    log(tmp_path, [94.0], preset="mkfac-averaged", **changes)
+    assert found(tmp_path, "mkfac-sam").best[0] == 94.0
+    assert not found(tmp_path, "mkfac-averaged").runs
+    assert not cifar.trials(tmp_path).rows
+    chosen = settings("mkfac-averaged", "cifar10", "vgg16bn", **changes)
+    assert log_name("cifar10", "vgg16bn", chosen, 0, "test", None) == "cifar10-vgg16bn-mkfac-sam-seed0.jsonl"
+    path = next(tmp_path.glob("*.jsonl"))
+    written = RunLog.read(path)
+    written.header["settings"]["from_the_future"] = 1.0
+    written.write(path)
+    assert not found(tmp_path, "mkfac-sam").runs
+
+
 def test_verdicts_compare_with_what_was_run_and_with_the_paper(tmp_path: Path) -> None:
     log(tmp_path, [94.0])
     assert cifar.judge(cifar.cells(tmp_path))[0] == "not run"
@@ -137,7 +155,8 @@ def test_the_recorded_runs_of_the_repository_are_those_of_the_presets() -> None:
     for cell in cells:
         for run in cell.runs:
             own = settings(cell.optimizer, cell.dataset, cell.model).as_json()
-            assert run.header["settings"] == {key: own[key] for key in run.header["settings"]}
+            told = {**run.header["settings"], "preset": cell.optimizer}
+            assert told == {key: own[key] for key in told}
     # a file's name says what is not the preset's own, so that a queue finds what is there
     counted = sum(len(cell.runs) for cell in cells)
     for sub in (folder, folder / "search"):
@@ -145,7 +164,8 @@ def test_the_recorded_runs_of_the_repository_are_those_of_the_presets() -> None:
             header = RunLog.read(path).header
             told = header["dataset"], header["model"], Settings(**header["settings"]), header["seed"], header["split"]
             assert path.name == log_name(*told, None)
-            counted -= sub == folder and settings(header["preset"], *told[:2]) == told[2]
+            preset = preset_of(told[2], *told[:2])
+            counted -= sub == folder and replace(settings(preset, *told[:2]), preset=header["preset"]) == told[2]
     assert counted == 0
 
 

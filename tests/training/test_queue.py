@@ -202,7 +202,7 @@ def test_the_plan_that_comes_with_the_benchmarks_can_be_read() -> None:
     assert len(plan) == len(stages) == 2 * len(tasks)
     # a rival is searched as long as ours is, and over the same where it has it
     for task in tasks:
-        ours, theirs = (stages[(*task, preset)] for preset in ("mkfac-averaged", "sgd-averaged"))
+        ours, theirs = (stages[(*task, preset)] for preset in ("mkfac-sam", "sgd-sam"))
         shared = [stage for stage in ours if not any(name.startswith("manifold") for c in stage for name in c)]
         assert [stage for stage in theirs if not any(name.startswith("lr") for c in stage for name in c)] == shared
         assert [len(stage) for stage in theirs] == [len(stage) for stage in ours]
@@ -219,7 +219,7 @@ def test_the_default_plan_has_every_cell_once_per_seed_in_the_order_of_importanc
     plan = default_plan(2)
     cells = [(e.dataset, e.model, e.preset) for e in plan]
     half = len(plan) // 2
-    assert len(set(cells)) == half == 48
+    assert len(set(cells)) == half == 56
     assert cells[:half] == cells[half:]
     assert cells[:4] == [("cifar10", "vgg16bn", p) for p in ("sgd", "mkfac", "sgdg", "kfac")]
     assert [e.seed for e in plan] == [0] * half + [1] * half

@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 
 from fisherfold.experiments.sections import Band, Chart, Section, Series, Table, Verdict
 from fisherfold.files import make_folder, write_atomically
-from fisherfold.training import PRESETS, RunLog, read_logs, settings
+from fisherfold.training import PRESETS, RunLog, Settings, preset_of, read_logs, settings
 from fisherfold.training.options import with_defaults
 
 RESULTS = Path("results/cifar")
@@ -30,7 +30,7 @@ DATASETS = ("cifar10", "cifar100")
 MODELS = ("wrn16_4", "vgg16bn")
 OPTIMIZERS = (
     *("sgd", "sgdp", "adam", "adamp", "kfac", "mkfac"),
-    *("sgdg", "sgd-tuned", "mkfac-tuned", "sgdg-tuned", "sgd-averaged", "mkfac-averaged"),
+    *("sgdg", "sgd-tuned", "mkfac-tuned", "sgdg-tuned", "sgd-averaged", "mkfac-averaged", "sgd-sam", "mkfac-sam"),
 )
 TASKS = [(dataset, model) for dataset in DATASETS for model in MODELS]
 NAMES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "wrn16_4": "WRN-16-4", "vgg16bn": "VGG16-BN"}
@@ -39,13 +39,14 @@ LABELS = {
     "sgdg": "SGDG (MKFAC without curvature)", "sgd-tuned": "SGD, tuned weight decay",
     "mkfac-tuned": "MKFAC, balanced turning", "sgdg-tuned": "SGDG, balanced turning",
     "sgd-averaged": "SGD, tuned weight decay, averaged", "mkfac-averaged": "MKFAC, balanced turning, averaged",
+    "sgd-sam": "SGD, averaged, SAM", "mkfac-sam": "MKFAC, averaged, SAM",
 }  # fmt: skip
 # colours that stay apart for colour-blind readers
 STYLES = {
     "sgd": ("#000000", "-"), "sgdp": ("#7f7f7f", "-"), "adam": ("#e69f00", "-"), "adamp": ("#f0e442", "-"),
     "kfac": ("#009e73", "-"), "mkfac": ("#0072b2", "-"), "sgdg": ("#d55e00", "-"), "sgd-tuned": ("#000000", ":"),
     "mkfac-tuned": ("#0072b2", ":"), "sgdg-tuned": ("#d55e00", ":"), "sgd-averaged": ("#000000", "--"),
-    "mkfac-averaged": ("#0072b2", "--"),
+    "mkfac-averaged": ("#0072b2", "--"), "sgd-sam": ("#000000", "-."), "mkfac-sam": ("#0072b2", "-."),
 }  # fmt: skip
 # medians of five runs as the paper prints them, in the order of TASKS
 PAPER = {
@@ -56,7 +57,10 @@ PAPER = {
     "kfac": (93.90, 94.36, 74.31, 76.38),
     "mkfac": (94.06, 94.76, 74.55, 77.28),
 }
-OURS_AGAINST = (("mkfac-tuned", "sgd-tuned"), ("mkfac-averaged", "sgd-tuned"), ("mkfac-averaged", "sgd-averaged"))
+OURS_AGAINST = (
+    ("mkfac-tuned", "sgd-tuned"), ("mkfac-averaged", "sgd-tuned"), ("mkfac-averaged", "sgd-averaged"),
+    ("mkfac-sam", "sgd-tuned"), ("mkfac-sam", "sgd-sam"),
+)  # fmt: skip
 CLAIM = "MKFAC has the best test accuracy of six optimizers with WRN-16-4 and VGG16-BN on CIFAR-10 and CIFAR-100."
 # all the images there are to train on, by what a run is judged by
 ALL_IMAGES = {"test": 50_000, "validation": 45_000}
@@ -114,7 +118,8 @@ def _spread(values: Sequence[float]) -> tuple[float, float, float]:
 def cells(folder: Path = RESULTS) -> list[CellResult]:
     """All cells of the table, run or not.
 
-    Only finished runs of a preset's own settings on the whole data set, judged on the test images, count.
+    Only finished runs of a preset's own settings on the whole data set, judged on the test images, count; by what name
+    they were tried does not matter.
 
     Args:
         folder: of the logs.
@@ -136,7 +141,7 @@ def cells(folder: Path = RESULTS) -> list[CellResult]:
         for optimizer in OPTIMIZERS:
             mine = [
                 log for log in logs
-                if (log.header["dataset"], log.header["model"], log.header["preset"]) == (dataset, model, optimizer)
+                if (log.header["dataset"], log.header["model"], _preset(log)) == (dataset, model, optimizer)
             ]  # fmt: skip
             paper = PAPER[optimizer][index] if optimizer in PAPER else None
             found.append(CellResult(dataset, model, optimizer, tuple(mine), paper))
@@ -161,10 +166,10 @@ def trials(folder: Path = RESULTS) -> Table:
     rows: list[tuple[str, str, str, str, int, float, float]] = []
     for log in logs:
         header = log.header
-        task, preset = (header["dataset"], header["model"]), header["preset"]
+        task, preset = (header["dataset"], header["model"]), _preset(log)
         own = settings(preset, *task).as_json() if preset in PRESETS else {}
         given = with_defaults(header["settings"])
-        changed = [key for key in own if key != "epochs" and given[key] != own[key]]
+        changed = [key for key in own if key not in {"preset", "epochs"} and given[key] != own[key]]
         other = [f"{key} {given[key]:g}" if isinstance(own[key], float) else f"{key} {given[key]}" for key in changed]
         if header["images"] != ALL_IMAGES[header["split"]]:
             other.append(f"{header['images']} images")
@@ -189,12 +194,20 @@ def as_rows(shown: Table) -> list[dict[str, Any]]:
     return [dict(zip(shown.columns, row, strict=True)) for row in shown.rows]
 
 
+def _preset(log: RunLog) -> str:
+    header, given = log.header, with_defaults(log.header["settings"])
+    try:
+        return preset_of(Settings(**given), header["dataset"], header["model"])
+    except (TypeError, ValueError):  # of a release that knows more settings than this one
+        return str(header["preset"])
+
+
 def _counts(log: RunLog) -> bool:
-    header = log.header
-    if header["split"] != "test" or header["images"] != ALL_IMAGES["test"] or header["preset"] not in PRESETS:
+    header, preset = log.header, _preset(log)
+    if header["split"] != "test" or header["images"] != ALL_IMAGES["test"] or preset not in PRESETS:
         return False
-    own = settings(header["preset"], header["dataset"], header["model"]).as_json()
-    return with_defaults(header["settings"]) == own
+    own = settings(preset, header["dataset"], header["model"]).as_json()
+    return {**with_defaults(header["settings"]), "preset": preset} == own
 
 
 def table(found: Sequence[CellResult]) -> Table:

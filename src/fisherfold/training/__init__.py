@@ -9,10 +9,11 @@ from __future__ import annotations
 from fisherfold.training.data import ImagePool
 from fisherfold.training.log import RunLog, read_logs
 from fisherfold.training.options import Settings, parse_setting
-from fisherfold.training.presets import MODELS, PRESETS, settings
+from fisherfold.training.presets import MODELS, PRESETS, preset_of, settings
 from fisherfold.training.run import Run
 from fisherfold.training.train import train
 
 __all__ = [
-    "MODELS", "PRESETS", "ImagePool", "Run", "RunLog", "Settings", "parse_setting", "read_logs", "settings", "train",
+    "MODELS", "PRESETS", "ImagePool", "Run", "RunLog", "Settings", "parse_setting", "preset_of", "read_logs",
+    "settings", "train",
 ]  # fmt: skip

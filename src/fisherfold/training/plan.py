@@ -24,7 +24,10 @@ Candidates = tuple[dict[str, Any], ...]
 ROUNDS = (16,)
 DATASETS, NETWORKS = ("cifar10", "cifar100"), ("vgg16bn", "wrn16_4")
 FIRST = ("sgd", "mkfac", "sgdg", "kfac")
-THEN = ("mkfac-tuned", "sgd-tuned", "mkfac-averaged", "sgd-averaged", "sgdp", "adam", "adamp", "sgdg-tuned")
+THEN = (
+    *("mkfac-tuned", "sgd-tuned", "mkfac-averaged", "sgd-averaged", "mkfac-sam", "sgd-sam"),
+    *("sgdp", "adam", "adamp", "sgdg-tuned"),
+)
 # the sets in which the paper searches: rates of all baselines, β₁ and β₂ of Adam and AdamP
 PAPER_RATES = tuple(float(f"{digit}e-{power}") for power in range(1, 6) for digit in (5, 2, 1))
 PAPER_BETAS = (0.9, 0.99, 0.999)

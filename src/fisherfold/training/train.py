@@ -24,7 +24,7 @@ from fisherfold.files import make_folder
 from fisherfold.training.data import ImagePool
 from fisherfold.training.log import RunLog
 from fisherfold.training.options import Settings
-from fisherfold.training.presets import settings
+from fisherfold.training.presets import preset_of, settings
 from fisherfold.training.run import Run, finite
 
 Tell = Callable[["Job", dict[str, Any]], None]
@@ -183,7 +183,7 @@ def open_job(run: Run, path: Path) -> Job:
 
 
 def log_name(dataset: str, model: str, chosen: Settings, seed: int, split: str, images: int | None) -> str:
-    """The name of a run's log: what is not the preset's own is in it.
+    """The name of a run's log: what is not the own of the preset that it is called by, or that has its settings.
 
     Args:
         dataset: cifar10 or cifar100.
@@ -196,9 +196,10 @@ def log_name(dataset: str, model: str, chosen: Settings, seed: int, split: str, 
     Returns:
         A file name.
     """
-    own = settings(chosen.preset, dataset, model).as_json()
-    changed = {key: value for key, value in chosen.as_json().items() if own[key] != value}
-    words = [dataset, model, chosen.preset, *(f"{key}={value}" for key, value in changed.items())]
+    preset = preset_of(chosen, dataset, model)
+    own = settings(preset, dataset, model).as_json()
+    changed = {key: value for key, value in chosen.as_json().items() if key != "preset" and own[key] != value}
+    words = [dataset, model, preset, *(f"{key}={value}" for key, value in changed.items())]
     words += [split] if split != "test" else []
     words += [f"images={images}"] if images is not None else []
     return "-".join([*words, f"seed{seed}"]) + ".jsonl"
