@@ -13,13 +13,15 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from fisherfold.manifolds.base import Point, Tangent, combine, is_finite, scale
+from fisherfold.manifolds.base import Point, Tangent, combine, is_finite, leaves, scale
 from fisherfold.problems.base import Problem
 from fisherfold.solvers.method import Method, at_least_one, blur, positive
 from fisherfold.solvers.state import State
 
-# below this length a step changes the point by rounding only
+# a step shorter than this share of the point changes it by rounding only
 SHORTEST_STEP = 1e-12
+# failed searches in a row before a run has stalled: the last goes on where the one before ended
+SEARCHES = 3
 
 
 class RCG(Method):
@@ -72,14 +74,18 @@ class RCG(Method):
         slope = float(self.manifold.inner(x, gradient, direction))
         trial, trials, finite = self._line_search(state, direction, slope)
         if trial is None:
-            if not state.numbers["restarted"]:
+            state.numbers["restarted"] += 1
+            if state.numbers["restarted"] == 1:
                 # the direction or the remembered step was bad: one more try along the gradient itself
                 state.vectors["direction"] = scale(-1.0, gradient)
-                state.numbers |= {"alpha": self.first_step / state.gradient_norm, "restarted": 1}
+                state.numbers["alpha"] = self.first_step / state.gradient_norm
+            shortest = self._shortest(x, state.vectors["direction"])
+            if state.numbers["restarted"] < SEARCHES and state.numbers["alpha"] >= shortest:
                 state.record = {"accepted": 0.0, "trials": float(trials)}
                 return
             seen = "lower" if finite else "finite"
-            message = f"the line search found no {seen} loss in {trials} trials along the gradient"
+            length = state.numbers["alpha"] * self.norm(x, state.vectors["direction"])
+            message = f"the line search found no {seen} loss along the gradient, down to steps of {length:.1e}"
             state.failure = ("stalled" if finite else "non_finite", message)
             return
         before = (x, state.loss, state.gradient_norm)
@@ -107,7 +113,7 @@ class RCG(Method):
 
     def _line_search(self, state: State, direction: Tangent, slope: float) -> tuple[Point | None, int, bool]:
         """The accepted point or None, the number of loss evaluations, and whether any was finite; moves α on."""
-        alpha, length, finite = state.numbers["alpha"], self.norm(state.x, direction), False
+        alpha, shortest, finite = state.numbers["alpha"], self._shortest(state.x, direction), False
         for trials in range(1, self.max_trials + 1):
             trial = self.manifold.retract(state.x, scale(alpha, direction))
             loss = float(self.problem.loss(trial)) if is_finite(trial) else math.inf
@@ -122,9 +128,15 @@ class RCG(Method):
                 state.numbers["alpha"] = alpha if trials == 2 else 2 * alpha
                 return trial, trials, finite
             alpha *= self.contraction
-            if alpha * length < SHORTEST_STEP:
-                return None, trials, finite
-        return None, self.max_trials, finite
+            if alpha < shortest:
+                break
+        state.numbers["alpha"] = alpha
+        return None, trials, finite
+
+    def _shortest(self, x: Point, direction: Tangent) -> float:
+        """The α below which a step changes the point by rounding only."""
+        size = math.hypot(*(float(leaf.norm()) for leaf in leaves(x)))
+        return SHORTEST_STEP * size / self.norm(x, direction)
 
     def _fall_by_slopes(self, state: State, trial: Point, move: Tangent) -> float:
         gradient = self.problem.gradient(trial)
