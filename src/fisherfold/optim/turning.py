@@ -252,7 +252,7 @@ def slopes_into(slopes: Tensor, weight: Tensor, gradient: Tensor) -> None:
     """The derivatives of a loss in the angles of rows, along the steepest turns.
 
     Args:
-        slopes: filled with ‖w‖ ‖P_w g‖, one per row.
+        slopes: filled with ‖w‖ ‖P_w g‖, one per row, and with 0 where P_w g is what rounding leaves of a g along w.
         weight: with rows w along the first dimension.
         gradient: with rows g; its dtype is that of the computation.
     """
@@ -260,7 +260,10 @@ def slopes_into(slopes: Tensor, weight: Tensor, gradient: Tensor) -> None:
     squared = (w * w).sum(dims, keepdim=True)
     inner = (gradient * w).sum(dims, keepdim=True)
     tangent = torch.addcmul(gradient, inner / squared.clamp_min(torch.finfo(w.dtype).tiny), w, value=-1)
-    slopes.copy_(squared.sqrt() * torch.linalg.vector_norm(tangent, dim=dims, keepdim=True))
+    length, whole = (torch.linalg.vector_norm(t, dim=dims, keepdim=True) for t in (tangent, gradient))
+    # at most twice the precision is seen; asked this way round, what is not a number stays
+    rounding = length <= 4 * torch.finfo(weight.dtype).eps * whole
+    slopes.copy_(torch.where(rounding, 0.0, squared.sqrt() * length))
 
 
 def _turns(p: Tensor) -> bool:
