@@ -63,6 +63,21 @@ def test_only_whole_finished_runs_of_a_preset_judged_on_the_test_images_count(tm
     assert cell.as_json()["last_median"] is None
 
 
+def test_a_seed_that_was_run_twice_counts_once(tmp_path: Path) -> None:
+    """As where settings were tried before they became a preset; the older run counts, the other one is shown."""
+    own = {"momentum": settings("mkfac", "cifar10", "vgg16bn").momentum}
+    log(tmp_path, [90.0])
+    log(tmp_path, [96.0], **own)
+    log(tmp_path, [93.0], seed=1)
+    for path in tmp_path.glob("*-1.jsonl"):
+        written = RunLog.read(path)
+        written.header["date"] = "2025-12-31 23:59 UTC"
+        written.write(path)
+    cell = found(tmp_path)
+    assert (cell.best, cifar.text(cell)) == ((94.5, 93.0, 96.0), "94.50 93.00–96.00 (94.50), 2 seeds [94.76]")
+    assert [row[5] for row in cifar.trials(tmp_path).rows] == [90.0]
+
+
 def test_a_log_older_than_a_setting_counts_only_where_the_preset_has_its_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -119,7 +119,7 @@ def cells(folder: Path = RESULTS) -> list[CellResult]:
     """All cells of the table, run or not.
 
     Only finished runs of a preset's own settings on the whole data set, judged on the test images, count; by what name
-    they were tried does not matter.
+    they were tried does not matter. Where a seed was run twice, the older run counts.
 
     Args:
         folder: of the logs.
@@ -135,14 +135,11 @@ def cells(folder: Path = RESULTS) -> list[CellResult]:
             f"there is no folder {folder} of training runs: 'fisherfold train cifar10 --folder {folder}' makes one, or "
             "give the folder of your runs with --results"
         )
-    logs = [log for log in _logs(folder) if _counts(log)]
+    counted, _ = _shared_out(folder)
     found = []
     for index, (dataset, model) in enumerate(TASKS):
         for optimizer in OPTIMIZERS:
-            mine = [
-                log for log in logs
-                if (log.header["dataset"], log.header["model"], _preset(log)) == (dataset, model, optimizer)
-            ]  # fmt: skip
+            mine = [log for log in counted if _cell(log) == (dataset, model, optimizer)]
             paper = PAPER[optimizer][index] if optimizer in PAPER else None
             found.append(CellResult(dataset, model, optimizer, tuple(mine), paper))
     return found
@@ -150,6 +147,21 @@ def cells(folder: Path = RESULTS) -> list[CellResult]:
 
 def _logs(folder: Path) -> list[RunLog]:
     return [log for log in read_logs(folder) if log.ended]
+
+
+def _shared_out(folder: Path) -> tuple[list[RunLog], list[RunLog]]:
+    """The finished runs that count, one per cell and seed, and all others."""
+    logs = _logs(folder)
+    first: dict[tuple[tuple[str, str, str], int], int] = {}
+    for log in sorted(logs, key=lambda log: str(log.header["date"])):
+        if _counts(log):
+            first.setdefault((_cell(log), log.header["seed"]), id(log))
+    chosen = set(first.values())
+    return [log for log in logs if id(log) in chosen], [log for log in logs if id(log) not in chosen]
+
+
+def _cell(log: RunLog) -> tuple[str, str, str]:
+    return log.header["dataset"], log.header["model"], _preset(log)
 
 
 def trials(folder: Path = RESULTS) -> Table:
@@ -162,7 +174,7 @@ def trials(folder: Path = RESULTS) -> Table:
         A row per run with what differs from the preset, ordered by task, preset, images, epochs and accuracy.
     """
     searched = folder / "search"
-    logs = [log for log in _logs(folder) if not _counts(log)] + (_logs(searched) if searched.is_dir() else [])
+    logs = _shared_out(folder)[1] + (_logs(searched) if searched.is_dir() else [])
     rows: list[tuple[str, str, str, str, int, float, float]] = []
     for log in logs:
         header = log.header
