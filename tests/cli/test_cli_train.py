@@ -10,6 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from fisherfold.cli import app
+from fisherfold.cli.train import NAMES
+from fisherfold.training import PRESETS
 
 needs_data = pytest.mark.skipif(
     not (Path(os.environ.get("FISHERFOLD_DATA", "/nonexistent")) / "cifar10_train_0.npz").is_file(),
@@ -46,6 +48,11 @@ def test_any_setting_can_be_replaced(tmp_path: Path) -> None:
     ):
         wrong = CliRunner().invoke(app, [*command, "--set", text])
         assert message in str(wrong.exception)
+
+
+def test_the_help_names_every_preset() -> None:
+    """A tuple of its own, because what trains takes a while to import."""
+    assert tuple(PRESETS) == NAMES
 
 
 def test_an_unknown_preset_or_a_missing_gpu_is_one_sentence(tmp_path: Path) -> None:

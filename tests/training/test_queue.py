@@ -94,6 +94,17 @@ def test_a_run_that_fails_is_left_out_and_named(tmp_path: Path, monkeypatch: pyt
     assert sum("seed1 failed and is left out: RuntimeError: out of memory" in line for line in lines) == 1
 
 
+def test_a_damaged_log_does_not_hold_up_the_other_runs(tmp_path: Path) -> None:
+    plan, lines = entries({"seed": 0}, {"seed": 1}), []
+    work = queue(tmp_path, lines.append)
+    damaged = work._path(plan[0])
+    damaged.write_text('{"format": "fisherf')
+    assert work.work(lambda: plan)
+    assert sum("seed0 is left out: " in line and "is no log of a training run" in line for line in lines) == 1
+    assert RunLog.read(work._path(plan[1])).ended == "done"
+    assert damaged.read_text() == '{"format": "fisherf'
+
+
 def test_a_plan_may_change_while_it_is_worked_through(tmp_path: Path) -> None:
     plan, lines = tmp_path / "plan.jsonl", []
     written = [json.dumps({**TASK, "seed": seed}) for seed in range(3)]
@@ -160,6 +171,7 @@ def test_a_choice_is_the_one_that_was_recorded(tmp_path: Path) -> None:
         ('{"dataset": "cifar10", "model": "vgg16bn", "preset": "sgd", "split": "all"}', "split must be 'test' or"),
         ('{"dataset": "cifar10", "model": "vgg16bn", "preset": "sgd", "candidates": [1]}', "must be a list of objects"),
         ('{"dataset": "cifar10", "model": "vgg16bn", "preset": "sgd", "rounds": []}', "rounds must be numbers of"),
+        ('{"dataset": "cifar10", "model": "vgg16bn", "preset": "sgdg", "balanced": "false"}', "must be of type bool"),
         ('["sgd"]', "an entry is an object"),
         ("{", "Expecting property name"),
     ],

@@ -63,11 +63,12 @@ def test_200_steps_learn_and_a_resumed_run_is_the_same(preset: str, real: ImageP
     assert not whole.checkpoint.exists()
 
     shutil.copy(kept, tmp_path / "again.safetensors")
+    shutil.copy(whole.path, tmp_path / "again.jsonl")
     again = open_job(Run(chosen, "wrn10_1", real), tmp_path / "again.jsonl")
     assert again.run.done_epochs == 6
     assert train_side_by_side([again])
     assert torch.equal(weights(again.run), weights(whole.run))
-    assert [e["train_loss"] for e in again.log.epochs] == losses[6:]
+    assert [e["train_loss"] for e in again.log.epochs] == losses
 
 
 def test_runs_side_by_side_are_the_runs_alone(tmp_path: Path) -> None:
@@ -107,11 +108,12 @@ def test_draws_are_the_same_beside_other_runs_and_after_a_checkpoint(tmp_path: P
 
     train_side_by_side(jobs, checkpoint_every=2, tell=keep)
     assert torch.equal(weights(jobs[1].run), weights(alone.run))
+    shutil.copy(jobs[1].path, tmp_path / "again1.jsonl")
     again = open_job(Run(chosen, model, pool, seed=1), tmp_path / "again1.jsonl")
     assert again.run.done_epochs == 2
     train_side_by_side([again])
     assert torch.equal(weights(again.run), weights(alone.run))
-    assert [e["loss"] for e in again.log.epochs] == [e["loss"] for e in alone.log.epochs][2:]
+    assert [e["loss"] for e in again.log.epochs] == [e["loss"] for e in alone.log.epochs]
     undrawn = replace(chosen, dropout=0.0, noise=0.0, ahead=0.0, mixup=0.0, ascent=0.0)
     plain = open_job(Run(undrawn, model, pool, seed=1), tmp_path / "plain.jsonl")
     train_side_by_side([plain])
@@ -154,6 +156,25 @@ def test_an_ascent_is_seen_by_the_step_from_its_start_on(preset: str) -> None:
     assert not torch.equal(late, led)
     assert first == first_too
     assert second != other
+
+
+def test_a_run_that_goes_back_to_a_checkpoint_from_before_its_ascent_does_without(tmp_path: Path) -> None:
+    pool, path, seen = random_pool(32), str(tmp_path / "run.safetensors"), []
+    chosen = settings("sgd", "cifar10", "wrn10_1", batch=16, epochs=4, ascent=0.3, ascent_start=0.5)
+    run = Run(chosen, "wrn10_1", pool)
+    for epoch in (0, 1, 2, 1, 2):
+        if run.done_epochs > epoch:
+            run.load(path)
+        run.begin_epoch()
+        for index in range(run.steps_per_epoch):
+            run.step(index)
+        run.judge()
+        run.end_epoch()
+        seen.append(weights(run))
+        if epoch == 0:
+            run.save(path)
+    assert torch.equal(seen[1], seen[3])
+    assert torch.equal(seen[2], seen[4])
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -259,6 +280,42 @@ def test_a_run_that_dies_while_it_writes_has_every_epoch_in_its_log(
         assert [entry["epoch"] for entry in RunLog.read(path).epochs] == [1, 2, 3, 4]
 
 
+def test_a_checkpoint_whose_log_is_not_whole_is_not_gone_on_from(tmp_path: Path) -> None:
+    pool, path = random_pool(32), tmp_path / "run.jsonl"
+    chosen = settings("sgd", "cifar10", "wrn10_1", batch=16, epochs=4)
+
+    def stop(_job: Any, entry: dict[str, Any]) -> None:
+        if entry["epoch"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train_side_by_side([open_job(Run(chosen, "wrn10_1", pool), path)], checkpoint_every=1, tell=stop)
+    lines = path.read_text().splitlines(keepends=True)
+    for kept in (lines[:2], [lines[0], lines[2]], []):
+        path.write_text("".join(kept)) if kept else path.unlink()
+        with pytest.raises(ValueError, match=r"has 2 epochs behind it, which are not all in run\.jsonl: put that log"):
+            open_job(Run(chosen, "wrn10_1", pool), path)
+    path.write_text("".join(lines))
+    assert train_side_by_side([open_job(Run(chosen, "wrn10_1", pool), path)])
+    assert [entry["epoch"] for entry in RunLog.read(path).epochs] == [1, 2, 3, 4]
+
+
+def test_a_run_that_another_process_trains_is_left_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two would write one log and one checkpoint, of which the later could be behind the earlier."""
+    pool = random_pool(32)
+    monkeypatch.setattr(ImagePool, "load", lambda *_, **__: pool)
+    changes = {"batch": 16, "epochs": 2, "folder": tmp_path, "device": "cpu"}
+
+    def meanwhile(job: Any, _entry: dict[str, Any]) -> None:
+        if not job.log.ended:
+            with pytest.raises(ValueError, match=r"another process is training cifar10-wrn10_1-sgd-epochs=2-batch=16"):
+                train("cifar10", "wrn10_1", "sgd", seeds=[1, 0], **changes)
+
+    train("cifar10", "wrn10_1", "sgd", tell=meanwhile, **changes)
+    assert len(train("cifar10", "wrn10_1", "sgd", seeds=[1, 0], **changes)) == 2
+    assert len(list(tmp_path.iterdir())) == 2  # no claims are left
+
+
 def test_seeds_given_twice_are_trained_once_and_those_beyond_reach_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -282,6 +339,24 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
     faster = Run(settings("sgd", "cifar10", "wrn10_1", batch=16, lr=0.5), "wrn10_1", pool)
     with pytest.raises(ValueError, match=r"is of another run: its lr is 0\.1, this one's is 0\.5"):
         open_job(faster, path)
+
+
+def test_a_run_goes_on_under_another_name_of_its_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its files have the name of the preset that has its settings, whatever it was called when it began."""
+    pool = random_pool(128)
+    monkeypatch.setattr(ImagePool, "load", lambda *_, **__: pool)
+    options: dict[str, Any] = {"folder": tmp_path, "device": "cpu", "checkpoint_every": 1}
+
+    def stop(_job: Any, _entry: dict[str, Any]) -> None:
+        raise KeyboardInterrupt
+
+    own, other = (settings(name, "cifar10", "wrn10_1").as_json() for name in ("sgd-sam", "sgd-averaged"))
+    changes = {key: value for key, value in own.items() if key != "preset" and other[key] != value}
+    for count, (name, changed) in enumerate((("sgd-averaged", changes), ("sgd-sam", {})), start=1):
+        with pytest.raises(KeyboardInterrupt):
+            train("cifar10", "wrn10_1", name, tell=stop, **options, **changed)
+        (log,) = read_logs(tmp_path)
+        assert [entry["epoch"] for entry in log.epochs] == list(range(1, count + 1))
 
 
 def test_a_checkpoint_from_before_a_setting_is_of_a_run_with_its_default(tmp_path: Path) -> None:

@@ -110,4 +110,6 @@ def load(path: str | os.PathLike[str], header: dict[str, Any], device: torch.dev
 
 
 def _flat(run: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in run.items() if key != "settings"} | with_defaults(run.get("settings", {}))
+    """What tells runs apart: by what preset settings were called does not."""
+    named = {**run, **with_defaults(run.get("settings", {}))}
+    return {key: value for key, value in named.items() if key not in {"settings", "preset"}}

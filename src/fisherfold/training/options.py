@@ -193,6 +193,8 @@ def _check(name: str, kind: str, value: Any) -> None:
     least = 0 if name in {"refresh_every", "average"} else 1
     if kind == "int" and not (whole and value >= least):
         raise ValueError(f"{name} must be at least {least} and whole, got {value!r}")
+    if (kind == "bool" and not isinstance(value, bool)) or (kind == "str" and not isinstance(value, str)):
+        raise ValueError(f"{name} must be of type {kind}, got {value!r}")
     if kind == "float" and not (number and not isinstance(value, bool) and math.isfinite(value) and value >= 0):
         raise ValueError(f"{name} must be a finite number, at least 0, got {value!r}")
     if name in BELOW_ONE and value >= 1:

@@ -25,7 +25,7 @@ from fisherfold.training.data import ImagePool
 from fisherfold.training.log import CHOICES, RunLog
 from fisherfold.training.plan import Entry
 from fisherfold.training.run import Run
-from fisherfold.training.train import Job, log_name, open_job, provenance, train_side_by_side
+from fisherfold.training.train import Job, claim, has_ended, log_name, open_job, provenance, train_side_by_side
 
 KEPT = 3
 KINDS_COMPILED = 6  # the compiler gives up on the ninth kind of a network
@@ -186,15 +186,19 @@ class Queue:
             for entry in missing:
                 if len(group) == self.width or (group and entry.company != group[0].company):
                     break
-                path = self._path(entry)
-                mine = held.enter_context(claimed(path.with_name(f".{path.stem}.claim")))
+                mine = held.enter_context(claim(self._path(entry)))
                 if mine and self._missing(entry):  # it may have ended since we looked
                     group.append(entry)
             yield group
 
     def _missing(self, entry: Entry) -> bool:
         path = self._path(entry)
-        return path not in self.failed and not (path.is_file() and RunLog.read(path).ended)
+        try:
+            return path not in self.failed and not has_ended(path)
+        except ValueError as error:  # a damaged log is that of one run, not the end of all others
+            self.failed.add(path)
+            self.say(f"{path.stem} is left out: {error}")
+            return False
 
     def _path(self, entry: Entry) -> Path:
         chosen, folder = entry.settings(), self.folder if entry.split == "test" else self.searches

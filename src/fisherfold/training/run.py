@@ -152,8 +152,8 @@ class Run:
             if isinstance(self.turned, RowAhead):
                 self.turned.forget()  # the last step of an epoch is not in a checkpoint
             self._set_rates(epoch)
-            if self.settings.ascends_at(epoch) and self.ascent is None:
-                self.ascent = RowAscent(self.network.parameters(), self.settings.ascent, fuse=self.cuda)
+            if self.settings.ascends_at(epoch) != (self.ascent is not None):  # an earlier checkpoint may be loaded
+                self.ascent = self._new_ascent() if self.ascent is None else None
                 self.graph = None  # a step is another one from here on
             self.network.train()
             self._seed_draws(epoch)
@@ -232,6 +232,9 @@ class Run:
                 loss = torch.lerp(self.loss_fn(outputs, labels.flip(0)), loss, share)
         loss.backward()
         return loss, outputs
+
+    def _new_ascent(self) -> RowAscent:
+        return RowAscent(self.network.parameters(), self.settings.ascent, fuse=self.cuda)
 
     def _draw_shares(self, epoch: int) -> Tensor:
         draws = np.random.default_rng([abs(self.seed), epoch, self.seed < 0])

@@ -13,6 +13,7 @@ import subprocess  # nosec B404
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from typing import Any
 import torch
 
 from fisherfold._version import __version__
-from fisherfold.files import make_folder
+from fisherfold.files import claimed, make_folder
 from fisherfold.training.data import ImagePool
 from fisherfold.training.log import RunLog
 from fisherfold.training.options import Settings
@@ -85,19 +86,50 @@ def train(
 
     Returns:
         One log per seed.
+
+    Raises:
+        ValueError: if another process is training one of the runs in this folder.
     """
     seeds = list(dict.fromkeys(seeds))
     chosen = settings(preset, dataset, model, **changes)
     place = pick_device(device)
     target = make_folder(folder)
     paths = [target / log_name(dataset, model, chosen, seed, split, images) for seed in seeds]
-    logs = [RunLog.read(path) if path.is_file() else None for path in paths]
-    missing = [(s, p) for s, p, log in zip(seeds, paths, logs, strict=True) if log is None or not log.ended]
-    if missing:
-        pool = ImagePool.load(dataset, device=place, split=split, images=images, folder=data)
-        jobs = [open_job(Run(chosen, model, pool, seed=s, compiled=compiled), p) for s, p in missing]
-        train_side_by_side(jobs, checkpoint_every=checkpoint_every, tell=tell)
+    with ExitStack() as held:
+        missing = [(seed, path) for seed, path in zip(seeds, paths, strict=True) if not has_ended(path)]
+        for _, path in missing:
+            if not held.enter_context(claim(path)):
+                raise ValueError(f"another process is training {path.stem} in {target}: wait for it, or end it first")
+        missing = [(seed, path) for seed, path in missing if not has_ended(path)]  # since we looked, perhaps
+        if missing:
+            pool = ImagePool.load(dataset, device=place, split=split, images=images, folder=data)
+            jobs = [open_job(Run(chosen, model, pool, seed=s, compiled=compiled), p) for s, p in missing]
+            train_side_by_side(jobs, checkpoint_every=checkpoint_every, tell=tell)
     return [RunLog.read(path) for path in paths]
+
+
+def has_ended(path: Path) -> bool:
+    """Whether a run is over, well or not.
+
+    Args:
+        path: of its log, which need not exist.
+
+    Returns:
+        False for one that has yet to begin or to go on.
+    """
+    return path.is_file() and bool(RunLog.read(path).ended)
+
+
+def claim(path: Path) -> AbstractContextManager[bool]:
+    """Hold a run, so that no two processes write its log and its checkpoint.
+
+    Args:
+        path: of its log.
+
+    Returns:
+        What is held while its block runs, and says whether it is ours.
+    """
+    return claimed(path.with_name(f".{path.stem}.claim"))
 
 
 def train_side_by_side(
@@ -172,13 +204,20 @@ def open_job(run: Run, path: Path) -> Job:
 
     Returns:
         The run, ready to train.
+
+    Raises:
+        ValueError: if the log lacks epochs that the checkpoint has behind it, which a log of the rest would hide.
     """
     log = RunLog({**run.header, "preset": run.settings.preset, **provenance(run.device)})
     job = Job(run, log, path)
     if job.checkpoint.is_file():
         run.load(str(job.checkpoint))
-        if path.is_file():
-            log.epochs = RunLog.read(path).epochs[: run.done_epochs]
+        log.epochs = RunLog.read(path).epochs[: run.done_epochs] if path.is_file() else []
+        if [entry["epoch"] for entry in log.epochs] != list(range(1, run.done_epochs + 1)):
+            raise ValueError(
+                f"{job.checkpoint} has {run.done_epochs} epochs behind it, which are not all in {path.name}: put that "
+                "log back, or delete the checkpoint to start again"
+            )
     return job
 
 
