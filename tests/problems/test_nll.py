@@ -160,6 +160,35 @@ def test_a_network_that_mixes_samples_is_refused(layer, message):
         NLLProblem.from_module(nn.Sequential(nn.Linear(4, 3), layer), Gaussian(), torch.ones(5, 4), torch.ones(5, 3))
 
 
+class Recurrent(nn.Module):
+    """Dropout between the two layers is an option of the GRU, not a module."""
+
+    def __init__(self):
+        super().__init__()
+        self.gru = nn.GRU(4, 3, num_layers=2, dropout=0.5, batch_first=True)
+
+    def forward(self, x):
+        return self.gru(x)[0][:, -1]
+
+
+class Centred(nn.Linear):
+    def forward(self, x):
+        return super().forward(x - x.mean(0))
+
+
+@pytest.mark.parametrize("count", [1, 7])
+def test_a_network_that_draws_or_mixes_in_a_function_is_refused(count):
+    torch.manual_seed(0)
+    x, y = torch.randn(count, 6, 4), torch.zeros(count, 3)
+    with pytest.raises(ValueError, match="the same outputs twice: dropout must be in evaluation mode"):
+        NLLProblem.from_module(Recurrent(), Gaussian(), x, y)
+    problem, start = NLLProblem.from_module(Recurrent().eval(), Gaussian(), x, y)
+    assert torch.equal(problem.loss(start), problem.loss(start))
+    if count > 1:
+        with pytest.raises(ValueError, match="treat samples independently, got other outputs for the first of 4 alone"):
+            NLLProblem.from_module(Centred(4, 3), Gaussian(), x[:, 0], y)
+
+
 @pytest.mark.parametrize(
     ("parts", "message"),
     [

@@ -26,6 +26,8 @@ from fisherfold.manifolds import Euclidean, Manifold, Product
 from fisherfold.manifolds.base import Point, Tangent, leaves, tree_map
 from fisherfold.problems.base import Problem
 
+FEW = 4  # samples that a network is looked at with
+
 
 class NLLProblem(Problem):
     """Maximum likelihood for a model whose parameter lies on a manifold.
@@ -116,8 +118,8 @@ class NLLProblem(Problem):
             those with a manifold must lie on it before ``minimize`` takes them.
 
         Raises:
-            ValueError: if the network mixes samples or has nothing to learn, or ``manifolds`` names a parameter that
-                it does not have.
+            ValueError: if the network mixes samples, draws at random or has nothing to learn, or ``manifolds`` names a
+                parameter that it does not have.
         """
         _check_module(module)
         start = {name: p.detach().clone() for name, p in module.named_parameters() if p.requires_grad}
@@ -131,7 +133,9 @@ class NLLProblem(Problem):
         def model(inputs: Tensor, theta: dict[str, Tensor]) -> Tensor:
             return cast("Tensor", torch.func.functional_call(module, theta, (inputs,)))
 
-        return cls(product, model, likelihood, x, y, **options), start
+        problem = cls(product, model, likelihood, x, y, **options)
+        _check_behaviour(module, x)
+        return problem, start
 
     @override
     def loss(self, x: Point, batch: Tensor | None = None) -> Tensor:
@@ -354,6 +358,30 @@ def _check_module(module: nn.Module) -> None:
         if mixes or draws:
             reason = "batch statistics mix the samples" if mixes else "dropout makes the loss random"
             raise ValueError(f"{reason}: {type(part).__name__} {name!r} must be in evaluation mode (module.eval())")
+
+
+def _check_behaviour(module: nn.Module, x: Tensor) -> None:
+    """Run a few samples: what draws or mixes without being a layer for it (a function, the dropout of a GRU) shows."""
+    first = next(module.parameters())
+    if first.device != x.device or (x.is_floating_point() and first.dtype != x.dtype):
+        return  # the first evaluation says so
+    few = x[:FEW]
+    with torch.no_grad():
+        whole, again, alone = module(few), module(few), module(few[:1])
+    if not all(isinstance(z, Tensor) and z.ndim and bool(z.isfinite().all()) for z in (whole, again, alone)):
+        return
+    if not _alike(whole, again):
+        raise ValueError("module must give the same outputs twice: dropout must be in evaluation mode (module.eval())")
+    if not _alike(whole[:1], alone):
+        raise ValueError(
+            f"module must treat samples independently, got other outputs for the first of {len(few)} alone: batch "
+            "statistics must be in evaluation mode (module.eval()), and the first dimension of x must count samples"
+        )
+
+
+def _alike(z: Tensor, other: Tensor) -> bool:
+    """Equal but for rounding, which is that of other kernels for batches of other sizes."""
+    return z.shape == other.shape and bool((z - other).abs().max() <= 1e-2 * z.abs().max())
 
 
 def _check_data(x: Tensor, y: Tensor) -> None:
