@@ -1,5 +1,6 @@
 """Tensor files: whole or absent, checked to the last bit, readable only as what they are."""
 
+import errno
 import json
 import os
 import stat
@@ -12,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fisherfold import files
-from fisherfold.files import check_place, read_tensors, write_atomically, write_tensors
+from fisherfold.files import check_place, claimed, read_tensors, write_atomically, write_tensors
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
 
@@ -219,3 +220,17 @@ def test_what_json_cannot_hold_is_refused_before_anything_is_written(tmp_path):
     with pytest.raises(TypeError, match="not JSON serializable"):
         write(tmp_path / "f", header={"x": torch.zeros(2)})
     assert not (tmp_path / "f").exists()
+
+
+@pytest.mark.skipif(files.fcntl is None, reason="needs a system with locks")
+def test_a_claim_is_given_where_the_file_system_has_no_locks(tmp_path, monkeypatch):
+    def without(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(files.fcntl, "flock", without)
+    with claimed(tmp_path / "claim") as mine:
+        assert mine
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match=r"cannot write .*: .* is not a folder"), claimed(tmp_path / "file" / "claim"):
+        pass

@@ -125,7 +125,8 @@ def _flush_folder(folder: Path) -> None:
 def claimed(path: str | os.PathLike[str]) -> Iterator[bool]:
     """Hold a file for as long as the block runs, against other processes and other holders in this one.
 
-    The claim ends with its process, however that dies. Where the system has no locks, everyone is given one.
+    The claim ends with its process, however that dies. Where the system or the file system has no locks, everyone is
+    given one.
 
     Args:
         path: of the file, which is made, and removed by the last holder; its folder must exist.
@@ -136,12 +137,16 @@ def claimed(path: str | os.PathLike[str]) -> Iterator[bool]:
     if fcntl is None:
         yield True
         return
+    with _said(Path(path)):
+        Path(path).touch()
     with Path(path).open("ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             yield False
             return
+        except OSError:  # a file system without locks
+            pass
         # a former holder may have removed the name between our opening and our lock
         try:
             yield os.path.exists(path) and os.path.samestat(os.fstat(file.fileno()), os.stat(path))
