@@ -105,6 +105,13 @@ def test_a_damaged_log_does_not_hold_up_the_other_runs(tmp_path: Path) -> None:
     assert damaged.read_text() == '{"format": "fisherf'
 
 
+def test_a_whole_number_in_a_plan_is_the_same_setting_as_the_number_with_a_point(tmp_path: Path) -> None:
+    plan, work = entries({"lr": 1, "weight_decay": 0}, {"lr": 1.0, "weight_decay": 0.0}), queue(tmp_path)
+    first, second = (work._path(entry) for entry in plan)
+    assert first == second
+    assert first.name == "cifar10-wrn10_1-sgd-lr=1.0-weight_decay=0.0-epochs=1-batch=16-seed0.jsonl"
+
+
 def test_a_plan_may_change_while_it_is_worked_through(tmp_path: Path) -> None:
     plan, lines = tmp_path / "plan.jsonl", []
     written = [json.dumps({**TASK, "seed": seed}) for seed in range(3)]

@@ -103,7 +103,9 @@ class Settings:
         if self.euclidean not in {"sgd", "kfac"}:
             raise ValueError(f"euclidean must be 'sgd' or 'kfac', got {self.euclidean!r}")
         for field in fields(self):
-            _check(field.name, str(field.type), getattr(self, field.name))
+            _check(field.name, str(field.type), value := getattr(self, field.name))
+            if str(field.type) == "float":  # 1 and 1.0 are one setting, and runs have the names of their settings
+                object.__setattr__(self, field.name, float(value))
         if self.curved and not self.damping_at(self.epochs) > 0:
             damping = f"got damping={self.damping:g} and damping_decay={self.damping_decay:g}"
             raise ValueError(f"the damping of {self.optimizer} must be above 0 at every refresh, {damping}")
