@@ -156,6 +156,25 @@ def test_a_search_keeps_the_better_third_and_trains_the_best(tmp_path: Path) -> 
     assert len(names(tmp_path)) == 2
 
 
+def test_a_damaged_record_of_choices_is_named_and_ends_no_run_in_training(tmp_path: Path) -> None:
+    search = {"candidates": [{"lr": 0.01}, {"lr": 0.02}], "rounds": [1]}
+    plan, more, lines = entries({"epochs": 2}), entries({"epochs": 2}, search), []
+    record, looks = tmp_path / "search" / CHOICES, 0
+
+    def asked() -> list[Entry]:
+        nonlocal looks
+        looks += 1
+        if looks == 2:  # after the first epoch
+            record.write_text('{"dataset": "cif')
+        return plan if looks == 1 else more
+
+    with pytest.raises(ValueError, match=r"chosen\.jsonl holds a line that is no record of a choice: Unterminated"):
+        queue(tmp_path, lines.append).work(asked)
+    assert RunLog.read(next(tmp_path.glob("*.jsonl"))).ended == "done"
+    assert lines[0].startswith("going on with the runs as they were: ")
+    assert not any("failed" in line for line in lines)
+
+
 def test_a_choice_is_the_one_that_was_recorded(tmp_path: Path) -> None:
     plan = entries({"candidates": [{"lr": 0.01}, {"lr": 0.02}], "rounds": [1]})
     (tmp_path / "search").mkdir()

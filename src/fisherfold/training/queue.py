@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from fisherfold.files import claimed, make_folder, write_atomically
+from fisherfold.files import claimed, make_folder, parse_json, write_atomically
 from fisherfold.training.data import ImagePool
 from fisherfold.training.log import CHOICES, RunLog
 from fisherfold.training.plan import Entry
@@ -164,7 +164,10 @@ class Queue:
     def _wanted(self, job: Job) -> bool:
         """Whether the plan still asks for a run that is being trained."""
         if self._look():
-            self._asked = {self._path(run) for entry in self._entries for run in self._due(entry)}
+            try:
+                self._asked = {self._path(run) for entry in self._entries for run in self._due(entry)}
+            except ValueError as error:  # as for a plan that somebody is at; these runs are not to blame
+                self.say(f"going on with the runs as they were: {error}")
         return self._asked is None or job.path in self._asked
 
     def _due(self, entry: Entry) -> list[Entry]:
@@ -257,10 +260,13 @@ class Queue:
         if not path.is_file():
             return None
         question = json.loads(json.dumps(_question(entry)))
-        for line in path.read_text(encoding="utf-8").splitlines():
-            record = json.loads(line)
-            if all(record.get(key) == value for key, value in question.items()):
-                return dict(record["chosen"])
+        try:
+            for line in path.read_text(encoding="utf-8").splitlines():
+                record = parse_json(line)
+                if all(record.get(key) == value for key, value in question.items()):
+                    return dict(record["chosen"])
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"{path} holds a line that is no record of a choice: {error}") from None
         return None
 
 
