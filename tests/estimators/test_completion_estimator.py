@@ -115,15 +115,43 @@ def test_recommend_leaves_out_what_was_seen(table):
     assert len(model.recommend(12345, k=4)[0]) == 4
 
 
-def test_cold_start_is_the_prior(table):
+@pytest.mark.parametrize("rated_sets", [True, False])
+def test_a_stranger_is_an_average_member(table, rated_sets):
     _, pairs, values, _, _ = table
-    model = MatrixCompletion(rank=2, clip=False).fit(pairs, values)
-    a, b, c = model.predict([(999, 0), (0, 999), (999, 999)])
-    prior = model.model_
-    level = prior.posterior.columns.mean[0, -1] + prior.posterior.rows.center[-1]
-    level += (prior.posterior.rows.center[:-1] * prior.posterior.columns.mean[0, :-1]).sum()
-    assert a == pytest.approx(float(level) * prior.scale + prior.center, abs=1e-5)
-    assert np.isfinite([a, b, c]).all()
+    model = MatrixCompletion(rank=2, clip=False, rated_sets=rated_sets, tol=1e-7, dtype="float64").fit(pairs, values)
+    rows, columns = np.arange(60), np.arange(40)
+    everything = model.predict([(i, j) for i in rows for j in columns]).reshape(60, 40)
+    # without rated sets to convergence: the prior has learnt the average
+    close = {"rtol": 0, "atol": 1e-9 if rated_sets else 1e-3}
+    np.testing.assert_allclose(model.predict([(999, j) for j in columns]), everything.mean(0), **close)
+    np.testing.assert_allclose(model.predict([(i, 999) for i in rows]), everything.mean(1), **close)
+    np.testing.assert_allclose(model.predict([(999, 999)]), everything.mean(), **close)
+    # a row without a value is no less a stranger, whichever way it comes
+    table = sp.coo_array((values, (pairs[:, 0], pairs[:, 1])), shape=(61, 40))
+    grown = model.partial_fit(sp.coo_array(([3.0], ([0], [0])), shape=(61, 40)))
+    for each in (grown, clone(model).fit(table)):
+        expected = each.predict([(999, j) for j in columns], return_std=True)
+        np.testing.assert_allclose(each.predict([(60, j) for j in columns], return_std=True), expected, **close)
+        np.testing.assert_allclose(each.predict_new([], [], columns, return_std=True), expected, **close)
+
+
+def test_error_bars_of_strangers_know_that_rated_sets_differ():
+    """Good columns are rated more often: the rated sets tell much of a column, and of a stranger they are not known."""
+    rng = np.random.default_rng(0)
+    level = rng.normal(size=300)
+    noisy = level + 0.5 * rng.normal(size=(200, 1)) + 0.5 * rng.normal(size=(200, 300))
+    seen = rng.random(noisy.shape) < 0.05 + 0.3 / (1 + np.exp(-2 * level))
+    known = np.arange(300) < 200
+    pairs = np.argwhere(seen & known)
+    model = MatrixCompletion(rank=2, clip=False).fit(pairs, noisy[tuple(pairs.T)])
+    mean, std = model.predict([(i, 999) for i in range(200)], return_std=True)
+    off = (noisy[:, ~known] - mean[:, None]) / std[:, None]
+    assert 0.85 < np.sqrt(np.mean(off**2)) < 1.2  # 1.7 with the spread of K alone
+
+
+def test_ids_that_were_not_seen(table):
+    _, pairs, values, _, _ = table
+    model = MatrixCompletion(rank=2).fit(pairs, values)
     assert np.isnan(model.set_params(unseen="nan").predict([(999, 0), (0, 0)])).tolist() == [True, False]
     with pytest.raises(ValueError, match=r"1 row ids were not seen in fit, the first is 999 \(int\)"):
         model.set_params(unseen="error").predict([(999, 0), (0, 0)])
@@ -144,6 +172,9 @@ def test_fold_in_of_a_new_row(table):
     _, vague = model.predict_new(rated[:1], holes[59, rated[:1]], rated[half:], return_std=True)
     assert (std < vague).all()
     np.testing.assert_array_equal(model.predict(pairs), before)
+    # the columns do not move, nor what is known of their noise
+    once, twice = model.model_.of_new_rows(1, [0], [0], np.ones(1)), model.model_.of_new_rows(1, [0], [1], np.ones(1))
+    assert torch.equal(once.posterior.columns.counts, twice.posterior.columns.counts)
     assert np.isfinite(model.predict_new([12345], [1.0], [0, 1])).all()
     with pytest.raises(ValueError, match="rated and values must have one length and finite values"):
         model.predict_new([0, 1], [1.0, np.nan], [2])

@@ -40,8 +40,8 @@ class MatrixCompletion(SharedFits, RegressorMixin, BaseEstimator):  # type: igno
     The input of ``fit`` is a table of (row id, column id) pairs with their values; or a sparse matrix (stored zeros are
     data), an array with NaN or a wide data frame; or a long data frame of three columns. Ids are any hashable objects.
 
-    Rules: a pair given twice is merged by ``duplicates``; a row or column without ratings has its prior; an id never
-    seen is predicted from the prior (an average row, an average column) unless ``unseen`` says otherwise.
+    Rules: a pair given twice is merged by ``duplicates``; a row or column without ratings is predicted like an id never
+    seen, and that as an average row, an average column, unless ``unseen`` says otherwise.
 
     Args:
         rank: the number of factors.

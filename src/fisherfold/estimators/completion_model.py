@@ -3,7 +3,7 @@
     prediction(i, j) = g + s (b̄_i + c̄_j + ⟨ū_i, v̄_j⟩), clipped to the range of the observed values
 
 g and s are the mean and standard deviation of the values; inside, everything is centred and scaled. An id never seen
-takes part with its learnt prior: an unknown row is an average row, so its prediction is the column's level.
+takes part as any of those seen: an unknown row is an average row, so its prediction is the column's level.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fisherfold.estimators.ids import IdIndex, Ids, describe
 from fisherfold.estimators.inputs import Observations
 from fisherfold.inference.completion import CompletionPosterior, fit_variational
 from fisherfold.inference.predictive import predict_pairs
-from fisherfold.inference.stream import absorb, grow, look_back, prior_member
+from fisherfold.inference.stream import absorb, grow, look_back, prior_member, unknown_member
 from fisherfold.problems.ratings import Ratings
 
 Floats = npt.NDArray[np.float64]
@@ -268,19 +268,22 @@ class CompletionModel:
             values: its value.
 
         Returns:
-            The model; a row without entries has the prior.
+            The model; a row without entries is any of those of the fit.
         """
         self._check_reach(values)
-        new = replace(self)
+        new, known = replace(self), self.posterior
         # what the columns know about which rows rated them is of no use here: it speaks of the rows of the fit
-        side, others = prior_member(self.posterior.rows), replace(self.posterior.columns, set_effects=None)
+        side, others = prior_member(known.rows), replace(known.columns, set_effects=None)
         grow(side, others, count - 1)
-        if (sets := self.posterior.rows.set_effects) is not None:
-            side.set_effects = replace(sets, sums=torch.zeros_like(side.mean))
-        new.posterior = replace(self.posterior, rows=side, columns=others)
+        if known.rows.set_effects is not None:
+            side.set_effects = replace(known.rows.set_effects, sums=torch.zeros_like(side.mean))
+        new.posterior = replace(known, rows=side, columns=others)
         if len(values):
             batch, here, there = new._batch(rows, columns, values)
             absorb(new.posterior, batch, here, there, move=(True, False))
+        empty, unknown = side.counts == 0, unknown_member(known.rows)
+        side.mean[empty], side.covariance[empty] = unknown.mean, unknown.covariance
+        new.posterior.rows, new.posterior.columns = replace(side, set_effects=None), known.columns
         return new
 
     def from_the_rest(self, rows: Any, columns: Any, values: Floats, *, parts: int, clip: bool) -> Floats:

@@ -4,7 +4,7 @@
     Var[x_ij] = k̄ᵀ A k̄ + āᵀ B ā + tr(A B) + E[1/α_i] E[1/β_j] / τ
 
 with A, B the covariances of a_j = (v_j, c_j, 1) and k_i = (u_i, 1, b_i). A row or column that was never seen has the
-number -1 and takes part with its prior.
+number -1 and takes part as any of those that were.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fisherfold.inference.completion import CompletionPosterior, layout, moments
 from fisherfold.inference.sides import Side
-from fisherfold.inference.stream import prior_member
+from fisherfold.inference.stream import unknown_member
 
 _CHUNK = 2**15
 
@@ -38,7 +38,8 @@ def predict_pairs(
     left, right = _with_unknown(posterior.rows), _with_unknown(posterior.columns)
     means, spreads = [], []
     for start in range(0, len(rows), _CHUNK):
-        i, j = (_wrap(t[start : start + _CHUNK], s) for t, s in ((rows, left), (columns, right)))
+        part = slice(start, start + _CHUNK)
+        i, j = _places(posterior.rows, rows[part]), _places(posterior.columns, columns[part])
         u, v = left.mean[i], right.mean[j]
         mean = (u[:, :-1] * v[:, :-1]).sum(1) + u[:, -1] + v[:, -1]
         means.append(mean)
@@ -52,15 +53,19 @@ def predict_pairs(
 
 def _with_unknown(side: Side) -> Side:
     """The side with one more member, last, about which nothing is known."""
-    unknown = prior_member(side)
+    unknown = unknown_member(side)
     return replace(
         unknown, mean=torch.cat([side.mean, unknown.mean]), covariance=torch.cat([side.covariance, unknown.covariance]),
         shortfall=torch.cat([side.shortfall, unknown.shortfall]), counts=torch.cat([side.counts, unknown.counts]),
     )  # fmt: skip
 
 
-def _wrap(index: Tensor, side: Side) -> Tensor:
-    return torch.where(index < 0, len(side.mean) - 1, index.long())
+def _places(side: Side, index: Tensor) -> Tensor:
+    """Where members stand in ``_with_unknown``: one without ratings has no rated set, it is a stranger like others."""
+    unknown = index < 0
+    if side.set_effects is not None:
+        unknown = unknown | (side.counts[index.clamp(min=0).long()] == 0)
+    return torch.where(unknown, len(side.mean), index.long())
 
 
 def _second_moment(left: Side, right: Side, i: Tensor, j: Tensor) -> Tensor:

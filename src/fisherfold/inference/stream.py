@@ -30,7 +30,7 @@ from fisherfold.inference.completion import (
     normal_equations,
 )
 from fisherfold.inference.inverse import pack
-from fisherfold.inference.sides import SetEffects, Side, set_effects_of
+from fisherfold.inference.sides import PRIOR_ROWS, SetEffects, Side, set_effects_of
 from fisherfold.problems.grouped import Grouped
 from fisherfold.problems.packed import unpack
 from fisherfold.problems.ratings import Ratings
@@ -82,6 +82,31 @@ def prior_member(side: Side) -> Side:
     )  # fmt: skip
 
 
+def unknown_member(side: Side) -> Side:
+    """A side with a single member of which not even the rated set is known: any of those that have ratings.
+
+    K says how much members differ whose rated sets are alike; strangers differ as all members do. Mean and covariance
+    are those over the members, with the imaginary one of ``update_prior``.
+
+    Args:
+        side: where the members are taken from; without rated sets the prior says the same of them.
+
+    Returns:
+        The side of one member.
+    """
+    unknown, rated = prior_member(side), side.counts > 0
+    if side.set_effects is None or not bool(rated.any()):
+        return unknown
+    mean = side.mean[rated].double().mean(0)
+    off = side.mean[rated].double() - mean
+    spread = unpack(side.covariance[rated].sum(0, dtype=torch.float64)[None])[0]
+    start = torch.diag(side.start_variance)
+    if not side.has_offset:
+        start[-1, -1] = 0
+    covariance = (off.T @ off + spread + PRIOR_ROWS * start) / (len(off) + PRIOR_ROWS)
+    return replace(unknown, mean=mean[None].to(side.mean), covariance=pack(covariance[None]).to(side.mean))
+
+
 @dataclass
 class _Before:
     """What is known about some members from earlier ratings, in natural parameters and float64."""
@@ -129,8 +154,9 @@ def absorb(
     """
     sides = ((posterior.rows, rows, batch.by_row), (posterior.columns, columns, batch.by_column))
     before = [_before(side, ids, decay) for side, ids, _ in sides]
-    for (side, ids, groups), other_ids in zip(sides, (columns, rows), strict=True):
-        _count(side, ids, groups, other_ids)
+    for (side, ids, groups), other_ids, learns in zip(sides, (columns, rows), move, strict=True):
+        if learns:
+            _count(side, ids, groups, other_ids)
     residual = torch.zeros(0)
     for _ in range(passes):
         for k in (0, 1):
