@@ -260,6 +260,29 @@ def test_a_pair_that_is_rated_again_follows_the_rule_at_the_next_look_back(rule,
     np.testing.assert_allclose(again.predict(pairs), value, atol=0.02)
 
 
+@pytest.mark.parametrize("rule", ["mean", "last", "sum"])
+def test_a_pair_given_twice_in_a_batch_follows_the_rule_at_once(table, rule):
+    _, pairs, values, _, _ = table
+    new = [("new", j) for j in range(10)]
+    twice = MatrixCompletion(2, duplicates=rule).fit(pairs, values)
+    twice.partial_fit(new + new, [1.0] * 10 + [2.0] * 10)
+    once = MatrixCompletion(2, duplicates=rule).fit(pairs, values)
+    once.partial_fit(new, [{"mean": 1.5, "last": 2.0, "sum": 3.0}[rule]] * 10)
+    np.testing.assert_allclose(twice.predict(new), once.predict(new), rtol=1e-6)
+    with pytest.raises(ValueError, match="10 entries repeat a pair"):
+        MatrixCompletion(2, duplicates="error").fit(pairs, values).partial_fit(new + new, [1.0] * 20)
+
+
+def test_a_stream_keeps_to_max_iter_and_tol(table):
+    _, pairs, values, _, _ = table
+    for options in ({"max_iter": 2, "dtype": "float64"}, {"max_iter": 500, "tol": 1e-8, "dtype": "float64"}):
+        whole = MatrixCompletion(2, **options).fit(pairs, values)
+        stream = MatrixCompletion(2, **options).partial_fit(pairs[::3], values[::3])
+        rest = np.arange(len(pairs)) % 3 > 0
+        stream.partial_fit(pairs[rest], values[rest])
+        assert (stream.n_iter_, stream.converged_) == (whole.n_iter_, whole.converged_)
+
+
 def test_sums_are_taken_before_the_centre(table):
     _, pairs, values, held, _ = table
     once = MatrixCompletion(rank=2, duplicates="sum", dtype="float64").fit(pairs, values)
@@ -384,6 +407,40 @@ def test_interrupt_returns_a_usable_model_when_asked(table, monkeypatch):
     assert rmse(model.predict(held), truth) < 0.5
     with pytest.raises(KeyboardInterrupt):
         MatrixCompletion(rank=2).fit(pairs, values)
+
+
+def test_ctrl_c_in_a_search_ends_it(table, monkeypatch, tmp_path):
+    _, pairs, values, _, _ = table
+    file, real, fits = tmp_path / "fit", engine.fit_variational, []
+
+    def stopped(*args, **options):
+        fits.append(args[1])
+        if len(fits) == stop_at:
+            raise KeyboardInterrupt
+        return real(*args, **options)
+
+    monkeypatch.setattr(engine, "fit_variational", stopped)
+    model = MatrixCompletionCV((1, 2), cv=2, on_interrupt="return", checkpoint=file, random_state=0)
+    stop_at = 4  # the last fit of the search
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(pairs, values)
+    assert len(fits) == 4
+    stop_at = 7  # the first fold is known, the second is searched again, and the fit to all values is stopped
+    assert model.fit(pairs, values).interrupted_
+    assert fits[4:] == [1, 2, 2]
+    expected = MatrixCompletionCV((1, 2), cv=2, random_state=0).fit(pairs, values).cv_results_["mean_rmse"]
+    assert np.array_equal(model.cv_results_["mean_rmse"], expected)
+    # what was searched is kept as long as the fit is not done
+    fits.clear()
+    stop_at = 0
+    assert not model.fit(pairs, values).interrupted_
+    assert fits == [2]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_folds_are_counted_in_pairs():
+    with pytest.raises(ValueError, match="cv=3 folds need as many ratings, got 2"):
+        MatrixCompletionCV((1,), cv=3).fit([(0, 0), (0, 0), (0, 0), (1, 1)], [1.0, 2.0, 3.0, 4.0])
 
 
 def test_point_estimate(table):

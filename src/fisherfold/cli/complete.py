@@ -107,6 +107,8 @@ def fit(
 
     check_output(output, KIND)
     voice.resume = "no model was written; with --keep-on-interrupt the passes done so far are kept"
+    if keep_on_interrupt:
+        voice.resume = "no model was written: there was none of all ratings yet"
     model = _estimator(
         rank, random_state=seed, inference=inference, solver=solver, offsets=offsets, ridge=ridge,
         duplicates=duplicates, max_iter=max_iter, n_jobs=threads, verbose=voice.shows_progress or voice.verbose,

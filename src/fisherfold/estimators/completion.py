@@ -22,7 +22,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from fisherfold.estimators import parameters
 from fisherfold.estimators.checkpoint import all_or_nothing
-from fisherfold.estimators.completion_fit import FitOptions, fit_model, threads
+from fisherfold.estimators.completion_fit import FitOptions, fit_model, merged, threads
 from fisherfold.estimators.completion_model import UNSEEN, CompletionModel, Floats
 from fisherfold.estimators.completion_shared import SharedFits
 from fisherfold.estimators.ids import IdIndex, Ids, id_array
@@ -340,9 +340,10 @@ class MatrixCompletion(SharedFits, RegressorMixin, BaseEstimator):  # type: igno
         A few new ratings change the rows and columns they touch, by one natural-gradient step that adds their evidence.
         When a twentieth more ratings have come in than at the last look back, two passes go over all of them from where
         the posterior stands, and when there are twice as many as at the last start, the factors are found anew: at a
-        cost per rating that does not grow, a stream ends where a fit would (``variational``). The rank stays. A pair
-        that was rated before is one more observation until the next look back, then ``duplicates`` decides (``error``:
-        the mean). A point estimate needs a first batch of at least ``rank`` rows and columns.
+        cost per rating that does not grow, a stream ends where a fit would (``variational``). The rank stays. Within a
+        batch ``duplicates`` decides as in ``fit``; a pair that was rated before is one more observation until the next
+        look back, then it decides as well (``error``: the mean). A point estimate needs a first batch of at least
+        ``rank`` rows and columns.
 
         Args:
             X: as for ``fit``.
@@ -361,9 +362,14 @@ class MatrixCompletion(SharedFits, RegressorMixin, BaseEstimator):  # type: igno
         found, options = observations(X, y), self._options(self.model_.posterior.rank, None)
         if not found.is_table:
             self._check_names(X)
+        if self.duplicates != "mean":  # the mean is taken over all that a pair ever had
+            found = merged(found, self.duplicates)
         model = copy.copy(self.model_)
         with threads(options.n_jobs):
-            model.absorb(found, duplicates=self.duplicates, centred=self.offsets != "none", seed=options.seed)
+            model.absorb(
+                found, duplicates=self.duplicates, centred=self.offsets != "none", max_iter=options.max_iter,
+                tol=options.tol, seed=options.seed,
+            )  # fmt: skip
         return self._adopt(model, self.interrupted_)
 
     def save(self, path: str | os.PathLike[str]) -> None:

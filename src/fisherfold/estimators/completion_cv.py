@@ -48,7 +48,7 @@ class MatrixCompletionCV(MatrixCompletion):
         dtype: see there.
         n_jobs: see there.
         verbose: see there.
-        on_interrupt: see there.
+        on_interrupt: see there; during the search, where there is no model of all values yet, Ctrl-C raises.
         checkpoint: see there; the errors found so far lie beside it with the suffix ``.search``.
 
     Attributes:
@@ -101,19 +101,24 @@ class MatrixCompletionCV(MatrixCompletion):
 
         Returns:
             This estimator.
+
+        Raises:
+            ValueError: if there are fewer pairs than folds, or none of the ranks is allowed.
         """
         self._validate()
         ranks = self._allowed_ranks(found)
         ridges = parameters.several("ridges", self.ridges)
-        options = self._options(ranks[0], None)
+        options = replace(self._options(ranks[0], None), return_on_interrupt=False)
         with threads(options.n_jobs):
             ready = prepare(found, options)
+            if ready.ratings.n_ratings < self.cv:
+                raise ValueError(f"cv={self.cv} folds need as many ratings, got {ready.ratings.n_ratings}")
             chosen = {"ranks": ranks, "ridges": ridges, "cv": self.cv, "clip": self.clip}
             saved = checkpoint_of(ready.ratings, options, **chosen)
             errors = self._search(ready, ranks, ridges, options, saved)
         self._keep([(rank, ridge) for ridge in ridges for rank in ranks], errors.reshape(-1, self.cv))
         self._fit(found, self.best_rank_, self.best_ridge_)
-        if saved is not None:
+        if saved is not None and not self.interrupted_:
             saved.remove()
         return self
 
@@ -133,8 +138,6 @@ class MatrixCompletionCV(MatrixCompletion):
         if not allowed:
             bound = f"min(n_rows, n_columns)={whole}" + ("" if largest == whole else f" less one for {self.solver}")
             raise ValueError(f"ranks must contain one between 1 and {bound}, got {self.ranks!r}")
-        if len(found.values) < self.cv:
-            raise ValueError(f"cv={self.cv} folds need as many ratings, got {len(found.values)}")
         return allowed
 
     def _search(

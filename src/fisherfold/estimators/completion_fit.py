@@ -92,7 +92,7 @@ def merged(found: Observations, duplicates: str) -> Observations:
         duplicates: what becomes of a pair given twice: ``mean``, ``last``, ``sum`` or ``error``.
 
     Returns:
-        The same entries if no pair occurs twice, else those that are left, by column.
+        The same entries if no pair occurs twice, else those that are left, by column, of the same table.
 
     Example:
         >>> import numpy as np
@@ -111,8 +111,7 @@ def merged(found: Observations, duplicates: str) -> Observations:
     if ratings.n_duplicates + len(found.values) - len(values) == 0:
         return found
     i, j, kept = (part.numpy() for part in ratings.entries())
-    left = row_ids.labels[i], column_ids.labels[j]
-    return Observations(*left, kept, *left)
+    return dataclasses.replace(found, rows=row_ids.labels[i], columns=column_ids.labels[j], values=kept)
 
 
 def _check_rank(options: FitOptions, n_rows: int, n_columns: int) -> None:

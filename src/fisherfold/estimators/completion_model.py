@@ -180,8 +180,9 @@ class CompletionModel:
         self.seen_values = torch.from_numpy((given - self.center) / self.scale).to(self.seen_values.dtype)
 
     def absorb(
-        self, found: Observations, *, duplicates: str = "mean", centred: bool = True, seed: int = 0
-    ) -> None:
+        self, found: Observations, *, duplicates: str = "mean", centred: bool = True, max_iter: int = 50,
+        tol: float = 3e-4, seed: int = 0,
+    ) -> None:  # fmt: skip
         """Add new ratings, with new rows and columns if need be.
 
         A few change the rows and columns they touch; when they have become many, all ratings are gone through again.
@@ -191,6 +192,8 @@ class CompletionModel:
             duplicates: what becomes of a pair that was rated before: ``mean``, ``last`` or ``sum``. Until all ratings
                 are gone through again it is one more observation.
             centred: whether a start from scratch takes the mean off.
+            max_iter: the largest number of passes from scratch.
+            tol: where they stop, as in a fit.
             seed: of a start from scratch.
         """
         self._check_kept()
@@ -212,11 +215,11 @@ class CompletionModel:
         self.low, self.high = min(self.low, found.values.min()), max(self.high, found.values.max())
         many = self.n_at_start == 0 or len(self.seen_values) > (1 + _LOOK_BACK) * self.n_at_look
         if many and self.inference == "variational":
-            self._look_back(duplicates, centred, seed)
+            self._look_back(duplicates, centred, max_iter=max_iter, tol=tol, seed=seed)
         else:
             absorb(posterior, *self._batch(i, j, found.values))
 
-    def _look_back(self, duplicates: str, centred: bool, seed: int) -> None:
+    def _look_back(self, duplicates: str, centred: bool, **start: Any) -> None:
         rows = np.repeat(np.arange(len(self.row_ids)), self.seen_offsets.diff().numpy())
         columns, values, self.n_at_look = self.seen_columns.numpy(), self._given(), len(self.seen_values)
         if duplicates == "sum":
@@ -239,7 +242,7 @@ class CompletionModel:
         self.posterior = fit_variational(
             ratings, old.rank, ridge=old.fixed_ridge, row_offsets=old.rows.has_offset,
             column_offsets=old.columns.has_offset, set_effects=old.rows.set_effects is not None,
-            weight_strength=old.weight_strength, seed=seed,
+            weight_strength=old.weight_strength, **start,
         )  # fmt: skip
 
     def of_new_row(self, columns: Ids, values: Floats, unseen: str) -> CompletionModel:
