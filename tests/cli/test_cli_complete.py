@@ -234,9 +234,11 @@ def test_help_has_examples():
         assert f"fisherfold complete {command}" in call(command, "--help")
 
 
-def test_exchanged_columns_of_pairs_are_refused(tmp_path):
-    ratings, pairs = tmp_path / "ratings.csv", tmp_path / "pairs.csv"
-    ratings.write_text("user,item,stars\n" + "".join(f"{k % 9},{k % 7},{k % 5}\n" for k in range(60)))
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_misplaced_columns_of_pairs_are_refused(tmp_path, kind):
+    ratings, pairs = tmp_path / f"ratings.{kind}", tmp_path / "pairs.csv"
+    lines = pl.DataFrame([(k % 9, k % 7, k % 5) for k in range(60)], ["user", "item", "stars"], orient="row")
+    lines.write_csv(ratings) if kind == "csv" else lines.write_parquet(ratings)
     call("fit", ratings, "--rank", 2, "-o", tmp_path / "model")
     predict = ("predict", tmp_path / "model", pairs, "-o", tmp_path / "out.csv")
 
@@ -248,6 +250,10 @@ def test_exchanged_columns_of_pairs_are_refused(tmp_path):
     refused = CliRunner().invoke(app, ["complete", *map(str, predict)])
     assert "the first columns are item, user, those of the fit were user, item" in str(refused.exception)
     named = predicted("--columns", "user,item")
+    pl.DataFrame({"day": [4], "user": [4], "item": [3]}).write_csv(pairs)
+    refused = CliRunner().invoke(app, ["complete", *map(str, predict)])
+    assert "the first columns are day, user, those of the fit were user, item; put" in str(refused.exception)
+    assert predicted("--columns", "user,item") == named
     # other names say nothing about the order
     pairs.write_text("reader,book\n4,3\n")
     assert predicted() == named

@@ -188,11 +188,11 @@ def predict(
         pairs, text=text, columns=_split(columns), file_format=file_format, header=header, encoding=encoding,
         max_bytes=in_bytes(unpack_limit), is_data=lambda fields: _known(model, fields, columns),
     )  # fmt: skip
-    known, names = list(getattr(model, "feature_names_in_", ())), (table.header or [])[:2]
-    if columns is None and names == known[::-1] != known:
+    known, names = list(getattr(model, "feature_names_in_", ())), table.header or []
+    if columns is None and known and names[:2] != known and {*known} <= {*names}:
         raise ValueError(
-            f"{pairs}: the first columns are {', '.join(names)}, those of the fit were {', '.join(known)}; "
-            f"exchange them, or name them with --columns {','.join(known)}"
+            f"{pairs}: the first columns are {', '.join(names[:2])}, those of the fit were {', '.join(known)}; "
+            f"put these first, or name them with --columns {','.join(known)}"
         )
     frame, inside = table.frame, model.model_
     i, j = inside.locate(inside.row_ids.meant(rows), inside.column_ids.meant(ids), "prior")

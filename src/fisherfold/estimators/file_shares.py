@@ -40,14 +40,15 @@ class FileShare:
 
     Attributes:
         columns: the names of the columns.
-        header: the names in the first line; None if it was read as data.
+        header: the names in the first line, or those of a Parquet file; None if the line was read as data.
     """
 
     def __init__(
         self, path: str | Path, group: Group, *, file_format: str | None = None, header: bool | None = None,
         decimal: str | None = None,
     ) -> None:  # fmt: skip
-        self.path, self.header, self._layout, self._in_quotes = Path(path), None, None, False
+        self.path, self._layout, self._in_quotes = Path(path), None, False
+        self.header: list[str] | None = None
         self._decimal = decimal
         with group.together():
             if not self.path.is_file():
@@ -57,6 +58,7 @@ class FileShare:
             decimals.check_mark(decimal)
             if file_format == "parquet" or (file_format is None and self.path.suffix in (".parquet", ".pq")):
                 self.columns, size = self._parquet()
+                self.header = self.columns
             else:
                 self._layout = _layout(self.path, file_format, header, decimal)
                 self.columns, size = self._layout.names, self.path.stat().st_size

@@ -37,7 +37,7 @@ class TextTable:
 
     Attributes:
         frame: the records, all of them text unless the file is Parquet.
-        header: the names in its first line; None if it has none.
+        header: the names in its first line, or those of a Parquet file; None if it has none.
         refused: how many lines were refused, by reason.
     """
 
@@ -81,7 +81,8 @@ def read_table(
     try:
         named = file_format is None and file.suffix.lower() in (".parquet", ".pq")
         if file_format == "parquet" or named or (file_format is None and start[:4] == b"PAR1"):
-            return TextTable(_parquet(file, max_bytes), None)
+            frame = _parquet(file, max_bytes)
+            return TextTable(frame, frame.columns)
         source = _text(file, start, encoding, max_bytes)
         first, source = _first_line(file, source)
         layout = layout_of(file, first, file_format, header, decimal, is_data)

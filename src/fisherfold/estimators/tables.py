@@ -33,7 +33,7 @@ class RatingTable:
         n_read: how many records the file has, those refused included.
         refused: how many of them were refused, by reason.
         kept: the numbers of the records that were kept, among those that could be cut into fields.
-        header: the names in the first line, None if it was read as data.
+        header: the names in the first line, or those of a Parquet file; None if the line was read as data.
         decimal: the decimal mark of the values.
     """
 
