@@ -84,8 +84,10 @@ def test_duplicates_follow_the_rule():
         same = MatrixCompletion(rank=1, dtype="float64").fit(pairs[1:], [merged, 1.0])
         ours, theirs = model.model_, same.model_
         assert ours.posterior.n_ratings == theirs.posterior.n_ratings == 2
-    with pytest.raises(ValueError, match="1 entries repeat a pair that was given before"):
-        MatrixCompletion(rank=1, duplicates="error").fit(pairs, [2.0, 4.0, 1.0])
+    names = [("ann", 5), ("ann", 5), ("bob", 3)]
+    for ids, named in ((pairs + 70, "row 70, column 70"), (names, "row 'ann', column 5")):
+        with pytest.raises(ValueError, match=f"1 entries repeat a pair that was given before, the first is {named};"):
+            MatrixCompletion(rank=1, duplicates="error").fit(ids, [2.0, 4.0, 1.0])
 
 
 def test_explicit_zeros_are_data():

@@ -79,6 +79,24 @@ def test_imputer_takes_masked_entries_for_holes(factored):
     np.testing.assert_array_equal(imputer.fit_transform(masked), imputer.fit_transform(holes))
 
 
+def test_what_the_imputer_cannot_judge_does_not_count(factored):
+    table = np.array(factored[0], dtype=float)
+    table[::3, 0] = np.nan
+    without, strange = (np.column_stack([table, np.full(len(table), value)]) for value in (np.nan, 5000.0))
+    model = LowRankImputer(rank=2).fit(without)
+    filled = model.transform(strange)
+    np.testing.assert_array_equal(filled[:, :-1], model.transform(without)[:, :-1])
+    assert (filled[:, -1] == 5000).all()
+    # a row with a value beyond all squares is as little believed as one with a large value
+    model, holes = LowRankImputer(rank=2).fit(table[1:]), []
+    for value in (1e30, 1e300):
+        table[0, 1] = value
+        filled = model.transform(table[:1])
+        assert filled[0, 1] == value
+        holes.append(filled[0, 0])
+    assert holes[1] == pytest.approx(holes[0], rel=1e-6)
+
+
 def test_imputer_at_the_edges():
     X = np.array([[1.0, np.nan, 3.0], [2.0, np.nan, np.nan], [np.nan, np.nan, np.nan]])
     filled = LowRankImputer().fit_transform(X)

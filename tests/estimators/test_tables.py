@@ -37,6 +37,15 @@ def test_quoted_semicolons_are_not_taken_for_separators(tmp_path):
     assert read_ratings(quoted).rows.tolist() == ["a;b;c"] * 3
 
 
+def test_a_column_has_one_role(tmp_path):
+    path = write(tmp_path / "a.csv", ",")
+    for columns in (("1", "1", "3"), ("1", "3", "3")):
+        with pytest.raises(ValueError, match="name a column twice, row, column, value are different ones"):
+            read_ratings(path, columns=columns)
+    with pytest.raises(ValueError, match="1, 1 name a column twice"):
+        read_pairs(path, text=(True, True), columns=("1", "1"))
+
+
 def test_parquet(tmp_path):
     frame = pl.DataFrame({"u": ["a", "b"], "i": [7, 8], "r": [1.5, 2.5]})
     frame.write_parquet(tmp_path / "a.parquet")

@@ -14,13 +14,14 @@ import torch
 from fisherfold.distributed import ALONE, Group
 from fisherfold.estimators.checkpoint import FitCheckpoint, digest, fingerprint
 from fisherfold.estimators.completion_model import CompletionModel, level_and_scale, summed
-from fisherfold.estimators.ids import IdIndex
+from fisherfold.estimators.ids import IdIndex, plain
 from fisherfold.estimators.inputs import Observations
 from fisherfold.estimators.point_posterior import point_posterior
 from fisherfold.estimators.posterior_files import pack_posterior, unpack_posterior
 from fisherfold.estimators.shared_ratings import Prepared, Share, seen_entries, share_out
 from fisherfold.files import sound
 from fisherfold.inference.completion import CompletionPosterior, fit_variational, start_posterior
+from fisherfold.problems.building import RepeatedPairs
 from fisherfold.problems.ratings import Ratings
 
 
@@ -75,10 +76,11 @@ def prepare(found: Observations, options: FitOptions) -> Prepared:
         # before the centre is taken off: two halves of a value are one value
         rows, columns, values = summed(rows, columns, values)
     center, scale = level_and_scale(values, centred=options.offsets != "none")
-    ratings = Ratings(
-        rows, columns, (values - center) / scale, (len(row_ids), len(column_ids)), dtype=options.dtype,
-        duplicates=options.duplicates, device=options.device,  # type: ignore[arg-type]
-    )  # fmt: skip
+    with _naming(row_ids, column_ids):
+        ratings = Ratings(
+            rows, columns, (values - center) / scale, (len(row_ids), len(column_ids)), dtype=options.dtype,
+            duplicates=options.duplicates, device=options.device,  # type: ignore[arg-type]
+        )  # fmt: skip
     merged = ratings.n_duplicates + len(found.values) - len(values)
     low, high = float(values.min()), float(values.max())
     return Prepared(ratings, row_ids, column_ids, center, scale, low, high, merged)
@@ -104,14 +106,25 @@ def merged(found: Observations, duplicates: str) -> Observations:
     rows, columns, values = row_ids.numbers(found.rows), column_ids.numbers(found.columns), found.values
     if duplicates == "sum":
         rows, columns, values = summed(rows, columns, values)
-    ratings = Ratings(
-        rows, columns, values, (len(row_ids), len(column_ids)), dtype=torch.float64,
-        duplicates=duplicates,  # type: ignore[arg-type]
-    )  # fmt: skip
+    with _naming(row_ids, column_ids):
+        ratings = Ratings(
+            rows, columns, values, (len(row_ids), len(column_ids)), dtype=torch.float64,
+            duplicates=duplicates,  # type: ignore[arg-type]
+        )  # fmt: skip
     if ratings.n_duplicates + len(found.values) - len(values) == 0:
         return found
     i, j, kept = (part.numpy() for part in ratings.entries())
     return dataclasses.replace(found, rows=row_ids.labels[i], columns=column_ids.labels[j], values=kept)
+
+
+@contextlib.contextmanager
+def _naming(row_ids: IdIndex, column_ids: IdIndex) -> Iterator[None]:
+    """Name a repeated pair by its ids in place of their numbers."""
+    try:
+        yield
+    except RepeatedPairs as error:
+        pair = plain(row_ids.labels[error.row]), plain(column_ids.labels[error.column])
+        raise RepeatedPairs(error.count, *pair) from None
 
 
 def _check_rank(options: FitOptions, n_rows: int, n_columns: int) -> None:

@@ -31,13 +31,14 @@ from fisherfold.problems.ratings import Ratings
 
 Table = npt.NDArray[np.floating]
 _ROWS_AT_ONCE = 4096
+_FURTHEST = 1e100  # in standard deviations; squares of more leave float64, and a row with as much is not believed
 
 
 class LowRankImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
     """Impute missing values (NaN, or masked) by a low-rank Gaussian model of the table.
 
-    Observed values are returned as they are. A column without any observed value is filled with 0; a row without any is
-    filled with what an average row would have.
+    Observed values are returned as they are. A column without any observed value in ``fit`` is filled with 0, and what
+    it has in ``transform`` does not count for the others. A row without any is filled with what an average row has.
 
     Args:
         rank: the largest number of factors; smaller tables use min(n_samples, n_features). Factors that the data does
@@ -150,9 +151,10 @@ class LowRankImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
         grow(one, columns, len(X))
         everyone = torch.arange(1, len(X) + 1)
         posterior = replace(self._posterior, rows=one, columns=replace(columns))
-        rows, there = np.nonzero(~np.isnan(X))
+        # a column without a value in the fit has no scale, and nothing follows from what it has here
+        rows, there = np.nonzero(~np.isnan(X) & self._observed)
         if len(rows):
-            values = (X[rows, there] - self.mean_[there]) / self.scale_[there]
+            values = ((X[rows, there] - self.mean_[there]) / self.scale_[there]).clip(-_FURTHEST, _FURTHEST)
             batch = Ratings(rows, there, values, X.shape, dtype=torch.float64)
             absorb(posterior, batch, everyone, torch.arange(X.shape[1]), move=(True, False))
         for name in ("mean", "covariance", "weight", "shortfall", "counts", "log_det"):

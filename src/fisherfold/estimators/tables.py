@@ -187,6 +187,8 @@ def _chosen(
             raise ValueError(
                 f"{path} has no column {wanted!r}; it has {frame.columns} (or positions 1 to {frame.width})"
             )
+    if len({*names}) < len(names):
+        raise ValueError(f"{path}: {', '.join(columns)} name a column twice, {', '.join(roles)} are different ones")
     return names
 
 

@@ -26,6 +26,26 @@ MAX_CODES = 2**15
 CHUNK = 2**18
 
 
+class RepeatedPairs(ValueError):
+    """Entries that repeat a pair where none may.
+
+    Args:
+        count: how many.
+        row: the row of the first of them.
+        column: its column.
+    """
+
+    def __init__(self, count: int, row: Any, column: Any) -> None:
+        super().__init__(count, row, column)  # what a pickle keeps
+        self.count, self.row, self.column = count, row, column
+
+    def __str__(self) -> str:
+        return (
+            f"{self.count} entries repeat a pair that was given before, the first is row {self.row!r}, column "
+            f"{self.column!r}; choose duplicates='mean', 'last' or 'sum' to merge them"
+        )
+
+
 class ColumnOrder:
     """Entries by column while they come in.
 
@@ -82,7 +102,7 @@ class ColumnOrder:
             How many entries were merged into another one.
 
         Raises:
-            ValueError: if pairs repeat and the rule is ``error``.
+            RepeatedPairs: if pairs repeat and the rule is ``error``.
         """
         fresh_counts = np.diff(self.offsets)
         repeated, first_pair = 0, None
@@ -95,10 +115,7 @@ class ColumnOrder:
                 fresh_counts -= np.bincount(columns, minlength=len(fresh_counts))
                 repeated += len(where)
         if repeated and rule == "error" and first_pair is not None:
-            raise ValueError(
-                f"{repeated} entries repeat a pair that was given before, the first is row {first_pair[0]}, column "
-                f"{first_pair[1]}; choose duplicates='mean', 'last' or 'sum' to merge them"
-            )
+            raise RepeatedPairs(repeated, *first_pair)
         if repeated:
             self._compact(fresh_counts, rule)
         return repeated
