@@ -272,6 +272,18 @@ def test_learning_in_pieces_ends_where_learning_at_once_does(options):
     )
 
 
+@pytest.mark.parametrize("noise", ["task", "shared"])
+@pytest.mark.parametrize("first", [1, 2])
+def test_tasks_that_differ_may_come_after_one_that_could_not(first, noise):
+    X, y, task = rows(noise=0.5)
+    early = np.isin(task, [f"t{i}" for i in range(first)])
+    # of one task there is nothing to tell differences from: the prior has no directions left
+    model = SubspaceRegressor(rank=2, noise=noise).fit(X[early], y[early], task=task[early])
+    model.partial_fit(X[~early], y[~early], task=task[~early])
+    whole = SubspaceRegressor(rank=2, noise=noise).fit(X, y, task=task)
+    assert model.score(X, y, task=task) == pytest.approx(whole.score(X, y, task=task), abs=1e-3)
+
+
 @pytest.mark.parametrize("solver", ["rngd", "rngd-vr", "rsgd", "rsvrg", "rcg"])
 def test_every_solver_works_without_tuning(solver):
     X, y, task = rows(noise=0.5)
@@ -300,6 +312,45 @@ def test_weights_count_rows():
     listed = (np.repeat(part, weight, 0) for part in (X, y, task))
     repeated = SubspaceRegressor(rank=2).fit(*listed)
     np.testing.assert_allclose(weighted.predict(X, task=task), repeated.predict(X, task=task), rtol=1e-6)
+
+
+@pytest.mark.parametrize("options", [{}, {"inference": "point", "random_state": 0}])
+def test_a_row_of_weight_zero_is_no_row(options):
+    X, y, task = rows(noise=1.0)
+    X[:, 2] = 0.1
+    without = SubspaceRegressor(rank=2, **options).fit(X, y, task=task)
+    # one that alone tells a constant feature from others, and one of a task of its own
+    more = np.r_[X, X[:2] + 5.0], np.r_[y, 1e6, -1e6], np.append(task, ["t0", "t99"])
+    weight = np.r_[np.ones(len(y)), 0.0, 0.0]
+    model = SubspaceRegressor(rank=2, **options).fit(more[0], more[1], task=more[2], sample_weight=weight)
+    np.testing.assert_array_equal(model.coef_, without.coef_)
+    assert model.task_ids_.tolist() == without.task_ids_.tolist()
+    with pytest.raises(ValueError, match="at least 2 rows must have a positive weight, got 1"):
+        SubspaceRegressor().fit(X[:3], y[:3], sample_weight=[0.0, 0.0, 2.0])
+
+
+@pytest.mark.parametrize("inference", ["marginal", "point"])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_targets_of_few_digits_are_not_rounded_again(inference, dtype):
+    X, y, task = rows()
+    short = (y + 1000).astype(dtype)
+    fits = [
+        SubspaceRegressor(rank=2, inference=inference, ridge=1.0).fit(X, given, task=task)
+        for given in (short, short.astype(np.float64))
+    ]
+    np.testing.assert_array_equal(fits[0].coef_, fits[1].coef_)
+    np.testing.assert_array_equal(fits[0].intercept_, fits[1].intercept_)
+
+
+def test_a_row_is_predicted_the_same_alone_and_among_others(tmp_path):
+    X, y, task = rows()
+    X[:, 0] = 1e12 + 10 * X[:, 0]
+    X = np.c_[X, np.full(len(X), 0.1)]
+    model = SubspaceRegressor(rank=2).fit(X, y, task=task)
+    model.save(tmp_path / "model")
+    for fitted in (model, SubspaceRegressor.load(tmp_path / "model")):
+        alone = [float(fitted.predict(X[i : i + 1], task=task[i : i + 1])[0]) for i in range(len(X))]
+        np.testing.assert_array_equal(alone, model.predict(X, task=task))
 
 
 def test_transform_gives_the_shared_features():

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fisherfold.inference.subspace import MarginalSubspaceProblem, SubspacePrior, information, posterior, start
-from fisherfold.inference.subspace_fit import NOISE_ROWS, _update_mean, _update_moments, fit_marginal
+from fisherfold.inference.subspace_fit import NOISE_ROWS, _update_mean, _update_moments, fit_marginal, revived
 from fisherfold.problems.tasks import TaskStatistics
 
 SIZES = (7, 3, 11, 1, 5)
@@ -251,3 +251,19 @@ def test_a_callback_stops_and_errors_name_the_argument():
     problem = MarginalSubspaceProblem(statistics, start(statistics, rank=2))
     with pytest.raises(ValueError, match="kind must be one of"):
         problem.fisher(problem.prior.frame, kind="dense")
+
+
+@pytest.mark.parametrize("rank", [2, 4])
+def test_dead_directions_are_started_anew_and_living_ones_are_kept(rank):
+    statistics, prior, _ = case(rank=rank)
+    assert revived(statistics, prior) is prior
+    statistics, prior, _ = case(rank=rank, singular=True)
+    turned = revived(statistics, prior)
+    torch.testing.assert_close(turned.frame.mT @ turned.frame, torch.eye(rank, dtype=torch.float64))
+    before, after = (each.frame @ each.covariance @ each.frame.mT for each in (prior, turned))
+    # what is added lies beside what was there
+    values, vectors = torch.linalg.eigh(before)
+    living = vectors[:, values > 1e-9]
+    assert living.shape[1] == rank - 1
+    torch.testing.assert_close(after @ living, before @ living)
+    assert torch.linalg.matrix_rank(after) == rank

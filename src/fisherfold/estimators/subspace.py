@@ -25,7 +25,7 @@ from fisherfold.estimators.task_estimator import TaskEstimator
 from fisherfold.estimators.task_rows import Rows, Scaling, reject_vanishing
 from fisherfold.files import sound
 from fisherfold.inference.subspace import SubspacePrior, posterior
-from fisherfold.inference.subspace_fit import NOISES, fit_marginal, new_noise
+from fisherfold.inference.subspace_fit import NOISES, fit_marginal, new_noise, revived
 from fisherfold.problems.subspace import SubspaceProblem
 from fisherfold.problems.tasks import TaskStatistics
 
@@ -370,7 +370,10 @@ class SubspaceRegressor(SharedTaskFits, RegressorMixin, TaskEstimator):  # type:
             saved.remove()
 
     def _learn_marginal(self, rank: int, saved: FitCheckpoint | None, *, anew: bool) -> None:
-        prior = None if anew else replace(self._prior, noise=new_noise(self.statistics_, self._prior, self.noise))
+        prior = None
+        if not anew:
+            noise = new_noise(self.statistics_, self._prior, self.noise)
+            prior = revived(self.statistics_, replace(self._prior, noise=noise))
         trace: list[dict[str, float]] = []
         tasks = self.statistics_.all_tasks
         if saved is not None and (found := saved.load()) is not None:

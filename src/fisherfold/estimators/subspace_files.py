@@ -9,6 +9,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fisherfold._version import __version__
@@ -67,6 +68,7 @@ def _header(model: Any, scaling: Scaling) -> dict[str, Any]:
         "params": {name: storable(value) for name, value in model.get_params().items() if name != "checkpoint"},
         "offset": scaling.offset,
         "intercept": scaling.intercept,
+        "flat": np.flatnonzero(scaling.flat).tolist(),
         "tasks": [to_json(label, "tasks") for label in model.task_ids_.tolist()],
         "n_features_in": int(model.n_features_in_),
         "n_iter": int(model.n_iter_),
@@ -102,7 +104,8 @@ def load_model(path: str | os.PathLike[str], *classes: type[Model]) -> Model:
         if not isinstance(features, int) or features < 1 or not isinstance(header["intercept"], bool):
             raise ValueError(f"it claims {features!r} features and intercept {header['intercept']!r}")
         center, scale = (take(tensors, f"scaling.{name}", (features,)).numpy() for name in ("center", "scale"))
-        model.scaling_ = Scaling(center, scale, finite_number("offset", header["offset"]), header["intercept"])
+        offset, flat = finite_number("offset", header["offset"]), _flat(header.get("flat", []), features)
+        model.scaling_ = Scaling(center, scale, offset, header["intercept"], flat)
         model.n_features_in_, model.trace_ = features, check_trace(header["trace"])
         model.n_iter_ = int(finite_number("n_iter", header["n_iter"], least=0))
         model._index = _tasks(header["tasks"])
@@ -114,6 +117,13 @@ def load_model(path: str | os.PathLike[str], *classes: type[Model]) -> Model:
         model._columns = header.get("columns")
         model._check_loaded()
     return cast("Model", model)
+
+
+def _flat(places: Any, features: int) -> NDArray[np.bool_]:
+    """Which features were constant, from their places; files of earlier versions do not say."""
+    if not isinstance(places, list) or not all(type(place) is int and 0 <= place < features for place in places):
+        raise ValueError(f"its constant features are {places!r}, places from 0 to {features - 1} are expected")
+    return np.isin(np.arange(features), places)
 
 
 def _tasks(labels: list[Any]) -> IdIndex:

@@ -149,10 +149,8 @@ def _joint_scaling(
     center = total(weight @ X) / weights if intercept else np.zeros(n)
     spread = np.sqrt(total(weight @ (X - center) ** 2) / weights)
     largest = group.largest(torch.from_numpy(np.abs(X).max(axis=0, initial=0.0))).numpy()
-    flat = spread <= 1e-12 * np.maximum(largest, 1e-300)
-    width = np.where(flat | (not scale), 1.0, spread)
     offset = float(total(weight @ y) / weights) if intercept else 0.0
-    return Scaling(center, width, offset, bool(intercept))
+    return Scaling.of(center, spread, largest, offset, intercept=intercept, scale=scale)
 
 
 def part_of(axis: Axis, values: Tensor) -> Tensor:

@@ -156,10 +156,18 @@ class TaskEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
             y = y[:, 0]
         reject_overflow(X, "X")
         if numeric:
+            # before anything is taken off: in float16 or float32 the differences would be rounded
+            y = y.astype(np.float64)
             reject_overflow(y, "y")
         weight = given.row_weights(sample_weight)
-        weight = None if weight is None else _check_sample_weight(weight, X, ensure_non_negative=True)
-        return X, y, labels, weight
+        if weight is None:
+            return X, y, labels, None
+        weight = _check_sample_weight(weight, X, dtype=np.float64, ensure_non_negative=True)
+        # a row of weight 0 is no row: it must not count in scales, splits or numbers of tasks
+        kept = weight > 0
+        if kept.sum() < least:
+            raise ValueError(f"at least {least} rows must have a positive weight, got {int(kept.sum())}")
+        return X[kept], y[kept], None if labels is None else labels[kept], weight[kept]
 
     @abstractmethod
     def _check_parameters(self) -> None:

@@ -23,6 +23,9 @@ from fisherfold.problems.tasks import TaskStatistics
 
 Array = NDArray[Any]
 
+# differences of this part of the numbers are rounding
+ROUNDING = 1e-12
+
 
 @dataclass(frozen=True)
 class TaskRows:
@@ -305,12 +308,14 @@ class Scaling:
         scale: σ per feature; 1 for a constant feature, which becomes 0 and carries no weight.
         offset: the mean target, taken off before fitting.
         intercept: whether a column of ones is added.
+        flat: whether each feature was constant, up to rounding, in the rows that this was learnt from.
     """
 
     center: Array
     scale: Array
     offset: float
     intercept: bool
+    flat: Array
 
     @classmethod
     def learn(cls, X: Array, y: Array, weight: Array | None, *, intercept: bool, scale: bool) -> Scaling:
@@ -329,11 +334,29 @@ class Scaling:
         n = X.shape[1]
         center = np.average(X, axis=0, weights=weight) if intercept else np.zeros(n)
         spread = np.sqrt(np.average((X - center) ** 2, axis=0, weights=weight))
-        # a spread of rounding size is none
-        flat = spread <= 1e-12 * np.maximum(np.abs(X).max(axis=0), 1e-300)
-        width = np.where(flat | (not scale), 1.0, spread)
         offset = float(np.average(y.reshape(len(y), -1).mean(axis=1), weights=weight)) if intercept else 0.0
-        return cls(center, width, offset, bool(intercept))
+        return cls.of(center, spread, np.abs(X).max(axis=0), offset, intercept=intercept, scale=scale)
+
+    @classmethod
+    def of(
+        cls, center: Array, spread: Array, largest: Array, offset: float, *, intercept: bool, scale: bool
+    ) -> Scaling:
+        """The scaling of features with these moments.
+
+        Args:
+            center: their means, or zeros.
+            spread: their standard deviations about these.
+            largest: their largest absolute values.
+            offset: the mean target.
+            intercept: whether to add a column of ones.
+            scale: whether to divide by the standard deviation.
+
+        Returns:
+            The scaling.
+        """
+        # a spread of rounding size is none
+        flat = spread <= ROUNDING * np.maximum(largest, 1e-300)
+        return cls(center, np.where(flat | (not scale), 1.0, spread), offset, bool(intercept), flat)
 
     def __call__(self, X: Array) -> Tensor:
         """The model's features of some rows.
@@ -344,25 +367,13 @@ class Scaling:
         Returns:
             A float64 tensor, with the column of ones last.
         """
-        Z = (X - self.center) / self.scale
-        # what is left of a constant feature after centring is rounding
-        Z[:, self.scale_is_idle(X)] = 0.0
+        shifted = X - self.center
+        # what centring leaves of a constant feature is rounding; entry by entry, so that no row depends on others
+        shifted[self.flat & (np.abs(shifted) <= ROUNDING * np.abs(self.center))] = 0.0
+        Z = shifted / self.scale
         if self.intercept:
             Z = np.concatenate([Z, np.ones((len(Z), 1))], axis=1)
         return torch.from_numpy(np.ascontiguousarray(Z))
-
-    def scale_is_idle(self, X: Array) -> Array:
-        """Which columns of these rows equal their centre up to rounding.
-
-        Args:
-            X: the user's features.
-
-        Returns:
-            A boolean per feature.
-        """
-        if not self.intercept or len(X) == 0:
-            return np.zeros(X.shape[1], dtype=bool)
-        return np.asarray(np.abs(X - self.center).max(axis=0) <= 1e-12 * np.abs(self.center))
 
     def to_user(self, weights: Tensor) -> tuple[Array, Array]:
         """Coefficients and intercepts in the user's units.

@@ -23,6 +23,7 @@ from fisherfold.inference.subspace import (
     noise_floor,
     posterior,
     start,
+    symmetric_root,
 )
 from fisherfold.problems.tasks import TaskStatistics
 from fisherfold.solvers import GradientNorm, minimize
@@ -32,6 +33,9 @@ NOISES = ("task", "shared")
 # One noise variance per task is drawn towards the common one as if by this many rows, so that a task of a few rows
 # cannot explain itself with no noise at all.
 NOISE_ROWS = 10.0
+
+# Below this part of the noise a direction is dead: rounds that grow it gain less than any tolerance.
+_DEAD = 1e-4
 
 # Exact Fisher products touch every Gram matrix; beyond this many numbers the Kronecker form is used.
 _EXACT_ENTRIES = 2**25
@@ -161,6 +165,37 @@ def new_noise(statistics: TaskStatistics, prior: SubspacePrior, noise: str) -> T
         updated = (errors + NOISE_ROWS * common) / (statistics.counts + NOISE_ROWS)
         grown = torch.cat([grown[:known], updated[known:]])
     return grown
+
+
+def revived(statistics: TaskStatistics, prior: SubspacePrior) -> SubspacePrior:
+    """A prior to go on from with statistics that have grown: directions that have died out are started anew.
+
+    Tasks that were few or alike leave Σ singular, and from there no round brings a direction back, whatever differences
+    the tasks that came later have. A direction u is dead where its part of the signal, Σ_u uᵀA_tu/s_t², is next to
+    nothing in the mean over tasks.
+
+    Args:
+        statistics: the rows.
+        prior: with one noise variance per task of ``statistics``.
+
+    Returns:
+        The prior, with the leading directions of a fresh start in place of dead ones.
+    """
+    values, turn = torch.linalg.eigh(prior.covariance)
+    frame = prior.frame @ turn
+    tasks = statistics.all_tasks
+    weighted = tasks.total(torch.einsum("t,tij->ij", 1 / prior.noise, statistics.gram)) / tasks.size
+    alive = values * ((weighted @ frame) * frame).sum(0) > _DEAD
+    if bool(alive.all()):
+        return prior
+    fresh = start(statistics, rank=len(values))
+    kept, spread = frame[:, alive], values[alive]
+    # what the fresh start has beside the directions that are kept
+    root = fresh.frame @ symmetric_root(fresh.covariance)
+    left, sizes, _ = torch.linalg.svd(root - kept @ (kept.mT @ root))
+    more = len(values) - kept.shape[1]
+    covariance = torch.diag(torch.cat([spread, sizes[:more] ** 2]))
+    return replace(prior, frame=torch.linalg.qr(torch.cat([kept, left[:, :more]], 1))[0], covariance=covariance)
 
 
 def _update_mean(statistics: TaskStatistics, prior: SubspacePrior) -> SubspacePrior:
