@@ -113,6 +113,29 @@ def test_a_large_eta2_makes_sigma_grow_and_the_rate_linear():
     assert 1 / 16 < min(products) < max(products) < 16
 
 
+def test_algorithm_1_converges_with_the_eta2_that_the_theorem_asks_for():
+    problem, start = global_convergence.make_problem(400, seed=0)
+    eta2 = global_convergence.theorem_eta2(problem, start)
+    # 16 κ_ef/(1 - η₁) is what decides, not κ_fim
+    assert eta2 > 4 * global_convergence.fisher_bound(problem, start)
+    norms = global_convergence.run(problem, start, "theorem", 0, 300, eta2=eta2).trace["gradient_norm"]
+    assert norms[-1] < norms[150] / 5 < norms[0] / 5
+
+
+def test_the_verdict_on_global_convergence_can_fail():
+    problem, start = global_convergence.make_problem(400, seed=1)
+    eta2 = global_convergence.theorem_eta2(problem, start)
+    batches = {"all samples": None, "growing batch": global_convergence.growing(400, 400), "fixed": 40}
+    runs = {
+        name: global_convergence.run(
+            problem, start, f"all samples, {global_convergence.THEOREM}", 0, 400, eta2=eta2, batch_size=size
+        )
+        for name, size in batches.items()
+    }
+    assert global_convergence._theorem_finding([runs["all samples"], runs["growing batch"]]).verdict == "holds"
+    assert global_convergence._theorem_finding([runs["fixed"]]).verdict == "fails"
+
+
 def test_the_regularised_model_is_not_fully_linear_with_a_constant():
     problem, start = global_convergence.make_problem(400, seed=0)
     sigmas, constants = global_convergence.model_errors(problem, start)
@@ -251,6 +274,7 @@ def test_every_part_runs_and_gives_ten_rows_and_more():
     results = summary(parts)["results"]
     assert len(results) >= 40
     assert {r["verdict"] for r in results} == {"holds", "partly", "fails"}
+    assert [r["verdict"] for r in results if global_convergence.THEOREM in r["name"]] == ["holds"]
 
 
 def test_doors():
