@@ -104,3 +104,24 @@ def test_the_figures_of_completion_are_those_that_were_recorded(page, figure):
             "" if row[name] is None else f"{row[name]:.3f} ± {row[f'{name}_sd']:.3f}" for name in ("refit", "train")
         )
         assert f"| {refit} | {train} |" in text.replace("| - |", "|  |"), row["method"]
+
+
+def test_the_accuracies_of_cifar_are_those_that_were_logged():
+    page, logs = ROOT / "docs" / "cifar.md", ROOT / "results" / "cifar"
+    if not page.exists() or not logs.exists():
+        pytest.skip("documentation and results are not part of an installed package")
+    test_images, validation = set(), set()
+    for log in logs.rglob("*.jsonl"):
+        epochs = [entry for entry in map(json.loads, log.read_text().splitlines()) if "epoch" in entry]
+        if epochs and "accuracy" in epochs[0]:
+            best, last = max(entry["accuracy"] for entry in epochs), epochs[-1]
+            shown = f"{best:.2f} ({last['accuracy']:.2f})"
+            test_images.add(shown)
+            validation.add(f"{shown} | {last['train_loss']:.3f}")
+    text = page.read_text(encoding="utf-8").replace("**", "")
+    trials = re.findall(r"\| (\d\d\.\d\d \(\d\d\.\d\d\) \| \d\.\d{3}) \|", text)
+    assert len(trials) > 20
+    assert [trial for trial in trials if trial not in validation] == []
+    cells = re.findall(r"\| (\d\d\.\d\d \(\d\d\.\d\d\))", text)
+    assert len(cells) > 70
+    assert [cell for cell in cells if cell not in test_images] == []

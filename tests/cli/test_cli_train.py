@@ -60,3 +60,16 @@ def test_an_unknown_preset_or_a_missing_gpu_is_one_sentence(tmp_path: Path) -> N
     assert "preset must be one of sgd" in str(wrong.exception)
     no_data = CliRunner().invoke(app, ["reproduce", "cifar", "--results", str(tmp_path / "none")])
     assert "fisherfold train cifar10" in str(no_data.exception)
+
+
+def test_the_help_names_every_preset() -> None:
+    assert set(NAMES) == set(PRESETS)
+    assert "mkfac-sam" in CliRunner().invoke(app, ["train", "--help"]).output
+
+
+@needs_data
+def test_a_cpu_is_told_what_a_trial_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fisherfold.training.train", lambda *_, **__: [])
+    command = ["train", "cifar10", "--device", "cpu", "--folder", str(tmp_path)]
+    assert "--images 1000 --epochs 3" in CliRunner().invoke(app, command).output
+    assert "--images 1000" not in CliRunner().invoke(app, [*command, "--images", "64"]).output
