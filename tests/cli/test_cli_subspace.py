@@ -235,3 +235,30 @@ def test_a_file_for_a_folder_and_a_table_without_rows_are_told_at_once(table, mo
         ("predict", folder / "model", folder / "empty.csv", "-o", folder / "out.csv"),
     ):
         assert "has no rows that can be used" in str(run(*arguments).exception)
+
+
+def test_new_tasks_are_evaluated_if_asked_for(table):
+    folder, _, test = table
+    answer("fit", folder / "train.csv", "--target", "y", "--task", "school", "-o", folder / "model")
+    moved = pl.concat([test, test.with_columns(pl.col("school") + "x")])
+    moved.write_csv(folder / "moved.csv")
+    refused = run("evaluate", folder / "model", folder / "moved.csv")
+    assert "--unseen mean" in str(refused.exception)
+    errors = answer("evaluate", folder / "model", folder / "moved.csv", "--unseen", "mean")
+    known = answer("evaluate", folder / "model", folder / "test.csv")
+    new = test.with_columns(pl.col("school") + "x")
+    new.write_csv(folder / "new.csv")
+    alone = answer("evaluate", folder / "model", folder / "new.csv", "--unseen", "mean")
+    # every task counts for itself, seen or not
+    assert errors["nmse"] == pytest.approx((known["nmse"] + alone["nmse"]) / 2)
+    assert errors["rmse"] ** 2 == pytest.approx((known["rmse"] ** 2 + alone["rmse"] ** 2) / 2)
+
+
+def test_classes_of_another_table_are_named(table):
+    folder, train, test = table
+    for name, frame, high in (("train", train, "yes"), ("test", test, "perhaps")):
+        label = pl.when(pl.col("y") > 0).then(pl.lit(high)).otherwise(pl.lit("no"))
+        frame.with_columns(label.alias("y")).write_csv(folder / f"{name}.csv")
+    answer("fit", folder / "train.csv", "--target", "y", "--task", "school", "--classify", "-o", folder / "model")
+    refused = run("evaluate", folder / "model", folder / "test.csv")
+    assert "column 'y' holds perhaps; the classes are no, yes" in str(refused.exception)

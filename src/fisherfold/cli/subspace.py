@@ -35,6 +35,14 @@ app = group(
 )
 
 Data = Annotated[Path, typer.Argument(help="A table with a header: CSV, TSV or Parquet.")]
+Unseen = Annotated[
+    str,
+    typer.Option(
+        "--unseen",
+        help="For tasks that were not seen: error, or mean for what all tasks share.",
+        autocompletion=one_of("error", "mean"),
+    ),
+]
 Model = Annotated[Path, typer.Argument(help="A folder written by `fisherfold subspace fit`.")]
 
 
@@ -143,14 +151,7 @@ def predict(
     data: Data,
     output: Annotated[Path, typer.Option("--output", "-o", help="The table with predictions, CSV.")],
     std: Annotated[bool, typer.Option("--std", help="Add predictive standard deviations.")] = False,
-    unseen: Annotated[
-        str,
-        typer.Option(
-            "--unseen",
-            help="For tasks that were not seen: error, or mean for what all tasks share.",
-            autocompletion=one_of("error", "mean"),
-        ),
-    ] = "error",
+    unseen: Unseen = "error",
     encoding: Encoding = None,
     decimal: Decimal = None,
     unpack_limit: UnpackLimit = 4.0,
@@ -176,8 +177,8 @@ def predict(
 
 @command(app, examples=["fisherfold subspace evaluate model/ held_out.csv"])
 def evaluate(
-    voice: Voice, model: Model, data: Data, encoding: Encoding = None, decimal: Decimal = None,
-    unpack_limit: UnpackLimit = 4.0,
+    voice: Voice, model: Model, data: Data, unseen: Unseen = "error", encoding: Encoding = None,
+    decimal: Decimal = None, unpack_limit: UnpackLimit = 4.0,
 ) -> None:  # fmt: skip
     """Compare predictions with known targets."""
     from fisherfold.estimators.task_tables import read_tasks
@@ -190,12 +191,16 @@ def evaluate(
     ).known_to(fitted)  # fmt: skip
     facts: dict[str, Any] = {**_read(table), "tasks": 1 if table.task is None else len(set(table.task.tolist()))}
     if regression:
-        facts |= _regression_errors(fitted, table)
+        facts |= _regression_errors(fitted, table, unseen)
     else:
         from sklearn.metrics import log_loss
 
-        probabilities = fitted.predict_proba(table.X, task=table.task)
-        facts["accuracy"] = fitted.score(table.X, table.y, task=table.task)
+        known, given = (list(map(str, values)) for values in (fitted.classes_.tolist(), table.classes()))
+        if new := [name for name in given if name not in known]:
+            told = f"column {roles.target!r} holds {', '.join(new[:5])}"
+            raise ValueError(f"{data}: {told}; the classes are {', '.join(known)}")
+        probabilities = fitted.predict_proba(table.X, task=table.task, unseen=unseen)
+        facts["accuracy"] = fitted.score(table.X, table.y, task=table.task, unseen=unseen)
         facts["log_loss"] = float(log_loss(table.y, probabilities, labels=fitted.classes_))
     voice.result("Held-out errors", facts)
 
@@ -217,16 +222,17 @@ def _read(table: TaskTable) -> dict[str, Any]:
     return {"lines": lines, "refused": table.refused, "decimal mark": table.decimal, "rows": rows}
 
 
-def _regression_errors(model: Any, table: TaskTable) -> dict[str, float]:
+def _regression_errors(model: Any, table: TaskTable, unseen: str) -> dict[str, float]:
     import numpy as np
 
-    predicted = model.predict(table.X, task=table.task)
+    how: dict[str, Any] = {"task": table.task, "unseen": unseen}
+    predicted = model.predict(table.X, **how)
     errors = {
         "rmse": float(np.sqrt(np.mean((predicted - table.y) ** 2))),
-        "r2": model.score(table.X, table.y, task=table.task),
+        "r2": model.score(table.X, table.y, **how),
     }
     try:
-        errors["nmse"] = model.nmse(table.X, table.y, task=table.task)
+        errors["nmse"] = model.nmse(table.X, table.y, **how)
     except ValueError:
         # every task has a single row or a constant target
         errors["nmse"] = math.nan

@@ -22,7 +22,7 @@ from fisherfold.estimators.posterior_files import check_trace, take
 from fisherfold.estimators.subspace_point import SOLVERS, choose_ridge, fit_point
 from fisherfold.estimators.subspace_shared import SharedTaskFits, part_of
 from fisherfold.estimators.task_estimator import TaskEstimator
-from fisherfold.estimators.task_rows import Rows, Scaling, reject_vanishing
+from fisherfold.estimators.task_rows import Rows, Scaling, reject_vanishing, task_labels
 from fisherfold.files import sound
 from fisherfold.inference.subspace import SubspacePrior, posterior
 from fisherfold.inference.subspace_fit import NOISES, fit_marginal, new_noise, revived
@@ -198,7 +198,8 @@ class SubspaceRegressor(SharedTaskFits, RegressorMixin, TaskEstimator):  # type:
             X: features, one row per sample; or a list with one table per task.
             task: the task of each row; None if the model has a single task, or for all outputs at once. For lists: as
                 in ``fit``.
-            return_std: also return predictive standard deviations (marginal).
+            return_std: also return predictive standard deviations (marginal); they take what all tasks share for known,
+                and are too small where it was learnt from a few tasks.
             unseen: what to do with a task that was not seen: ``error``, or ``mean`` for what all tasks share (marginal:
                 the mean m, with the spread of the tasks in the standard deviation).
 
@@ -220,7 +221,9 @@ class SubspaceRegressor(SharedTaskFits, RegressorMixin, TaskEstimator):  # type:
         values, deviations = (given.like_given(part) for part in self._predict(X, numbers, return_std))
         return (values, deviations) if return_std else values
 
-    def score(self, X: Any, y: Any, task: Any = None, sample_weight: Any = None) -> float:
+    def score(
+        self, X: Any, y: Any, task: Any = None, sample_weight: Any = None, *, unseen: str = "error"
+    ) -> float:  # fmt: skip
         """The coefficient of determination R² of the predictions over all rows.
 
         Args:
@@ -228,6 +231,7 @@ class SubspaceRegressor(SharedTaskFits, RegressorMixin, TaskEstimator):  # type:
             y: targets, one per row; or a list like X.
             task: as in ``predict``.
             sample_weight: a weight per row; or a list like X.
+            unseen: as in ``predict``.
 
         Returns:
             R², at most 1.
@@ -236,9 +240,10 @@ class SubspaceRegressor(SharedTaskFits, RegressorMixin, TaskEstimator):  # type:
 
         given = self._one_table(X, y, task)
         weight = given.row_weights(sample_weight)
-        return float(r2_score(given.y, self.predict(given.X, task=given.task), sample_weight=weight))
+        predicted = self.predict(given.X, task=given.task, unseen=unseen)
+        return float(r2_score(given.y, predicted, sample_weight=weight))
 
-    def nmse(self, X: Any, y: Any, task: Any = None) -> float:
+    def nmse(self, X: Any, y: Any, task: Any = None, *, unseen: str = "error") -> float:
         """The mean over tasks of the squared error over the variance of the task's targets, as in the paper.
 
         Tasks with fewer than two rows or a constant target have no variance to compare with and are left out.
@@ -247,6 +252,7 @@ class SubspaceRegressor(SharedTaskFits, RegressorMixin, TaskEstimator):  # type:
             X: as in ``predict``.
             y: targets, one per row; or a list like X.
             task: as in ``predict``.
+            unseen: as in ``predict``; every unseen task counts for itself.
 
         Returns:
             The mean ratio.
@@ -256,7 +262,7 @@ class SubspaceRegressor(SharedTaskFits, RegressorMixin, TaskEstimator):  # type:
         """
         check_is_fitted(self)
         rows = self._one_table(X, y, task)
-        predicted = np.asarray(self.predict(rows.X, task=rows.task), dtype=np.float64)
+        predicted = np.asarray(self.predict(rows.X, task=rows.task, unseen=unseen), dtype=np.float64)
         given = np.array(rows.y, dtype=np.float64)
         if given.size != predicted.size:
             raise ValueError(f"y must have the shape {predicted.shape} of the predictions, got {given.shape}")
@@ -264,9 +270,11 @@ class SubspaceRegressor(SharedTaskFits, RegressorMixin, TaskEstimator):  # type:
         residual = target - torch.from_numpy(predicted)
         if target.ndim == 2:
             numbers = torch.arange(target.shape[1]).expand(target.shape)
+        elif rows.task is None:
+            numbers = torch.zeros(len(target), dtype=torch.int64)
         else:
-            numbers = torch.as_tensor(self._numbers(rows.task, len(target), "mean"))
-            numbers = torch.unique(numbers, return_inverse=True)[1]
+            labels = task_labels(rows.task, len(target))
+            numbers = torch.as_tensor(IdIndex(labels).numbers(labels, "task"))
         flat = TaskStatistics.from_rows(residual.reshape(-1, 1), target.reshape(-1), numbers.reshape(-1))
         ratios = flat.gram[:, 0, 0] / (flat.counts * flat.target_variance())
         defined = torch.isfinite(ratios)

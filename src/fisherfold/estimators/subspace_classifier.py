@@ -216,7 +216,9 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
         odds = self._log_odds(given, unseen)
         return given.like_given(np.asarray(self.classes_[(odds > 0).astype(np.int64)]))
 
-    def score(self, X: Any, y: Any, task: Any = None, sample_weight: Any = None) -> float:
+    def score(
+        self, X: Any, y: Any, task: Any = None, sample_weight: Any = None, *, unseen: str = "error"
+    ) -> float:  # fmt: skip
         """The share of rows that are classified rightly.
 
         Args:
@@ -224,6 +226,7 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
             y: labels, one per row; or a list like X.
             task: as in ``predict``.
             sample_weight: a weight per row; or a list like X.
+            unseen: as in ``decision_function``.
 
         Returns:
             The accuracy.
@@ -232,7 +235,7 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
 
         given = self._one_table(X, y, task)
         reject_missing_labels(given.y)
-        predicted, weight = self.predict(given.X, task=given.task), given.row_weights(sample_weight)
+        predicted, weight = self.predict(given.X, task=given.task, unseen=unseen), given.row_weights(sample_weight)
         return float(accuracy_score(column_or_1d(given.y), predicted, sample_weight=weight))
 
     def _check_parameters(self) -> None:

@@ -207,6 +207,6 @@ class TaskEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
             shown = ", ".join(map(repr, missing[:5])) + (", ..." if len(missing) > 5 else "")
             raise ValueError(
                 f"{len(missing)} task{'s were' if len(missing) > 1 else ' was'} not seen in fit: {shown}; "
-                "use fold_in to add new tasks, or unseen='mean' for what all tasks share"
+                "use fold_in to add new tasks, or unseen='mean' (--unseen mean) for what all tasks share"
             )
         return numbers

@@ -77,6 +77,14 @@ class TaskTable:
     refused: dict[str, int] = field(default_factory=dict)
     decimal: str = "."
 
+    def classes(self) -> list[Any]:
+        """The distinct targets.
+
+        Returns:
+            Each once, in the order of the rows; none if targets were not asked for.
+        """
+        return [] if self.y is None else list(dict.fromkeys(self.y.tolist()))
+
     def known_to(self, model: Any) -> TaskTable:
         """The same rows with tasks and classes as a model has them: in one file 1 is a number, in another a name.
 
