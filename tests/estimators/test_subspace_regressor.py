@@ -255,6 +255,28 @@ def test_folding_in_a_task_keeps_what_is_shared_and_helps_that_task():
     assert point.score(X[held], y[held], task=task[held]) > 0.9
 
 
+@pytest.mark.parametrize("options", [{}, {"noise": "shared"}, {"inference": "point", "ridge": 1.0}])
+def test_rows_may_be_folded_in_at_once_or_one_by_one_in_any_order(options, tmp_path):
+    X, y, task = rows(noise=0.5)
+    late = np.isin(task, ["t3", "t4"])
+    # one new task, and a known one that gets louder
+    louder = y[late] + 5 * np.random.default_rng(0).normal(size=late.sum())
+    more = X[late], louder, np.where(task[late] == "t3", "new", "t0")
+    models = [SubspaceRegressor(rank=2, **options).fit(X[~late], y[~late], task=task[~late]) for _ in range(2)]
+    models[0].fold_in(more[0], more[1], task=more[2])
+    for i in np.random.default_rng(1).permutation(late.sum()):
+        models[1].fold_in(more[0][i : i + 1], more[1][i : i + 1], task=more[2][i : i + 1])
+    models[1].save(tmp_path / "model")
+    models.append(SubspaceRegressor.load(tmp_path / "model").fold_in(X[:1], y[:1], task=["last"]))
+    for asked in (["new"] * len(X), ["t0"] * len(X)):
+        values = [model.predict(X, task=asked) for model in models]
+        np.testing.assert_allclose(values[1], values[0], rtol=1e-7)
+        np.testing.assert_allclose(values[2], values[0], rtol=1e-7)
+    if "inference" not in options:
+        noise = dict(zip(models[0].task_ids_.tolist(), models[0].noise_variance_, strict=True))
+        assert options or noise["t0"] > 5 * noise["t1"]
+
+
 @pytest.mark.parametrize("options", [{}, {"inference": "point", "ridge": 1.0}])
 def test_learning_in_pieces_ends_where_learning_at_once_does(options):
     X, y, task = rows(noise=0.5, tasks=10, per_task=30)

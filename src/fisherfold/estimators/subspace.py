@@ -15,6 +15,7 @@ from sklearn.base import RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
+from fisherfold.distributed import Axis
 from fisherfold.estimators import parameters
 from fisherfold.estimators.checkpoint import FitCheckpoint, all_or_nothing
 from fisherfold.estimators.ids import IdIndex
@@ -25,13 +26,15 @@ from fisherfold.estimators.task_estimator import TaskEstimator
 from fisherfold.estimators.task_rows import Rows, Scaling, reject_vanishing, task_labels
 from fisherfold.files import sound
 from fisherfold.inference.subspace import SubspacePrior, posterior
-from fisherfold.inference.subspace_fit import NOISES, fit_marginal, new_noise, revived
+from fisherfold.inference.subspace_fit import NOISES, common_noise, fit_marginal, new_noise, revived
 from fisherfold.problems.subspace import SubspaceProblem
 from fisherfold.problems.tasks import TaskStatistics
 
 Array = NDArray[Any]
 INFERENCES = ("marginal", "point")
-_OF_ONE_INFERENCE = ("_prior", "_spread", "prior_covariance_", "noise_variance_", "ridge_", "ridge_errors_")
+_OF_ONE_INFERENCE = (
+    *("_prior", "_spread", "_common_noise", "prior_covariance_", "noise_variance_", "ridge_", "ridge_errors_"),
+)
 
 
 class SubspaceRegressor(SharedTaskFits, RegressorMixin, TaskEstimator):  # type: ignore[misc]
@@ -165,13 +168,14 @@ class SubspaceRegressor(SharedTaskFits, RegressorMixin, TaskEstimator):  # type:
             return self.fit(X, y, task=task, sample_weight=sample_weight)
         if self.inference != self._fitted:
             raise ValueError(f"this model was fitted with inference={self._fitted!r}, call fit for {self.inference!r}")
-        self._take_in(X, y, task, sample_weight)
-        self._learn(None)
+        self._learn(None, self._take_in(X, y, task, sample_weight))
         return self
 
     @all_or_nothing
     def fold_in(self, X: Any, y: Any, task: Any, sample_weight: Any = None) -> SubspaceRegressor:
         """Fit the coefficients of new tasks, or refresh known ones with more rows, with all that is shared held fixed.
+
+        Rows may come in any order and in any number of calls.
 
         Args:
             X: as in ``fit``.
@@ -183,10 +187,9 @@ class SubspaceRegressor(SharedTaskFits, RegressorMixin, TaskEstimator):  # type:
             The estimator.
         """
         check_is_fitted(self)
-        self._take_in(X, y, task, sample_weight)
+        changed = self._take_in(X, y, task, sample_weight)
         if self._fitted == "marginal":
-            noise = new_noise(self.statistics_, self._prior, self.noise)
-            self._set_marginal(replace(self._prior, noise=noise))
+            self._set_marginal(self._grown_prior(changed))
         else:
             self._set_point(self._frame, self._point_weights(self._frame))
         return self
@@ -325,8 +328,8 @@ class SubspaceRegressor(SharedTaskFits, RegressorMixin, TaskEstimator):  # type:
         numbered = torch.arange(outputs).repeat_interleave(len(X))
         return Rows(Z.repeat(outputs, 1), target.mT.reshape(-1), numbered, repeated)
 
-    def _take_in(self, X: Any, y: Any, task: Any, sample_weight: Any) -> None:
-        """Add rows to the statistics, new tasks included."""
+    def _take_in(self, X: Any, y: Any, task: Any, sample_weight: Any) -> Tensor:
+        """Add rows to the statistics, new tasks included; the numbers of the tasks that have them."""
         if self.statistics_ is None:
             raise ValueError("this model was saved without its statistics and cannot learn from further rows")
         if task is None and len(self._index) > 1 and not self._outputs and not isinstance(X, (list, tuple)):
@@ -339,6 +342,16 @@ class SubspaceRegressor(SharedTaskFits, RegressorMixin, TaskEstimator):  # type:
         self.statistics_ = self.statistics_.extended(len(self._index))  # a copy
         rows = self._rows(X, y, labels, weight)
         self.statistics_.add(rows.Z, rows.y, rows.task, sample_weight=rows.weight)
+        return torch.unique(rows.task)
+
+    def _grown_prior(self, changed: Tensor) -> SubspacePrior:
+        """The prior with noise variances for all tasks of statistics that have grown."""
+        known = self._prior.noise
+        common = getattr(self, "_common_noise", None)  # files of earlier versions do not have it
+        if common is None:
+            common = common_noise(known, self.noise, Axis.whole(len(known)))
+        noise = new_noise(self.statistics_, self._prior, self.noise, common=common, changed=changed)
+        return replace(self._prior, noise=noise)
 
     def _check_form(self, y: Array, labels: Array | None) -> None:
         """Whether further targets come as those of the fit did: several outputs over shared rows, or one per row."""
@@ -349,8 +362,8 @@ class SubspaceRegressor(SharedTaskFits, RegressorMixin, TaskEstimator):  # type:
         if not self._outputs and y.ndim == 2 and y.shape[1] != 1:
             raise ValueError(f"y must have one dimension, as in fit, got shape {y.shape}")
 
-    def _learn(self, rows: Rows | None) -> None:
-        """Fit what is shared; with fresh rows the ridge is chosen, without them learning goes on."""
+    def _learn(self, rows: Rows | None, changed: Tensor | None = None) -> None:
+        """Fit what is shared; with fresh rows the ridge is chosen, with changed tasks learning goes on."""
         rank = self._frame.shape[1] if rows is None else self._checked_rank(self.statistics_.n_features)
         if rows is not None:
             for name in _OF_ONE_INFERENCE:  # an earlier fit may have been of the other kind
@@ -358,7 +371,7 @@ class SubspaceRegressor(SharedTaskFits, RegressorMixin, TaskEstimator):  # type:
         data = self.statistics_.parts()
         if self.inference == "marginal":
             saved = self._saved(data, self.statistics_.all_tasks.group)
-            self._learn_marginal(rank, saved, anew=rows is not None)
+            self._learn_marginal(rank, saved, changed)
             return
         if rows is not None:
             self._choose_ridge(rows, rank)
@@ -377,11 +390,8 @@ class SubspaceRegressor(SharedTaskFits, RegressorMixin, TaskEstimator):  # type:
         if saved is not None:
             saved.remove()
 
-    def _learn_marginal(self, rank: int, saved: FitCheckpoint | None, *, anew: bool) -> None:
-        prior = None
-        if not anew:
-            noise = new_noise(self.statistics_, self._prior, self.noise)
-            prior = revived(self.statistics_, replace(self._prior, noise=noise))
+    def _learn_marginal(self, rank: int, saved: FitCheckpoint | None, changed: Tensor | None) -> None:
+        prior = None if changed is None else revived(self.statistics_, self._grown_prior(changed))
         trace: list[dict[str, float]] = []
         tasks = self.statistics_.all_tasks
         if saved is not None and (found := saved.load()) is not None:
@@ -401,6 +411,7 @@ class SubspaceRegressor(SharedTaskFits, RegressorMixin, TaskEstimator):  # type:
             prior=prior, trace=trace, callback=self._show, save=save,
         )  # fmt: skip
         self.trace_, self.n_iter_ = fit.trace, len(fit.trace)
+        self._common_noise = common_noise(fit.prior.noise, self.noise, tasks)
         self._set_marginal(fit.prior)
         if saved is not None:
             saved.remove()

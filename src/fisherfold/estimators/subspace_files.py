@@ -25,7 +25,7 @@ from fisherfold.problems.tasks import TaskStatistics
 _STATISTICS = ("gram", "cross", "power", "sums", "counts")
 KIND, VERSION = "subspace", 1
 _PRIOR = ("mean", "covariance", "noise")
-_OPTIONAL = ("ridge_", "ridge_errors_", "_outputs", "feature_names_in_", "classes_")
+_OPTIONAL = ("ridge_", "ridge_errors_", "_common_noise", "_outputs", "feature_names_in_", "classes_")
 Model = TypeVar("Model")
 
 
@@ -154,6 +154,8 @@ def _fitted(name: str, value: Any) -> Any:
         return {float(key): float(entry) for key, entry in value.items()}
     if name == "ridge_":
         return np.array([float(v) for v in value]) if isinstance(value, list) else finite_number(name, value)
+    if name == "_common_noise":
+        return finite_number(name, value, least=0)
     if name == "_outputs":
         if not isinstance(value, bool):
             raise ValueError(f"_outputs is {value!r}")

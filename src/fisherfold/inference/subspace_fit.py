@@ -141,30 +141,50 @@ def _settled(trace: list[dict[str, float]], limit: float) -> bool:
     return len(trace) > 1 and trace[-2]["loss"] - trace[-1]["loss"] <= limit
 
 
-def new_noise(statistics: TaskStatistics, prior: SubspacePrior, noise: str) -> Tensor:
-    """Noise variances for statistics that have grown: known tasks keep theirs, new ones are estimated.
+def new_noise(
+    statistics: TaskStatistics, prior: SubspacePrior, noise: str, *, common: float, changed: Tensor
+) -> Tensor:
+    """Noise variances for statistics that have grown, in however many pieces: tasks without new rows keep theirs.
 
     Args:
         statistics: the rows; its first tasks are those of the prior.
         prior: what is known.
         noise: ``task`` or ``shared``.
+        common: what the variances of all tasks are drawn towards, from ``common_noise`` of the fit.
+        changed: the tasks that have new rows, all those among them that are new.
 
     Returns:
         One variance per task of ``statistics``.
     """
-    known = len(prior.noise)
-    common = prior.noise.mean() if noise == "shared" else _common(prior.noise, Axis.whole(known))
-    grown = torch.cat([prior.noise, common.expand(statistics.n_tasks - known)])
-    if noise == "shared" or statistics.n_tasks == known:
+    added = statistics.n_tasks - len(prior.noise)
+    grown = torch.cat([prior.noise, torch.full((added,), common, dtype=prior.noise.dtype)])
+    if noise == "shared":
         return grown
-    for _ in range(5):
-        found = posterior(statistics, replace(prior, noise=grown))
+    own = statistics.select(changed)
+    for _ in range(200):
+        before = grown[changed]
+        found = posterior(own, replace(prior, noise=before))
         weights = prior.mean + found.mean @ prior.frame.mT
         inner = prior.frame.mT @ found.scaled_gram_frame
-        errors = statistics.residual_power(weights) + grown * (inner * found.covariance).sum((-2, -1))
-        updated = (errors + NOISE_ROWS * common) / (statistics.counts + NOISE_ROWS)
-        grown = torch.cat([grown[:known], updated[known:]])
+        errors = own.residual_power(weights) + before * (inner * found.covariance).sum((-2, -1))
+        grown[changed] = (errors + NOISE_ROWS * common) / (own.counts + NOISE_ROWS)
+        if bool(((grown[changed] - before).abs() <= 1e-12 * before).all()):
+            break
     return grown
+
+
+def common_noise(noise_variance: Tensor, noise: str, tasks: Axis) -> float:
+    """What the noise variances of tasks are drawn towards.
+
+    Args:
+        noise_variance: those of a fit.
+        noise: ``task`` or ``shared``.
+        tasks: the tasks, and which of them are here.
+
+    Returns:
+        The common variance.
+    """
+    return float(tasks.mean(noise_variance) if noise == "shared" else _common(noise_variance, tasks))
 
 
 def revived(statistics: TaskStatistics, prior: SubspacePrior) -> SubspacePrior:
