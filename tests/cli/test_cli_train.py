@@ -62,11 +62,6 @@ def test_an_unknown_preset_or_a_missing_gpu_is_one_sentence(tmp_path: Path) -> N
     assert "fisherfold train cifar10" in str(no_data.exception)
 
 
-def test_the_help_names_every_preset() -> None:
-    assert set(NAMES) == set(PRESETS)
-    assert "mkfac-sam" in CliRunner().invoke(app, ["train", "--help"]).output
-
-
 @needs_data
 def test_a_cpu_is_told_what_a_trial_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fisherfold.training.train", lambda *_, **__: [])
