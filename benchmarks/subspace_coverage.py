@@ -1,0 +1,52 @@
+"""How many fresh targets lie in the intervals of ``SubspaceRegressor``, by the number of tasks it has learnt from.
+
+    OMP_NUM_THREADS=1 python benchmarks/subspace_coverage.py
+
+Tasks are drawn from the model itself: coefficients with a common mean that differ along two directions, noise of
+variance 1. Per draw, as many fresh rows as rows; means over the draws, with their standard errors.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from scipy.stats import norm
+
+from fisherfold import SubspaceRegressor
+
+torch.set_num_threads(1)
+SHAPES = [(80, 12, 10), (20, 15, 6), (8, 15, 6), (4, 15, 6), (2, 15, 6), (1, 15, 6), (20, 15, 20)]
+LEVELS = (0.5, 0.9, 0.95)
+
+
+def covered(tasks: int, rows: int, features: int, seed: int) -> list[float]:
+    """The shares of fresh targets in intervals of ``LEVELS``."""
+    draw = np.random.default_rng(seed)
+    task = np.repeat(np.arange(tasks), rows)
+    weights = draw.normal(size=features) + draw.normal(size=(tasks, 2)) @ draw.normal(size=(2, features))
+    x, fresh = draw.normal(size=(2, len(task), features))
+    y, seen = ((part * weights[task]).sum(1) + draw.normal(size=len(task)) for part in (x, fresh))
+    model = SubspaceRegressor(rank=2).fit(x, y, task=task)
+    values, deviations = model.predict(fresh, task=task, return_std=True)
+    return [float(np.mean(np.abs(seen - values) < norm.ppf((1 + level) / 2) * deviations)) for level in LEVELS]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--draws", type=int, default=40)
+    given = parser.parse_args()
+    heads = ("tasks", "rows each", "features", *(f"in {100 * level:g} % intervals" for level in LEVELS))
+    table = Table(*heads, title=f"{given.draws} draws")
+    for shape in SHAPES:
+        shares = 100 * np.array([covered(*shape, seed) for seed in range(given.draws)])
+        means, errors = shares.mean(0), shares.std(0, ddof=1) / np.sqrt(given.draws)
+        table.add_row(*map(str, shape), *(f"{m:.1f} ± {e:.1f}" for m, e in zip(means, errors, strict=True)))
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
