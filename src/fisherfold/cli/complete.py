@@ -106,9 +106,8 @@ def fit(
     from fisherfold.estimators.tables import read_ratings
 
     check_output(output, KIND)
-    voice.resume = "no model was written; with --keep-on-interrupt the passes done so far are kept"
-    if keep_on_interrupt:
-        voice.resume = "no model was written: there was none of all ratings yet"
+    kept = "; with --keep-on-interrupt the passes done so far are kept"
+    voice.resume = "no model was written" + (": there was none of all ratings yet" if keep_on_interrupt else kept)
     model = _estimator(
         rank, random_state=seed, inference=inference, solver=solver, offsets=offsets, ridge=ridge,
         duplicates=duplicates, max_iter=max_iter, n_jobs=threads, verbose=voice.shows_progress or voice.verbose,

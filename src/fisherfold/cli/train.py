@@ -55,17 +55,15 @@ def train(
     tensorboard: Board = None,
 ) -> None:  # fmt: skip
     """Train WRN-16-4 or VGG16-BN on CIFAR with a preset of an optimizer; the same command goes on where it stopped."""
-    import torch
-
     from fisherfold import training
-    from fisherfold.training.train import Job
+    from fisherfold.training.train import Job, pick_device
 
     given = {"epochs": epochs, "lr": lr, "manifold_lr": manifold_lr, "weight_decay": weight_decay, "damping": damping}
     changes: dict[str, Any] = {key: value for key, value in {**given, "batch": batch}.items() if value is not None}
     changes |= dict(training.parse_setting(text) for text in replace)
     chosen = training.settings(optimizer, dataset, model, **changes)
-    if images is None and (device == "cpu" or (device == "auto" and not torch.cuda.is_available())):
-        voice.remark("on a CPU an epoch of all images may take an hour; for a trial: --images 1000 --epochs 3")
+    if images is None and pick_device(device).type == "cpu":
+        voice.remark("on a CPU all images take long; for a trial: --images 1000 --epochs 3")
     voice.resume = f"the same command goes on from the last checkpoint in {folder}"
     writer = _board(tensorboard)
     with voice.progress(f"{optimizer} on {dataset}", chosen.epochs * len(seed)) as bar:

@@ -151,13 +151,15 @@ def _logs(folder: Path) -> list[RunLog]:
 
 def _shared_out(folder: Path) -> tuple[list[RunLog], list[RunLog]]:
     """The finished runs that count, one per cell and seed, and all others."""
-    logs = _logs(folder)
-    first: dict[tuple[tuple[str, str, str], int], int] = {}
-    for log in sorted(logs, key=lambda log: str(log.header["date"])):
-        if _counts(log):
-            first.setdefault((_cell(log), log.header["seed"]), id(log))
-    chosen = set(first.values())
-    return [log for log in logs if id(log) in chosen], [log for log in logs if id(log) not in chosen]
+    counted: dict[tuple[tuple[str, str, str], int], RunLog] = {}
+    others = []
+    for log in sorted(_logs(folder), key=lambda log: str(log.header["date"])):
+        place = _cell(log), log.header["seed"]
+        if _counts(log) and place not in counted:
+            counted[place] = log
+        else:
+            others.append(log)
+    return list(counted.values()), others
 
 
 def _cell(log: RunLog) -> tuple[str, str, str]:

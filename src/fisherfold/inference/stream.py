@@ -64,7 +64,7 @@ def _pad(tensor: Tensor, n_new: int) -> Tensor:
 
 
 def prior_member(side: Side) -> Side:
-    """A side with a single member about which nothing is known.
+    """A side with a single member that has the prior.
 
     Args:
         side: where the prior is taken from.

@@ -163,11 +163,7 @@ class RowAhead(_Turned):
     Args:
         params: as for ``RowNoise``.
         angle: θ in radians, below π/2.
-        fuse: compile the turning of a weight with ``torch.compile``.
-
-    Raises:
-        TypeError: if there is anything but parameters.
-        ValueError: if the angle is none of those.
+        fuse: as for ``RowNoise``, whose errors are raised.
 
     Example:
         >>> import torch
@@ -206,11 +202,7 @@ class RowAscent(_Turned):
     Args:
         params: as for ``RowNoise``.
         angle: the root mean square of the rows' angles, in radians, below π/2; no row is turned by more than π/2.
-        fuse: compile the turning of a weight with ``torch.compile``.
-
-    Raises:
-        TypeError: if there is anything but parameters.
-        ValueError: if the angle is none of those.
+        fuse: as for ``RowNoise``, whose errors are raised.
 
     Example:
         >>> import torch
@@ -256,14 +248,20 @@ def slopes_into(slopes: Tensor, weight: Tensor, gradient: Tensor) -> None:
         weight: with rows w along the first dimension.
         gradient: with rows g; its dtype is that of the computation.
     """
-    w, dims = weight.to(gradient.dtype), tuple(range(1, weight.ndim))
-    squared = (w * w).sum(dims, keepdim=True)
-    inner = (gradient * w).sum(dims, keepdim=True)
-    tangent = torch.addcmul(gradient, inner / squared.clamp_min(torch.finfo(w.dtype).tiny), w, value=-1)
-    length, whole = (torch.linalg.vector_norm(t, dim=dims, keepdim=True) for t in (tangent, gradient))
+    _, length, size = _sideways(weight.to(gradient.dtype), gradient)
+    whole = torch.linalg.vector_norm(gradient, dim=tuple(range(1, gradient.ndim)), keepdim=True)
     # at most twice the precision is seen; asked this way round, what is not a number stays
     rounding = length <= 4 * torch.finfo(weight.dtype).eps * whole
-    slopes.copy_(torch.where(rounding, 0.0, squared.sqrt() * length))
+    slopes.copy_(torch.where(rounding, 0.0, size * length))
+
+
+def _sideways(w: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The parts of rows u orthogonal to rows w, their lengths, and those of w."""
+    dims = tuple(range(1, w.ndim))
+    squared = (w * w).sum(dims, keepdim=True)
+    inner = (u * w).sum(dims, keepdim=True)
+    t = torch.addcmul(u, inner / squared.clamp_min(torch.finfo(w.dtype).tiny), w, value=-1)
+    return t, torch.linalg.vector_norm(t, dim=dims, keepdim=True), squared.sqrt()
 
 
 def _turns(p: Tensor) -> bool:
@@ -295,11 +293,7 @@ def turned(w: Tensor, u: Tensor, angle: float | Tensor, least: float = 0.0) -> T
     Returns:
         cos θ · w + sin θ · ‖w‖ t/‖t‖ with t the part of u orthogonal to w.
     """
-    dims, tiny = tuple(range(1, w.ndim)), torch.finfo(w.dtype).tiny
-    squared = (w * w).sum(dims, keepdim=True)
-    t = torch.addcmul(u, (u * w).sum(dims, keepdim=True) / squared.clamp_min(tiny), w, value=-1)
-    length = torch.linalg.vector_norm(t, dim=dims, keepdim=True)
-    size = squared.sqrt()
+    t, length, size = _sideways(w, u)
     cos, sin = (angle.cos(), angle.sin()) if isinstance(angle, Tensor) else (math.cos(angle), math.sin(angle))
-    moved = (cos * w).addcmul_(sin * size / length.clamp_min(tiny), t)
+    moved = (cos * w).addcmul_(sin * size / length.clamp_min(torch.finfo(w.dtype).tiny), t)
     return torch.where(length > least * size, moved, w)

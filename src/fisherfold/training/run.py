@@ -67,7 +67,7 @@ class Run:
             self.turned = RowNoise(self.network.parameters(), settings.noise, fuse=self.cuda)
         if settings.ahead:
             self.turned = RowAhead(self.network.parameters(), settings.ahead, fuse=self.cuda)
-        self.ascent: RowAscent | None = None
+        self.ascent = RowAscent(self.network.parameters(), settings.ascent, fuse=self.cuda) if settings.ascent else None
         self.averaged: AveragedModel | None = None
         if settings.average:
             decay = 1 - 1 / settings.average
@@ -152,8 +152,7 @@ class Run:
             if isinstance(self.turned, RowAhead):
                 self.turned.forget()  # the last step of an epoch is not in a checkpoint
             self._set_rates(epoch)
-            if self.settings.ascends_at(epoch) != (self.ascent is not None):  # an earlier checkpoint may be loaded
-                self.ascent = self._new_ascent() if self.ascent is None else None
+            if self.settings.ascends_at(epoch) != self.settings.ascends_at(epoch - 1):
                 self.graph = None  # a step is another one from here on
             self.network.train()
             self._seed_draws(epoch)
@@ -214,7 +213,7 @@ class Run:
             images = torch.lerp(images.flip(0), images, share)
         with self.turned:
             loss, outputs = self._gradient(images, labels, share)
-        if self.ascent is not None:
+        if self.ascent is not None and self.settings.ascends_at(self.done_epochs):
             with self.ascent:
                 self.optimizer.zero_grad(set_to_none=True)
                 self._gradient(images, labels, share)
@@ -232,9 +231,6 @@ class Run:
                 loss = torch.lerp(self.loss_fn(outputs, labels.flip(0)), loss, share)
         loss.backward()
         return loss, outputs
-
-    def _new_ascent(self) -> RowAscent:
-        return RowAscent(self.network.parameters(), self.settings.ascent, fuse=self.cuda)
 
     def _draw_shares(self, epoch: int) -> Tensor:
         draws = np.random.default_rng([abs(self.seed), epoch, self.seed < 0])
