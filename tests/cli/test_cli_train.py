@@ -41,7 +41,10 @@ def test_any_setting_can_be_replaced(tmp_path: Path) -> None:
         "momentum": 0.5, "schedule": "cosine",
     }  # fmt: skip
     for text, message in (
-        ("refresh=2", "'refresh' is no setting; there are ahead, ascent, ascent_start, average, balanced"),
+        (
+            "refresh=2",
+            "'refresh' is no setting; there are ahead, ascent, ascent_parts, ascent_start, average, balanced",
+        ),
         ("refresh_every=two", "refresh_every must be of type int, got 'two'"),
         ("balanced=yes", "balanced must be of type bool, got 'yes'"),
         ("momentum=2", "momentum must be below 1, got 2.0"),

@@ -128,6 +128,7 @@ def test_unknown_names_say_what_is_known() -> None:
         ({"noise": 0.1, "ahead": 0.1}, "at random (noise), further on (ahead) or up (ascent), not two of them"),
         ({"ascent": 0.1, "ahead": 0.1}, "at random (noise), further on (ahead) or up (ascent), not two of them"),
         ({"ascent_start": 1.0}, "ascent_start must be below 1, got 1.0"),
+        ({"ascent_parts": 3}, "ascent_parts must divide batch=128, got 3"),
         ({"smoothing": 1.0}, "smoothing must be below 1, got 1.0"),
         ({"mixup": -0.5}, "mixup must be a finite number, at least 0, got -0.5"),
         ({"euclidean": "adam"}, "euclidean must be 'sgd' or 'kfac', got 'adam'"),

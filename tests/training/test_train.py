@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from fisherfold.datasets import Images
-from fisherfold.optim import MKFAC
+from fisherfold.optim import MKFAC, RowAscent
 from fisherfold.training import PRESETS, ImagePool, Run, RunLog, checkpoint, read_logs, settings, train
 from fisherfold.training.checkpoint import pack, unpack
 from fisherfold.training.train import open_job, train_side_by_side
@@ -91,6 +93,7 @@ def test_runs_side_by_side_are_the_runs_alone(tmp_path: Path) -> None:
         {"mixup": 0.5},
         {"dropout": 0.3, "average": 2},
         {"ascent": 0.1, "ascent_start": 0.4},
+        {"ascent": 0.1, "ascent_parts": 2},
     ],
 )
 def test_draws_are_the_same_beside_other_runs_and_after_a_checkpoint(tmp_path: Path, drawn: dict[str, Any]) -> None:
@@ -154,6 +157,25 @@ def test_an_ascent_is_seen_by_the_step_from_its_start_on(preset: str) -> None:
     assert not torch.equal(late, led)
     assert first == first_too
     assert second != other
+
+
+@pytest.mark.parametrize("parts", [1, 2, 4])
+def test_the_step_takes_the_mean_of_gradients_uphill_of_every_part(parts: int) -> None:
+    pool = random_pool(16)
+    changes = {"batch": 16, "epochs": 1, "momentum": 0.0, "weight_decay": 0.0, "ascent": 0.2, "ascent_parts": parts}
+    run = Run(settings("sgd", "cifar10", "wrn10_1", **changes), "wrn10_1", pool)
+    run.begin_epoch()
+    images, labels = pool.normalised(run.images), run.labels
+    expected = weights(run)
+    for own in torch.arange(16).split(16 // parts):
+        net = deepcopy(run.network)
+        nn.functional.cross_entropy(net(images[own]), labels[own]).backward()
+        with RowAscent(net.parameters(), 0.2):
+            net.zero_grad()
+            nn.functional.cross_entropy(net(images[own]), labels[own]).backward()
+        expected -= run.settings.rates(0)[0] / parts * torch.cat([p.grad.reshape(-1) for p in net.parameters()])
+    run.step(0)
+    torch.testing.assert_close(weights(run), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_a_run_that_goes_back_to_a_checkpoint_from_before_its_ascent_does_without(tmp_path: Path) -> None:
@@ -362,7 +384,8 @@ def test_a_checkpoint_from_before_a_setting_is_of_a_run_with_its_default(tmp_pat
     runs = [Run(settings("sgd", "cifar10", "wrn10_1", batch=16, noise=x), "wrn10_1", pool) for x in (0.0, 0.1)]
     runs[0].done_epochs = 2
     header = {**runs[0].header, "settings": {**runs[0].header["settings"]}}
-    for newer in ("noise", "ahead", "ascent", "ascent_start", "average", "mixup", "smoothing", "euclidean"):
+    newest = ("noise", "ahead", "ascent", "ascent_start", "ascent_parts", "average", "mixup", "smoothing", "euclidean")
+    for newer in newest:
         del header["settings"][newer]
     state = {"network": runs[0].network.state_dict(), "optimizer": runs[0].optimizer.state_dict(), "epochs": 2}
     checkpoint.save(path, state, header)

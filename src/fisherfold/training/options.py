@@ -43,6 +43,8 @@ class Settings:
         ascent: the root mean square of the angles, in radians, by which rows are turned towards growing loss for a
             second gradient, which the step takes; 0 for one gradient.
         ascent_start: the share of the epochs before which there is one gradient all the same.
+        ascent_parts: into how many parts of equal size a batch is split then, each with an ascent and batch norms of
+            its own.
         average: over how many epochs the weights of the network that is judged are averaged, exponentially; 0 for the
             network itself.
         momentum: μ, or β₁ of Adam.
@@ -79,6 +81,7 @@ class Settings:
     ahead: float = 0.0
     ascent: float = 0.0
     ascent_start: float = 0.0
+    ascent_parts: int = 1
     average: int = 0
     momentum: float = 0.9
     beta2: float = 0.999
@@ -111,6 +114,8 @@ class Settings:
             raise ValueError(f"the damping of {self.optimizer} must be above 0 at every refresh, {damping}")
         if sum(map(bool, (self.noise, self.ahead, self.ascent))) > 1:
             raise ValueError("rows are turned at random (noise), further on (ahead) or up (ascent), not two of them")
+        if self.batch % self.ascent_parts:
+            raise ValueError(f"ascent_parts must divide batch={self.batch}, got {self.ascent_parts}")
 
     @property
     def curved(self) -> bool:

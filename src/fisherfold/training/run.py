@@ -211,12 +211,11 @@ class Run:
         images, share = self.pool.normalised(self.images[batch]), torch.take(self.shares, self.counter)
         if self.settings.mixup:
             images = torch.lerp(images.flip(0), images, share)
-        with self.turned:
-            loss, outputs = self._gradient(images, labels, share)
         if self.ascent is not None and self.settings.ascends_at(self.done_epochs):
-            with self.ascent:
-                self.optimizer.zero_grad(set_to_none=True)
-                self._gradient(images, labels, share)
+            loss, outputs = self._uphill(self.ascent, images, labels, share)
+        else:
+            with self.turned:
+                loss, outputs = self._gradient(images, labels, share)
         self.optimizer.step()
         with torch.no_grad():
             self.loss_sum += loss.detach()
@@ -231,6 +230,22 @@ class Run:
                 loss = torch.lerp(self.loss_fn(outputs, labels.flip(0)), loss, share)
         loss.backward()
         return loss, outputs
+
+    def _uphill(self, ascent: RowAscent, images: Tensor, labels: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
+        """The mean of the parts' gradients, each where rows are turned towards growing loss of its own part."""
+        count, found, sums = self.settings.ascent_parts, [], []
+        for part in zip(images.chunk(count), labels.chunk(count), strict=True):
+            self.optimizer.zero_grad(set_to_none=True)
+            found.append(self._gradient(*part, share))
+            with ascent:
+                self.optimizer.zero_grad(set_to_none=True)
+                self._gradient(*part, share)
+            sums.append([p.grad for p in self.network.parameters()])
+        if count > 1:
+            for p, gradients in zip(self.network.parameters(), zip(*sums, strict=True), strict=True):
+                p.grad = sum(gradients) / count  # not stacked: they keep their layout in memory
+        losses, outputs = zip(*found, strict=True)
+        return torch.stack(losses).mean(), torch.cat(outputs)
 
     def _draw_shares(self, epoch: int) -> Tensor:
         draws = np.random.default_rng([abs(self.seed), epoch, self.seed < 0])
