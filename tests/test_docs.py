@@ -11,7 +11,9 @@ import pytest
 import torch
 
 import fisherfold
+from fisherfold.experiments import cifar
 from fisherfold.solvers import METHODS
+from fisherfold.training import read_logs
 
 ROOT = Path(__file__).parent.parent
 SOURCE = Path(fisherfold.__file__).parent
@@ -110,18 +112,19 @@ def test_the_accuracies_of_cifar_are_those_that_were_logged():
     page, logs = ROOT / "docs" / "cifar.md", ROOT / "results" / "cifar"
     if not page.exists() or not logs.exists():
         pytest.skip("documentation and results are not part of an installed package")
-    test_images, validation = set(), set()
-    for log in logs.rglob("*.jsonl"):
-        epochs = [entry for entry in map(json.loads, log.read_text().splitlines()) if "epoch" in entry]
-        if epochs and "accuracy" in epochs[0]:
-            best, last = max(entry["accuracy"] for entry in epochs), epochs[-1]
-            shown = f"{best:.2f} ({last['accuracy']:.2f})"
-            test_images.add(shown)
-            validation.add(f"{shown} | {last['train_loss']:.3f}")
     text = page.read_text(encoding="utf-8").replace("**", "")
+    logged = {
+        f"{log.best:.2f} ({log.last:.2f}) | {log.epochs[-1]['train_loss']:.3f}" for log in read_logs(logs / "search")
+    }
     trials = re.findall(r"\| (\d\d\.\d\d \(\d\d\.\d\d\) \| \d\.\d{3}) \|", text)
     assert len(trials) > 20
-    assert [trial for trial in trials if trial not in validation] == []
-    cells = re.findall(r"\| (\d\d\.\d\d \(\d\d\.\d\d\))", text)
-    assert len(cells) > 70
-    assert [cell for cell in cells if cell not in test_images] == []
+    assert [trial for trial in trials if trial not in logged] == []
+    table = text.split("| optimizer |")[1].split("\n\n")[0].splitlines()[2:]
+    shown = [[cell.strip() for cell in row.strip("|").split("|")[1:]] for row in table]
+    expected = {}
+    for cell in cifar.cells(logs):
+        words = f"{cell.best[0]:.2f} ({cell.last[0]:.2f})" if cell.runs else ""
+        words += f" [{cell.paper:.2f}]" if cell.paper else ""
+        words += f", {len(cell.runs)} seeds" if len(cell.runs) > 1 else ""
+        expected.setdefault(cell.optimizer, []).append(words)
+    assert shown == list(expected.values())

@@ -26,7 +26,7 @@ from pathlib import Path
 import torch
 
 from fisherfold.training.plan import default_plan, read_plan
-from fisherfold.training.queue import Queue
+from fisherfold.training.queue import Queue, Tally
 from fisherfold.training.train import pick_device
 
 
@@ -36,13 +36,13 @@ def share_of_cores(processes: int) -> int:
     return max(1, cores // processes)
 
 
-def work(given: argparse.Namespace, number: int) -> None:
+def work(given: argparse.Namespace, number: int, tally: Tally) -> None:
     torch.backends.cudnn.benchmark = True
     torch.set_num_threads(min(torch.get_num_threads(), share_of_cores(given.processes)))
     mark = f"[{number}] " if given.processes > 1 else ""
     queue = Queue(
         given.folder, device=pick_device(given.device), minutes=given.minutes, width=given.side_by_side,
-        processes=given.processes, images=given.images, compiled=not given.eager,
+        tally=tally, images=given.images, compiled=not given.eager,
         checkpoint_every=given.checkpoint_every, say=lambda line: print(mark + line, flush=True),
     )  # fmt: skip
     table = partial(default_plan, given.seeds, search=given.search)
@@ -66,11 +66,12 @@ def main() -> None:
     if given.side_by_side is None:
         given.side_by_side = 3 if given.processes == 1 else 1
     if given.processes == 1:
-        work(given, 0)
+        work(given, 0, Tally())
         return
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(share_of_cores(given.processes)))
+    tally = Tally()
     workers = [
-        multiprocessing.get_context("spawn").Process(target=work, args=(given, number))
+        multiprocessing.get_context("spawn").Process(target=work, args=(given, number, tally))
         for number in range(given.processes)
     ]
     for worker in workers:

@@ -17,11 +17,11 @@ import torch
 
 from fisherfold.datasets import Images
 from fisherfold.files import claimed
-from fisherfold.training import ImagePool, RunLog
+from fisherfold.training import ImagePool, RunLog, read_logs
 from fisherfold.training import queue as queue_module
 from fisherfold.training.log import CHOICES
 from fisherfold.training.plan import Entry, default_plan, paper_grid, read_plan
-from fisherfold.training.queue import Queue
+from fisherfold.training.queue import Queue, Tally
 from fisherfold.training.run import Run
 
 TASK: dict[str, Any] = {"dataset": "cifar10", "model": "wrn10_1", "preset": "sgd", "batch": 16, "epochs": 1}
@@ -249,7 +249,7 @@ def test_the_plan_that_comes_with_the_benchmarks_can_be_read() -> None:
 def test_missing_plans_and_no_time_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="there is no plan"):
         read_plan(tmp_path / "plan.jsonl")
-    with pytest.raises(ValueError, match="minutes, width and processes must be positive, got 0, 3 and 1"):
+    with pytest.raises(ValueError, match="minutes and width must be positive, got 0 and 3"):
         Queue(tmp_path, device=torch.device("cpu"), minutes=0)
 
 
@@ -273,19 +273,20 @@ def test_the_paper_searches_rates_and_betas_of_its_baselines() -> None:
     assert paper_grid("mkfac-tuned") == ()
 
 
-def cooperate(folder: str) -> None:
+def cooperate(folder: str, tally: Tally) -> None:
     torch.set_num_threads(1)
     search = {"candidates": [{"lr": rate} for rate in (0.01, 0.02, 0.05, 0.07)], "rounds": [1, 2]}
     plan = entries(search, *({"seed": seed, "epochs": 2} for seed in range(4)))
     lines: list[str] = []
-    assert queue(Path(folder), lines.append, width=1, processes=2).work(lambda: plan)
+    assert queue(Path(folder), lines.append, width=1, tally=tally).work(lambda: plan)
     trained = [line.split()[0] for line in lines if " done " in line]
     Path(folder, f"account-{os.getpid()}.txt").write_text("\n".join(trained))
 
 
 def test_processes_share_a_plan_and_its_searches_and_do_nothing_twice(tmp_path: Path) -> None:
+    tally = Tally()
     workers = [
-        multiprocessing.get_context("spawn").Process(target=cooperate, args=(str(tmp_path),)) for _ in range(2)
+        multiprocessing.get_context("spawn").Process(target=cooperate, args=(str(tmp_path), tally)) for _ in range(2)
     ]
     for worker in workers:
         worker.start()
@@ -298,8 +299,19 @@ def test_processes_share_a_plan_and_its_searches_and_do_nothing_twice(tmp_path: 
     assert len(trained) == 4 + 2 + 1 + 4
     assert len((tmp_path / "search" / CHOICES).read_text().splitlines()) == 1
     assert not list(tmp_path.rglob("*.claim"))
-    log = RunLog.read(next(tmp_path.glob("*-seed3.jsonl")))
-    assert {entry["side_by_side"] for entry in log.epochs} == {2}
+    assert tally.count == 0
+
+
+def test_the_time_of_an_epoch_is_shared_with_the_runs_that_are_there(tmp_path: Path) -> None:
+    """Not with those that the other processes could have."""
+    tally = Tally()
+    plan = entries({"seed": 0})
+    with tally.with_mine(3):
+        assert queue(tmp_path / "busy", tally=tally).work(lambda: plan)
+    assert queue(tmp_path / "idle", tally=tally).work(lambda: plan)
+    for folder, count in (("busy", 4), ("idle", 1)):
+        (log,) = read_logs(tmp_path / folder)
+        assert {entry["side_by_side"] for entry in log.epochs} == {count}
 
 
 def test_what_another_process_holds_is_waited_for_and_taken_over(tmp_path: Path) -> None:

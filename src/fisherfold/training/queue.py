@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import gc
 import json
+import multiprocessing
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -32,6 +33,36 @@ KINDS_COMPILED = 6  # the compiler gives up on the ninth kind of a network
 LOOK_AGAIN = 1.0  # seconds between looks at a plan of which others hold all that is left
 
 
+class Tally:
+    """How many runs several processes have in training at the moment; each of them is given it at its start."""
+
+    def __init__(self) -> None:
+        self._count = multiprocessing.get_context("spawn").Value("i", 0)
+
+    @property
+    def count(self) -> int:
+        """The runs of all processes."""
+        return self._count.value
+
+    @contextmanager
+    def with_mine(self, runs: int) -> Iterator[None]:
+        """Count the runs of this process while the block runs.
+
+        Args:
+            runs: how many.
+
+        Yields:
+            Nothing.
+        """
+        with self._count:
+            self._count.value += runs
+        try:
+            yield
+        finally:
+            with self._count:
+                self._count.value -= runs
+
+
 class Queue:
     """Runs of a plan, with their logs in one folder.
 
@@ -40,7 +71,7 @@ class Queue:
         device: where to train.
         minutes: when to stop.
         width: how many runs side by side.
-        processes: how many processes share the device and the plan; each must be started.
+        tally: of the runs of all processes that share the device and the plan, where there are several.
         images: only so many training images, for a trial.
         compiled: pass networks through ``torch.compile`` on a GPU.
         checkpoint_every: epochs between checkpoints; 0 only when the time is up.
@@ -58,17 +89,17 @@ class Queue:
         device: torch.device,
         minutes: float,
         width: int = 3,
-        processes: int = 1,
+        tally: Tally | None = None,
         images: int | None = None,
         compiled: bool = True,
         checkpoint_every: int = 0,
         load: Callable[..., ImagePool] = ImagePool.load,
         say: Callable[[str], None] = print,
     ) -> None:
-        if minutes <= 0 or width < 1 or processes < 1:
-            raise ValueError(f"minutes, width and processes must be positive, got {minutes}, {width} and {processes}")
+        if minutes <= 0 or width < 1:
+            raise ValueError(f"minutes and width must be positive, got {minutes} and {width}")
         self.folder, self.device, self.width, self.images = make_folder(folder), device, width, images
-        self.searches, self.processes = make_folder(self.folder / "search"), processes
+        self.searches, self.tally = make_folder(self.folder / "search"), tally or Tally()
         self.compiled, self.checkpoint_every, self.load, self.say = compiled, checkpoint_every, load, say
         self.until = time.monotonic() + 60 * minutes
         self.failed: set[Path] = set()
@@ -116,10 +147,11 @@ class Queue:
         self._make_room(entries)
         try:
             jobs = [self._job(entry) for entry in entries]
-            train_side_by_side(
-                jobs, checkpoint_every=self.checkpoint_every, until=self.until, wanted=self._wanted,
-                processes=self.processes,
-            )  # fmt: skip
+            with self.tally.with_mine(len(jobs)):
+                train_side_by_side(
+                    jobs, checkpoint_every=self.checkpoint_every, until=self.until, wanted=self._wanted,
+                    beside=lambda: self.tally.count - len(jobs),
+                )  # fmt: skip
         except Exception as error:  # the other runs of the plan are still worth their time
             del jobs
             gc.collect()

@@ -139,7 +139,7 @@ def train_side_by_side(
     tell: Tell = lambda _job, _entry: None,
     until: float | None = None,
     wanted: Callable[[Job], bool] = lambda _job: True,
-    processes: int = 1,
+    beside: Callable[[], int] = lambda: 0,
 ) -> bool:
     """Train several runs in turns until all have ended.
 
@@ -149,7 +149,8 @@ def train_side_by_side(
         tell: called with each run and each epoch's entry.
         until: stop after the epoch in which ``time.monotonic()`` passes this, with a checkpoint.
         wanted: asked after every epoch; a run for which it is False is left, with a checkpoint.
-        processes: how many such processes share the device; the time of an epoch is divided among all runs.
+        beside: how many runs other processes have on the device at the moment; the time of an epoch is divided among
+            all.
 
     Returns:
         Whether all runs have ended.
@@ -166,7 +167,7 @@ def train_side_by_side(
         for job in active:
             job.run.judge()
         entries = [job.run.end_epoch() for job in active]
-        together = processes * len(active)
+        together = len(active) + beside()
         seconds = (time.perf_counter() - start) / together
         for job, entry in zip(active, entries, strict=True):
             entry |= {"seconds": round(seconds, 4), "side_by_side": together}
