@@ -20,6 +20,7 @@ from fisherfold.distributed import ALONE
 from fisherfold.estimators.imputer import LowRankImputer
 from fisherfold.estimators.subspace import SubspaceRegressor
 from fisherfold.experiments.subspace import split_rows
+from fisherfold.files import MODEL, read_tensors, write_tensors
 
 needs_data = pytest.mark.skipif(not os.environ.get("FISHERFOLD_DATA"), reason="FISHERFOLD_DATA is not set")
 
@@ -402,6 +403,43 @@ def test_a_saved_model_predicts_the_same_and_learns_on(tmp_path, options, ids):
         m.partial_fit(X[:20] + 1, y[:20], task=task[:20])
     np.testing.assert_allclose(loaded.predict(X, task=task), model.predict(X, task=task), rtol=1e-8)
     assert json.loads((tmp_path / "model" / "model.json").read_text())["estimator"] == "SubspaceRegressor"
+
+
+def test_a_file_from_before_doubts_about_what_is_shared_takes_it_for_known(tmp_path):
+    X, y, task = rows(noise=0.5)
+    model = SubspaceRegressor(rank=2).fit(X, y, task=task)
+    model.save(tmp_path / "model")
+    file = tmp_path / "model" / MODEL
+    tensors, header = read_tensors(file, kind="subspace", version=1)
+    old = {name: tensor for name, tensor in tensors.items() if not name.startswith("spread.")}
+    assert len(tensors) - len(old) == 4
+    write_tensors(file, old, kind="subspace", version=1, header=header)
+    loaded = SubspaceRegressor.load(tmp_path / "model")
+    values, deviations = loaded.predict(X, task=task, return_std=True)
+    np.testing.assert_array_equal(values, model.predict(X, task=task))
+    inside = loaded.transform(X)
+    numbers = np.array([loaded.task_ids_.tolist().index(t) for t in task])
+    spread, noise = old["spread"].numpy()[numbers], old["prior.noise"].numpy()[numbers]
+    np.testing.assert_allclose(deviations**2, noise + np.einsum("ri,rij,rj->r", inside, spread, inside), rtol=1e-9)
+    assert np.isfinite(loaded.fold_in(X[:3], y[:3], ["new"] * 3).predict(X[:3], ["new"] * 3, return_std=True)[1]).all()
+    broken = {**tensors, "spread.shared": tensors["spread.shared"][:2]}
+    write_tensors(file, broken, kind="subspace", version=1, header=header)
+    with pytest.raises(ValueError, match="what is not known of the shared parts has the size 2, not 3"):
+        SubspaceRegressor.load(tmp_path / "model")
+
+
+def test_deviations_of_rows_that_are_folded_in_do_not_depend_on_the_calls():
+    X, y, task = rows(noise=0.5)
+    late = np.isin(task, ["t3", "t7"])
+    models = [SubspaceRegressor(rank=2).fit(X[~late], y[~late], task=task[~late]) for _ in range(2)]
+    models[0].fold_in(X[late], y[late], task[late])
+    for part in np.array_split(np.flatnonzero(late)[::-1], 5):
+        models[1].fold_in(X[part], y[part], task[part])
+    at_once, in_parts = (model.predict(X, task=task, return_std=True)[1] for model in models)
+    np.testing.assert_allclose(in_parts, at_once, rtol=1e-6)
+    # with all of their rows, their noise is about that of a fit with them
+    whole = SubspaceRegressor(rank=2).fit(X, y, task=task).predict(X[late], task=task[late], return_std=True)[1]
+    np.testing.assert_allclose(at_once[late], whole, rtol=0.15)
 
 
 def test_a_model_without_statistics_predicts_but_does_not_learn(tmp_path):

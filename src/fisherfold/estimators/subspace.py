@@ -27,6 +27,7 @@ from fisherfold.estimators.task_rows import Rows, Scaling, reject_vanishing, tas
 from fisherfold.files import sound
 from fisherfold.inference.subspace import SubspacePrior, posterior
 from fisherfold.inference.subspace_fit import NOISES, common_noise, fit_marginal, new_noise, revived
+from fisherfold.inference.subspace_spread import TaskSpread, grown_spread, task_spread
 from fisherfold.problems.subspace import SubspaceProblem
 from fisherfold.problems.tasks import TaskStatistics
 
@@ -67,7 +68,7 @@ class SubspaceRegressor(SharedTaskFits, RegressorMixin, TaskEstimator):  # type:
     Attributes:
         coef_: coefficients per task in the units of X, shape (tasks, features).
         intercept_: intercepts per task.
-        noise_variance_: per task (marginal).
+        noise_variance_: per task, the effective number of parameters taken off its rows (marginal).
         prior_covariance_: of the coefficients in ``components_`` (marginal).
         ridge_: the ridge that was used (point).
         ridge_errors_: held-out squared error per ridge tried (point, ``auto``).
@@ -189,7 +190,8 @@ class SubspaceRegressor(SharedTaskFits, RegressorMixin, TaskEstimator):  # type:
         check_is_fitted(self)
         changed = self._take_in(X, y, task, sample_weight)
         if self._fitted == "marginal":
-            self._set_marginal(self._grown_prior(changed))
+            prior = self._grown_prior(changed)
+            self._set_marginal(prior, grown_spread(self.statistics_, prior, self._spread, self.noise, changed))
         else:
             self._set_point(self._frame, self._point_weights(self._frame))
         return self
@@ -201,8 +203,7 @@ class SubspaceRegressor(SharedTaskFits, RegressorMixin, TaskEstimator):  # type:
             X: features, one row per sample; or a list with one table per task.
             task: the task of each row; None if the model has a single task, or for all outputs at once. For lists: as
                 in ``fit``.
-            return_std: also return predictive standard deviations (marginal); they take what all tasks share for known,
-                and are too small where it was learnt from a few tasks.
+            return_std: also return predictive standard deviations (marginal).
             unseen: what to do with a task that was not seen: ``error``, or ``mean`` for what all tasks share (marginal:
                 the mean m, with the spread of the tasks in the standard deviation).
 
@@ -412,7 +413,7 @@ class SubspaceRegressor(SharedTaskFits, RegressorMixin, TaskEstimator):  # type:
         )  # fmt: skip
         self.trace_, self.n_iter_ = fit.trace, len(fit.trace)
         self._common_noise = common_noise(fit.prior.noise, self.noise, tasks)
-        self._set_marginal(fit.prior)
+        self._set_marginal(fit.prior, task_spread(self.statistics_, fit.prior, self.noise))
         if saved is not None:
             saved.remove()
 
@@ -448,13 +449,13 @@ class SubspaceRegressor(SharedTaskFits, RegressorMixin, TaskEstimator):  # type:
         self._frame = frame
         self._set_coefficients(self.statistics_.all_tasks.gather(weights) @ frame.mT)
 
-    def _set_marginal(self, prior: SubspacePrior) -> None:
+    def _set_marginal(self, prior: SubspacePrior, spread: TaskSpread) -> None:
         found, tasks = posterior(self.statistics_, prior), self.statistics_.all_tasks
         prior = replace(prior, noise=tasks.gather(prior.noise))
-        self._prior, self._frame = prior, prior.frame
-        self._spread = tasks.gather(found.covariance)
+        per_task = {name: tasks.gather(getattr(spread, name)) for name in ("moments", "covariance", "noise")}
+        self._prior, self._frame, self._spread = prior, prior.frame, replace(spread, **per_task)
         self.prior_covariance_ = np.asarray(prior.covariance.numpy())
-        self.noise_variance_ = np.asarray(prior.noise.numpy())
+        self.noise_variance_ = np.asarray(self._spread.noise.numpy())
         self._set_coefficients(prior.mean + tasks.gather(found.mean) @ prior.frame.mT)
 
     def _set_coefficients(self, weights: Tensor) -> None:
@@ -468,11 +469,7 @@ class SubspaceRegressor(SharedTaskFits, RegressorMixin, TaskEstimator):  # type:
         values = (Z * weights).sum(-1).numpy() + self.scaling_.offset
         if not with_std:
             return values, values
-        spread = torch.cat([self._spread, self._prior.covariance[None]])[index]
-        noise = torch.cat([self._prior.noise, self._prior.noise.mean()[None]])[index]
-        features = Z @ self._frame
-        variance = noise + ((spread @ features[..., None]).squeeze(-1) * features).sum(-1)
-        return values, np.asarray(variance.sqrt().numpy())
+        return values, np.asarray(self._spread.variance(Z, index, self._prior).sqrt().numpy())
 
     def _show(self, row: Mapping[str, float]) -> bool:
         if self.verbose:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fisherfold._version import __version__
+from fisherfold.distributed import Axis
 from fisherfold.estimators.id_files import from_json, to_json
 from fisherfold.estimators.ids import IdIndex, id_array
 from fisherfold.estimators.parameters import storable
@@ -20,11 +21,14 @@ from fisherfold.estimators.posterior_files import check_trace, finite_number, ta
 from fisherfold.estimators.task_rows import Scaling
 from fisherfold.files import MODEL, model_folder, read_tensors, sound, write_atomically, write_tensors
 from fisherfold.inference.subspace import SubspacePrior
+from fisherfold.inference.subspace_fit import common_noise
+from fisherfold.inference.subspace_spread import TaskSpread
 from fisherfold.problems.tasks import TaskStatistics
 
 _STATISTICS = ("gram", "cross", "power", "sums", "counts")
 KIND, VERSION = "subspace", 1
 _PRIOR = ("mean", "covariance", "noise")
+_SPREAD = {"covariance": "spread"}  # the others are named after it; files of earlier versions have this one alone
 _OPTIONAL = ("ridge_", "ridge_errors_", "_common_noise", "_outputs", "feature_names_in_", "classes_")
 Model = TypeVar("Model")
 
@@ -48,7 +52,7 @@ def save_model(
         "scaling.scale": torch.from_numpy(np.array(scaling.scale)),
     }
     if hasattr(model, "_spread"):
-        tensors["spread"] = model._spread
+        tensors |= {_SPREAD.get(name, f"spread.{name}"): value for name, value in vars(model._spread).items()}
     if hasattr(model, "_prior"):
         tensors |= {f"prior.{name}": getattr(model._prior, name) for name in _PRIOR}
     statistics = getattr(model, "statistics_", None)
@@ -140,13 +144,28 @@ def _restore(model: Any, tensors: dict[str, Tensor], n: int, tasks: int) -> None
         prior = {name: take(tensors, f"prior.{name}", shape) for name, shape in shapes.items()}
         model._prior = SubspacePrior(frame=model._frame, **prior)
         model.prior_covariance_ = model._prior.covariance.numpy()
-        model.noise_variance_ = model._prior.noise.numpy()
-        model._spread = take(tensors, "spread", (tasks, rank, rank))
+        model._spread = _restore_spread(tensors, model, tasks)
+        model.noise_variance_ = model._spread.noise.numpy()
     model.statistics_ = None
     if "statistics.gram" in tensors:
         sizes = (tasks, n, n), (tasks, n), (tasks,), (tasks,), (tasks,)
         named = zip(_STATISTICS, sizes, strict=True)
         model.statistics_ = TaskStatistics(*(take(tensors, f"statistics.{name}", shape) for name, shape in named))
+
+
+def _restore_spread(tensors: dict[str, Tensor], model: Any, tasks: int) -> TaskSpread:
+    n, rank = model._frame.shape
+    covariance = take(tensors, "spread", (tasks, rank, rank))
+    if "spread.shared" not in tensors:
+        common = common_noise(model._prior.noise, model.noise, Axis.whole(tasks))
+        return TaskSpread.of_known(model._prior, covariance, common)
+    size = len(take(tensors, "spread.shared", None))
+    if size not in {0, 1 + rank}:
+        raise ValueError(f"what is not known of the shared parts has the size {size}, not {1 + rank}")
+    shapes = {"shared": (size, n, size, n), "moments": (tasks, size, size), "noise": (tasks,), "common": (1,)}
+    return TaskSpread(
+        covariance=covariance, **{name: take(tensors, f"spread.{name}", shape) for name, shape in shapes.items()}
+    )
 
 
 def _fitted(name: str, value: Any) -> Any:
