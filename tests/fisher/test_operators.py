@@ -8,7 +8,7 @@ from fisherfold import Gaussian, NLLProblem
 from fisherfold.fisher import DenseFisher, ExactFisher, VarianceReducedFisher
 from fisherfold.fisher.flat import flatten, unflatten
 from fisherfold.manifolds import Euclidean, Grassmann, Product, Sphere
-from fisherfold.manifolds.base import leaves, scale
+from fisherfold.manifolds.base import dot, leaves, scale
 
 KINDS = ["exact", "monte-carlo", "empirical", "dense"]
 
@@ -307,3 +307,34 @@ def test_a_number_as_parameter_and_one_output_per_sample():
     assert isinstance(operator, ExactFisher)
     assert float(operator.matvec(torch.tensor(1.0, dtype=torch.float64))) == pytest.approx(2.5)
     assert float(operator.solve(torch.tensor(1.0, dtype=torch.float64), 0.5)) == pytest.approx(1 / 3)
+
+
+def backwards(tree):
+    return {key: backwards(tree[key]) for key in reversed(tree)} if isinstance(tree, dict) else tree
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_order_of_the_keys_of_a_point_or_a_vector_means_nothing(kind):
+    """Two factors of one shape: vectors that are taken for each other raise no error."""
+    manifold = Product({"a": Sphere(3), "rest": Product({"b": Euclidean(3), "c": Sphere(3)})})
+    g = torch.Generator().manual_seed(0)
+    x, y = torch.randn(9, 3, generator=g, dtype=torch.float64), torch.randn(9, generator=g, dtype=torch.float64)
+
+    def model(x, t):
+        return torch.tanh(x @ t["a"]) + torch.sin(2 * x @ t["rest"]["b"]) * (x @ t["rest"]["c"])
+
+    problem = NLLProblem(manifold, model, Gaussian(), x, y)
+    theta = manifold.random_point(generator=g)
+    v, w = (manifold.random_tangent(theta, generator=g) for _ in range(2))
+    expected = problem.fisher(theta, kind=kind).matvec(v)
+    for point, vector in ((backwards(theta), v), (theta, backwards(v)), (backwards(theta), backwards(v))):
+        operator = problem.fisher(point, kind=kind)
+        agree(flatten(operator.matvec(vector)), flatten(expected))
+        agree(dot(backwards(w), operator.matvec(vector)), dot(w, expected))
+        for method in ("dense", "cg", *(["woodbury", "pinv"] if operator.n_rows else [])):
+            solution = operator.solve(operator.matvec(vector), method=method)
+            agree(flatten(operator.matvec(solution)), flatten(expected), rtol=1e-8)
+    problem.gradient(backwards(theta))  # its graph, in that order, is gone on with
+    agree(flatten(problem.fisher(theta, kind=kind).matvec(v)), flatten(expected))
+    if kind != "dense":
+        agree(problem.fisher(theta, kind=kind).push_forward(backwards(v)), operator.push_forward(v))

@@ -524,3 +524,10 @@ def test_results_say_what_they_are(task):
     result = minimize(task.problem, task.x0)
     assert isinstance(result, Result)
     assert (result.status, result.success) == ("converged", True)
+
+
+def test_the_order_of_the_keys_of_the_start_means_nothing(tasks):
+    task = tasks["network"]()
+    backwards = {key: task.x0[key] for key in reversed(task.x0)}
+    one, other = (minimize(task.problem, x0, max_iter=5) for x0 in (task.x0, backwards))
+    assert one.trace["loss"] == other.trace["loss"]

@@ -22,7 +22,7 @@ from typing_extensions import override
 from fisherfold.fisher.autodiff import jvp
 from fisherfold.fisher.likelihoods import Likelihood
 from fisherfold.fisher.operators import FisherOperator
-from fisherfold.manifolds.base import Manifold, Point, Tangent, dot, leaves, tolerance, tree_map
+from fisherfold.manifolds.base import Manifold, Point, Tangent, arranged, dot, leaves, tolerance, tree_map
 
 Graph: TypeAlias = "tuple[Point, Tensor]"
 
@@ -76,7 +76,8 @@ class JacobianFisher(FisherOperator):
         super().__init__(manifold, point)
         self._outputs = outputs
         self._jacobian = jacobian
-        self._variables, self._graph = graph or record(outputs, point)
+        variables, self._graph = graph or record(outputs, point)
+        self._variables = arranged(variables, self.point)
         self.z = self._graph.detach()
         self.n_samples = len(self.z)
         self._transposed: tuple[Tensor, list[Tensor]] | None = None
@@ -103,6 +104,7 @@ class JacobianFisher(FisherOperator):
             return torch.zeros_like(self.z)
         if self.adjoint.passed is None:
             self.adjoint.passed = self._is_adjoint()
+        v = arranged(v, self.point)
         return self._transpose(v) if self.adjoint.passed else jvp(self._outputs, self.point, v)
 
     def _is_adjoint(self) -> bool:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fisherfold.fisher.flat import flatten, unflatten
 from fisherfold.fisher.solve import Solution, solve
-from fisherfold.manifolds.base import Manifold, Point, Tangent, combine, scale
+from fisherfold.manifolds.base import Manifold, Point, Tangent, arranged, combine, scale
 
 
 class FisherOperator(ABC):
@@ -44,7 +44,8 @@ class FisherOperator(ABC):
 
     def __init__(self, manifold: Manifold, point: Point) -> None:
         self.manifold = manifold
-        self.point = point
+        # points are dictionaries of any order, flat vectors have that of the manifold
+        self.point = arranged(point, manifold.point_shape)
 
     @abstractmethod
     def _matvec(self, v: Tangent) -> Tangent:
@@ -60,7 +61,7 @@ class FisherOperator(ABC):
             A tangent vector at ``point``.
         """
         self.manifold.check_tangent(self.point, v, name="v")
-        return self._matvec(v)
+        return self._matvec(arranged(v, self.point))
 
     def __matmul__(self, v: Tangent) -> Tangent:
         return self.matvec(v)

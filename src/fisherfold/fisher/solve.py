@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from fisherfold.fisher.flat import flatten, unflatten
-from fisherfold.manifolds.base import Manifold, Point, Tangent, combine, dot, leaves, scale
+from fisherfold.manifolds.base import Manifold, Point, Tangent, arranged, combine, dot, leaves, scale
 from fisherfold.manifolds.lengths import range_factor
 
 if TYPE_CHECKING:
@@ -107,6 +107,7 @@ def solve(
             raise ValueError(f"{name} must be a number ≥ 0, got {value}")
     if max_iter is not None and not max_iter >= 0:
         raise ValueError(f"max_iter must be at least 0, got {max_iter}")
+    g = arranged(g, operator.point)
     x: Tangent | None = None
     if method == "auto":
         method = choose(operator)

@@ -22,13 +22,14 @@ import torch
 from torch import Tensor
 
 from fisherfold.manifolds.lengths import ordinary, range_factor, root
-from fisherfold.manifolds.trees import Point, Shape, Tangent, combine, dot, is_finite, leaves, scale, tree_map
+from fisherfold.manifolds.trees import Point, Shape, Tangent, arranged, combine, dot, is_finite, leaves, scale, tree_map
 
 __all__ = [
     "Manifold",
     "Point",
     "Shape",
     "Tangent",
+    "arranged",
     "combine",
     "dot",
     "is_finite",

@@ -34,6 +34,19 @@ def tree_map(function: Callable[..., Tensor], *trees: Point) -> Point:
     return function(*trees)
 
 
+def arranged(tree: Point, like: Point | Shape) -> Point:
+    """The same tensors with the keys in the order of another tree: dictionaries are equal in any order, lists are not.
+
+    Args:
+        tree: a tensor or a dictionary of tensors.
+        like: a tree of the same keys, such as the ``point_shape`` of a manifold.
+
+    Returns:
+        The tree, for ``leaves`` beside those of ``like``.
+    """
+    return tree_map(lambda _, leaf: leaf, like, tree)
+
+
 def leaves(tree: Point) -> list[Tensor]:
     """The tensors of a point, in order.
 
@@ -88,7 +101,7 @@ def dot(u: Tangent, v: Tangent) -> Tensor:
     """
     if isinstance(u, Tensor):
         return torch.dot(u.reshape(-1), v.reshape(-1))
-    return torch.stack([dot(s, t) for s, t in zip(leaves(u), leaves(v), strict=True)]).sum()
+    return torch.stack([dot(s, t) for s, t in zip(leaves(u), leaves(arranged(v, u)), strict=True)]).sum()
 
 
 def is_finite(u: Point) -> bool:

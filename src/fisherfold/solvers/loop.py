@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fisherfold.distributed import Group
 from fisherfold.files import check_place, sound
-from fisherfold.manifolds.base import Point, leaves, tree_map
+from fisherfold.manifolds.base import Point, arranged, leaves, tree_map
 from fisherfold.problems.base import Problem
 from fisherfold.solvers.method import Method, blur, whole_number
 from fisherfold.solvers.progress import Display
@@ -94,6 +94,7 @@ def minimize(
     _check_numbers(max_iter=(max_iter, 0), evaluate_every=(evaluate_every, 1), checkpoint_every=(checkpoint_every, 1))
     _check_files(checkpoint, resume, problem.group)
     _check_start(problem, x0)
+    x0 = arranged(x0, problem.manifold.point_shape)
     if method not in METHODS:
         raise ValueError(f"method must be one of {sorted(METHODS)}, got {method!r}")
     solver = _construct(METHODS[method], problem, options)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fisherfold.manifolds import Grassmann, Manifold, Product, Verdict
-from fisherfold.manifolds.base import Point, Tangent, combine, leaves, scale, tolerance, tree_map
+from fisherfold.manifolds.base import Point, Tangent, arranged, combine, leaves, scale, tolerance, tree_map
 from fisherfold.manifolds.verdict import at_most
 
 
@@ -318,7 +318,7 @@ def tree_gap(left: Point, right: Point) -> float:
     Returns:
         The difference.
     """
-    gaps = [(a - b).abs().amax().double() for a, b in zip(leaves(left), leaves(right), strict=True)]
+    gaps = [(a - b).abs().amax().double() for a, b in _pairs(left, right)]
     return float(torch.stack(gaps).amax())
 
 
@@ -330,7 +330,7 @@ def _dots(u: Point, v: Point, case: Case) -> Tensor:
 
 
 def _pairs(u: Point, v: Point) -> list[tuple[Tensor, Tensor]]:
-    return list(zip(leaves(u), leaves(v), strict=True))
+    return list(zip(leaves(u), leaves(arranged(v, u)), strict=True))
 
 
 def _scale_of(u: Point, v: Point) -> float:
