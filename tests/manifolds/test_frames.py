@@ -99,6 +99,22 @@ def test_a_second_derivative_of_the_polar_factor_is_refused_rather_than_wrong():
         gradient.sum().backward()
 
 
+@pytest.mark.parametrize("longest", [2.0, 5.0, 50.0])
+def test_the_polar_factor_is_differentiated_where_singular_values_are_equal(longest):
+    """A step along one column leaves the others at 1; long ones take the road through QR."""
+    left, right = frames.qr(tall(6, 3)), frames.qr(tall(3, 3))
+    y = (left * torch.tensor([longest, 1.0, 1.0], dtype=torch.float64)) @ right.mT
+    # by the Sylvester equation p X + X p = Qᵀdy - dyᵀQ, and 1/s outside of the span
+    gradient = torch.autograd.functional.jacobian(frames.polar, y)
+    direction = torch.randn(6, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    s = torch.tensor([longest, 1.0, 1.0], dtype=torch.float64)
+    inside = left.mT @ direction @ right
+    inside = (inside - inside.mT) / (s[:, None] + s)
+    outside = (direction - left @ (left.mT @ direction)) @ right / s
+    expected = (left @ inside + outside) @ right.mT
+    torch.testing.assert_close(torch.einsum("ijkl,kl->ij", gradient, direction), expected, atol=1e-12, rtol=0)
+
+
 @pytest.mark.parametrize("norm", [1e-6, 1e-3, 0.01, 0.03, 0.05, 0.5, 5.0])
 def test_the_matrix_exponential_is_exact_at_every_norm(norm):
     square = tall(6, 6)

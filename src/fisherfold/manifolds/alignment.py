@@ -15,11 +15,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fisherfold.manifolds import frames
-
 # θ / sin θ = Σ 4^k (k!)² / (2k + 1)! w^k in w = sin²(θ/2) ≤ 1/2; what is left out is below 1e-16. In rows of seven.
 _WIDTH = 7
 _SERIES = [4**k * math.factorial(k) ** 2 / math.factorial(2 * k + 1) for k in range(_WIDTH**2)]
+
+
+def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """The eigenvalues and eigenvectors of Hermitian matrices; NaN eigenvalues where an entry is not finite.
+
+    Args:
+        matrix: a tensor of shape (..., p, p).
+
+    Returns:
+        The eigenvalues, ascending, and the eigenvectors as columns.
+    """
+    try:
+        values, vectors = torch.linalg.eigh(matrix)
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # public, but not listed by torch
+        # A step that went astray must come back as a point that can be rejected, not as an exception.
+        finite = torch.isfinite(matrix).all(dim=-1).all(dim=-1)[..., None]
+        values, vectors = torch.linalg.eigh(torch.where(finite[..., None], matrix, 0.0))
+        values = torch.where(finite, values, torch.nan)
+    return values, vectors
 
 
 def angle_over_sine(cosines: Tensor) -> Tensor:
@@ -93,7 +110,7 @@ class _Sylvester(torch.autograd.Function):
 
     @staticmethod
     def forward(p: Tensor, r: Tensor) -> Tensor:
-        values, vectors = frames.eigh(p)
+        values, vectors = eigh(p)
         total = values.unsqueeze(-1) + values.unsqueeze(-2)
         # at two right angles there is nothing to divide by: many geodesics are shortest, and the one taken is kept
         flat = total <= 4 * torch.finfo(p.dtype).eps

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from fisherfold.manifolds.alignment import eigh, rotation_between
+
 # A retraction step of Frobenius length s gives cond(G) ≤ 1 + s²; steps beyond 4 take the slower, safer road.
 MAX_CONDITION = 16.0
 # Rows summed in the working precision before the sum goes on in float64: rounding then does not grow with n.
@@ -62,25 +64,6 @@ def minus_product(v: Tensor, x: Tensor, weights: Tensor) -> Tensor:
     if v.ndim == x.ndim == 2:
         return torch.addmm(v, x, weights, alpha=-1)
     return v - x @ weights
-
-
-def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """The eigenvalues and eigenvectors of Hermitian matrices; NaN eigenvalues where an entry is not finite.
-
-    Args:
-        matrix: a tensor of shape (..., p, p).
-
-    Returns:
-        The eigenvalues, ascending, and the eigenvectors as columns.
-    """
-    try:
-        values, vectors = torch.linalg.eigh(matrix)
-    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # public, but not listed by torch
-        # A step that went astray must come back as a point that can be rejected, not as an exception.
-        finite = torch.isfinite(matrix).all(dim=-1).all(dim=-1)[..., None]
-        values, vectors = torch.linalg.eigh(torch.where(finite[..., None], matrix, 0.0))
-        values = torch.where(finite, values, torch.nan)
-    return values, vectors
 
 
 def polar(y: Tensor) -> Tensor:
@@ -141,8 +124,8 @@ class _InverseRoot(torch.autograd.Function):
 def _polar_by_qr(y: Tensor) -> Tensor:
     q, r = torch.linalg.qr(y)
     finite = torch.isfinite(r).all(dim=(-2, -1), keepdim=True)
-    left, _, right = torch.linalg.svd(torch.where(finite, r, 0.0))
-    return torch.where(finite, q @ (left @ right), torch.nan)
+    # a step along one column leaves all other singular values 1, and equal ones have no vectors to differentiate
+    return torch.where(finite, q @ rotation_between(torch.where(finite, r, 0.0)), torch.nan)
 
 
 def qr(y: Tensor) -> Tensor:
