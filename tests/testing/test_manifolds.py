@@ -164,6 +164,77 @@ class Blind(Sphere):
         return x.new_zeros(())
 
 
+@dataclass(frozen=True, repr=False)
+class WithoutLog(Sphere):
+    """As a user's manifold may be: an exponential map, and neither logarithm nor distance."""
+
+    retractions: ClassVar = MappingProxyType({"normalize": 2})
+
+    def _log(self, x, y):
+        raise NotImplementedError
+
+    def _dist(self, x, y):
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, repr=False)
+class HalfSpeed(WithoutLog):
+    def _exp(self, x, v):
+        return super()._exp(x, v / 2)
+
+
+@dataclass(frozen=True, repr=False)
+class WithoutExp(Sphere):
+    retractions: ClassVar = MappingProxyType({"normalize": 2})
+
+    def _exp(self, x, v):
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, repr=False)
+class Chord(WithoutExp):
+    def _log(self, x, y):
+        return y - x
+
+    def _dist(self, x, y):
+        return 2 * super()._dist(x, y)
+
+
+@dataclass(frozen=True, repr=False)
+class DoubleLog(WithoutExp):
+    def _log(self, x, y):
+        return 2 * super()._log(x, y)
+
+
+@dataclass(frozen=True, repr=False)
+class MeanViolation(Sphere):
+    def _constraint_error(self, x):
+        return (torch.linalg.vector_norm(x, dim=-1) - 1).abs().mean()
+
+
+@dataclass(frozen=True, repr=False)
+class InPlace(Sphere):
+    def _project(self, x, v):
+        return v.sub_((x * v).sum(-1, keepdim=True) * x)
+
+
+@dataclass(frozen=True, repr=False)
+class Unseeded(Sphere):
+    def _random(self, shape, generator, dtype, device):
+        return super()._random(shape, None, dtype, device)
+
+
+@dataclass(frozen=True, repr=False)
+class OnePoint(Sphere):
+    def _random(self, shape, generator, dtype, device):
+        return super()._random(shape[-1:], generator, dtype, device).expand(shape).clone()
+
+
+@pytest.mark.parametrize("manifold", [WithoutLog(4), WithoutExp(4)], ids=repr)
+def test_manifolds_with_some_closed_forms_pass(manifold):
+    assert all(check_manifold(manifold, steps=10))
+
+
 @pytest.mark.parametrize(
     ("manifold", "property_name"),
     [
@@ -186,6 +257,14 @@ class Blind(Sphere):
         (Unaligned(6, 3), "transport 'projection' follows the representative of y"),
         (NormOverTheBatch(4), "retract 'normalize' of a batch is one by one"),
         (Blind(4), "violation sees points off the manifold"),
+        (HalfSpeed(4), r"exp has Dexp\(0\) = Id"),
+        (Chord(4), "log is tangent"),
+        (Chord(4), "dist is the length of a short step"),
+        (DoubleLog(4), "log is the step where it is short"),
+        (MeanViolation(4), "violation of a batch is its largest"),
+        (InPlace(4), "operations leave their arguments as they are"),
+        (Unseeded(4), "random points come from the generator"),
+        (OnePoint(4), "random points differ"),
     ],
 )
 def test_wrong_manifolds_are_caught_by_name(manifold, property_name):

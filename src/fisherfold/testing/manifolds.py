@@ -6,15 +6,18 @@ slope order + 1, and ten thousand float32 steps without leaving the manifold. Tr
 
 from __future__ import annotations
 
+import copy
+import itertools
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from fisherfold.manifolds import Manifold, Verdict, check_retraction
-from fisherfold.manifolds.base import Point, leaves, scale, tree_map
+from fisherfold.manifolds.base import Point, combine, leaves, scale, tree_map
 from fisherfold.manifolds.verdict import at_most
-from fisherfold.testing.properties import Case, applicable, gaussian, properties, tree_gap
+from fisherfold.testing.case import Case, gaussian, tree_gap
+from fisherfold.testing.properties import applicable, properties
 
 # Ten thousand float32 steps may leave an error of a few rounding units, not one that has added up.
 DRIFT = 5e-6
@@ -68,8 +71,10 @@ def check_manifold(
     for dtype in dtypes:
         for batch in batch_shapes:
             case = Case.random(manifold, batch, dtype, generator, symmetry)
+            before = copy.deepcopy(case.arguments)
             for check in properties(case):
                 check(case)
+            case.equal("operations leave their arguments as they are", case.arguments, before, bound=0.0)
             report += case.report
             if batch:
                 report += _one_by_one(case)
@@ -106,7 +111,7 @@ def _orders(case: Case) -> list[Verdict]:
     report = []
     for method in case.manifold.retractions:
         report.append(check_retraction(case.manifold, case.x, case.v, method=method))
-        if case.has_exp and case.has_log:
+        if case.has_exp and case.has_dist:
             report.append(check_retraction(case.manifold, case.x, case.v, method=method, against="exp"))
     return [Verdict(f"{r.name} [{case.label}]", r.measured, r.expected, r.passed, r.message) for r in report]
 
@@ -126,6 +131,7 @@ def _one_by_one(case: Case) -> list[Verdict]:
         operations["exp"] = (manifold.exp, (case.x, case.v))
     if case.has_log:
         operations["log"] = (manifold.log, (case.x, case.y))
+    if case.has_dist:
         operations["dist"] = (manifold.dist, (case.x, case.y))
     report = []
     for name, (operation, arguments) in operations.items():
@@ -135,7 +141,16 @@ def _one_by_one(case: Case) -> list[Verdict]:
             alone = operation(*(_pick(argument, entry) for argument in arguments))
             worst = max(worst, tree_gap(_pick(whole, entry), alone))
         report.append(at_most(f"{name} of a batch is one by one [{case.label}]", worst, case.tolerance))
-    return report
+    return [*report, _largest_violation(case)]
+
+
+def _largest_violation(case: Case) -> Verdict:
+    """Points of a batch that are off by different lengths: the largest violation counts."""
+    off = combine(1.0, case.x, 0.1, case.a)
+    entries = itertools.product(*map(range, case.batch))
+    largest = max(case.manifold.violation(_pick(off, entry)) for entry in entries)
+    gap = abs(case.manifold.violation(off) - largest)
+    return at_most(f"violation of a batch is its largest [{case.label}]", gap, case.tolerance * max(1.0, largest))
 
 
 def _with(operation: Callable[..., Point], method: str) -> Callable[..., Point]:

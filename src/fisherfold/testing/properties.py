@@ -1,116 +1,15 @@
-"""The single properties of the manifold kit: each takes a case (a manifold with points and vectors) and adds verdicts.
-
-A verdict compares an error with ``case.tolerance``, a thousand rounding units: the defects to be caught are of order 1.
-"""
+"""The single properties of the manifold kit: each takes a case (a manifold, points and vectors) and adds verdicts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from fisherfold.manifolds import Grassmann, Manifold, Product, Verdict
-from fisherfold.manifolds.base import Point, Tangent, arranged, combine, leaves, scale, tolerance, tree_map
-from fisherfold.manifolds.verdict import at_most
-
-
-@dataclass
-class Case:
-    """A manifold with two neighbouring points, two tangent vectors at the first, and two ambient ones."""
-
-    manifold: Manifold
-    batch: tuple[int, ...]
-    x: Point
-    y: Point
-    u: Tangent
-    v: Tangent
-    a: Point
-    b: Point
-    symmetry: Callable[[Point], Point] | None
-    report: list[Verdict] = field(default_factory=list)
-
-    @classmethod
-    def random(
-        cls,
-        manifold: Manifold,
-        batch: tuple[int, ...],
-        dtype: torch.dtype,
-        generator: torch.Generator,
-        symmetry: Callable[[Point], Point] | None,
-    ) -> Case:
-        """Draw the points and vectors.
-
-        Args:
-            manifold: the manifold.
-            batch: the leading dimensions.
-            dtype: the dtype.
-            generator: the source of randomness.
-            symmetry: a change of representative, if the manifold is a quotient.
-
-        Returns:
-            The case.
-
-        Raises:
-            AssertionError: if a retraction changes shape or dtype, for then nothing else can be compared.
-        """
-        x = manifold.random_point(*batch, generator=generator, dtype=dtype)
-        u, v, w = (manifold.random_tangent(x, generator=generator) for _ in range(3))
-        y = manifold.retract(x, scale(0.7, w))
-        for before, after in zip(leaves(x), leaves(y), strict=True):
-            if before.dtype != after.dtype or before.shape != after.shape:
-                raise AssertionError(
-                    f"{manifold!r} fails: retract must keep shape and dtype {tuple(before.shape)}, {before.dtype}, "
-                    f"got {tuple(after.shape)}, {after.dtype}"
-                )
-        return cls(manifold, batch, x, y, u, v, gaussian(x, generator), gaussian(x, generator), symmetry)
-
-    @property
-    def eps(self) -> float:
-        """The rounding unit."""
-        return max(float(torch.finfo(leaf.dtype).eps) for leaf in leaves(self.x))
-
-    @property
-    def tolerance(self) -> float:
-        """The accepted relative error."""
-        return 1e3 * self.eps
-
-    @property
-    def label(self) -> str:
-        """The dtype and batch shape, for the names of verdicts."""
-        return f"{str(leaves(self.x)[0].dtype).removeprefix('torch.')}, batch {self.batch}"
-
-    @property
-    def has_exp(self) -> bool:
-        """Whether the exponential map has a closed form."""
-        return _implemented(self.manifold.exp, self.x, self.v)
-
-    @property
-    def has_log(self) -> bool:
-        """Whether logarithm and distance have closed forms."""
-        return _implemented(self.manifold.log, self.x, self.y) and _implemented(self.manifold.dist, self.x, self.y)
-
-    def small(self, name: str, error: float, *, bound: float | None = None) -> None:
-        """Add the verdict that an error is small.
-
-        Args:
-            name: the property.
-            error: the error.
-            bound: the largest accepted one; ``tolerance`` if not given.
-        """
-        self.report.append(at_most(f"{name} [{self.label}]", error, self.tolerance if bound is None else bound))
-
-    def equal(self, name: str, left: Point, right: Point, *, bound: float | None = None) -> None:
-        """Add the verdict that two points or vectors are equal up to rounding.
-
-        Args:
-            name: the property.
-            left: the one.
-            right: the other.
-            bound: the largest accepted difference of an entry; ``tolerance`` if not given.
-        """
-        self.small(name, tree_gap(left, right), bound=bound)
+from fisherfold.manifolds import Grassmann, Manifold, Product
+from fisherfold.manifolds.base import Point, Tangent, combine, leaves, scale, tolerance, tree_map
+from fisherfold.testing.case import Case, pairs, tree_gap
 
 
 def properties(case: Case) -> list[Callable[[Case], None]]:
@@ -122,16 +21,36 @@ def properties(case: Case) -> list[Callable[[Case], None]]:
     Returns:
         Functions that take the case and add verdicts to it.
     """
-    chosen: list[Callable[[Case], None]] = [_membership, _projector, _metric, _retraction, _transport]
+    chosen: list[Callable[[Case], None]] = [_randomness, _membership, _projector, _metric, _retraction, _transport]
     if case.has_exp:
         chosen.append(_geodesic)
-    if case.has_exp and case.has_log:
+    if case.has_log:
+        chosen.append(_log_of_a_step)
+    if case.has_dist:
+        chosen.append(_length_of_a_step)
+    if case.has_exp and case.has_log and case.has_dist:
         chosen.append(_logarithm)
     if case.symmetry is not None:
         chosen.append(_quotient)
     if isinstance(case.manifold, Product):
         chosen.append(_factors)
     return chosen
+
+
+def _randomness(case: Case) -> None:
+    manifold, leaf = case.manifold, leaves(case.x)[0]
+
+    def draw(seed: int) -> tuple[Point, Tangent]:
+        generator = torch.Generator(leaf.device).manual_seed(seed)
+        x = manifold.random_point(2, generator=generator, dtype=leaf.dtype)
+        return x, manifold.random_tangent(x, generator=generator)
+
+    (x, v), (same, again), (other, _) = draw(0), draw(0), draw(1)
+    case.equal("random points come from the generator", same, x)
+    case.equal("random tangent vectors come from the generator", again, v)
+    if manifold.dim:
+        swapped = tree_map(lambda t: t.flip(0), x)
+        case.small("random points differ", float(0.0 in (tree_gap(x, other), tree_gap(x, swapped))))
 
 
 def _membership(case: Case) -> None:
@@ -169,14 +88,21 @@ def _metric(case: Case) -> None:
 
 def _retraction(case: Case) -> None:
     manifold, x, v = case.manifold, case.x, case.v
-    h = case.eps ** (1 / 3)
     for method in manifold.retractions:
-        case.equal(f"retraction {method!r} starts at x", manifold.retract(x, scale(0.0, v), method=method), x)
-        ahead, behind = (manifold.retract(x, scale(s * h, v), method=method) for s in (1.0, -1.0))
-        velocity = combine(0.5 / h, ahead, -0.5 / h, behind)
-        case.equal(f"retraction {method!r} has DR(0) = Id", velocity, v, bound=100 * h * h)
-        long = manifold.violation(manifold.retract(x, scale(3.0, v), method=method))
-        case.small(f"retraction {method!r} ends on the manifold", long)
+
+        def curve(t: float, method: str = method) -> Point:
+            return manifold.retract(x, scale(t, v), method=method)
+
+        _beginning(case, f"retraction {method!r}", "DR(0)", curve)
+        case.small(f"retraction {method!r} ends on the manifold", manifold.violation(curve(3.0)))
+
+
+def _beginning(case: Case, name: str, derivative: str, curve: Callable[[float], Point]) -> None:
+    """A curve along v starts at x with velocity v."""
+    case.equal(f"{name} starts at x", curve(0.0), case.x)
+    h = case.short
+    velocity = combine(0.5 / h, curve(h), -0.5 / h, curve(-h))
+    case.equal(f"{name} has {derivative} = Id", velocity, case.v, bound=100 * h * h)
 
 
 def _transport(case: Case) -> None:
@@ -204,16 +130,30 @@ def _geodesic(case: Case) -> None:
     def curve(t: float) -> Point:
         return manifold.exp(x, scale(t, v))
 
+    _beginning(case, "exp", "Dexp(0)", curve)
     case.small("exp ends on the manifold", manifold.violation(curve(1.0)))
     bend = combine(1.0, combine(1.0, curve(0.5 + h), 1.0, curve(0.5 - h)), -2.0, curve(0.5))
     force = manifold.project(curve(0.5), scale(1 / h**2, bend))
     case.equal("exp has no tangential acceleration", force, scale(0.0, force), bound=100 * h * h)
 
 
+def _log_of_a_step(case: Case) -> None:
+    manifold, x, v, h = case.manifold, case.x, case.v, case.short
+    w = manifold.log(x, case.y)
+    case.equal("log is tangent", manifold.project(x, w), w)
+    ahead, behind = (manifold.log(x, manifold.retract(x, scale(t, v))) for t in (h, -h))
+    case.equal("log is the step where it is short", combine(0.5 / h, ahead, -0.5 / h, behind), v, bound=100 * h * h)
+
+
+def _length_of_a_step(case: Case) -> None:
+    manifold, x, v, h = case.manifold, case.x, case.v, case.short
+    ahead, behind = (manifold.dist(x, manifold.retract(x, scale(t, v))) for t in (h, -h))
+    case.equal("dist is the length of a short step", (ahead + behind) / (2 * h), manifold.norm(x, v), bound=100 * h * h)
+
+
 def _logarithm(case: Case) -> None:
     manifold, x, y, v = case.manifold, case.x, case.y, case.v
     w = manifold.log(x, y)
-    case.equal("log is tangent", manifold.project(x, w), w)
     end = manifold.exp(x, w)
     case.small("exp inverts log", float(manifold.dist(end, y).amax()))
     half = scale(0.5, v)
@@ -243,10 +183,11 @@ def _quotient(case: Case) -> None:
         moved = manifold.transport(x, y, v, method=method)
         case.equal(f"transport {method!r} forgets the representative of x", turned, moved)
     if case.has_log:
+        case.equal("log follows the representative of x", manifold.log(g(x), y), g(manifold.log(x, y)))
+    if case.has_dist:
         zero = torch.zeros(())
         case.equal("dist forgets the representative", manifold.dist(x, g(x)), zero)
         case.equal("dist forgets the representative of y", manifold.dist(x, g(y)), manifold.dist(x, y))
-        case.equal("log follows the representative of x", manifold.log(g(x), y), g(manifold.log(x, y)))
         for method in manifold.retractions:
             one, other = manifold.retract(x, v, method=method), manifold.retract(g(x), g(v), method=method)
             case.equal(f"retraction {method!r} forgets the representative", manifold.dist(one, other), zero)
@@ -291,56 +232,13 @@ def applicable(manifold: Manifold, generator: torch.Generator) -> Callable[[Poin
     return lambda tree: tree @ rotation.to(tree.dtype)
 
 
-def gaussian(x: Point, generator: torch.Generator) -> Point:
-    """An ambient vector of standard normal entries.
-
-    Args:
-        x: a point, for the form of the vector.
-        generator: the source of randomness.
-
-    Returns:
-        The vector.
-    """
-
-    def noise(leaf: Tensor) -> Tensor:
-        return torch.randn(leaf.shape, generator=generator, dtype=leaf.dtype, device=leaf.device)
-
-    return tree_map(noise, x)
-
-
-def tree_gap(left: Point, right: Point) -> float:
-    """The largest difference of two entries, NaN if there is one.
-
-    Args:
-        left: a point or vector.
-        right: another.
-
-    Returns:
-        The difference.
-    """
-    gaps = [(a - b).abs().amax().double() for a, b in _pairs(left, right)]
-    return float(torch.stack(gaps).amax())
-
-
 def _dots(u: Point, v: Point, case: Case) -> Tensor:
     """The ambient inner product per batch entry, independent of the manifold's own."""
     keep = len(case.batch)
-    parts = [(a * b).flatten(keep).sum(dim=-1) if a.ndim > keep else a * b for a, b in _pairs(u, v)]
+    parts = [(a * b).flatten(keep).sum(dim=-1) if a.ndim > keep else a * b for a, b in pairs(u, v)]
     return torch.stack(parts).sum(dim=0)
-
-
-def _pairs(u: Point, v: Point) -> list[tuple[Tensor, Tensor]]:
-    return list(zip(leaves(u), leaves(arranged(v, u)), strict=True))
 
 
 def _scale_of(u: Point, v: Point) -> float:
     """The size of the products in an inner product, to measure its rounding by."""
-    return 1.0 + sum(float((a * b).abs().sum()) for a, b in _pairs(u, v))
-
-
-def _implemented(operation: Callable[..., Point], *arguments: Point) -> bool:
-    try:
-        operation(*arguments)
-    except NotImplementedError:
-        return False
-    return True
+    return 1.0 + sum(float((a * b).abs().sum()) for a, b in pairs(u, v))
