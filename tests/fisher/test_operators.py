@@ -169,6 +169,45 @@ def test_a_model_that_can_be_differentiated_once_falls_back_to_forward_mode(mani
     assert once.adjoint.passed is False
 
 
+class _BackwardOnly(torch.autograd.Function):
+    """Tanh as most users write an operation: no forward mode, no rule for vmap, no second derivative."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(torch.tanh(x))
+        return torch.tanh(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        (output,) = ctx.saved_tensors
+        return grad * (1 - output * output)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_with_a_backward_pass_alone_has_its_jacobian_formed(kind, build):
+    plain = build("product", "gaussian")
+    inner, data = plain.problem.model, (plain.problem.inputs, plain.problem.targets)
+    full, bare = (
+        NLLProblem(plain.problem.manifold, lambda x, t, f=f: f(inner(x, t)), Gaussian(0.3), *data)
+        for f in (torch.tanh, _BackwardOnly.apply)
+    )
+    one, other = full.fisher(plain.theta, kind=kind), bare.fisher(plain.theta, kind=kind)
+    agree(flatten(other.matvec(plain.tangent())), flatten(one.matvec(plain.tangent())))
+    agree(other.dense(), one.dense())
+    if kind != "dense":
+        agree(other.rows(), one.rows())
+
+
+def test_a_jacobian_too_large_to_form_is_left_to_the_error_of_forward_mode(build, monkeypatch):
+    plain = build("sphere", "gaussian")
+    inner, data = plain.problem.model, (plain.problem.inputs, plain.problem.targets)
+    bare = NLLProblem(plain.problem.manifold, lambda x, t: _BackwardOnly.apply(inner(x, t)), Gaussian(), *data)
+    monkeypatch.setattr("fisherfold.fisher.jacobian.FACTOR_ENTRIES_UP_TO", 8)
+    with pytest.raises(RuntimeError, match="functorch transforms"):
+        bare.fisher(plain.theta).matvec(plain.tangent())
+
+
 class _Silent(_DifferentiableOnce):
     """The same, but its backward pass simply forgets that it depends on the gradient."""
 

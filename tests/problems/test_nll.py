@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from fisherfold import Bernoulli, Categorical, Gaussian, NLLProblem, Poisson, minimize
+from fisherfold import Bernoulli, Categorical, Gaussian, NLLProblem, Poisson, check_fisher, check_gradient, minimize
 from fisherfold.fisher.flat import flatten
 from fisherfold.manifolds import Euclidean, Grassmann, Oblique, Product, Sphere, Stiefel
-from fisherfold.manifolds.base import leaves, scale
+from fisherfold.manifolds.base import leaves, scale, tree_map
 from fisherfold.solvers import GradientNorm
 
 
@@ -404,3 +404,54 @@ def test_the_gradient_is_the_slope_along_the_retraction():
     ahead, behind = (float(problem.loss(manifold.retract(start, scale(s, d)))) for s in (t, -t))
     assert (ahead - behind) / (2 * t) == pytest.approx(slope, rel=1e-7)
     assert flatten(d).numel() == 12 + 4 + 8
+
+
+class _Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.GRU(4, 3, batch_first=True), nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.head(self.body(x)[0][:, -1])
+
+
+class _Attentive(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(self.body(x).mean(1))
+
+
+class _Bag(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.EmbeddingBag(6, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(self.body(x))
+
+
+class _Ragged(nn.Linear):
+    """The number of rows that it takes depends on the values."""
+
+    def forward(self, x):
+        return super().forward(torch.stack([row[row[:, 0] < 1].sum(0) for row in x]))
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # of PyTorch, for bags under vmap
+@pytest.mark.parametrize("build", [_Recurrent, _Attentive, _Bag, lambda: _Ragged(4, 3)])
+def test_networks_that_vmap_forward_mode_or_double_backward_do_not_know(build):
+    torch.manual_seed(0)
+    x = torch.randint(6, (8, 5)) if build is _Bag else torch.randn(8, 5, 4, dtype=torch.float64)
+    problem, start = NLLProblem.from_module(build().double().eval(), Categorical(), x, torch.arange(8) % 3)
+    each = problem.per_sample_gradients(start)
+    for i in range(8):
+        alone = problem.gradient(start, torch.tensor([i]))
+        torch.testing.assert_close(tree_map(lambda leaf, i=i: leaf[i], each), alone, atol=1e-12, rtol=0)
+    operator = problem.fisher(start)
+    torch.testing.assert_close(operator.dense(), operator.rows().T @ operator.rows(), atol=1e-12, rtol=0)
+    assert check_gradient(problem, start)
+    assert check_fisher(problem, start)
+    assert minimize(problem, start, max_iter=10).value < float(problem.loss(start))

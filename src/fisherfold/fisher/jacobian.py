@@ -17,11 +17,14 @@ from typing import TypeAlias, cast
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from typing_extensions import override
 
 from fisherfold.fisher.autodiff import jvp
+from fisherfold.fisher.flat import flatten
 from fisherfold.fisher.likelihoods import Likelihood
 from fisherfold.fisher.operators import FisherOperator
+from fisherfold.fisher.solve import FACTOR_ENTRIES_UP_TO
 from fisherfold.manifolds.base import Manifold, Point, Tangent, arranged, dot, leaves, tolerance, tree_map
 
 Graph: TypeAlias = "tuple[Point, Tensor]"
@@ -47,7 +50,7 @@ class AdjointTest:
     """Whether a model can be differentiated twice: tested at the first product, and shared by all operators of a model.
 
     Attributes:
-        passed: None before the test; if False, forward mode is left, which evaluates the model again.
+        passed: None before the test; if False, forward mode is left, which evaluates the model again, and the Jacobian.
     """
 
     passed: bool | None = None
@@ -81,6 +84,7 @@ class JacobianFisher(FisherOperator):
         self.z = self._graph.detach()
         self.n_samples = len(self.z)
         self._transposed: tuple[Tensor, list[Tensor]] | None = None
+        self._formed: Tensor | None = None
         self.adjoint = AdjointTest()
 
     @abstractmethod
@@ -105,7 +109,21 @@ class JacobianFisher(FisherOperator):
         if self.adjoint.passed is None:
             self.adjoint.passed = self._is_adjoint()
         v = arranged(v, self.point)
-        return self._transpose(v) if self.adjoint.passed else jvp(self._outputs, self.point, v)
+        return self._transpose(v) if self.adjoint.passed else self._push_forward_anew(v)
+
+    def _push_forward_anew(self, v: Tangent) -> Tensor:
+        """J v where the model cannot be differentiated twice: in forward mode, or by J itself where that is small."""
+        if self._formed is None:
+            try:
+                # of variables and by plain kernels: what is fused for speed (attention) has no forward mode
+                with sdpa_kernel(SDPBackend.MATH):
+                    return jvp(self._outputs, self._variables, v).detach()
+            except RuntimeError:
+                if self.z.numel() * flatten(v).numel() > FACTOR_ENTRIES_UP_TO:
+                    raise
+                parts = leaves(arranged(self._jacobian(), self.point))
+                self._formed = torch.cat([leaf.reshape(*leaf.shape[:2], -1) for leaf in parts], dim=2)
+        return (self._formed @ flatten(v)).reshape(self.z.shape)
 
     def _is_adjoint(self) -> bool:
         """Whether <w, J v> = <Jᵀ w, v>: an operation that can be differentiated only once breaks J, without a word."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from fisherfold.manifolds.base import Point, Tangent, scale
+from fisherfold.manifolds.base import Point, Tangent, leaves, scale
 from fisherfold.manifolds.verdict import Verdict, slope, slope_at_least
 from fisherfold.problems.base import Problem
 from fisherfold.problems.nll import NLLProblem
@@ -77,7 +77,7 @@ def check_fisher(
     divergences = [float(problem.kl(x, manifold.retract(x, scale(t, d)))) for t in _STEPS]
     errors = [abs(kl - 0.5 * t**2 * length) for t, kl in zip(_STEPS, divergences, strict=True)]
     # a divergence is a difference of numbers of order one, whatever its own size
-    noise = 4 * torch.finfo(problem.inputs.dtype).eps * max(1.0, divergences[0])
+    noise = 4 * torch.finfo(leaves(x)[0].dtype).eps * max(1.0, divergences[0])
     return slope_at_least(f"{kind} Fisher information", slope(_STEPS, errors, noise), 3)
 
 

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from typing_extensions import override
 
 from fisherfold.fisher.jacobian import AdjointTest, EmpiricalFisher, ExactFisher, Graph, MonteCarloFisher, record
@@ -195,8 +196,7 @@ class NLLProblem(Problem):
             z = self.model(input_row.unsqueeze(0), theta)
             return self.likelihood.nll(z, target_row.unsqueeze(0))[0]
 
-        each = torch.func.vmap(torch.func.grad(one), in_dims=(None, 0, 0), chunk_size=self.chunk_size)
-        return self.manifold.project(x, each(x, inputs, targets))
+        return self.manifold.project(x, self._each(torch.func.grad, one, x, inputs, targets))
 
     def jacobian(self, x: Point, batch: Tensor | None = None) -> Point:
         """The Euclidean Jacobian of the outputs of every sample.
@@ -214,7 +214,20 @@ class NLLProblem(Problem):
         def one(theta: Point, input_row: Tensor) -> Tensor:
             return self.model(input_row.unsqueeze(0), theta)[0].reshape(-1)
 
-        return torch.func.vmap(torch.func.jacrev(one), in_dims=(None, 0), chunk_size=self.chunk_size)(x, inputs)
+        return self._each(torch.func.jacrev, one, x, inputs)
+
+    def _each(
+        self, derivative: Callable[..., Any], one: Callable[..., Tensor], theta: Point, *samples: Tensor
+    ) -> Point:
+        """The derivative in θ of a function of θ and one sample, for all samples."""
+        batched = torch.func.vmap(derivative(one), (None, *(0 for _ in samples)), chunk_size=self.chunk_size)
+        try:
+            with sdpa_kernel(SDPBackend.MATH):  # fused kernels of attention are batched by a slow loop, with a warning
+                return batched(theta, *samples)
+        except RuntimeError:
+            # recurrent layers, shapes that depend on values and many operations of users have no rule for vmap
+            found = [_derivative(one, theta, *rows) for rows in zip(*samples, strict=True)]
+            return tree_map(lambda *leaf: torch.stack(leaf), *found)
 
     @override
     def fisher(self, x: Point, batch: Tensor | None = None, *, kind: str = "exact") -> FisherOperator:
@@ -319,6 +332,20 @@ class _Evaluation:
         other = _Evaluation.of(x, batch, self.graph)
         same = len(other.tensors) == len(self.tensors) and all(map(operator.is_, other.tensors, self.tensors))
         return same and other.versions == self.versions
+
+
+def _derivative(one: Callable[..., Tensor], theta: Point, *sample: Tensor) -> Point:
+    """The Jacobian in θ for one sample by plain backward passes, one for each entry of the value."""
+    variables, value = record(lambda t: one(t, *sample), theta)
+
+    def backward(entry: Tensor) -> tuple[Tensor, ...]:
+        if not entry.requires_grad:
+            return tuple(map(torch.zeros_like, leaves(variables)))
+        return torch.autograd.grad(entry, leaves(variables), retain_graph=True, materialize_grads=True)
+
+    rows = [backward(entry) for entry in value.reshape(-1)]
+    columns = iter(torch.stack(column).reshape(*value.shape, *column[0].shape) for column in zip(*rows, strict=True))
+    return tree_map(lambda _: next(columns), variables)
 
 
 def check_batch(batch: Tensor, n_samples: int) -> None:
