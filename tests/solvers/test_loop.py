@@ -438,6 +438,8 @@ def test_a_checkpoint_of_a_larger_product_is_refused(tasks, tmp_path):
         ({"forcing": 0.0}, ValueError, "forcing must be a number > 0, got 0.0"),
         ({"step": -1.0}, ValueError, "step must be a number > 0, got -1.0"),
         ({"step": 1.0, "damping": -1.0}, ValueError, "damping must be a number ≥ 0, got -1.0"),
+        ({"damping": 0.1}, ValueError, "damping is for the fixed-step form, with step=; .* got 0.1"),
+        ({"damping": lambda k: 0.1}, ValueError, "damping is for the fixed-step form, with step="),
         ({"batch_size": 0}, ValueError, "batch_size must be between 1 and n_samples=40, got 0"),
         ({"batch_size": 41}, ValueError, "batch_size must be between 1 and n_samples=40, got 41"),
         ({"max_rejections": 0}, ValueError, "max_rejections must be at least 1, got 0"),

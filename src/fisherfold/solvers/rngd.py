@@ -71,7 +71,7 @@ class RNGD(Method):
         forcing: CG stops at the relative residual min(forcing, 0.9 (‖g_k‖/‖g_{k-1}‖)^1.618), the rule of Eisenstat and
             Walker: no more accuracy than the outer convergence can use.
         step: a fixed step t, or a schedule t(k): then d is scaled by t and always taken.
-        damping: λ of the fixed-step form.
+        damping: λ of the fixed-step form; an error without ``step``, where λ_k = σ_k ‖g_k‖.
         max_rejections: so many rejections in a row end the run.
     """
 
@@ -117,6 +117,8 @@ class RNGD(Method):
         self.solver, self.forcing = solve, positive("forcing", forcing)
         self.step_size = step if step is None or callable(step) else positive("step", step)
         self.damping = damping if callable(damping) else positive("damping", damping, zero=True)
+        if step is None and self.damping != 0:
+            raise ValueError(f"damping is for the fixed-step form, with step=; without it λ is σ‖g‖, got {damping}")
         self.max_rejections = at_least_one("max_rejections", max_rejections)
         if self.manifold.retraction_order < 2:
             warnings.warn(
