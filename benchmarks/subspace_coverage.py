@@ -3,12 +3,15 @@
     OMP_NUM_THREADS=1 python benchmarks/subspace_coverage.py
 
 Tasks are drawn from the model itself: coefficients with a common mean that differ along two directions, noise of
-variance 1. Per draw, as many fresh rows as rows; means over the draws, with their standard errors.
+variance 1. Per draw, as many fresh rows as rows, and 50 tasks that are not seen (``unseen="mean"``) with ten rows each;
+means over the draws, with their standard errors.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,28 +22,39 @@ from scipy.stats import norm
 from fisherfold import SubspaceRegressor
 
 torch.set_num_threads(1)
+Array = np.ndarray[Any, Any]
 SHAPES = [(80, 12, 10), (20, 15, 6), (8, 15, 6), (4, 15, 6), (2, 15, 6), (1, 15, 6), (20, 15, 20)]
 LEVELS = (0.5, 0.9, 0.95)
+UNSEEN, UNSEEN_ROWS, UNSEEN_LEVEL = 50, 10, 0.9
 
 
 def covered(tasks: int, rows: int, features: int, seed: int) -> list[float]:
-    """The shares of fresh targets in intervals of ``LEVELS``."""
+    """The shares of fresh targets in intervals of ``LEVELS``, and of targets of unseen tasks."""
     draw = np.random.default_rng(seed)
-    task = np.repeat(np.arange(tasks), rows)
-    weights = draw.normal(size=features) + draw.normal(size=(tasks, 2)) @ draw.normal(size=(2, features))
-    x, fresh = draw.normal(size=(2, len(task), features))
-    y, seen = ((part * weights[task]).sum(1) + draw.normal(size=len(task)) for part in (x, fresh))
-    model = SubspaceRegressor(rank=2).fit(x, y, task=task)
-    values, deviations = model.predict(fresh, task=task, return_std=True)
-    return [float(np.mean(np.abs(seen - values) < norm.ppf((1 + level) / 2) * deviations)) for level in LEVELS]
+    mean, directions = draw.normal(size=features), draw.normal(size=(2, features))
+    weights = mean + draw.normal(size=(tasks + UNSEEN, 2)) @ directions
+
+    def table(task: Array) -> tuple[Array, Array]:
+        x = draw.normal(size=(len(task), features))
+        return x, (x * weights[task]).sum(1) + draw.normal(size=len(task))
+
+    task, unseen = np.repeat(np.arange(tasks), rows), tasks + np.repeat(np.arange(UNSEEN), UNSEEN_ROWS)
+    model = SubspaceRegressor(rank=2).fit(*table(task), task=task)
+
+    def inside(x: Array, y: Array, task: Array, levels: Sequence[float]) -> list[float]:
+        values, deviations = model.predict(x, task=task, return_std=True, unseen="mean")
+        return [float(np.mean(np.abs(y - values) < norm.ppf((1 + level) / 2) * deviations)) for level in levels]
+
+    return inside(*table(task), task, LEVELS) + inside(*table(unseen), unseen, [UNSEEN_LEVEL])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draws", type=int, default=40)
     given = parser.parse_args()
-    heads = ("tasks", "rows each", "features", *(f"in {100 * level:g} % intervals" for level in LEVELS))
-    table = Table(*heads, title=f"{given.draws} draws")
+    heads = ("tasks", "rows each", "features", *(f"in {100 * level:g} %" for level in LEVELS))
+    unseen = f"unseen tasks, in {100 * UNSEEN_LEVEL:g} %"
+    table = Table(*heads, unseen, title=f"targets in their intervals, {given.draws} draws")
     for shape in SHAPES:
         shares = 100 * np.array([covered(*shape, seed) for seed in range(given.draws)])
         means, errors = shares.mean(0), shares.std(0, ddof=1) / np.sqrt(given.draws)

@@ -412,7 +412,7 @@ def test_a_file_from_before_doubts_about_what_is_shared_takes_it_for_known(tmp_p
     file = tmp_path / "model" / MODEL
     tensors, header = read_tensors(file, kind="subspace", version=1)
     old = {name: tensor for name, tensor in tensors.items() if not name.startswith("spread.")}
-    assert len(tensors) - len(old) == 4
+    assert len(tensors) - len(old) == 5
     write_tensors(file, old, kind="subspace", version=1, header=header)
     loaded = SubspaceRegressor.load(tmp_path / "model")
     values, deviations = loaded.predict(X, task=task, return_std=True)

@@ -109,6 +109,17 @@ def test_directions_in_which_no_task_differs_leave_no_doubt() -> None:
     torch.testing.assert_close(of_each[0], of_each[1], rtol=1e-9, atol=0.0)
 
 
+def test_a_task_that_was_not_seen_is_a_fresh_draw() -> None:
+    rows = related()
+    _, prior, spread = fitted(rows)
+    X = rows[0]
+    coefficients = prior.frame @ prior.covariance @ prior.frame.T * 7 / 5
+    doubt = sum(spread.shared[k, :, k, :] for k in range(3))
+    expected = spread.noise.mean() + ((X @ (coefficients + doubt)) * X).sum(1)
+    found = spread.variance(X, torch.full((len(X),), -1), prior)
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=0.0)
+
+
 def test_units_of_features_do_not_matter() -> None:
     X, y, task = related()
     units = torch.tensor([1.0, 1e-3, 20.0, 7.0], dtype=torch.float64)
@@ -142,7 +153,8 @@ def test_beyond_a_size_what_is_shared_is_taken_for_known(monkeypatch: pytest.Mon
     monkeypatch.setattr(subspace_spread, "MOST_SHARED", 11)
     statistics, prior, spread = fitted(rows)
     assert spread.shared.shape == (0, 4, 0, 4)
-    known = TaskSpread.of_known(replace(prior, noise=spread.noise), spread.covariance, 1.0)
+    known = replace(prior, noise=spread.noise, covariance=spread.unseen)
+    known = TaskSpread.of_known(known, spread.covariance, 1.0)
     found = posterior(statistics, replace(prior, noise=spread.noise))
     torch.testing.assert_close(spread.covariance, found.covariance, rtol=1e-5, atol=1e-12)
     for task in (rows[2], torch.full_like(rows[2], -1)):

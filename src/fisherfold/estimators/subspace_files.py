@@ -162,7 +162,8 @@ def _restore_spread(tensors: dict[str, Tensor], model: Any, tasks: int) -> TaskS
     size = len(take(tensors, "spread.shared", None))
     if size not in {0, 1 + rank}:
         raise ValueError(f"what is not known of the shared parts has the size {size}, not {1 + rank}")
-    shapes = {"shared": (size, n, size, n), "moments": (tasks, size, size), "noise": (tasks,), "common": (1,)}
+    shapes = {"shared": (size, n, size, n), "moments": (tasks, size, size), "unseen": (rank, rank)}
+    shapes |= {"noise": (tasks,), "common": (1,)}
     return TaskSpread(
         covariance=covariance, **{name: take(tensors, f"spread.{name}", shape) for name, shape in shapes.items()}
     )

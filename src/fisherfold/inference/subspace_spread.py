@@ -13,7 +13,8 @@ V_t the covariance of a_t,
     Cov(w_t) = B V_t Bᵀ + Σ_kl E[ã_t ã_tᵀ]_kl C_kl,
 
 and the noise is the sum of squared errors over the rows that are left when the effective number of parameters,
-tr(A_t Cov(w_t))/s_t², has been taken off. Predictions stay those of the maximum.
+tr(A_t Cov(w_t))/s_t², has been taken off. Σ is the spread about a mean that is learnt from the same T tasks: that of a
+task that was not seen is Σ (T + 1)/(T - 1), as for a fresh draw from any sample. Predictions stay those of the maximum.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ class TaskSpread:
             features) where what is shared is taken for known.
         moments: E[ã_t ã_tᵀ], shape (tasks, 1 + rank, 1 + rank), or (tasks, 0, 0).
         covariance: of the coefficients in the frame, Σ^½ V_t Σ^½, shape (tasks, rank, rank).
+        unseen: the covariance of the coefficients of a task that was not seen, in the frame, shape (rank, rank).
         noise: the variance of a fresh target around its mean, shape (tasks,).
         common: what the noise of all tasks is drawn towards, shape (1,).
     """
@@ -51,6 +53,7 @@ class TaskSpread:
     shared: Tensor
     moments: Tensor
     covariance: Tensor
+    unseen: Tensor
     noise: Tensor
     common: Tensor
 
@@ -68,7 +71,7 @@ class TaskSpread:
         """
         n, tasks = len(prior.mean), len(covariance)
         nothing = covariance.new_zeros((0, n, 0, n)), covariance.new_zeros((tasks, 0, 0))
-        return cls(*nothing, covariance, prior.noise, covariance.new_tensor([common]))
+        return cls(*nothing, covariance, prior.covariance, prior.noise, covariance.new_tensor([common]))
 
     def variance(self, features: Tensor, task: Tensor, prior: SubspacePrior) -> Tensor:
         """The variance of fresh targets.
@@ -81,10 +84,10 @@ class TaskSpread:
         Returns:
             One number per row.
         """
-        # a task that was not seen has the coefficients of the prior, of mean zero and covariance one when whitened
-        unseen = torch.eye(self.moments.shape[1], dtype=self.moments.dtype)
-        moments = torch.cat([self.moments, unseen[None]])
-        covariance = torch.cat([self.covariance, prior.covariance[None]])
+        # of a task that was not seen the coefficients have mean zero and, whitened, covariance one
+        whitened = torch.eye(self.moments.shape[1], dtype=self.moments.dtype)
+        moments = torch.cat([self.moments, whitened[None]])
+        covariance = torch.cat([self.covariance, self.unseen[None]])
         noise = torch.cat([self.noise, self.noise.mean()[None]])
         inside = features @ prior.frame
         found = noise[task] + ((covariance[task] @ inside[..., None]).squeeze(-1) * inside).sum(-1)
@@ -118,7 +121,9 @@ def task_spread(statistics: TaskStatistics, prior: SubspacePrior, noise: str) ->
             break
     moments, covariance = _coefficients(statistics, replace(prior, noise=scale))
     common = scale.new_tensor([common_noise(scale, noise, tasks)])
-    return TaskSpread(shared, moments[:, : len(shared), : len(shared)], covariance, scale, common)
+    count = float(tasks.total((statistics.counts > 0).sum()))
+    unseen = prior.covariance * (count + 1) / max(count - 1, 1.0)
+    return TaskSpread(shared, moments[:, : len(shared), : len(shared)], covariance, unseen, scale, common)
 
 
 def grown_spread(
