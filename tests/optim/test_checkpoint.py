@@ -51,8 +51,10 @@ OPTIONS: dict[str, tuple[type, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.parametrize("weights_first", [False, True])
 @pytest.mark.parametrize("name", list(OPTIONS))
-def test_resume_in_mid_interval_is_equal_to_the_bit(name: str) -> None:
+def test_resume_in_mid_interval_is_equal_to_the_bit(name: str, weights_first: bool) -> None:
+    """Whether the trained weights are loaded before the optimizer is made, which looks at their lengths, or after."""
     kind, options = OPTIONS[name]
     model = net()
     if kind is not KFAC:
@@ -62,11 +64,14 @@ def test_resume_in_mid_interval_is_equal_to_the_bit(name: str) -> None:
     saved = through_a_file({"model": model.state_dict(), "optimizer": optimizer.state_dict()})
     run(model, optimizer, range(6, 19))
     twin = net()
+    if weights_first:
+        twin.load_state_dict(saved["model"])
     resumed = kind(twin, lr=0.7, **options)
-    twin.load_state_dict(saved["model"])
+    if not weights_first:
+        twin.load_state_dict(saved["model"])
     resumed.load_state_dict(saved["optimizer"])
     run(twin, resumed, range(6, 19))
-    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+    for p, q in zip(model.state_dict().values(), twin.state_dict().values(), strict=True):
         assert torch.equal(p, q)
     assert int(resumed._age) == int(optimizer._age)
 

@@ -27,6 +27,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from fisherfold.optim.factors import accumulation_dtype
+
 TINY_ROW = 1e-10
 BALANCE_DECAY = 0.99
 
@@ -126,7 +128,7 @@ def unit_rows(w: Tensor) -> tuple[Tensor, Tensor | None]:
     Returns:
         The scaled rows, and a column that is False at the rows left alone (None if there are none).
     """
-    norms = torch.linalg.vector_norm(w, dim=1, keepdim=True)
+    norms = _lengths(w, w.dtype).unsqueeze(1)
     alive = norms > TINY_ROW
     scaled = torch.where(alive, w / norms.clamp_min(TINY_ROW), w)
     return scaled, None if bool(alive.all()) else alive
@@ -141,8 +143,16 @@ def unit_factors(w: Tensor) -> Tensor:
     Returns:
         A float64 vector, 1 at the rows left alone.
     """
-    norms = torch.linalg.vector_norm(w.double(), dim=1)
+    norms = _lengths(w, torch.float64)
     return torch.where(norms > TINY_ROW, 1 / norms.clamp_min(TINY_ROW), torch.ones_like(norms))
+
+
+def _lengths(w: Tensor, dtype: torch.dtype) -> Tensor:
+    """The lengths of rows, and 1 for what a step leaves of it: a network that is loaded again keeps its bits."""
+    norms = torch.linalg.vector_norm(w, dim=1, dtype=dtype)
+    # entries are rounded to the dtype of the weight, sums of their squares to that of the computation
+    rounding = torch.finfo(w.dtype).eps + w.shape[1] ** 0.5 * torch.finfo(accumulation_dtype(w)).eps
+    return torch.where((norms - 1).abs() <= rounding, torch.ones_like(norms), norms)
 
 
 Number = float | Tensor
