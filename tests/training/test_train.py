@@ -197,22 +197,23 @@ def test_a_run_that_goes_back_to_a_checkpoint_from_before_its_ascent_does_withou
     assert torch.equal(seen[2], seen[4])
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_the_loss_of_mixed_images_is_that_of_both_targets(smoothing: float) -> None:
+@pytest.mark.parametrize(("smoothing", "parts"), [(0.0, 1), (0.1, 1), (0.0, 2)])
+def test_the_loss_of_mixed_images_is_that_of_both_targets(smoothing: float, parts: int) -> None:
     pool = random_pool(32)
-    chosen = settings("sgd", "cifar10", "wrn10_1", batch=16, epochs=1, lr=0.0, mixup=0.4, smoothing=smoothing)
-    run = Run(chosen, "wrn10_1", pool)
+    changes = {"mixup": 0.4, "smoothing": smoothing, "ascent": 0.1 * (parts > 1), "ascent_parts": parts}
+    run = Run(settings("sgd", "cifar10", "wrn10_1", batch=16, epochs=1, lr=0.0, **changes), "wrn10_1", pool)
     run.begin_epoch()
     images, labels, total = pool.normalised(run.images), run.labels, torch.zeros(())
     assert ((run.shares > 0) & (run.shares < 1)).all()
     assert run.shares[0] != run.shares[1]
     for index in range(2):
-        x, y, share = images[16 * index :][:16], labels[16 * index :][:16], run.shares[index]
-        with torch.no_grad():
-            spread = torch.log_softmax(run.network(share * x + (1 - share) * x.flip(0)), dim=1)
-        for weight, target in ((share, y), (1 - share, y.flip(0))):
-            hard = torch.nn.functional.one_hot(target, 10)
-            total -= weight * (((1 - smoothing) * hard + smoothing / 10) * spread).sum(dim=1).mean()
+        for own in torch.arange(16 * index, 16 * index + 16).split(16 // parts):
+            x, y, share = images[own], labels[own], run.shares[index]
+            with torch.no_grad():
+                spread = torch.log_softmax(run.network(share * x + (1 - share) * x.flip(0)), dim=1)
+            for weight, target in ((share, y), (1 - share, y.flip(0))):
+                hard = torch.nn.functional.one_hot(target, 10)
+                total -= weight / parts * (((1 - smoothing) * hard + smoothing / 10) * spread).sum(dim=1).mean()
         run.step(index)
     torch.testing.assert_close(run.loss_sum, total)
 

@@ -209,8 +209,6 @@ class Run:
         batch = self.counter * self.settings.batch + self.offsets
         labels = self.labels[batch]
         images, share = self.pool.normalised(self.images[batch]), torch.take(self.shares, self.counter)
-        if self.settings.mixup:
-            images = torch.lerp(images.flip(0), images, share)
         if self.ascent is not None and self.settings.ascends_at(self.done_epochs):
             loss, outputs = self._uphill(self.ascent, images, labels, share)
         else:
@@ -223,6 +221,8 @@ class Run:
             self.counter += 1
 
     def _gradient(self, images: Tensor, labels: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
+        if self.settings.mixup:  # here, so that images and targets of a part are mixed with the same others
+            images = torch.lerp(images.flip(0), images, share)
         with self._autocast():
             outputs = self.forward(images)
             loss = self.loss_fn(outputs, labels)
