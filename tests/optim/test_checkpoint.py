@@ -101,6 +101,33 @@ def test_factors_stay_float32_under_bf16_weights() -> None:
     assert torch.equal(ours.inverse.right, theirs.inverse.right)
 
 
+@pytest.mark.parametrize("loaded", [False, True])
+@pytest.mark.parametrize(("before", "after"), [(torch.float32, torch.float64), (torch.float64, torch.float32)])
+def test_curvature_serves_the_model_in_another_precision(before: torch.dtype, after: torch.dtype, loaded: bool) -> None:
+    """Cast since, or loaded into: the same steps up to rounding, and a renewal in the precision of the weights."""
+    x, y, found = torch.randn(32, 2, 4, 4).double(), torch.randint(4, (32,)), []
+    for cast in (before, after):
+        model = net().to(before).train()
+        model[3].p = 0.0
+        options = {"lr": 0.01, "manifold_lr": 0.01, "damping": 0.05, "euclidean": "kfac", "example_input": x.to(before)}
+        optimizer = MKFAC(model, **options)
+        optimizer.refresh([(x.to(before), y)], nn.CrossEntropyLoss())
+        model.to(cast)
+        if loaded:
+            state, options["example_input"] = optimizer.state_dict(), x.to(cast)
+            optimizer = MKFAC(model, **options)
+            optimizer.load_state_dict(state)
+        for step in range(3):
+            with optimizer.statistics(enabled=step == 1):
+                optimizer.zero_grad()
+                F.cross_entropy(model(x.to(cast)), y).backward()
+            optimizer.step()
+        found.append(torch.cat([p.detach().double().flatten() for p in model.parameters()]))
+        layer = optimizer.curvature.layers["5.weight"]
+        assert layer.a.dtype == layer.inverse.left.dtype == cast
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+
+
 def test_rows_without_a_direction_survive_a_checkpoint() -> None:
     weight = nn.Parameter(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
     with pytest.warns(UserWarning, match="stay Euclidean"):

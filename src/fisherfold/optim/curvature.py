@@ -57,9 +57,23 @@ class LayerCurvature:
         elif self.a is None or self.g is None:
             self.a, self.g, self.mass = a.mul_(1 - decay), g.mul_(1 - decay), 1 - decay
         else:
-            self.a.mul_(decay).add_(a, alpha=1 - decay)
-            self.g.mul_(decay).add_(g, alpha=1 - decay)
+            self.a = self.a.to(a.dtype).mul_(decay).add_(a, alpha=1 - decay)
+            self.g = self.g.to(g.dtype).mul_(decay).add_(g, alpha=1 - decay)
             self.mass = decay * self.mass + (1 - decay)
+
+    def direction(self, gradient: Tensor) -> Tensor:
+        """The preconditioned gradient.
+
+        Args:
+            gradient: a matrix.
+
+        Returns:
+            A matrix of its dtype, which is not that of the inverse where the model has been cast since; the gradient
+            itself before the first inverse.
+        """
+        if self.inverse is None:
+            return gradient
+        return self.inverse.apply(gradient.to(self.inverse.left.dtype)).to(gradient.dtype)
 
     def bytes(self) -> int:
         """The memory of factors and inverse.
@@ -231,7 +245,7 @@ class Curvature:
             if bias is not None:
                 column = torch.zeros_like(bias) if bias.grad is None else bias.grad
                 matrix = torch.cat([matrix, column.to(matrix.dtype).unsqueeze(1)], dim=1)
-            direction = layer.inverse.apply(matrix)
+            direction = layer.direction(matrix)
             if bias is not None:
                 found[id(bias)] = in_layout_of(bias, direction[:, -1])
                 direction = direction[:, :-1]
@@ -249,7 +263,7 @@ class Curvature:
         """
         layer = self.by_weight.get(id(weight))
         matrix = gradient_matrix(weight)
-        return matrix if layer is None or layer.inverse is None else layer.inverse.apply(matrix)
+        return matrix if layer is None else layer.direction(matrix)
 
     def state(self) -> dict[str, Any]:
         """Everything needed to go on: plain containers, numbers and tensors.
