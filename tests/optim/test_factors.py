@@ -442,6 +442,21 @@ def test_hooks_survive_in_place_activations_and_leave_no_trace() -> None:
     assert all(p.grad is None for p in inplace.parameters())
 
 
+def test_hooks_of_the_user_are_part_of_what_follows_the_layer() -> None:
+    """A layer whose output a hook multiplies has the factors of the layer before a multiplication."""
+    x, y, found = torch.randn(32, 5), torch.randint(3, (32,)), []
+    for hooked in (True, False):
+        torch.manual_seed(0)
+        layer = nn.Linear(5, 3)
+        if hooked:
+            layer.register_forward_hook(lambda _module, _inputs, output: 3 * output)
+        optimizer = KFAC(nn.Sequential(layer), max_rows=None)
+        optimizer.refresh([(x, y)], nn.CrossEntropyLoss() if hooked else lambda z, t: F.cross_entropy(3 * z, t))
+        found.append(optimizer.curvature.layers["0.weight"])
+    torch.testing.assert_close(found[0].g, found[1].g)
+    torch.testing.assert_close(found[0].a, found[1].a)
+
+
 def test_bf16_autocast_accumulates_in_float32() -> None:
     torch.manual_seed(10)
     model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))

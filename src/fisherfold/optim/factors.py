@@ -268,7 +268,8 @@ class Collector:
         for tracked in self.weights:
             for layer in tracked.layers:
                 hook = self._forward_hook(tracked)
-                self._handles.append(layer.register_forward_hook(hook, with_kwargs=True))
+                # before other hooks, which may change the output
+                self._handles.append(layer.register_forward_hook(hook, with_kwargs=True, prepend=True))
         return self
 
     def __exit__(self, *_: object) -> None:
