@@ -315,6 +315,40 @@ def test_a_network_that_is_frozen_below_its_head_needs_no_curvature(fisher: str)
     assert renewed() == {"0.3.weight"}
 
 
+@pytest.mark.parametrize("fisher", ["empirical", "persample"])
+def test_frozen_features_in_evaluation_mode_are_as_good_as_data(fisher: str) -> None:
+    """The curvature of a head is that of the head alone, and norms behind something trained stay refused."""
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU())
+    net = nn.Sequential(body, nn.Linear(8, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3)).double()
+    x, y = torch.randn(16, 6).double(), torch.randint(3, (16,))
+    body.requires_grad_(False)
+    optimizer = MKFAC(net, damping=0.1, example_input=x, fisher=fisher)
+    body.eval()
+    optimizer.refresh([(x, y)], nn.CrossEntropyLoss())
+    alone = MKFAC(net[1:], damping=0.1, example_input=body(x), fisher=fisher)
+    alone.refresh([(body(x), y)], nn.CrossEntropyLoss())
+    ours, theirs = optimizer.curvature.layers["1.weight"], alone.curvature.layers["1.weight"]
+    torch.testing.assert_close(ours.a, theirs.a)
+    torch.testing.assert_close(ours.g, theirs.g)
+    body[0].requires_grad_(True)
+    with pytest.raises(ValueError, match=r"batch norm '0.1' is in eval mode"):
+        optimizer.refresh([(x, y)], nn.CrossEntropyLoss())
+    with pytest.raises(ValueError, match=r"batch norm '0.1' is in eval mode"), optimizer.statistics():
+        net(x)
+    assert all(not module._forward_pre_hooks for module in net.modules())
+
+
+def test_instance_norms_on_running_statistics_are_refused() -> None:
+    norm = nn.InstanceNorm1d(5, track_running_stats=True)
+    net, x = nn.Sequential(nn.Conv1d(2, 5, 3), norm, nn.Flatten(), nn.Linear(30, 3)), torch.randn(16, 2, 8)
+    optimizer = MKFAC(net, damping=0.1, example_input=x)
+    optimizer.refresh([(x, torch.randint(3, (16,)))], nn.CrossEntropyLoss())
+    net.eval()
+    with pytest.raises(ValueError, match="batch norm '1' is in eval mode"):
+        optimizer.refresh([(x, torch.randint(3, (16,)))], nn.CrossEntropyLoss())
+
+
 def test_report_and_diagnostics_of_biases_and_of_modules_that_are_not_called() -> None:
     torch.manual_seed(0)
     net = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0)

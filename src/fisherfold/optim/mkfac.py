@@ -12,7 +12,7 @@ carried along. All other parameters get stochastic gradient descent with momentu
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -277,7 +277,7 @@ class MKFAC(torch.optim.Optimizer):
             terms = samples or length
             return Pass(terms, scale if self.reduction == "mean" else scale / max(terms, 1))
 
-        with statistics.uncompiled(), self._collector(model) as collector:
+        with statistics.uncompiled(), self._norms(model), self._collector(model) as collector:
             collector.new_pass = new_pass
             yield
         self._fold(collector.sums, self.factor_decay, invert=invert, forgive=grad_scaler is not None)
@@ -308,11 +308,12 @@ class MKFAC(torch.optim.Optimizer):
         draw = (sampler or statistics.default_sampler(loss_fn)) if kind == "mc" else None
         generator = torch.Generator(device=self._device())
         generator.manual_seed(self.seed + 1_000_003 * self._refreshes + rank(self.curvature.process_group))
-        collector = self._collector(model)
-        if kind == "persample":
-            statistics.add_true_gradients(collector, batches, loss_fn)
-        else:
-            statistics.add_batches(collector, batches, loss_fn, self.reduction, draw, generator)
+        with self._norms(model):
+            collector = self._collector(model)
+            if kind == "persample":
+                statistics.add_true_gradients(collector, batches, loss_fn)
+            else:
+                statistics.add_batches(collector, batches, loss_fn, self.reduction, draw, generator)
         self._refreshes += 1
         self._fold(collector.sums, 0.0, invert=True, forgive=False)
 
@@ -322,12 +323,14 @@ class MKFAC(torch.optim.Optimizer):
         return Collector(model, weights, max_rows=self.max_rows, allow_tf32=self.allow_tf32, calls=calls)
 
     def _model_for_statistics(self) -> nn.Module:
-        """The model, if it can give statistics at all."""
         if self.model is None:
             raise RuntimeError("curvature needs the modules: pass model_of_groups=model along with parameter groups")
-        if any(spheres and parameter.requires_grad for parameter, _, spheres in self._entries()):
-            statistics.require_training_norms(self.model)
         return self.model
+
+    def _norms(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Watches over the norms that make the weights before them scale invariant, where such weights are trained."""
+        curved = any(spheres and parameter.requires_grad for parameter, _, spheres in self._entries())
+        return statistics.norms_in_training(model) if curved else nullcontext()
 
     def _fold(self, sums: dict[str, FactorSums], decay: float, *, invert: bool, forgive: bool) -> None:
         if not sums and self.curvature.live:
