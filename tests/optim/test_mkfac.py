@@ -498,6 +498,24 @@ def test_compiled_model_gives_statistics_and_is_not_recompiled() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # on importing the compiler
+def test_compiled_parts_of_a_model_are_not_compiled_for_the_probe() -> None:
+    compiles: list[int] = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        compiles.append(1)
+        return graph.forward
+
+    torch.manual_seed(0)
+    part = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU())
+    with torch.no_grad():
+        part[1].running_var.fill_(2.0)
+    model = nn.Sequential(torch.compile(part, backend=backend), nn.Linear(8, 3))
+    optimizer = MKFAC(model, damping=0.1, example_input=torch.randn(16, 6))
+    assert {name for name, found in optimizer.findings.items() if found.spheres} == {"0._orig_mod.0.weight"}
+    assert compiles == []
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # on importing the compiler
 def test_fused_update_equals_the_plain_one() -> None:
     x, _ = data()
     results = []

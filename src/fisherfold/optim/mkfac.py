@@ -27,7 +27,7 @@ from fisherfold.optim.fuse import fused
 from fisherfold.optim.invariance import Finding
 from fisherfold.optim.options import FISHERS, check_number, check_options, choice
 from fisherfold.optim.precondition import products
-from fisherfold.optim.replica import unwrap
+from fisherfold.optim.replica import uncompiled, unwrap
 from fisherfold.optim.report import Diagnosis
 from fisherfold.optim.rows import advance, tangent, unit_factors, update_on_spheres
 from fisherfold.optim.running import carry_over
@@ -277,7 +277,7 @@ class MKFAC(torch.optim.Optimizer):
             terms = samples or length
             return Pass(terms, scale if self.reduction == "mean" else scale / max(terms, 1))
 
-        with statistics.uncompiled(), self._norms(model), self._collector(model) as collector:
+        with uncompiled(), self._norms(model), self._collector(model) as collector:
             collector.new_pass = new_pass
             yield
         self._fold(collector.sums, self.factor_decay, invert=invert, forgive=grad_scaler is not None)

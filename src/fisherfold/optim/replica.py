@@ -7,9 +7,11 @@ layers, which breaks exact scale invariance, can be divided out of the way.
 from __future__ import annotations
 
 import copy
+import sys
 import types
 import warnings
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -52,6 +54,16 @@ def call(model: nn.Module, inputs: Any) -> Any:
         return model(**inputs)
     several = isinstance(inputs, tuple | list) and not isinstance(inputs, PackedSequence)
     return model(*inputs) if several else model(inputs)
+
+
+def uncompiled() -> AbstractContextManager[Any]:
+    """A context in which compiled models run eagerly, so that hooks see their layers.
+
+    Returns:
+        A context manager.
+    """
+    # not importing the compiler where nobody uses it saves seconds
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 class Buffers:
@@ -112,7 +124,8 @@ class Replica:
         self._buffers.put_back()
         name = type(self.model).__name__
         try:
-            outputs = _tensors(call(self.model, self.input))
+            with uncompiled():  # parts of it may be compiled: nobody trains in float64
+                outputs = _tensors(call(self.model, self.input))
         except Exception as error:
             shapes = [tuple(t.shape) for t in _tensors(self.input)]
             message = f"example_input (shapes {shapes}) was rejected by {name} in float64 training mode: {error}"

@@ -9,9 +9,8 @@ out how a sample moves the batch's statistics. The per-sample Fisher takes the t
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -20,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fisherfold.optim.factors import Collector, Pass
-from fisherfold.optim.replica import Buffers, call
+from fisherfold.optim.replica import Buffers, call, uncompiled
 from fisherfold.optim.structure import NORMS_PER_CHANNEL
 from fisherfold.optim.weighting import weighted_terms
 
@@ -381,13 +380,3 @@ class _Caller(nn.Module):
 
     def forward(self, inputs: Any) -> Any:
         return call(self.model, inputs)
-
-
-def uncompiled() -> AbstractContextManager[Any]:
-    """A context in which compiled models run eagerly, so that hooks see their layers.
-
-    Returns:
-        A context manager.
-    """
-    # not importing the compiler where nobody uses it saves seconds
-    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
