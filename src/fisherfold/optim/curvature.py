@@ -373,6 +373,12 @@ def track(
         if len({(type(layer), getattr(layer, "groups", 1)) for layer in layers}) > 1:
             refused[name] = "first order: tied between different kinds of layers"
             continue
-        bias = layers[0].bias if len(layers) == 1 and key in join_bias and id(layers[0].bias) in moved else None
+        bias = layers[0].bias if len(layers) == 1 and key in join_bias and _moves(layers[0], moved) else None
         tracked.append(TrackedWeight(name, layers[0].weight, layers, bias))  # type: ignore[arg-type]
     return tracked, refused
+
+
+def _moves(layer: nn.Module, moved: Container[int]) -> bool:
+    """Whether the bias of a layer moves when its weight does: one that is frozen alone makes up for no step of it."""
+    weight, bias = layer.weight, layer.bias
+    return isinstance(bias, Tensor) and id(bias) in moved and (bias.requires_grad or not weight.requires_grad)
