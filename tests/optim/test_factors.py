@@ -507,6 +507,41 @@ def test_what_can_be_tracked() -> None:
     }
 
 
+class Standardised(nn.Conv2d):
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.weight.flatten(1)
+        rows = (rows - rows.mean(1, keepdim=True)) / rows.std(1, keepdim=True)
+        return F.conv2d(x, rows.view_as(self.weight), self.bias, self.stride, self.padding)
+
+
+class Padded(nn.Conv2d):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(F.pad(x, (0, 1, 0, 1)))
+
+
+class Cast(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x.bfloat16(), self.weight.bfloat16(), self.bias.bfloat16()).to(x.dtype)
+
+
+def test_layers_of_derived_classes_have_curvature_where_they_are_products() -> None:
+    """The factors of a layer that multiplies in narrower numbers are those of a plain one, up to rounding."""
+    torch.manual_seed(0)
+    net = nn.Sequential(Standardised(2, 4, 3), nn.ReLU(), Padded(4, 4, 3, stride=2), nn.Flatten(), Cast(36, 3))
+    plain = nn.Linear(36, 3)
+    plain.load_state_dict(net[4].state_dict())
+    x, y = torch.randn(16, 2, 8, 8), torch.randint(3, (16,))
+    found = []
+    for model in (net, nn.Sequential(*net[:4], plain)):
+        optimizer = KFAC(model, max_rows=None)
+        optimizer.refresh([(x, y)], nn.CrossEntropyLoss())
+        assert [n for n, layer in optimizer.curvature.layers.items() if layer.inverse is not None] == ["4.weight"]
+        assert optimizer.report().count("is no product") == 2
+        found.append(optimizer.curvature.layers["4.weight"])
+    torch.testing.assert_close(found[0].a, found[1].a)
+    torch.testing.assert_close(found[0].g, found[1].g, rtol=0.02, atol=1e-3)
+
+
 def test_collector_is_empty_without_backward() -> None:
     model = nn.Linear(3, 2)
     tracked, _ = track(model, {id(model.weight): "weight"})

@@ -135,6 +135,36 @@ def output_rows(layer: nn.Module, gradient: Tensor) -> Tensor:
     return gradient.movedim(channels, -1).reshape(-1, gradient.shape[channels])
 
 
+@torch.no_grad()
+def is_product(layer: nn.Module, x: Tensor, output: Tensor) -> bool:
+    """Whether a layer has multiplied its input by its weight.
+
+    A class that is derived from a layer of PyTorch may do something else: standardise its weight before, pad its input.
+    The output tells, which is computed once more for such classes, and only for them.
+
+    Args:
+        layer: a Linear or convolution, or of a class derived from one.
+        x: its input.
+        output: what it made of it.
+
+    Returns:
+        False where rows of the input and gradients of the output are not those of its weight.
+    """
+    kind = next(kind for kind in MATRIX_LAYERS if isinstance(layer, kind))
+    own = type(layer)
+    if own.forward is kind.forward and getattr(own, "_conv_forward", None) is getattr(kind, "_conv_forward", None):
+        return True
+    multiply = getattr(kind, "_conv_forward", lambda _, *given: functional.linear(*given))
+    try:
+        product = multiply(layer, x.to(layer.weight.dtype), layer.weight, layer.bias)  # type: ignore[arg-type]
+    except RuntimeError:
+        return False
+    if product.shape != output.shape:
+        return False
+    # rounding to narrower numbers is no other function
+    return bool((product - output).norm() <= 0.05 * product.norm())
+
+
 @dataclass
 class Pass:
     """One forward and backward pass.
@@ -286,6 +316,8 @@ class Collector:
             if not (isinstance(output, Tensor) and output.requires_grad):
                 return
             x = (args[0] if args else kwargs["input"]).detach()
+            if not is_product(layer, x, output.detach()):
+                return
             if self._current is None:
                 self._current = self._begun_by_layer = self.new_pass(len(x) if x.ndim > 1 else 1)
             add = partial(self._add, tracked, layer, x, self._current)

@@ -336,7 +336,8 @@ class MKFAC(torch.optim.Optimizer):
         if not sums and self.curvature.live:
             raise RuntimeError(
                 "no curvature was collected: no backward pass ran through a tracked layer of this model "
-                "(was another copy of the model used, or was backward called outside, or with create_graph=True?)"
+                "(was another copy of the model used, or was backward called outside, or with create_graph=True, or "
+                "do layers with a forward of their own not multiply their input by their weight?)"
             )
         dampings = self._dampings()
         renewed = self.curvature.fold(sums, decay, forgive=forgive)

@@ -118,7 +118,7 @@ def treatment_table(optimizer: MKFAC) -> str:
         if name in optimizer.refused:
             why = f"{why}; {optimizer.refused[name]}"
         elif layer is not None and layer.inverse is None and renewed and parameter.requires_grad:
-            why = f"{why}; first order so far: its module was not called when curvature was collected"
+            why = f"{why}; first order so far: its module was not called, or is no product, at the last renewal"
         size = 0 if layer is None else layer.bytes()
         rows.append((name, "×".join(map(str, parameter.shape)), treatment, curvature, f"{size / 1024:.0f}", why))
         total += parameter.numel()
