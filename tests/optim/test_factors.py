@@ -606,6 +606,30 @@ def test_samples_are_counted_however_the_model_is_called(way: str) -> None:
     torch.testing.assert_close(found[0], found[1])
 
 
+@pytest.mark.parametrize("way", ["whole", "parts", "dictionary", "list"])
+def test_calls_before_one_backward_pass_are_uses_in_one_loss(way: str) -> None:
+    """Two calls on N samples each: L = (1/N) Σ (ℓ + ℓ'), whose Fisher matrix is the sum of two, not their mean."""
+    torch.manual_seed(0)
+    net = Autoencoder().double()
+    x, other = torch.randn(2, 10, 4, dtype=torch.float64)
+    ways: dict[str, Callable[[Tensor], Tensor]] = {
+        "whole": net,
+        "parts": lambda x: net.decoder(net.encoder(x).tanh()),
+        "dictionary": lambda x: net({"x": x}),
+        "list": lambda x: net(list(x)),
+    }
+    opt = KFAC(net)
+    with opt.statistics():
+        for _ in range(2):  # the mean over two passes is that of one
+            first, second = ways[way](x), ways[way](other)
+            ((first - x).square().sum(1).mean() + (second - other).square().sum(1).mean()).backward()
+    inputs = torch.cat([F.pad(t, (0, 1), value=1.0) for t in (x, other)])
+    gradients = 2 * torch.cat([first - x, second - other]).detach()
+    a, _, _, g = collected(opt)
+    torch.testing.assert_close(a, inputs.T @ inputs / 10)
+    torch.testing.assert_close(g, gradients.T @ gradients / 20)
+
+
 def test_factors_of_losses_of_ones_own_have_the_scale_of_the_loss() -> None:
     """A sum over the outputs of a sample is one term, whatever function says so, and so are shares of classes."""
     torch.manual_seed(0)

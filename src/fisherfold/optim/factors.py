@@ -268,9 +268,10 @@ class Collector:
     A forward hook puts a tensor hook on the output (module backward hooks break on in-place activations), and both
     factors are formed when the gradient arrives, so that a use without a gradient counts for neither.
 
-    A pass begins when the model is called. Where it takes no tensors, or only parts of it are called (the encoder of
-    one network, the two networks of another), the first layer that is reached tells how many samples there are, and
-    the pass ends with its backward pass.
+    A pass begins when the model is called, and ends with its backward pass: calls on as many samples before that (the
+    two views of a contrastive loss, real and generated data) are uses in the terms of one loss. Where the model takes
+    no tensors, or only parts of it are called (the encoder of one network, the two networks of another), the first
+    layer that is reached tells how many samples there are.
     """
 
     def __init__(
@@ -288,10 +289,19 @@ class Collector:
         self.allow_tf32 = allow_tf32
         self.calls = calls
         self.sums: dict[str, FactorSums] = {}
-        self.new_pass: Callable[[int], Pass] = lambda samples: Pass(samples)
-        self._current: Pass | None = None
-        self._begun_by_layer: Pass | None = None
         self._handles: list[RemovableHandle] = []
+        self.begin_by(lambda samples: Pass(samples))
+
+    def begin_by(self, new_pass: Callable[[int], Pass]) -> None:
+        """Begin all passes from now on with a function; none that has begun goes on.
+
+        Args:
+            new_pass: makes a pass over so many samples.
+        """
+        self._new_pass = new_pass
+        self._current: Pass | None = None
+        self._length = 0
+        self._ended = self._begun_by_layer = False
 
     def __enter__(self) -> Collector:
         self._handles = [self.model.register_forward_pre_hook(self._start_pass, with_kwargs=True)]
@@ -309,7 +319,16 @@ class Collector:
     def _start_pass(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = [v for value in (*args, *kwargs.values()) for v in _entries(value)]
         tensors = [t for t in given if isinstance(t, Tensor) and t.ndim]
-        self._current = self.new_pass(len(tensors[0])) if tensors else None
+        length = len(tensors[0]) if tensors else self._length
+        if self._ended or length != self._length:
+            self._current = None
+        if tensors and self._current is None:
+            self._begin(length, by_layer=False)
+
+    def _begin(self, length: int, *, by_layer: bool) -> Pass:
+        self._current, self._length = self._new_pass(length), length
+        self._ended, self._begun_by_layer = False, by_layer
+        return self._current
 
     def _forward_hook(self, tracked: TrackedWeight) -> Callable[..., None]:
         def hook(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
@@ -318,9 +337,8 @@ class Collector:
             x = (args[0] if args else kwargs["input"]).detach()
             if not is_product(layer, x, output.detach()):
                 return
-            if self._current is None:
-                self._current = self._begun_by_layer = self.new_pass(len(x) if x.ndim > 1 else 1)
-            add = partial(self._add, tracked, layer, x, self._current)
+            this_pass = self._current or self._begin(len(x) if x.ndim > 1 else 1, by_layer=True)
+            add = partial(self._add, tracked, layer, x, this_pass)
             output.register_hook(add)  # type: ignore[no-untyped-call]
 
         return hook
@@ -328,8 +346,10 @@ class Collector:
     def _add(self, tracked: TrackedWeight, layer: nn.Module, x: Tensor, this_pass: Pass, gradient: Tensor) -> None:
         if torch.is_grad_enabled():
             return  # with create_graph: a gradient that the loss is made of (a penalty on it), not that of the loss
-        if self._begun_by_layer is not None and self._current is self._begun_by_layer:
-            self._current = self._begun_by_layer = None
+        if this_pass is self._current:
+            self._ended = True
+            if self._begun_by_layer:  # no call of the model will begin the next one
+                self._current = None
         sums = self.sums.get(tracked.name) or tracked.new_sums()
         self.sums[tracked.name] = sums
         phase = self.calls.get(tracked.name, 0)

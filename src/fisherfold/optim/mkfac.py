@@ -253,8 +253,9 @@ class MKFAC(torch.optim.Optimizer):
     ) -> Iterator[None]:
         """Collect curvature from the forward and backward passes that run inside, then renew the inverses.
 
-        The passes may be those of training itself. A compiled model runs uncompiled inside. The loss itself is not
-        seen: class weights enter with their squares, where ``refresh`` takes them as numbers of samples.
+        The passes may be those of training itself. A compiled model runs uncompiled inside. Calls of the model on as
+        many samples before one backward pass belong to the terms of one loss. The loss itself is not seen: class
+        weights enter with their squares, where ``refresh`` takes them as numbers of samples.
 
         Args:
             enabled: False makes it a no-op, for ``statistics(enabled=step % 10 == 0)``.
@@ -278,7 +279,7 @@ class MKFAC(torch.optim.Optimizer):
             return Pass(terms, scale if self.reduction == "mean" else scale / max(terms, 1))
 
         with uncompiled(), self._norms(model), self._collector(model) as collector:
-            collector.new_pass = new_pass
+            collector.begin_by(new_pass)
             yield
         self._fold(collector.sums, self.factor_decay, invert=invert, forgive=grad_scaler is not None)
 

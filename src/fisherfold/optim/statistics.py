@@ -293,7 +293,7 @@ def add_batches(
     with preserved(collector.model), uncompiled(), torch.enable_grad(), collector:
         for index, (inputs, targets) in enumerate(pairs(batches)):
             this_pass = Pass()
-            collector.new_pass = partial(_begun, this_pass)
+            collector.begin_by(partial(_begun, this_pass))
             outputs = call(collector.model, inputs)
             if index == 0:
                 check_reduction(outputs, targets, loss_fn, loss_fn(outputs, targets), reduction)
