@@ -186,6 +186,26 @@ def test_kfac_step_includes_the_bias() -> None:
     torch.testing.assert_close(torch.cat([model.weight, model.bias[:, None]], dim=1).detach(), expected)
 
 
+def test_natural_gradients_for_another_optimizer_stay_tangent_to_rows_of_any_length() -> None:
+    """Against the dense matrix and the projector I - wwᵀ/‖w‖², after steps that have changed the lengths of rows."""
+    model = bn_net().double()
+    x, y = data()
+    optimizer = MKFAC(model, damping=0.05, example_input=x.double(), basis="full")
+    optimizer.refresh([(x.double(), y)], nn.CrossEntropyLoss())
+    other = torch.optim.Adam(model.parameters(), lr=0.05)
+    layer, weight = optimizer.curvature.layers["3.weight"], model[3].weight
+    system = torch.kron(layer.g, layer.a) + 0.05 * torch.eye(8 * 54, dtype=torch.float64)
+    for _ in range(4):
+        other.zero_grad()
+        F.cross_entropy(model(x.double()), y).backward()
+        v = torch.linalg.solve(system, weight.grad.flatten()).reshape(8, 54)
+        w = F.normalize(weight.detach().flatten(1))
+        optimizer.precondition_()
+        torch.testing.assert_close(weight.grad.flatten(1), v - (w * v).sum(1, keepdim=True) * w)
+        other.step()
+    assert float((weight.detach().flatten(1).norm(dim=1) - 1).abs().min()) > 0.1
+
+
 def test_groups_schedulers_and_closures_work_as_in_torch() -> None:
     model = bn_net()
     x, y = data()

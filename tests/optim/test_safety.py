@@ -72,10 +72,11 @@ def test_weight_decay_on_the_sphere_is_refused() -> None:
     with pytest.raises(ValueError, match=r"weight_decay must be 0 for a group on spheres.*got 0.1"):
         MKFAC([{"params": [weight], "manifold": "row", "weight_decay": 0.1}])
     optimizer = MKFAC([{"params": [weight], "manifold": "none"}], weight_decay=0.1)
+    group = {"params": [nn.Parameter(torch.randn(2, 2))], "manifold": "tensor"}
     with pytest.raises(ValueError, match="weight_decay must be 0 for a group on spheres"):
-        optimizer.add_param_group(
-            {"params": [nn.Parameter(torch.randn(2, 2))], "manifold": "tensor", "weight_decay": 1e-3}
-        )
+        optimizer.add_param_group({**group, "weight_decay": 1e-3})
+    optimizer.add_param_group(group)  # what was refused is not there
+    assert [len(g["params"]) for g in optimizer.param_groups] == [1, 1]
 
 
 def test_eval_mode_at_refresh() -> None:

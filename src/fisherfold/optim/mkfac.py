@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import normalize
 from torch.optim.sgd import sgd
 
 from fisherfold.optim import groups, report, statistics
@@ -179,8 +180,8 @@ class MKFAC(torch.optim.Optimizer):
         group = groups.prepared(param_group, self.defaults, self.manifold_lr, capturable=self.capturable)
         if self.param_groups and "param_names" in self.param_groups[0]:
             group["params"] = groups.named(group["params"], self.model, len(self.param_groups))
+        groups.check_group({**self.defaults, **group})
         super().add_param_group(group)
-        groups.check_group(self.param_groups[-1])
         if "_example" in vars(self):  # the groups of the constructor are taken up together
             self._take_up()
 
@@ -437,7 +438,8 @@ class MKFAC(torch.optim.Optimizer):
             if id(parameter) in directions:
                 parameter.grad.copy_(directions[id(parameter)])
             elif spheres:
-                w = parameter.reshape(spheres, -1).to(accumulation_dtype(parameter))
+                # another optimizer does not keep them at unit length
+                w = normalize(parameter.reshape(spheres, -1).to(accumulation_dtype(parameter)))
                 v = tangent(w, self.curvature.direction(parameter).reshape(spheres, -1))
                 parameter.grad.copy_(v.view(parameter.shape))
 
