@@ -105,6 +105,27 @@ def test_criteria_are_joined(task):
     assert both.trace["samples"][-1] >= 1000
     nested = minimize(task.problem, task.x0, stop=(GradientNorm(1e-30) & MaxSamples(1)) | LossBelow(100.0))
     assert (nested.status, nested.iterations) == ("converged", 0)
+    # met at once, the one that means success counts, in whichever order they are joined
+    for stop in (MaxSamples(1) | LossBelow(100.0), LossBelow(100.0) | MaxSamples(1)):
+        assert minimize(task.problem, task.x0, stop=stop).status == "converged"
+
+
+@pytest.mark.parametrize(
+    ("criterion", "values", "message"),
+    [
+        (GradientNorm, (-1e-6,), "tol of GradientNorm must be a number ≥ 0, got -1e-06"),
+        (GradientNorm, (math.nan,), "tol of GradientNorm must be a number ≥ 0, got nan"),
+        (SmallGradient, (1e-8, "small"), "rtol of SmallGradient must be a number ≥ 0, got 'small'"),
+        (LossBelow, (None,), "value of LossBelow must be a number, got None"),
+        (Stagnation, (1e-6, 0), "window of Stagnation must be a whole number ≥ 1, got 0"),
+        (Stagnation, (1e-6, 2.5), "window of Stagnation must be a whole number ≥ 1, got 2.5"),
+        (MaxSeconds, (True,), "seconds of MaxSeconds must be a number ≥ 0, got True"),
+    ],
+)
+def test_limits_that_no_run_could_reach_are_refused(criterion, values, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        criterion(*values)
+    assert LossBelow(-3.0).value == -3.0
 
 
 @pytest.mark.parametrize("other", [1e-6, MaxSeconds])

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import numbers
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 from typing_extensions import override
 
@@ -65,7 +67,9 @@ class _Any(Criterion):
 
     @override
     def met(self, state: State) -> tuple[str, str] | None:
-        return next((verdict for part in self.parts if (verdict := part.met(state))), None)
+        verdicts = [verdict for part in self.parts if (verdict := part.met(state))]
+        # a budget that is spent in the iteration that converges takes nothing away from it
+        return next((verdict for verdict in verdicts if verdict[0] == "converged"), next(iter(verdicts), None))
 
 
 @dataclass(frozen=True)
@@ -86,8 +90,21 @@ class _All(Criterion):
         return status, " and ".join(v[1] for v in verdicts if v)
 
 
+class _Limits(Criterion):
+    """A criterion whose fields are numbers, which a run reaches or not."""
+
+    negative: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            number = isinstance(value, numbers.Real) and not isinstance(value, bool) and not math.isnan(value)
+            if not number or (value < 0 and not self.negative):
+                least = "" if self.negative else " ≥ 0"
+                raise ValueError(f"{name} of {type(self).__name__} must be a number{least}, got {value!r}")
+
+
 @dataclass(frozen=True)
-class GradientNorm(Criterion):
+class GradientNorm(_Limits):
     """Stop when the norm of the full gradient is at most ``tol``.
 
     Examples:
@@ -105,7 +122,7 @@ class GradientNorm(Criterion):
 
 
 @dataclass(frozen=True)
-class SmallGradient(Criterion):
+class SmallGradient(_Limits):
     """Stop when the full gradient is small whatever the units of the loss Ψ; what ``minimize`` does if not told else.
 
         ‖g‖ ≤ tol max(1, |Ψ|)    and    ‖g‖ ≤ rtol max(|Ψ₀|, ‖g₀‖²/|Ψ₀|)
@@ -130,10 +147,11 @@ class SmallGradient(Criterion):
 
 
 @dataclass(frozen=True)
-class LossBelow(Criterion):
+class LossBelow(_Limits):
     """Stop when the full loss is at most ``value``."""
 
     value: float
+    negative = True
 
     @override
     def reason(self, state: State) -> str | None:
@@ -141,7 +159,7 @@ class LossBelow(Criterion):
 
 
 @dataclass(frozen=True)
-class Stagnation(Criterion):
+class Stagnation(_Limits):
     """Stop when the full loss fell by less than ``rtol`` of its size over the last ``window`` evaluations.
 
     Rejected steps, which leave the loss as it was, do not count.
@@ -149,6 +167,11 @@ class Stagnation(Criterion):
 
     rtol: float = 1e-9
     window: int = 5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (isinstance(self.window, numbers.Integral) and self.window >= 1):
+            raise ValueError(f"window of Stagnation must be a whole number ≥ 1, got {self.window!r}")
 
     @override
     def reason(self, state: State) -> str | None:
@@ -163,7 +186,7 @@ class Stagnation(Criterion):
 
 
 @dataclass(frozen=True)
-class MaxSeconds(Criterion):
+class MaxSeconds(_Limits):
     """Stop when the solver has run for this long."""
 
     seconds: float
@@ -177,7 +200,7 @@ class MaxSeconds(Criterion):
 
 
 @dataclass(frozen=True)
-class MaxSamples(Criterion):
+class MaxSamples(_Limits):
     """Stop when this many sample gradients have been evaluated."""
 
     samples: int
