@@ -9,6 +9,7 @@ import re
 import shlex
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -257,6 +258,19 @@ def test_misplaced_columns_of_pairs_are_refused(tmp_path, kind):
     # other names say nothing about the order
     pairs.write_text("reader,book\n4,3\n")
     assert predicted() == named
+
+
+def test_a_column_that_csv_cannot_hold_is_named(tmp_path):
+    lines = pl.DataFrame([(k % 9, k % 7, k % 5) for k in range(60)], ["user", "item", "stars"], orient="row")
+    lines.write_csv(tmp_path / "ratings.csv")
+    call("fit", tmp_path / "ratings.csv", "--rank", 2, "-o", tmp_path / "model")
+    for kind, value in {"List": ["drama"], "Struct": {"year": 1}, "Binary": b"x", "Duration": timedelta(1)}.items():
+        pl.DataFrame({"user": [4], "item": [3], "more": [value]}).write_parquet(tmp_path / "pairs.parquet")
+        words = ["predict", tmp_path / "model", tmp_path / "pairs.parquet", "-o", tmp_path / "out.csv"]
+        refused = CliRunner().invoke(app, ["complete", *map(str, words)])
+        assert isinstance(refused.exception, ValueError)
+        assert f"pairs.parquet: column 'more' holds {kind}" in str(refused.exception)
+        assert not (tmp_path / "out.csv").exists()
 
 
 def test_the_next_command_can_be_typed_with_ids_that_look_like_options(tmp_path, monkeypatch):

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import datetime
 
+import numpy as np
 import polars as pl
 import pytest
 
+from fisherfold.estimators.completion import MatrixCompletion
+from fisherfold.estimators.inputs import Observations
 from fisherfold.estimators.table_files import read_table
 from fisherfold.estimators.tables import read_pairs, read_ratings
 from fisherfold.estimators.task_tables import Roles, read_tasks
@@ -70,6 +73,31 @@ def test_floats_of_a_parquet_file_are_the_ids_they_are_in_memory(tmp_path):
         read_tasks(tmp_path / "a.parquet", roles, with_target=True)
     pl.read_parquet(tmp_path / "a.parquet")[:2].write_parquet(tmp_path / "b.parquet")
     assert read_tasks(tmp_path / "b.parquet", roles, with_target=True).task.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("kind", ["Int8", "UInt8", "Int16", "Int32", "UInt32", "Int64", "UInt64", "Int128"])
+def test_whole_numbers_of_every_size_are_the_ids_they_are_in_memory(tmp_path, kind):
+    low, high = (0, 200) if kind.startswith("U") else (-100, 100)
+    users, items = np.arange(low, high), np.arange(200) % 7
+    dtype = getattr(pl, kind)
+    lines = {"u": pl.Series(users, dtype=dtype), "i": pl.Series(items, dtype=dtype), "r": users % 11 + items / 7}
+    pl.DataFrame(lines).write_parquet(tmp_path / "a.parquet")
+    table = read_ratings(tmp_path / "a.parquet")
+    found = Observations(table.rows, table.columns, table.values, table.rows, table.columns)
+    model = MatrixCompletion(rank=1, max_iter=2).fit_observations(found)
+    pairs = np.column_stack([[*users, users[-1] + 256], [*items, 0]])
+    in_memory = MatrixCompletion(rank=1, max_iter=2).fit(pairs[:-1], table.values).predict(pairs)
+    model.save(tmp_path / "model")
+    for each in (model, MatrixCompletion.load(tmp_path / "model")):
+        assert np.array_equal(each.predict(pairs), in_memory)  # the last row is none of theirs, in 8 bits either
+    _, rows, _ = read_pairs(tmp_path / "a.parquet", text=(False, False))
+    assert rows.tolist() == users.tolist()
+
+
+def test_whole_numbers_beyond_64_bits_are_text(tmp_path):
+    users = pl.Series([2**70, 1], dtype=pl.Int128)
+    pl.DataFrame({"u": users, "i": [1, 2], "r": [1.0, 2.0]}).write_parquet(tmp_path / "a.parquet")
+    assert read_ratings(tmp_path / "a.parquet").rows.tolist() == [str(2**70), "1"]
 
 
 def test_dates_are_no_numbers(tmp_path):

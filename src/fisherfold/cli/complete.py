@@ -177,6 +177,7 @@ def predict(
 
     from fisherfold.estimators.completion import MatrixCompletion
     from fisherfold.estimators.decimals import check_mark, written
+    from fisherfold.estimators.table_files import as_csv
     from fisherfold.estimators.tables import read_pairs
     from fisherfold.files import write_atomically
 
@@ -203,7 +204,7 @@ def predict(
     if spread is not None:
         frame = frame.with_columns(written(spread, decimal).alias("std"))
     frame = frame.with_columns(written(mean, decimal).alias("prediction"))
-    write_atomically(output, frame.write_csv().encode())
+    write_atomically(output, as_csv(frame, pairs))
     unknown = int(np.count_nonzero(((i < 0) | (j < 0)).cpu().numpy()))
     found = {
         **_read(table.header, len(mean) + sum(table.refused.values()), table.refused), "pairs": len(mean),

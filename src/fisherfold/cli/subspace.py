@@ -158,6 +158,7 @@ def predict(
 ) -> None:
     """Write a table with predictions added to it."""
     from fisherfold.estimators.decimals import written
+    from fisherfold.estimators.table_files import as_csv
     from fisherfold.estimators.task_tables import read_tasks
     from fisherfold.files import write_atomically
 
@@ -171,7 +172,7 @@ def predict(
     values, deviations = found if std else (found, None)
     added = {f"{roles.target}_predicted": values} | ({} if deviations is None else {f"{roles.target}_std": deviations})
     frame = table.frame.with_columns(**{name: written(each, table.decimal) for name, each in added.items()})
-    write_atomically(output, frame.write_csv().encode())
+    write_atomically(output, as_csv(frame, data))
     voice.result("Predicted", {**_read(table), "output": str(output)})
 
 

@@ -103,7 +103,7 @@ def _parquet(file: Path, max_bytes: int) -> pl.DataFrame:
 
 
 def flat(column: pl.Series, path: str | Path, *, dates: bool = True) -> pl.Series:
-    """Refuse a column of a Parquet file that holds neither text nor numbers.
+    """Refuse a column of a Parquet file that holds neither text nor numbers nor dates.
 
     Args:
         column: the column.
@@ -114,13 +114,28 @@ def flat(column: pl.Series, path: str | Path, *, dates: bool = True) -> pl.Serie
         The column.
 
     Raises:
-        ValueError: if it holds lists, records or bytes, or dates that it may not.
+        ValueError: if it holds lists, records, bytes or lengths of time, or dates that it may not.
     """
     if column.dtype.is_temporal() and not dates:
         raise ValueError(f"{path}: column {column.name!r} holds {column.dtype}, numbers are expected")
-    if column.dtype.is_nested() or column.dtype in (pl.Binary, pl.Object):
+    if column.dtype.is_nested() or column.dtype in (pl.Binary, pl.Object, pl.Duration):
         raise ValueError(f"{path}: column {column.name!r} holds {column.dtype}, text or numbers are expected")
     return column
+
+
+def as_csv(frame: pl.DataFrame, path: str | Path) -> bytes:
+    """A table as the content of a CSV file.
+
+    Args:
+        frame: the table.
+        path: where it comes from, for the message that names a column which such a file cannot hold.
+
+    Returns:
+        The content, in UTF-8.
+    """
+    for column in frame:
+        flat(column, path)
+    return frame.write_csv().encode()
 
 
 def id_text(column: pl.Series, path: str | Path) -> pl.Series:

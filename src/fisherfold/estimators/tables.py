@@ -208,7 +208,10 @@ def _is_broken(column: pl.Series) -> pl.Series:
 def _ids(column: pl.Series, kinds: tuple[type[pl.DataType], ...] = (pl.Int64,)) -> Ids:
     """Whole numbers if all ids are, text otherwise."""
     if column.dtype.is_integer():
-        return column.to_numpy()
+        # the types of ids in memory and in model files; a Parquet file has smaller and larger ones
+        whole = column.cast(pl.UInt64 if column.dtype == pl.UInt64 else pl.Int64, strict=False)
+        if not whole.has_nulls():
+            return whole.to_numpy()
     if column.dtype == pl.String:
         text = column.str.strip_chars()
         for kind in kinds:
