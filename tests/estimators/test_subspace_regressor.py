@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import polars as pl
+import pyarrow as pa
 import pytest
 import torch
 from sklearn.base import clone
@@ -148,6 +149,24 @@ def test_lists_of_data_frames_keep_their_names(library):
         model.fit(exchanged, ys, task=names)
     with pytest.raises(ValueError, match="feature names should match"):
         model.predict(exchanged[1:], task=names[1:])
+
+
+def test_tables_and_arrays_of_arrow_are_what_data_frames_and_arrays_are():
+    X, y, ids = rows()
+    names = [f"x{k}" for k in range(X.shape[1])]
+    frame, arrow = pd.DataFrame(X, columns=names), pa.table(dict(zip(names, X.T, strict=True)))
+    expected = SubspaceRegressor(rank=2).fit(frame, y, task=ids).predict(frame, task=ids)
+    model = SubspaceRegressor(rank=2).fit(arrow, pa.array(y), task=pa.array(ids))
+    np.testing.assert_allclose(model.predict(arrow, task=pa.array(ids)), expected, rtol=1e-9)
+    assert model.feature_names_in_.tolist() == names
+    with pytest.raises(ValueError, match="column 'x1' must hold numbers, got the text 'green'"):
+        model.predict(arrow.set_column(1, "x1", pa.array(["green"] * len(y))), task=ids)
+    lists = SubspaceRegressor(rank=2).fit([arrow, arrow], [y, -y])
+    with pytest.raises(ValueError, match="feature names should match"):
+        lists.predict([arrow.select(names[::-1])] * 2)
+    holes = np.where(np.arange(X.size).reshape(X.shape) % 7 == 3, np.nan, X)
+    filled = LowRankImputer(rank=2).fit_transform(pa.table(dict(zip(names, holes.T, strict=True))))
+    np.testing.assert_allclose(filled, LowRankImputer(rank=2).fit_transform(holes), rtol=1e-9)
 
 
 def test_several_outputs_are_tasks_over_shared_rows():

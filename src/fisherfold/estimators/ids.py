@@ -51,7 +51,7 @@ def id_array(ids: Any, name: str) -> Ids:
     if np.ma.isMaskedArray(ids) and (masked := np.ma.getmaskarray(ids)).any():
         ids = np.ma.getdata(ids).astype(object)
         ids[masked] = None
-    array = ids.to_numpy() if hasattr(ids, "to_numpy") else np.asarray(ids)
+    array = as_array(ids)
     if array.ndim != 1:
         raise ValueError(f"{name} ids must have one dimension, got shape {array.shape}")
     if array.dtype.kind in "iub":
@@ -60,6 +60,20 @@ def id_array(ids: Any, name: str) -> Ids:
         return _float_ids(array, name)
     # elements of dates one by one: as a list, NumPy would make bare numbers of nanoseconds
     return _exact(list(array) if array.dtype.kind in "mM" else array.tolist(), name)
+
+
+def as_array(column: Any) -> npt.NDArray[Any]:
+    """A column of a data frame, of whatever library, as an array.
+
+    Args:
+        column: the column, or anything that NumPy knows.
+
+    Returns:
+        The array.
+    """
+    # an array of pyarrow refuses to_numpy where a copy is needed, for text and for truth values
+    by_numpy = hasattr(column, "to_pylist") or not hasattr(column, "to_numpy")
+    return np.asarray(column) if by_numpy else column.to_numpy()
 
 
 def _exact(values: list[Any], name: str) -> Ids:

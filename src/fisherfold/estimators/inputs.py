@@ -15,7 +15,7 @@ import numpy.typing as npt
 import scipy.sparse
 import torch
 
-from fisherfold.estimators.ids import Ids, id_array, plain
+from fisherfold.estimators.ids import Ids, as_array, id_array, plain
 
 _LARGEST = 1e300  # so that the sum of many is finite
 
@@ -55,7 +55,7 @@ def observations(X: Any, y: Any = None) -> Observations:
     Raises:
         ValueError: if pairs and values differ in number; other faults are named by the readers of each form.
     """
-    X = _arrow_as_frame(X)
+    X = arrow_as_frame(X)
     if y is not None:
         rows, columns = pairs(X)
         values = numbers(y, "y")
@@ -98,7 +98,7 @@ def pairs(X: Any) -> tuple[Ids, Ids]:
         TypeError: if the table is a sparse matrix.
         ValueError: if it does not have two columns.
     """
-    X = _arrow_as_frame(X)
+    X = arrow_as_frame(X)
     if scipy.sparse.issparse(X):
         raise TypeError("pairs of ids cannot be a sparse matrix; hand over fit(M) without y, or an (n, 2) array of ids")
     if _is_frame(X):
@@ -132,7 +132,7 @@ def id_names(X: Any) -> list[str] | None:
     Returns:
         The names of the first two columns of a data frame whose columns are all named by text, else None.
     """
-    X = _arrow_as_frame(X)
+    X = arrow_as_frame(X)
     if not _is_frame(X) or not all(isinstance(name, str) for name in X.columns):
         return None
     return list(X.columns)[:2]
@@ -166,7 +166,7 @@ def numbers(y: Any, name: str) -> npt.NDArray[np.float64]:
         ValueError: if the values are not one column of real numbers.
     """
     y = unmasked(y)
-    array = y.to_numpy() if hasattr(y, "to_numpy") else _as_array(y)
+    array = as_array(y) if hasattr(y, "to_numpy") else _as_array(y)
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
     if array.ndim != 1:
@@ -229,8 +229,15 @@ def _is_hole(value: Any) -> bool:
     return value is None or type(value).__name__ == "NAType"  # pandas.NA
 
 
-def _arrow_as_frame(X: Any) -> Any:
-    """A table of pyarrow as a data frame, which NumPy would take for a matrix; anything else as it is."""
+def arrow_as_frame(X: Any) -> Any:
+    """A table of pyarrow as a data frame: NumPy would take it for a matrix, and its ``columns`` are no names.
+
+    Args:
+        X: anything.
+
+    Returns:
+        A data frame of polars for a table of pyarrow, anything else as it is.
+    """
     if not (hasattr(X, "column_names") and hasattr(X, "to_pylist")):
         return X
     import polars as pl

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fisherfold.distributed import Axis
 from fisherfold.estimators.ids import id_array, is_missing, plain
-from fisherfold.estimators.inputs import unmasked
+from fisherfold.estimators.inputs import arrow_as_frame, unmasked
 from fisherfold.problems.tasks import TaskStatistics
 
 Array = NDArray[Any]
@@ -109,6 +109,7 @@ def read_rows(X: Any, y: Any, task: Any) -> TaskRows:
 
 def _stacked(tables: Sequence[Any], ids: list[Any]) -> Any:
     """One table of all rows; data frames must have the same columns, and keep their names."""
+    tables = [arrow_as_frame(table) for table in tables]
     kinds = {type(table).__module__.split(".")[0] for table in tables}
     if kinds not in ({"pandas"}, {"polars"}):
         return np.concatenate([np.asarray(unmasked(table)) for table in tables])
@@ -154,6 +155,7 @@ def reject_text(X: Any) -> None:
     Raises:
         ValueError: if a column holds text that is no number, or dates.
     """
+    X = arrow_as_frame(X)
     if isinstance(X, np.ndarray) or not hasattr(X, "columns"):
         if getattr(getattr(X, "dtype", None), "kind", "O") in "mM":
             raise ValueError(f"X must hold numbers, got dtype {X.dtype}")
@@ -164,7 +166,7 @@ def reject_text(X: Any) -> None:
             raise ValueError(f"column {name!r} must hold numbers, got dtype {column.dtype}")
         if column.dtype.kind not in "OUS":
             continue
-        for row, value in enumerate(column):
+        for row, value in enumerate(column.tolist()):
             if isinstance(value, str) and not _is_number(value):
                 raise ValueError(f"column {name!r} must hold numbers, got the text {value!r} in row {row}")
             if isinstance(value, (datetime.date, datetime.time, datetime.timedelta)):
