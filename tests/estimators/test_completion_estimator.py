@@ -273,6 +273,24 @@ def test_a_pair_given_twice_in_a_batch_follows_the_rule_at_once(table, rule):
         MatrixCompletion(2, duplicates="error").fit(pairs, values).partial_fit(new + new, [1.0] * 20)
 
 
+@pytest.mark.parametrize("rule", ["mean", "last", "sum"])
+def test_values_given_twice_follow_the_rule_in_new_rows_too(table, rule):
+    holes, pairs, values, _, _ = table
+    model = MatrixCompletion(2, duplicates=rule).fit(pairs, values)
+    wanted, merged = np.arange(5, 15), {"mean": 2.0, "last": 3.0, "sum": 4.0}[rule]
+    twice = model.predict_new([1, 2, 1], [1.0, 2.5, 3.0], wanted)
+    np.testing.assert_allclose(twice, model.predict_new([1, 2], [merged, 2.5], wanted), rtol=1e-6)
+    with pytest.raises(ValueError, match=r"1 entries repeat a pair .* row 'new', column 1; choose"):
+        model.set_params(duplicates="error").predict_new([1, 2, 1], [1.0, 2.5, 3.0], wanted)
+    # a matrix that holds an entry twice is scored as the one that holds it once
+    j, i = np.nonzero(~np.isnan(holes).T)
+    first, second = {"mean": (0.5, 1.5), "last": (7.0, 1.0), "sum": (0.25, 0.75)}[rule]
+    parts = np.concatenate([holes[i, j] * first, holes[i, j] * second])
+    split = sp.coo_array((parts, (np.tile(i, 2), np.tile(j, 2))), shape=holes.shape)
+    once = sp.coo_array((holes[i, j], (i, j)), shape=holes.shape)
+    assert model.set_params(duplicates=rule).score(split) == pytest.approx(model.score(once), abs=1e-6)
+
+
 def test_a_stream_keeps_to_max_iter_and_tol(table):
     _, pairs, values, _, _ = table
     for options in ({"max_iter": 2, "dtype": "float64"}, {"max_iter": 500, "tol": 1e-8, "dtype": "float64"}):

@@ -278,7 +278,8 @@ class MatrixCompletion(SharedFits, RegressorMixin, BaseEstimator):  # type: igno
         """Predict for a new row from a few of its values, without changing the model (fold-in).
 
         Args:
-            rated: the ids of the columns in which the row has values; unknown ones are left out.
+            rated: the ids of the columns in which the row has values; unknown ones are left out, and ``duplicates``
+                decides about one given twice.
             values: these values.
             wanted: the ids of the columns to predict.
             return_std: whether standard deviations are returned as well.
@@ -295,6 +296,10 @@ class MatrixCompletion(SharedFits, RegressorMixin, BaseEstimator):  # type: igno
             raise ValueError(
                 f"rated and values must have one length and finite values, got {len(columns)} ids and {given!r}"
             )
+        if len(given):
+            row = id_array(["new"] * len(given), "row")
+            found = merged(Observations(row, columns, given, row, columns), self.duplicates)
+            columns, given = found.columns, found.values
         model = self.model_.of_new_row(columns, given, self.unseen)
         _, j = model.locate(model.row_ids.labels[:0], id_array(wanted, "column"), self.unseen)
         return self._predict(model, torch.zeros_like(j), j, return_std)
@@ -324,6 +329,8 @@ class MatrixCompletion(SharedFits, RegressorMixin, BaseEstimator):  # type: igno
         if sample_weight is not None:
             raise ValueError("sample_weight needs pairs of ids with y, got X alone")
         found, model = observations(X), self.model_
+        if found.is_table:  # a pair given twice must not be held out and in the rest at once
+            found = merged(found, self.duplicates)
         if len(found.values) < 2:
             raise ValueError(f"R² needs at least 2 values, got {len(found.values)}")
         i, j = model.locate(found.rows[: 0 if found.is_table else None], found.columns, self.unseen)
