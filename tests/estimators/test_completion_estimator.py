@@ -273,6 +273,23 @@ def test_a_pair_given_twice_in_a_batch_follows_the_rule_at_once(table, rule):
         MatrixCompletion(2, duplicates="error").fit(pairs, values).partial_fit(new + new, [1.0] * 20)
 
 
+@pytest.mark.parametrize("options", [{}, {"inference": "point", "ridge": 1.0}], ids=["variational", "point"])
+def test_a_value_that_was_put_right_leaves_no_trace(table, options):
+    _, pairs, values, held, _ = table
+    clean = MatrixCompletion(2, **options).fit(pairs, values)
+    again, slips = np.concatenate([pairs[:3], pairs]), np.concatenate([[1e3, -50.0, 1e6], values])
+    right = MatrixCompletion(2, duplicates="last", **options).fit(again, slips)
+    np.testing.assert_allclose(right.predict(held), clean.predict(held), rtol=1e-5)
+    assert (right.model_.low, right.model_.high, right.n_duplicates_) == (values.min(), values.max(), 3)
+
+
+def test_a_value_that_was_put_right_leaves_no_trace_in_a_stream(table):
+    _, pairs, values, held, _ = table
+    stream = MatrixCompletion(2, duplicates="last", clip=False).partial_fit(pairs[:3], [1e3, -50.0, 300.0])
+    expected = MatrixCompletion(2, clip=False).fit(pairs, values).predict(held)
+    np.testing.assert_allclose(stream.partial_fit(pairs, values).predict(held), expected, atol=1e-3)
+
+
 @pytest.mark.parametrize("rule", ["mean", "last", "sum"])
 def test_values_given_twice_follow_the_rule_in_new_rows_too(table, rule):
     holes, pairs, values, _, _ = table

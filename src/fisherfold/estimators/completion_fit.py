@@ -13,7 +13,7 @@ import torch
 
 from fisherfold.distributed import ALONE, Group
 from fisherfold.estimators.checkpoint import FitCheckpoint, digest, fingerprint
-from fisherfold.estimators.completion_model import CompletionModel, level_and_scale, summed
+from fisherfold.estimators.completion_model import CompletionModel, joined, level_and_scale
 from fisherfold.estimators.ids import IdIndex, plain
 from fisherfold.estimators.inputs import Observations
 from fisherfold.estimators.point_posterior import point_posterior
@@ -72,9 +72,7 @@ def prepare(found: Observations, options: FitOptions) -> Prepared:
     if not (options.may_grow and options.inference == "variational"):
         _check_rank(options, len(row_ids), len(column_ids))
     rows, columns, values = row_ids.numbers(found.rows), column_ids.numbers(found.columns), found.values
-    if options.duplicates == "sum":
-        # before the centre is taken off: two halves of a value are one value
-        rows, columns, values = summed(rows, columns, values)
+    rows, columns, values = joined(rows, columns, values, options.duplicates)
     center, scale = level_and_scale(values, centred=options.offsets != "none")
     with _naming(row_ids, column_ids):
         ratings = Ratings(
@@ -104,8 +102,7 @@ def merged(found: Observations, duplicates: str) -> Observations:
     """
     row_ids, column_ids = IdIndex(found.rows), IdIndex(found.columns)
     rows, columns, values = row_ids.numbers(found.rows), column_ids.numbers(found.columns), found.values
-    if duplicates == "sum":
-        rows, columns, values = summed(rows, columns, values)
+    rows, columns, values = joined(rows, columns, values, duplicates)
     with _naming(row_ids, column_ids):
         ratings = Ratings(
             rows, columns, values, (len(row_ids), len(column_ids)), dtype=torch.float64,

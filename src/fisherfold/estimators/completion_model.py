@@ -222,8 +222,8 @@ class CompletionModel:
     def _look_back(self, duplicates: str, centred: bool, **start: Any) -> None:
         rows = np.repeat(np.arange(len(self.row_ids)), self.seen_offsets.diff().numpy())
         columns, values, self.n_at_look = self.seen_columns.numpy(), self._given(), len(self.seen_values)
+        rows, columns, values = joined(rows, columns, values, duplicates)
         if duplicates == "sum":
-            rows, columns, values = summed(rows, columns, values)
             self.low, self.high = min(self.low, values.min()), max(self.high, values.max())
         anew = self.n_at_look >= _START_ANEW * self.n_at_start
         if anew:
@@ -231,8 +231,7 @@ class CompletionModel:
             self._rescale(values, centred=centred)
         ratings = Ratings(
             rows, columns, (values - self.center) / self.scale, (len(self.row_ids), len(self.column_ids)),
-            dtype=self.posterior.rows.mean.dtype, duplicates="last" if duplicates == "last" else "mean",
-            device=self.device,
+            dtype=self.posterior.rows.mean.dtype, duplicates="mean", device=self.device,
         )  # fmt: skip
         old = self.posterior
         if not anew:
@@ -368,25 +367,33 @@ def level_and_scale(values: Floats, *, centred: bool) -> tuple[float, float]:
     return center, largest * float(np.sqrt(np.mean((off / largest) ** 2)))
 
 
-def summed(rows: Any, columns: Any, values: Any) -> tuple[Any, Any, Any]:
-    """Entries with the values of equal pairs added up.
+def joined(rows: Any, columns: Any, values: Any, rule: str) -> tuple[Any, Any, Any]:
+    """Entries of which equal pairs are one, where that must be known before level and scale are taken.
+
+    A sum is one value, not its parts, and what a later value has replaced is no value any more. All values of a mean
+    were observed.
 
     Args:
         rows: row numbers.
         columns: column numbers.
         values: values.
+        rule: the rule for pairs that occur twice.
 
     Returns:
-        The same three, each pair once.
+        The same three, for ``sum`` and ``last`` with each pair once.
 
     Example:
-        >>> [part.tolist() for part in summed(np.array([0, 1, 0]), np.array([2, 2, 2]), np.array([1.0, 5.0, 2.0]))]
-        [[0, 1], [2, 2], [3.0, 5.0]]
+        >>> entries = np.array([0, 1, 0]), np.array([2, 2, 2]), np.array([1.0, 5.0, 2.0])
+        >>> [[part.tolist() for part in joined(*entries, rule)[::2]] for rule in ("sum", "last")]
+        [[[0, 1], [3.0, 5.0]], [[0, 1], [2.0, 5.0]]]
     """
+    if rule not in ("sum", "last"):
+        return rows, columns, values
     order = np.lexsort((columns, rows))
     rows, columns, values = (np.asarray(part)[order] for part in (rows, columns, values))
     starts = np.flatnonzero(np.concatenate([[True], (np.diff(rows) != 0) | (np.diff(columns) != 0)]))
-    return rows[starts], columns[starts], np.add.reduceat(values, starts)
+    ends = np.append(starts[1:], len(values)) - 1
+    return rows[starts], columns[starts], values[ends] if rule == "last" else np.add.reduceat(values, starts)
 
 
 def _other_kind(ids: Ids, index: IdIndex) -> bool:

@@ -172,10 +172,10 @@ def share_out(share: Share, group: Group, *, dtype: torch.dtype, duplicates: str
     everything = _joint(values, group)
     if everything.count == 0:
         raise NoRatings("there are no ratings: found 0 observed entries on all ranks, at least 1 is needed")
-    summing = duplicates == "sum"
-    # sums of pairs are taken before the centre is: two halves of a value are one value
-    center = everything.mean if centred and not summing else 0.0
-    scale = 1.0 if summing else _scale(everything, center)
+    # sums and replacements are made before the centre is taken off, as by ``joined``
+    later = duplicates in ("sum", "last")
+    center = everything.mean if centred and not later else 0.0
+    scale = 1.0 if later else _scale(everything, center)
     ids = joint_index(rows.labels, group, "row"), joint_index(columns.labels, group, "column")
     flipped = len(ids[0]) > len(ids[1])
     side, index = (rows, ids[0]) if flipped else (columns, ids[1])
@@ -190,12 +190,12 @@ def share_out(share: Share, group: Group, *, dtype: torch.dtype, duplicates: str
     def chunks() -> Iterator[Chunk]:
         return _arrivals(share, group, ids, flipped, cuts, center, scale, kind)
 
-    kind = torch.float64 if summing else dtype
+    kind = torch.float64 if later else dtype
     ratings = Ratings.from_chunks(
         chunks, (other, axis), dtype=kind, duplicates=duplicates, column_counts=table  # type: ignore[arg-type]
     )
     merged = ratings.n_duplicates
-    if summing:
+    if later:
         ratings, everything = _rescaled(ratings, dtype, centred)
         center = everything.mean if centred else 0.0
         scale = _scale(everything, center)
