@@ -8,7 +8,9 @@ import numpy as np
 import polars as pl
 import pytest
 
+from fisherfold.distributed import ALONE
 from fisherfold.estimators.completion import MatrixCompletion
+from fisherfold.estimators.file_shares import FileShare, RatingShare
 from fisherfold.estimators.inputs import Observations
 from fisherfold.estimators.table_files import read_table
 from fisherfold.estimators.tables import read_pairs, read_ratings
@@ -73,6 +75,19 @@ def test_floats_of_a_parquet_file_are_the_ids_they_are_in_memory(tmp_path):
         read_tasks(tmp_path / "a.parquet", roles, with_target=True)
     pl.read_parquet(tmp_path / "a.parquet")[:2].write_parquet(tmp_path / "b.parquet")
     assert read_tasks(tmp_path / "b.parquet", roles, with_target=True).task.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("kind", [pl.Categorical, pl.Enum(["1", "4,5", "5", "b", "a"])])
+def test_categories_of_a_parquet_file_are_the_text_that_they_are(tmp_path, kind):
+    path, words = tmp_path / "a.parquet", pl.DataFrame({"u": ["b", "a", "b"], "i": [1, 2, 3], "r": ["5", "4,5", "1"]})
+    words.with_columns(pl.col("u", "r").cast(kind)).write_parquet(path)
+    table = read_ratings(path)
+    assert (table.rows.tolist(), table.values.tolist(), table.decimal) == (["b", "a", "b"], [5.0, 4.5, 1.0], ",")
+    share = RatingShare(FileShare(path, ALONE), ALONE)
+    assert [batch.values.tolist() for batch in share.batches()] == [[5.0, 4.5, 1.0]]
+    assert read_tasks(path, Roles(["i"], "r", "u", "SubspaceRegressor"), with_target=True).y.tolist() == [5.0, 4.5, 1.0]
+    with pytest.raises(ValueError, match=r"column 'u' is 'b', a number is expected in data line 1; does it name the"):
+        read_tasks(path, Roles(["i", "u"], "r", None, "SubspaceRegressor"), with_target=True)
 
 
 @pytest.mark.parametrize("kind", ["Int8", "UInt8", "Int16", "Int32", "UInt32", "Int64", "UInt64", "Int128"])

@@ -20,7 +20,7 @@ import torch
 from fisherfold.distributed import Group
 from fisherfold.estimators import decimals, tables
 from fisherfold.estimators.shared_ratings import BATCH, Batch
-from fisherfold.estimators.table_files import FORMATS, Layout, TextTable, cut, layout_of
+from fisherfold.estimators.table_files import FORMATS, Layout, TextTable, cut, layout_of, scanned
 
 BLOCK = 2**24
 _BEYOND = 2**16
@@ -69,7 +69,7 @@ class FileShare:
 
     def _parquet(self) -> tuple[list[str], int]:
         try:
-            frame = pl.scan_parquet(self.path.resolve(), glob=False, hive_partitioning=False)
+            frame = scanned(self.path)
             schema = frame.collect_schema()
             self._texts = {name for name, kind in schema.items() if kind == pl.String}
             return schema.names(), int(frame.select(pl.len()).collect().item())
@@ -84,7 +84,7 @@ class FileShare:
             Some lines; the columns of text formats are text.
         """
         if self._layout is None:
-            lazy = pl.scan_parquet(self.path.resolve(), glob=False, hive_partitioning=False)
+            lazy = scanned(self.path)
             for start in range(self._range[0], self._range[1], BATCH):
                 # a slice reads the row groups that it touches, and no others
                 yield TextTable(lazy.slice(start, min(BATCH, self._range[1] - start)).collect(), None)

@@ -92,9 +92,24 @@ def read_table(
         raise ValueError(f"{file} cannot be read as a table: {reason}") from None
 
 
+def scanned(file: Path) -> pl.LazyFrame:
+    """A Parquet file that is not read yet.
+
+    Args:
+        file: the file.
+
+    Returns:
+        Its table, with the text of categories in their place.
+    """
+    lazy = pl.scan_parquet(_for_polars(file), glob=False, hive_partitioning=False)
+    # a way to pack text, of which polars would make no numbers
+    packed = [name for name, kind in lazy.collect_schema().items() if kind in (pl.Categorical, pl.Enum)]
+    return lazy.with_columns(pl.col(packed).cast(pl.String)) if packed else lazy
+
+
 def _parquet(file: Path, max_bytes: int) -> pl.DataFrame:
     """A Parquet file, unless a few bytes of it stand for more rows than fit."""
-    lazy = pl.scan_parquet(_for_polars(file), glob=False, hive_partitioning=False)
+    lazy = scanned(file)
     width = len(lazy.collect_schema())
     rows = int(lazy.select(pl.len()).collect().item())
     if rows * width * 8 > max_bytes:
