@@ -77,6 +77,14 @@ def test_floats_of_a_parquet_file_are_the_ids_they_are_in_memory(tmp_path):
     assert read_tasks(tmp_path / "b.parquet", roles, with_target=True).task.tolist() == [1, 2]
 
 
+@pytest.mark.parametrize("name", ["a.PARQUET", "a.pq", "a.data"])
+def test_a_parquet_file_is_known_by_its_name_or_its_content_whole_or_in_shares(tmp_path, name):
+    pl.DataFrame({"u": ["a", "b"], "i": [7, 8], "r": [1.5, 2.5]}).write_parquet(tmp_path / name)
+    assert read_ratings(tmp_path / name).values.tolist() == [1.5, 2.5]
+    share = RatingShare(FileShare(tmp_path / name, ALONE), ALONE)
+    assert [batch.values.tolist() for batch in share.batches()] == [[1.5, 2.5]]
+
+
 @pytest.mark.parametrize("kind", [pl.Categorical, pl.Enum(["1", "4,5", "5", "b", "a"])])
 def test_categories_of_a_parquet_file_are_the_text_that_they_are(tmp_path, kind):
     path, words = tmp_path / "a.parquet", pl.DataFrame({"u": ["b", "a", "b"], "i": [1, 2, 3], "r": ["5", "4,5", "1"]})

@@ -20,7 +20,7 @@ import torch
 from fisherfold.distributed import Group
 from fisherfold.estimators import decimals, tables
 from fisherfold.estimators.shared_ratings import BATCH, Batch
-from fisherfold.estimators.table_files import FORMATS, Layout, TextTable, cut, layout_of, scanned
+from fisherfold.estimators.table_files import FORMATS, Layout, TextTable, cut, is_parquet, layout_of, scanned
 
 BLOCK = 2**24
 _BEYOND = 2**16
@@ -56,7 +56,9 @@ class FileShare:
             if file_format is not None and file_format not in FORMATS:
                 raise ValueError(f"format must be one of {', '.join(FORMATS)}, got {file_format!r}")
             decimals.check_mark(decimal)
-            if file_format == "parquet" or (file_format is None and self.path.suffix in (".parquet", ".pq")):
+            with self.path.open("rb") as opened:
+                start = opened.read(4)
+            if is_parquet(self.path, start, file_format):
                 self.columns, size = self._parquet()
                 self.header = self.columns
             else:

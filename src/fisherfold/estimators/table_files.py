@@ -79,8 +79,7 @@ def read_table(
     with file.open("rb") as opened:
         start = opened.read(8)
     try:
-        named = file_format is None and file.suffix.lower() in (".parquet", ".pq")
-        if file_format == "parquet" or named or (file_format is None and start[:4] == b"PAR1"):
+        if is_parquet(file, start, file_format):
             frame = _parquet(file, max_bytes)
             return TextTable(frame, frame.columns)
         source = _text(file, start, encoding, max_bytes)
@@ -90,6 +89,22 @@ def read_table(
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
         reason = (str(error).splitlines() or ["it is damaged"])[0]
         raise ValueError(f"{file} cannot be read as a table: {reason}") from None
+
+
+def is_parquet(file: Path, start: bytes, file_format: str | None) -> bool:
+    """Whether a file is to be read as Parquet.
+
+    Args:
+        file: the file.
+        start: its first bytes.
+        file_format: the format, if it was named.
+
+    Returns:
+        What was named, else whether its name or its content says so.
+    """
+    if file_format is not None:
+        return file_format == "parquet"
+    return file.suffix.lower() in (".parquet", ".pq") or start.startswith(b"PAR1")
 
 
 def scanned(file: Path) -> pl.LazyFrame:
