@@ -189,3 +189,17 @@ def test_point_has_no_error_bars():
     model.model_.inference = "point"
     with pytest.raises(ValueError, match="return_std needs inference='variational'"):
         model.predict(PAIRS, return_std=True)
+
+
+@pytest.mark.parametrize("extra", ["timestamp", None])
+def test_a_list_of_entries_that_is_read_as_a_matrix_is_told_how_to_come(extra):
+    draw = np.random.default_rng(0)
+    entries = {"user": draw.integers(0, 9, 60), "item": draw.integers(0, 9, 60), "rating": draw.integers(1, 6, 60)}
+    frame = pd.DataFrame(entries | ({} if extra is None else {extra: np.arange(60)}))
+    X = frame if extra else frame.to_numpy()
+    with pytest.raises(ValueError, match=r"got 10; choose a smaller one; or, if .* fit\(X\[\['user', 'item'\]\], X"):
+        MatrixCompletion().fit(X)
+    matrix = np.where(draw.random((60, 4)) < 0.5, np.nan, 1.0)
+    with pytest.raises(ValueError, match=r"got 10; choose a smaller one$"):
+        MatrixCompletion().fit(matrix)
+    MatrixCompletion(rank=2, duplicates="mean").fit(frame[["user", "item"]], frame["rating"])

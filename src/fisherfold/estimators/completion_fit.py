@@ -24,6 +24,9 @@ from fisherfold.inference.completion import CompletionPosterior, fit_variational
 from fisherfold.problems.building import RepeatedPairs
 from fisherfold.problems.ratings import Ratings
 
+# Of a table that nothing is missing in, nothing can be learnt about missing values.
+_LONG = "; or, if this is a list of entries and no matrix, hand over fit(X[['user', 'item']], X['rating'])"
+
 
 @dataclass(frozen=True)
 class FitOptions:
@@ -70,7 +73,8 @@ def prepare(found: Observations, options: FitOptions) -> Prepared:
     """
     row_ids, column_ids = IdIndex(found.all_rows), IdIndex(found.all_columns)
     if not (options.may_grow and options.inference == "variational"):
-        _check_rank(options, len(row_ids), len(column_ids))
+        full = found.is_table and len(found.values) == len(row_ids) * len(column_ids)
+        _check_rank(options, len(row_ids), len(column_ids), hint=_LONG if full and len(column_ids) in (3, 4) else "")
     rows, columns, values = row_ids.numbers(found.rows), column_ids.numbers(found.columns), found.values
     rows, columns, values = joined(rows, columns, values, options.duplicates)
     center, scale = level_and_scale(values, centred=options.offsets != "none")
@@ -124,11 +128,11 @@ def _naming(row_ids: IdIndex, column_ids: IdIndex) -> Iterator[None]:
         raise RepeatedPairs(error.count, *pair) from None
 
 
-def _check_rank(options: FitOptions, n_rows: int, n_columns: int) -> None:
+def _check_rank(options: FitOptions, n_rows: int, n_columns: int, *, hint: str = "") -> None:
     rank, limit = options.rank, min(n_rows, n_columns)
     bound = f"min(n_rows, n_columns)=min({n_rows}, {n_columns})={limit}"
     if rank > limit:
-        raise ValueError(f"rank must be between 1 and {bound}, got {rank}; choose a smaller one")
+        raise ValueError(f"rank must be between 1 and {bound}, got {rank}; choose a smaller one{hint}")
     if options.solver != "auto" and rank == limit:
         raise ValueError(
             f"rank must be less than {bound} for solver={options.solver!r}, whose subspace would be the whole space, "
