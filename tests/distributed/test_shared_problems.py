@@ -120,7 +120,7 @@ def alone() -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 4])
+@pytest.mark.parametrize("world", [1, 2, pytest.param(3, marks=pytest.mark.slow), 4])
 def test_ranks_equal_one_process(world: int, tmp_path: Path, alone: dict[str, Any]) -> None:
     ranks = on_ranks(world, tmp_path, everything)
     same_bits(ranks)

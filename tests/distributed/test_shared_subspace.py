@@ -95,7 +95,7 @@ def everything() -> dict[str, Any]:
     return {"problems": problems(Group()), "estimators": estimators(Group())}
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 4])
+@pytest.mark.parametrize("world", [1, 2, 3, pytest.param(4, marks=pytest.mark.slow)])
 def test_ranks_equal_one_process(world: int, tmp_path: Path) -> None:
     ranks = on_ranks(world, tmp_path, everything)
     same_bits(ranks)

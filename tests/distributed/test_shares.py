@@ -105,7 +105,7 @@ def fit_alone(folder: Path) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 4])
+@pytest.mark.parametrize("world", [1, 2, 3, pytest.param(4, marks=pytest.mark.slow)])
 def test_shares_of_a_file_give_the_model_of_one_process(world: int, tmp_path: Path) -> None:
     for names in (False, True):
         table(tmp_path, names=names)

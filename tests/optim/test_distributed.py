@@ -90,7 +90,10 @@ def spawn(world: int, kind: str, folder: Path) -> list[dict[str, Any]]:
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(world)]
 
 
-@pytest.mark.parametrize(("world", "kind"), [(2, "layer"), (4, "layer"), (2, "batch"), (4, "batch")])
+@pytest.mark.parametrize(
+    ("world", "kind"),
+    [(2, "layer"), (4, "layer"), (2, "batch"), pytest.param(4, "batch", marks=pytest.mark.slow)],
+)
 def test_ranks_equal_one_process(world: int, kind: str, tmp_path: Path) -> None:
     ranks = spawn(world, kind, tmp_path)
     # without coupling between samples one process may take the joint batch whole

@@ -92,8 +92,7 @@ def test_runs_side_by_side_are_the_runs_alone(tmp_path: Path) -> None:
         {"ahead": 0.2},
         {"mixup": 0.5},
         {"dropout": 0.3, "average": 2},
-        {"ascent": 0.1, "ascent_start": 0.4},
-        {"ascent": 0.1, "ascent_parts": 2},
+        {"ascent": 0.1, "ascent_start": 0.4, "ascent_parts": 2},
     ],
 )
 def test_draws_are_the_same_beside_other_runs_and_after_a_checkpoint(tmp_path: Path, drawn: dict[str, Any]) -> None:
