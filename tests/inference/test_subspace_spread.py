@@ -35,23 +35,22 @@ def fitted(rows, rank: int = 2, noise: str = "task") -> tuple[TaskStatistics, Su
 def dense(rows, prior: SubspacePrior, noise: torch.Tensor):
     """C and the moments of ã_t by the definitions, row by row."""
     X, y, task = rows
-    n, k = X.shape[1], 1 + prior.frame.shape[1]
-    loading = prior.frame @ symmetric_root(prior.covariance)
+    n, k, frame = X.shape[1], 1 + prior.frame.shape[1], prior.frame
     sizes = torch.diag((X**2).mean(0))
     found = torch.zeros(k, k, dtype=X.dtype)
     found[0, 0] = prior.mean @ sizes @ prior.mean / n
-    found[1:, 1:] = loading.T @ sizes @ loading / n
+    found[1:, 1:] = frame.T @ sizes @ frame / n
     precision, moments = torch.kron(torch.linalg.inv(found).contiguous(), sizes), []
     for t in range(len(noise)):
-        A, features = X[task == t], X[task == t] @ loading
-        covariance = torch.linalg.inv(torch.eye(k - 1, dtype=X.dtype) + features.T @ features / noise[t])
+        A, features = X[task == t], X[task == t] @ frame
+        covariance = torch.linalg.inv(torch.linalg.inv(prior.covariance) + features.T @ features / noise[t])
         mean = covariance @ features.T @ (y[task == t] - A @ prior.mean) / noise[t]
         extended = torch.cat([torch.ones(1, dtype=X.dtype), mean])
         second = torch.outer(extended, extended)
         second[1:, 1:] += covariance
         moments.append(second)
         precision = precision + torch.kron(second, A.T @ A / noise[t])
-    return torch.linalg.inv(precision).reshape(k, n, k, n), torch.stack(moments), loading
+    return torch.linalg.inv(precision).reshape(k, n, k, n), torch.stack(moments)
 
 
 @pytest.mark.parametrize("noise", ["task", "shared"])
@@ -59,7 +58,7 @@ def test_the_spread_is_that_of_its_definition(noise: str, monkeypatch: pytest.Mo
     monkeypatch.setattr(subspace_spread, "_SETTLED", 1e-9)
     rows = related()
     statistics, prior, spread = fitted(rows, noise=noise)
-    shared, moments, loading = dense(rows, prior, spread.noise)
+    shared, moments = dense(rows, prior, spread.noise)
     torch.testing.assert_close(spread.shared, shared, rtol=1e-7, atol=1e-9)
     torch.testing.assert_close(spread.moments, moments, rtol=1e-7, atol=1e-9)
     # the noise is where it stays: squared errors over the rows that are left
@@ -69,10 +68,11 @@ def test_the_spread_is_that_of_its_definition(noise: str, monkeypatch: pytest.Mo
     for t in range(6):
         A = X[task == t]
         doubt = sum(moments[t, k, m] * shared[k, :, m, :] for k in range(3) for m in range(3))
-        own = loading @ (moments[t, 1:, 1:] - torch.outer(moments[t, 0, 1:], moments[t, 0, 1:])) @ loading.T
+        coefficients = moments[t, 1:, 1:] - torch.outer(moments[t, 0, 1:], moments[t, 0, 1:])
+        own = prior.frame @ coefficients @ prior.frame.T
         errors[t] = ((y[task == t] - A @ weights[t]) ** 2).sum()
         left[t] = len(A) - torch.trace(A @ (doubt + own) @ A.T) / spread.noise[t]
-        variance = spread.variance(A, torch.full((len(A),), t), prior)
+        variance = spread.variance(A, torch.full((len(A),), t), prior.frame)
         torch.testing.assert_close(variance, spread.noise[t] + ((A @ (doubt + own)) * A).sum(1), rtol=1e-7, atol=0.0)
     if noise == "shared":
         torch.testing.assert_close(spread.noise, (errors.sum() / left.sum()).expand(6), rtol=1e-7, atol=0.0)
@@ -92,7 +92,7 @@ def test_one_task_with_a_strong_signal_is_the_regression_of_the_textbook() -> No
     fresh = torch.randn(5, 6, generator=draw, dtype=torch.float64)
     expected = noise * (1 + ((fresh @ torch.linalg.inv(X.T @ X)) * fresh).sum(1))
     torch.testing.assert_close(spread.noise[0], noise, rtol=1e-3, atol=0.0)
-    variance = spread.variance(fresh, torch.zeros(5, dtype=torch.int64), prior)
+    variance = spread.variance(fresh, torch.zeros(5, dtype=torch.int64), prior.frame)
     torch.testing.assert_close(variance, expected, rtol=1e-3, atol=0.0)
 
 
@@ -103,9 +103,9 @@ def test_directions_in_which_no_task_differs_leave_no_doubt() -> None:
     beside = torch.linalg.qr(torch.cat([prior.frame, torch.eye(4, dtype=torch.float64)[:, :1]], 1))[0]
     wide = replace(prior, frame=beside, covariance=torch.block_diag(prior.covariance, zero))
     narrow, dead = (task_spread(statistics, p, "task") for p in (prior, wide))
-    assert float(dead.shared[2].abs().max()) == 0
+    assert float(dead.moments[:, 2].abs().max()) == 0
     torch.testing.assert_close(dead.noise, narrow.noise, rtol=1e-9, atol=0.0)
-    of_each = [s.variance(rows[0], rows[2], p) for s, p in ((narrow, prior), (dead, wide))]
+    of_each = [s.variance(rows[0], rows[2], p.frame) for s, p in ((narrow, prior), (dead, wide))]
     torch.testing.assert_close(of_each[0], of_each[1], rtol=1e-9, atol=0.0)
 
 
@@ -113,10 +113,10 @@ def test_a_task_that_was_not_seen_is_a_fresh_draw() -> None:
     rows = related()
     _, prior, spread = fitted(rows)
     X = rows[0]
-    coefficients = prior.frame @ prior.covariance @ prior.frame.T * 7 / 5
-    doubt = sum(spread.shared[k, :, k, :] for k in range(3))
-    expected = spread.noise.mean() + ((X @ (coefficients + doubt)) * X).sum(1)
-    found = spread.variance(X, torch.full((len(X),), -1), prior)
+    fresh = prior.covariance * 7 / 5
+    doubt = spread.shared[0, :, 0, :] + torch.einsum("kl,kilj->ij", fresh, spread.shared[1:, :, 1:, :])
+    expected = spread.noise.mean() + ((X @ (prior.frame @ fresh @ prior.frame.T + doubt)) * X).sum(1)
+    found = spread.variance(X, torch.full((len(X),), -1), prior.frame)
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=0.0)
 
 
@@ -129,8 +129,8 @@ def test_units_of_features_do_not_matter() -> None:
     other = SubspacePrior(prior.mean / units, frame, change @ change.T, prior.noise)
     rescaled = task_spread(TaskStatistics.from_rows(X * units, y, task), other, "task")
     torch.testing.assert_close(rescaled.noise, spread.noise, rtol=1e-7, atol=0.0)
-    expected = spread.variance(X, task, prior)
-    torch.testing.assert_close(rescaled.variance(X * units, task, other), expected, rtol=1e-7, atol=0.0)
+    expected = spread.variance(X, task, prior.frame)
+    torch.testing.assert_close(rescaled.variance(X * units, task, other.frame), expected, rtol=1e-7, atol=0.0)
 
 
 def test_tasks_without_new_rows_keep_what_was_known_of_them() -> None:
@@ -158,7 +158,8 @@ def test_beyond_a_size_what_is_shared_is_taken_for_known(monkeypatch: pytest.Mon
     found = posterior(statistics, replace(prior, noise=spread.noise))
     torch.testing.assert_close(spread.covariance, found.covariance, rtol=1e-5, atol=1e-12)
     for task in (rows[2], torch.full_like(rows[2], -1)):
-        assert torch.equal(spread.variance(rows[0], task, prior), known.variance(rows[0], task, prior))
+        of_each = [s.variance(rows[0], task, prior.frame) for s in (spread, known)]
+        assert torch.equal(*of_each)
 
 
 @pytest.mark.parametrize("tasks", [2, 4])

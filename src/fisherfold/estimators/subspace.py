@@ -469,7 +469,7 @@ class SubspaceRegressor(SharedTaskFits, RegressorMixin, TaskEstimator):  # type:
         values = (Z * weights).sum(-1).numpy() + self.scaling_.offset
         if not with_std:
             return values, values
-        return values, np.asarray(self._spread.variance(Z, index, self._prior).sqrt().numpy())
+        return values, np.asarray(self._spread.variance(Z, index, self._frame).sqrt().numpy())
 
     def _show(self, row: Mapping[str, float]) -> bool:
         if self.verbose:

@@ -1,16 +1,16 @@
 """How well the weights of tasks are known, with what all tasks share not taken for known.
 
-Mean and subspace of ``inference.subspace`` are learnt from the rows too. With whitened coefficients, a_t ~ N(0, I) and
-B = U Σ^½, the weights of a task are w_t = W ã_t for W = [m, B] and ã_t = (1, a_t). Given the moments E[ã_t ã_tᵀ],
-log p(y | W) is quadratic in W, and with a Gaussian prior W has the posterior precision
+Mean and subspace of ``inference.subspace`` are learnt from the rows too. The weights of a task are w_t = W ã_t for
+W = [m, U] and ã_t = (1, a_t). Given the moments E[ã_t ã_tᵀ], log p(y | W) is quadratic in W, and with a Gaussian prior
+W has the posterior precision
 
-    Σ_t E[ã_t ã_tᵀ] ⊗ A_t/s_t² + Ψ⁻¹ ⊗ D,    Ψ = blockdiag(mᵀDm, BᵀDB)/n,    D = diag(Σ_t A_t)/rows,
+    Σ_t E[ã_t ã_tᵀ] ⊗ A_t/s_t² + Ψ⁻¹ ⊗ D,    Ψ = blockdiag(mᵀDm, UᵀDU)/n,    D = diag(Σ_t A_t)/rows,
 
 half a step of mean-field variational inference from the maximum. The prior has the size of what was found, in the units
-of the features, so that a direction in which no task differs leaves no doubt. With C_kl the blocks of the inverse and
-V_t the covariance of a_t,
+of the features; a direction in which no task differs has no moments, and leaves no doubt. With C_kl the blocks of the
+inverse and V_t the covariance of a_t,
 
-    Cov(w_t) = B V_t Bᵀ + Σ_kl E[ã_t ã_tᵀ]_kl C_kl,
+    Cov(w_t) = U V_t Uᵀ + Σ_kl E[ã_t ã_tᵀ]_kl C_kl,
 
 and the noise is the sum of squared errors over the rows that are left when the effective number of parameters,
 tr(A_t Cov(w_t))/s_t², has been taken off. Σ is the spread about a mean that is learnt from the same T tasks: that of a
@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from fisherfold.distributed import Axis
-from fisherfold.inference.subspace import SubspacePrior, noise_floor, posterior, symmetric_root
+from fisherfold.inference.subspace import SubspacePrior, TaskPosterior, noise_floor, posterior, symmetric_root
 from fisherfold.inference.subspace_fit import NOISE_ROWS, common_noise
 from fisherfold.problems.tasks import TaskStatistics
 
@@ -41,11 +41,11 @@ class TaskSpread:
     """What is not known of the weights of each task, and its noise.
 
     Attributes:
-        shared: C, the covariance of [m, B], shape (1 + rank, features, 1 + rank, features), or (0, features, 0,
+        shared: C, the covariance of [m, U], shape (1 + rank, features, 1 + rank, features), or (0, features, 0,
             features) where what is shared is taken for known.
         moments: E[ã_t ã_tᵀ], shape (tasks, 1 + rank, 1 + rank), or (tasks, 0, 0).
-        covariance: of the coefficients in the frame, Σ^½ V_t Σ^½, shape (tasks, rank, rank).
-        unseen: the covariance of the coefficients of a task that was not seen, in the frame, shape (rank, rank).
+        covariance: V_t of the coefficients, shape (tasks, rank, rank).
+        unseen: the covariance of the coefficients of a task that was not seen, shape (rank, rank).
         noise: the variance of a fresh target around its mean, shape (tasks,).
         common: what the noise of all tasks is drawn towards, shape (1,).
     """
@@ -63,7 +63,7 @@ class TaskSpread:
 
         Args:
             prior: what they share.
-            covariance: of their coefficients in the frame.
+            covariance: of their coefficients.
             common: what the noise of all tasks is drawn towards.
 
         Returns:
@@ -73,23 +73,22 @@ class TaskSpread:
         nothing = covariance.new_zeros((0, n, 0, n)), covariance.new_zeros((tasks, 0, 0))
         return cls(*nothing, covariance, prior.covariance, prior.noise, covariance.new_tensor([common]))
 
-    def variance(self, features: Tensor, task: Tensor, prior: SubspacePrior) -> Tensor:
+    def variance(self, features: Tensor, task: Tensor, frame: Tensor) -> Tensor:
         """The variance of fresh targets.
 
         Args:
             features: one row per target.
             task: the number of its task; -1 for a task that was not seen.
-            prior: what the tasks share.
+            frame: U.
 
         Returns:
             One number per row.
         """
-        # of a task that was not seen the coefficients have mean zero and, whitened, covariance one
-        whitened = torch.eye(self.moments.shape[1], dtype=self.moments.dtype)
-        moments = torch.cat([self.moments, whitened[None]])
+        fresh = _extended(frame.new_zeros((1, frame.shape[1])), self.unseen, len(self.shared))
+        moments = torch.cat([self.moments, fresh])
         covariance = torch.cat([self.covariance, self.unseen[None]])
         noise = torch.cat([self.noise, self.noise.mean()[None]])
-        inside = features @ prior.frame
+        inside = features @ frame
         found = noise[task] + ((covariance[task] @ inside[..., None]).squeeze(-1) * inside).sum(-1)
         for number in torch.unique(task).tolist():
             rows = task == number
@@ -113,17 +112,17 @@ def task_spread(statistics: TaskStatistics, prior: SubspacePrior, noise: str) ->
     errors, scale = _errors(statistics, prior), prior.noise
     for _ in range(_ROUNDS):
         here = replace(prior, noise=scale)
-        moments, covariance = _coefficients(statistics, here)
-        shared = _shared(statistics, here, moments)
-        spent = _spent(statistics, here, shared, moments, covariance)
+        found = posterior(statistics, here)
+        shared = _shared(statistics, here, found)
+        spent = _spent(statistics, here, shared, found)
         before, scale = scale, _drawn_together(statistics, errors, spent, scale, noise)
         if _settled(before, scale, tasks):
             break
-    moments, covariance = _coefficients(statistics, replace(prior, noise=scale))
+    found = posterior(statistics, replace(prior, noise=scale))
     common = scale.new_tensor([common_noise(scale, noise, tasks)])
     count = float(tasks.total((statistics.counts > 0).sum()))
     unseen = prior.covariance * (count + 1) / max(count - 1, 1.0)
-    return TaskSpread(shared, moments[:, : len(shared), : len(shared)], covariance, unseen, scale, common)
+    return TaskSpread(shared, _moments(found, shared), found.covariance, unseen, scale, common)
 
 
 def grown_spread(
@@ -146,14 +145,12 @@ def grown_spread(
     own, errors = statistics.select(changed), _errors(statistics, prior)[changed]
     for _ in range(_ROUNDS if noise == "task" else 0):
         here = replace(prior, noise=scale[changed])
-        moments, covariance = _coefficients(own, here)
-        spent = _spent(own, here, known.shared, moments, covariance)
+        spent = _spent(own, here, known.shared, posterior(own, here))
         before, scale[changed] = scale[changed], _noise(own, errors, spent, float(known.common), noise)
         if _settled(before, scale[changed], own.all_tasks):
             break
-    moments, covariance = _coefficients(statistics, replace(prior, noise=scale))
-    size = len(known.shared)
-    return replace(known, moments=moments[:, :size, :size], covariance=covariance, noise=scale)
+    found = posterior(statistics, replace(prior, noise=scale))
+    return replace(known, moments=_moments(found, known.shared), covariance=found.covariance, noise=scale)
 
 
 def _errors(statistics: TaskStatistics, prior: SubspacePrior) -> Tensor:
@@ -161,35 +158,34 @@ def _errors(statistics: TaskStatistics, prior: SubspacePrior) -> Tensor:
     return statistics.residual_power(prior.mean + posterior(statistics, prior).mean @ prior.frame.mT)
 
 
-def _coefficients(statistics: TaskStatistics, prior: SubspacePrior) -> tuple[Tensor, Tensor]:
-    """E[ã_t ã_tᵀ] of whitened coefficients, and the covariance of those in the frame."""
-    root = symmetric_root(prior.covariance)
-    loading, noise = prior.frame @ root, prior.noise
-    inner = loading.mT @ statistics.gram @ loading / noise[:, None, None]
-    covariance = torch.linalg.inv(torch.eye(len(root), dtype=root.dtype) + inner)
-    target = (statistics.cross - statistics.gram @ prior.mean) @ loading / noise[:, None]
-    mean = (covariance @ target[..., None]).squeeze(-1)
-    extended = torch.cat([torch.ones_like(noise)[:, None], mean], 1)
+def _moments(found: TaskPosterior, shared: Tensor) -> Tensor:
+    """E[ã_t ã_tᵀ], or nothing of it where what is shared is taken for known."""
+    return _extended(found.mean, found.second_moment(), len(shared))
+
+
+def _extended(mean: Tensor, second_moment: Tensor, size: int) -> Tensor:
+    """The second moments of (1, a) from the moments of a; those of the first so many entries."""
+    extended = torch.cat([torch.ones_like(mean[:, :1]), mean], 1)
     moments = extended[:, :, None] * extended[:, None, :]
-    moments[:, 1:, 1:] += covariance
-    return moments, root @ covariance @ root
+    moments[:, 1:, 1:] = second_moment
+    return moments[:, :size, :size]
 
 
-def _shared(statistics: TaskStatistics, prior: SubspacePrior, moments: Tensor) -> Tensor:
+def _shared(statistics: TaskStatistics, prior: SubspacePrior, found: TaskPosterior) -> Tensor:
     """C, from R (I + R P R)⁻¹ R with P the precision of the likelihood and R² the covariance of the prior of W."""
-    n, k = statistics.n_features, moments.shape[1]
+    n, k = statistics.n_features, 1 + found.mean.shape[1]
     if n * k > MOST_SHARED:
-        return moments.new_zeros((0, n, 0, n))
+        return found.mean.new_zeros((0, n, 0, n))
+    moments = _extended(found.mean, found.second_moment(), k)
     scaled = statistics.gram / prior.noise[:, None, None]
     precision = statistics.all_tasks.total(moments.reshape(-1, k * k).mT @ scaled.reshape(-1, n * n))
     precision = precision.reshape(k, k, n, n).transpose(1, 2)
     pooled = statistics.pooled()
     sizes = pooled.gram[0].diagonal() / pooled.counts
-    loading = prior.frame @ symmetric_root(prior.covariance)
-    found = moments.new_zeros((k, k))
-    found[0, 0] = (prior.mean**2 * sizes).sum() / n
-    found[1:, 1:] = loading.mT @ (loading * sizes[:, None]) / n
-    root, units = symmetric_root(found), torch.where(sizes > 0, sizes, 1.0).rsqrt()
+    spread = moments.new_zeros((k, k))
+    spread[0, 0] = (prior.mean**2 * sizes).sum() / n
+    spread[1:, 1:] = prior.frame.mT @ (prior.frame * sizes[:, None]) / n
+    root, units = symmetric_root(spread), torch.where(sizes > 0, sizes, 1.0).rsqrt()
 
     def between_roots(matrix: Tensor) -> Tensor:
         scaled = matrix * units[:, None, None] * units
@@ -201,14 +197,12 @@ def _shared(statistics: TaskStatistics, prior: SubspacePrior, moments: Tensor) -
     return between_roots(inverse.reshape(k, n, k, n))
 
 
-def _spent(
-    statistics: TaskStatistics, prior: SubspacePrior, shared: Tensor, moments: Tensor, covariance: Tensor
-) -> Tensor:
+def _spent(statistics: TaskStatistics, prior: SubspacePrior, shared: Tensor, found: TaskPosterior) -> Tensor:
     """tr(A_t Cov(w_t))/s_t², the effective number of parameters of each task."""
     n, k, tasks = statistics.n_features, len(shared), statistics.n_tasks
     blocks = shared.transpose(1, 2).reshape(k * k, n * n)
-    doubts = (statistics.gram.reshape(tasks, n * n) @ blocks.mT) * moments[:, :k, :k].reshape(tasks, k * k)
-    own = (prior.frame.mT @ statistics.gram @ prior.frame) * covariance
+    doubts = (statistics.gram.reshape(tasks, n * n) @ blocks.mT) * _moments(found, shared).reshape(tasks, k * k)
+    own = (prior.frame.mT @ statistics.gram @ prior.frame) * found.covariance
     return (doubts.sum(-1) + own.sum((-2, -1))) / prior.noise
 
 
