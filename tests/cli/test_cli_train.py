@@ -43,7 +43,7 @@ def test_any_setting_can_be_replaced(tmp_path: Path) -> None:
     for text, message in (
         (
             "refresh=2",
-            "'refresh' is no setting; there are ahead, ascent, ascent_parts, ascent_start, average, balanced",
+            "'refresh' is no setting; there are ahead, ascent, ascent_parts, ascent_scales, ascent_start, average",
         ),
         ("refresh_every=two", "refresh_every must be of type int, got 'two'"),
         ("balanced=yes", "balanced must be of type bool, got 'yes'"),

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from fisherfold.datasets import Images
-from fisherfold.optim import MKFAC, RowAscent
+from fisherfold.optim import MKFAC, RowAscent, ScaleAscent
 from fisherfold.training import PRESETS, ImagePool, Run, RunLog, checkpoint, read_logs, settings, train
 from fisherfold.training.checkpoint import pack, unpack
 from fisherfold.training.train import open_job, train_side_by_side
@@ -93,6 +93,7 @@ def test_runs_side_by_side_are_the_runs_alone(tmp_path: Path) -> None:
         {"mixup": 0.5},
         {"dropout": 0.3, "average": 2},
         {"ascent": 0.1, "ascent_start": 0.4, "ascent_parts": 2},
+        {"ascent": 0.1, "ascent_scales": 0.1, "ascent_start": 0.4},
     ],
 )
 def test_draws_are_the_same_beside_other_runs_and_after_a_checkpoint(tmp_path: Path, drawn: dict[str, Any]) -> None:
@@ -114,7 +115,7 @@ def test_draws_are_the_same_beside_other_runs_and_after_a_checkpoint(tmp_path: P
     train_side_by_side([again])
     assert torch.equal(weights(again.run), weights(alone.run))
     assert [e["loss"] for e in again.log.epochs] == [e["loss"] for e in alone.log.epochs]
-    undrawn = replace(chosen, dropout=0.0, noise=0.0, ahead=0.0, mixup=0.0, ascent=0.0)
+    undrawn = replace(chosen, dropout=0.0, noise=0.0, ahead=0.0, mixup=0.0, ascent=0.0, ascent_scales=0.0)
     plain = open_job(Run(undrawn, model, pool, seed=1), tmp_path / "plain.jsonl")
     train_side_by_side([plain])
     assert not torch.equal(weights(plain.run), weights(alone.run))
@@ -158,10 +159,11 @@ def test_an_ascent_is_seen_by_the_step_from_its_start_on(preset: str) -> None:
     assert second != other
 
 
-@pytest.mark.parametrize("parts", [1, 2, 4])
-def test_the_step_takes_the_mean_of_gradients_uphill_of_every_part(parts: int) -> None:
+@pytest.mark.parametrize(("parts", "angle", "change"), [(1, 0.2, 0.0), (2, 0.2, 0.1), (4, 0.2, 0.0), (1, 0.0, 0.1)])
+def test_the_step_takes_the_mean_of_gradients_uphill_of_every_part(parts: int, angle: float, change: float) -> None:
     pool = random_pool(16)
-    changes = {"batch": 16, "epochs": 1, "momentum": 0.0, "weight_decay": 0.0, "ascent": 0.2, "ascent_parts": parts}
+    changes = {"batch": 16, "epochs": 1, "momentum": 0.0, "weight_decay": 0.0, "ascent_parts": parts}
+    changes |= {"ascent": angle, "ascent_scales": change}
     run = Run(settings("sgd", "cifar10", "wrn10_1", **changes), "wrn10_1", pool)
     run.begin_epoch()
     images, labels = pool.normalised(run.images), run.labels
@@ -169,7 +171,7 @@ def test_the_step_takes_the_mean_of_gradients_uphill_of_every_part(parts: int) -
     for own in torch.arange(16).split(16 // parts):
         net = deepcopy(run.network)
         nn.functional.cross_entropy(net(images[own]), labels[own]).backward()
-        with RowAscent(net.parameters(), 0.2):
+        with RowAscent(net.parameters(), angle), ScaleAscent(net.parameters(), change):
             net.zero_grad()
             nn.functional.cross_entropy(net(images[own]), labels[own]).backward()
         expected -= run.settings.rates(0)[0] / parts * torch.cat([p.grad.reshape(-1) for p in net.parameters()])
@@ -384,7 +386,8 @@ def test_a_checkpoint_from_before_a_setting_is_of_a_run_with_its_default(tmp_pat
     runs = [Run(settings("sgd", "cifar10", "wrn10_1", batch=16, noise=x), "wrn10_1", pool) for x in (0.0, 0.1)]
     runs[0].done_epochs = 2
     header = {**runs[0].header, "settings": {**runs[0].header["settings"]}}
-    newest = ("noise", "ahead", "ascent", "ascent_start", "ascent_parts", "average", "mixup", "smoothing", "euclidean")
+    ascent = ("ascent", "ascent_scales", "ascent_start", "ascent_parts")
+    newest = ("noise", "ahead", *ascent, "average", "mixup", "smoothing", "euclidean")
     for newer in newest:
         del header["settings"][newer]
     state = {"network": runs[0].network.state_dict(), "optimizer": runs[0].optimizer.state_dict(), "epochs": 2}

@@ -4,6 +4,7 @@ from fisherfold.optim.adamp import AdamP
 from fisherfold.optim.invariance import Finding, find_scale_invariant
 from fisherfold.optim.kfac import KFAC, SGDG
 from fisherfold.optim.mkfac import MKFAC
+from fisherfold.optim.scaling import ScaleAscent
 from fisherfold.optim.sgdp import SGDP
 from fisherfold.optim.structure import guess_from_structure
 from fisherfold.optim.turning import RowAhead, RowAscent, RowNoise
@@ -18,6 +19,7 @@ __all__ = [
     "RowAhead",
     "RowAscent",
     "RowNoise",
+    "ScaleAscent",
     "find_scale_invariant",
     "guess_from_structure",
 ]

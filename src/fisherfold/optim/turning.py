@@ -30,34 +30,29 @@ on rows of length one it is the same ball.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from types import TracebackType
-from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from fisherfold.optim.blocks import Moved
 from fisherfold.optim.factors import accumulation_dtype
 from fisherfold.optim.fuse import fused
 from fisherfold.optim.options import check_number
 
-T = TypeVar("T", bound="_Turned")
 
-
-class _Turned(ABC):
-    """Rows that are turned inside a block, and back to the bit on leaving it."""
+class _Turned(Moved):
+    """Rows that are turned inside a block."""
 
     def __init__(self, params: Iterable[nn.Parameter], angle: float, *, fuse: bool = False) -> None:
         check_number("angle", angle, 0.0, math.pi / 2, below=True)
-        given = [params] if isinstance(params, Tensor) else list(params)
-        for odd in (p for p in given if not isinstance(p, Tensor)):
-            raise TypeError(f"params must be parameters, got a {type(odd).__name__} among them")
-        self.angle, self.fuse = angle, fuse
-        # a weight that two layers share counts once: its second copy would be one of turned rows
-        self._weights = [p for p in dict.fromkeys(given) if _turns(p)]
-        self._kept = [p.detach().clone() for p in self._weights]
-        self._versions: list[int] | None = None
+        super().__init__(params, fuse=fuse)
+        self.angle = angle
+
+    @staticmethod
+    def _takes(p: Tensor) -> bool:
+        return p.is_floating_point() and p.ndim > 1 and p.numel() > len(p)
 
     @abstractmethod
     def _directions(self, weight: Tensor, kept: Tensor) -> Tensor:
@@ -71,53 +66,11 @@ class _Turned(ABC):
         """What share of its length a row must be led sideways to be turned."""
         return 0.0
 
-    def _copy_of(self, index: int) -> Tensor:
-        """The memory for a weight, new where the model has been cast or moved since."""
-        weight, kept = self._weights[index], self._kept[index]
-        if (kept.shape, kept.dtype, kept.device) != (weight.shape, weight.dtype, weight.device):
-            kept = self._kept[index] = weight.detach().clone()
-        return kept
-
-    def _put_back(self, count: int) -> None:
-        for weight, kept in zip(self._weights[:count], self._kept, strict=False):
-            weight.copy_(kept)
-
-    @torch.no_grad()
-    def __enter__(self: T) -> T:
-        """Turn the rows."""
-        if self._versions is not None:
-            name = type(self).__name__
-            raise RuntimeError(f"the rows are turned already: one block of a {name} cannot be inside another")
+    def _move(self) -> None:
         turn = fused(turn_rows) if self.fuse else turn_rows
-        angles, reached = self._angles(), 0
-        try:
-            for weight, angle in zip(self._weights, angles, strict=True):
-                kept = self._copy_of(reached)
-                directions = self._directions(weight, kept)
-                kept.copy_(weight)
-                reached += 1
-                turn(weight, kept, directions, angle, self._least(weight))
-        except BaseException:
-            self._put_back(reached)  # no block is entered, so none will be left
-            raise
-        self._versions = [weight._version for weight in self._weights]
-        torch.clear_autocast_cache()  # an autocast region around the block keeps its casts of the weights
-        return self
-
-    @torch.no_grad()
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Put the rows back, to the bit."""
-        written = self._versions != [weight._version for weight in self._weights]
-        self._versions = None
-        self._put_back(len(self._weights))
-        torch.clear_autocast_cache()
-        if written and error is None:
-            raise RuntimeError(
-                "weights were written to while their rows were turned, and are back at what they were before: "
-                "take the step of the optimizer after the block"
-            )
+        for index, (weight, angle) in enumerate(zip(self._weights, self._angles(), strict=True)):
+            directions = self._directions(weight, self._copy_of(index))
+            turn(weight, self._keep(index), directions, angle, self._least(weight))
 
 
 class RowNoise(_Turned):
@@ -262,10 +215,6 @@ def _sideways(w: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     inner = (u * w).sum(dims, keepdim=True)
     t = torch.addcmul(u, inner / squared.clamp_min(torch.finfo(w.dtype).tiny), w, value=-1)
     return t, torch.linalg.vector_norm(t, dim=dims, keepdim=True), squared.sqrt()
-
-
-def _turns(p: Tensor) -> bool:
-    return p.is_floating_point() and p.ndim > 1 and p.numel() > len(p)
 
 
 def turn_rows(weight: Tensor, kept: Tensor, directions: Tensor, angle: float | Tensor, least: float) -> None:

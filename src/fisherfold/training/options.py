@@ -13,7 +13,7 @@ from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any
 
 MILESTONES = (0.3, 0.6, 0.9)
-BELOW_ONE = {"momentum", "beta2", "dropout", "smoothing", "noise", "ahead", "ascent", "ascent_start"}
+BELOW_ONE = {"momentum", "beta2", "dropout", "smoothing", "noise", "ahead", "ascent", "ascent_scales", "ascent_start"}
 OPTIMIZERS = ("sgd", "sgdp", "adam", "adamp", "kfac", "mkfac", "sgdg")
 
 
@@ -41,7 +41,9 @@ class Settings:
         noise: the angle in radians by which rows are turned at random while a gradient is computed.
         ahead: the angle in radians by which rows are turned further along their last step meanwhile.
         ascent: the root mean square of the angles, in radians, by which rows are turned towards growing loss for a
-            second gradient, which the step takes; 0 for one gradient.
+            second gradient, which the step takes; 0 to leave them.
+        ascent_scales: the root mean square of the logarithms of the factors by which gains and biases are scaled
+            towards growing loss for it; 0 to leave them. Where both are left there is one gradient.
         ascent_start: the share of the epochs before which there is one gradient all the same.
         ascent_parts: into how many parts of equal size a batch is split then, each with an ascent and batch norms of
             its own.
@@ -80,6 +82,7 @@ class Settings:
     noise: float = 0.0
     ahead: float = 0.0
     ascent: float = 0.0
+    ascent_scales: float = 0.0
     ascent_start: float = 0.0
     ascent_parts: int = 1
     average: int = 0
@@ -112,8 +115,10 @@ class Settings:
         if self.curved and not self.damping_at(self.epochs) > 0:
             damping = f"got damping={self.damping:g} and damping_decay={self.damping_decay:g}"
             raise ValueError(f"the damping of {self.optimizer} must be above 0 at every refresh, {damping}")
-        if sum(map(bool, (self.noise, self.ahead, self.ascent))) > 1:
-            raise ValueError("rows are turned at random (noise), further on (ahead) or up (ascent), not two of them")
+        if sum(map(bool, (self.noise, self.ahead, self.ascent or self.ascent_scales))) > 1:
+            raise ValueError(
+                "weights are moved at random (noise), further on (ahead) or up (ascent, ascent_scales), not two of them"
+            )
         if self.batch % self.ascent_parts:
             raise ValueError(f"ascent_parts must divide batch={self.batch}, got {self.ascent_parts}")
 
@@ -164,15 +169,15 @@ class Settings:
         return self.lr * self.lr_decay**stage, self.manifold_lr * self.manifold_decay**stage
 
     def ascends_at(self, epoch: int) -> bool:
-        """Whether steps of an epoch take a second gradient, of rows turned towards growing loss.
+        """Whether steps of an epoch take a second gradient, of weights moved towards growing loss.
 
         Args:
             epoch: counted from 0.
 
         Returns:
-            True from ``ascent_start`` on, where there is an ``ascent``.
+            True from ``ascent_start`` on, where there is an ascent.
         """
-        return self.ascent > 0 and epoch >= round(self.ascent_start * self.epochs)
+        return (self.ascent or self.ascent_scales) > 0 and epoch >= round(self.ascent_start * self.epochs)
 
     def damping_at(self, epoch: int) -> float:
         """λ of a refresh before an epoch.

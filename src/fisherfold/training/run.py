@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 
-from fisherfold.optim import MKFAC, RowAhead, RowAscent, RowNoise
+from fisherfold.optim import MKFAC, RowAhead, RowAscent, RowNoise, ScaleAscent
 from fisherfold.training import checkpoint
 from fisherfold.training.build import build_model, build_optimizer
 from fisherfold.training.data import ImagePool
@@ -67,7 +67,11 @@ class Run:
             self.turned = RowNoise(self.network.parameters(), settings.noise, fuse=self.cuda)
         if settings.ahead:
             self.turned = RowAhead(self.network.parameters(), settings.ahead, fuse=self.cuda)
-        self.ascent = RowAscent(self.network.parameters(), settings.ascent, fuse=self.cuda) if settings.ascent else None
+        self.ascents: list[RowAscent | ScaleAscent] = []
+        if settings.ascent:
+            self.ascents.append(RowAscent(self.network.parameters(), settings.ascent, fuse=self.cuda))
+        if settings.ascent_scales:
+            self.ascents.append(ScaleAscent(self.network.parameters(), settings.ascent_scales))
         self.averaged: AveragedModel | None = None
         if settings.average:
             decay = 1 - 1 / settings.average
@@ -209,8 +213,8 @@ class Run:
         batch = self.counter * self.settings.batch + self.offsets
         labels = self.labels[batch]
         images, share = self.pool.normalised(self.images[batch]), torch.take(self.shares, self.counter)
-        if self.ascent is not None and self.settings.ascends_at(self.done_epochs):
-            loss, outputs = self._uphill(self.ascent, images, labels, share)
+        if self.settings.ascends_at(self.done_epochs):
+            loss, outputs = self._uphill(images, labels, share)
         else:
             with self.turned:
                 loss, outputs = self._gradient(images, labels, share)
@@ -231,13 +235,15 @@ class Run:
         loss.backward()
         return loss, outputs
 
-    def _uphill(self, ascent: RowAscent, images: Tensor, labels: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
-        """The mean of the parts' gradients, each where rows are turned towards growing loss of its own part."""
+    def _uphill(self, images: Tensor, labels: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
+        """The mean of the parts' gradients, each where weights are moved towards growing loss of its own part."""
         count, found, sums = self.settings.ascent_parts, [], []
         for part in zip(images.chunk(count), labels.chunk(count), strict=True):
             self.optimizer.zero_grad(set_to_none=True)
             found.append(self._gradient(*part, share))
-            with ascent:
+            with ExitStack() as moved:
+                for ascent in self.ascents:
+                    moved.enter_context(ascent)
                 self.optimizer.zero_grad(set_to_none=True)
                 self._gradient(*part, share)
             sums.append([p.grad for p in self.network.parameters()])
