@@ -8,7 +8,13 @@ import polars as pl
 import pytest
 import scipy.sparse as sp
 
-from fisherfold.estimators import MatrixCompletion, MatrixCompletionCV
+from fisherfold.estimators import (
+    LowRankImputer,
+    MatrixCompletion,
+    MatrixCompletionCV,
+    SubspaceClassifier,
+    SubspaceRegressor,
+)
 
 PAIRS = np.array([[0, 0], [0, 1], [1, 0], [1, 2], [2, 1], [2, 2]])
 VALUES = np.array([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
@@ -165,6 +171,11 @@ def test_lazy_frames_must_be_collected():
     frame = pl.DataFrame({"u": [1, 2], "i": [1, 2], "r": [1.0, 2.0]})
     with pytest.raises(TypeError, match=r"got a LazyFrame; pass X.collect\(\)"):
         MatrixCompletion(rank=1).fit(frame.lazy())
+    for estimator in (SubspaceRegressor(rank=1), SubspaceClassifier(rank=1)):
+        with pytest.raises(TypeError, match=r"got a LazyFrame; pass X.collect\(\)"):
+            estimator.fit(frame.lazy(), [1, 2], task=[0, 1])
+    with pytest.raises(TypeError, match=r"got a LazyFrame; pass X.collect\(\)"):
+        LowRankImputer(rank=1).fit(frame.lazy())
 
 
 def test_rows_and_columns_that_were_exchanged_are_refused(tmp_path):

@@ -391,3 +391,28 @@ def test_steps_that_overshoot_are_told_from_good_ones_where_losses_are_blurred(s
     problem = NLLProblem(Sphere(4), model, Categorical(), x, Categorical().sample(model(x, truth), generator=g))
     result = minimize(problem, Sphere(4).random_point(generator=g), max_iter=150)
     assert result.status == "converged", result
+
+
+def test_a_batch_that_grows_beyond_all_samples_is_all_samples(tasks):
+    task = tasks["sphere"]()
+    count = task.problem.n_samples
+    options = {"sigma": 0.1, "max_iter": 5}
+    growing = minimize(task.problem, task.x0, "rngd", batch_size=lambda k: count // 4 << k, **options)
+    bounded = minimize(task.problem, task.x0, "rngd", batch_size=lambda k: min(count // 4 << k, count), **options)
+    assert growing.trace["loss"] == bounded.trace["loss"]
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "words"),
+    [
+        ("rngd", {"step": lambda k: -0.1}, r"step\(0\) must be a number ≥ 0, got -0.1"),
+        ("rngd", {"step": 0.1, "damping": lambda k: math.nan}, r"damping\(0\) must be a number ≥ 0, got nan"),
+        ("rngd", {"batch_size": lambda k: 0}, "batch_size must be between 1 and n_samples"),
+        ("rsvrg", {"step": lambda k: math.inf}, r"step\(0\) must be a number ≥ 0, got inf"),
+        ("rngd", {"max_rejections": 2.5}, "max_rejections must be a whole number, got 2.5"),
+    ],
+)
+def test_schedules_and_counts_that_are_none_are_named(method, options, words, tasks):
+    task = tasks["sphere"]()
+    with pytest.raises((ValueError, TypeError), match=words):
+        minimize(task.problem, task.x0, method, max_iter=3, **options)

@@ -237,7 +237,12 @@ def arrow_as_frame(X: Any) -> Any:
 
     Returns:
         A data frame of polars for a table of pyarrow, anything else as it is.
+
+    Raises:
+        TypeError: if it is a table that has not been read yet.
     """
+    if type(X).__name__ == "LazyFrame":
+        raise TypeError("X must be a data frame, got a LazyFrame; pass X.collect()")
     if not (hasattr(X, "column_names") and hasattr(X, "to_pylist")):
         return X
     import polars as pl
@@ -246,8 +251,6 @@ def arrow_as_frame(X: Any) -> Any:
 
 
 def _is_frame(X: Any) -> bool:
-    if type(X).__name__ == "LazyFrame":
-        raise TypeError("X must be a data frame, got a LazyFrame; pass X.collect()")
     return hasattr(X, "columns") and hasattr(X, "dtypes")
 
 

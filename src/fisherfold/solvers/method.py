@@ -166,7 +166,7 @@ def at_least_one(name: str, value: int) -> int:
     Raises:
         ValueError: if it is less than 1.
     """
-    if not value >= 1:
+    if not whole_number(name, value) >= 1:
         raise ValueError(f"{name} must be at least 1, got {value}")
     return value
 
@@ -190,17 +190,18 @@ def check_kind(kind: str | None, problem: Problem) -> str:
     return kind
 
 
-def at(schedule: Schedule, k: int) -> float:
-    """The value of a constant or a schedule.
+def at(name: str, schedule: Schedule, k: int) -> float:
+    """The value of a constant, which was checked at the door, or of a schedule, which is checked here.
 
     Args:
+        name: the argument's name.
         schedule: a number, or a function of the iteration.
         k: the iteration.
 
     Returns:
         The value.
     """
-    return schedule(k) if callable(schedule) else schedule
+    return positive(f"{name}({k})", schedule(k), zero=True) if callable(schedule) else schedule
 
 
 def check_batch_size(batch_size: int | None, n_samples: int) -> int:

@@ -58,7 +58,8 @@ class RNGD(Method):
     Args:
         problem: the problem.
         fisher: one of the problem's ``fisher_kinds``; the first if not given.
-        batch_size: samples per estimate, or a function of the iteration (for growing accuracy); all if not given.
+        batch_size: samples per estimate, or a function of the iteration (for growing accuracy; what is beyond
+            all samples means all); all if not given.
         sigma: σ₀, the first regularisation over the gradient norm; if not given, such that λ₀ is a hundredth of the
             curvature <g, F g>/<g, g> along the first gradient, whatever the units of the problem.
         sigma_min: the least σ; 1e-6 if not given, or σ₀ where that is less, as it is in large units.
@@ -151,9 +152,10 @@ class RNGD(Method):
             first = self._first_sigma(state, operator, gradient, norm)
             state.numbers["sigma"] = state.numbers["first_sigma"] = first
         fixed = self.step_size is not None
-        damping = at(self.damping, state.iteration) if fixed else state.numbers["sigma"] * norm
+        damping = at("damping", self.damping, state.iteration) if fixed else state.numbers["sigma"] * norm
         solution = self._direction(state, operator, batch, gradient, damping, norm)
-        length = at(self.step_size, state.iteration) * state.numbers.get("shrink", 1.0) if self.step_size else 1.0
+        shrink = state.numbers.get("shrink", 1.0)
+        length = at("step", self.step_size, state.iteration) * shrink if self.step_size else 1.0
         move = scale(-length, solution.x)
         trial = self.manifold.retract(state.x, move)
         rho = math.nan
@@ -174,8 +176,10 @@ class RNGD(Method):
     def _estimates(self, state: State) -> tuple[Tensor | None, float, Tangent]:
         if self.exact:
             return None, state.loss, state.vectors["gradient"]
-        size = at(self.batch_size, state.iteration) if self.batch_size is not None else self.problem.n_samples
-        size = check_batch_size(int(size), self.problem.n_samples)
+        size = self.batch_size
+        if callable(size):  # one that grows ends with all samples
+            size = min(int(at("batch_size", size, state.iteration)), self.problem.n_samples)
+        size = check_batch_size(size, self.problem.n_samples)
         batch = torch.randperm(self.problem.n_samples, generator=state.generator)[:size]
         batch = batch.to(leaves(state.x)[0].device)
         loss, gradient = self.problem.loss_and_gradient(state.x, batch)

@@ -73,7 +73,7 @@ class RSVRG(Method):
     @override
     def step(self, state: State) -> None:
         snapshot = self._snapshot or self._anchor(state)
-        step = at(self.step_size, state.iteration) * state.numbers["shrink"]
+        step = at("step", self.step_size, state.iteration) * state.numbers["shrink"]
         batches = list(self.draws.epoch(state))
         x = self._inner(snapshot, state, batches, step)
         # every inner sample is evaluated at the iterate and again at the snapshot
@@ -131,5 +131,5 @@ class RNGDVR(RSVRG):
 
     @override
     def _inner(self, snapshot: Snapshot, state: State, batches: list[Tensor], step: float) -> Point:
-        damping = at(self.damping, state.iteration)
+        damping = at("damping", self.damping, state.iteration)
         return snapshot.epoch(state.x, batches, step=step, kind=self.kind, damping=damping)
