@@ -415,6 +415,25 @@ def test_reentrant_checkpoints_change_nothing() -> None:
     assert torch.equal(*moved)
 
 
+def test_refresh_goes_through_reentrant_checkpoints() -> None:
+    moved = []
+    for reentrant in (False, True):
+        torch.manual_seed(0)
+        net, x, y = Checkpointed(reentrant), torch.randn(16, 6), torch.randint(3, (16,))
+        optimizer = MKFAC(net, lr=0.1, manifold_lr=0.1, damping=0.1, example_input=x, euclidean="kfac")
+        F.cross_entropy(net(x), y).backward()
+        before = [p.grad.clone() for p in net.parameters()]
+        optimizer.refresh([(x, y), (x[:8], y[:8])], nn.CrossEntropyLoss())
+        assert all(torch.equal(p.grad, g) for p, g in zip(net.parameters(), before, strict=True))
+        optimizer.step()
+        moved.append([p.detach() for p in net.parameters()])
+    torch.testing.assert_close(*moved)
+    net.last.weight.register_post_accumulate_grad_hook(lambda _: pytest.fail("the hook of a user has run"))
+    with pytest.raises(RuntimeError, match="use_reentrant=False, or collect curvature with statistics"):
+        optimizer.refresh([(x, y)], nn.CrossEntropyLoss())
+    assert all(torch.equal(p.grad, g) for p, g in zip(net.parameters(), before, strict=True))
+
+
 def test_frozen_unused_and_late_unfrozen_layers() -> None:
     net, example, _ = build("unused-layer")
     net.p.weight.requires_grad_(False)

@@ -311,7 +311,41 @@ def add_batches(
                 this_pass.samples, this_pass.weights = weighted.total, weighted.of_samples()
                 loss = (weighted.weights.sqrt() * losses).sum() / weighted.total
             if weights:
-                torch.autograd.grad(loss, weights, allow_unused=True)
+                _run_backward(collector.model, loss, weights)
+
+
+def _run_backward(model: nn.Module, loss: Tensor, weights: list[nn.Parameter]) -> None:
+    """Go through the backward pass for the sake of hooks, and leave ``.grad`` alone."""
+    if not _has_reentrant_checkpoints(loss):
+        torch.autograd.grad(loss, weights, allow_unused=True)
+        return
+    # such checkpoints run a backward pass of their own inside, and refuse one that is for some tensors only
+    if any(parameter._post_accumulate_grad_hooks for parameter in model.parameters()):
+        raise RuntimeError(
+            "refresh would run the hooks of parameters that wait for their gradients (an optimizer in the backward "
+            "pass?): give the model's checkpoints use_reentrant=False, or collect curvature with statistics()"
+        )
+    kept = [(parameter, parameter.grad) for parameter in model.parameters()]
+    for parameter, _ in kept:
+        parameter.grad = None
+    try:
+        loss.backward()  # type: ignore[no-untyped-call]
+    finally:
+        for parameter, gradient in kept:
+            parameter.grad = gradient
+
+
+def _has_reentrant_checkpoints(loss: Tensor) -> bool:
+    seen, ahead = set(), [loss.grad_fn]
+    while ahead:
+        node = ahead.pop()
+        if node is None or node in seen:
+            continue
+        if type(node).__name__ == "CheckpointFunctionBackward":
+            return True
+        seen.add(node)
+        ahead += [following for following, _ in node.next_functions]
+    return False
 
 
 def _begun(this_pass: Pass, samples: int) -> Pass:
