@@ -230,6 +230,35 @@ def test_a_run_that_is_taken_out_of_the_plan_is_left_after_its_epoch(tmp_path: P
     assert [e["epoch"] for e in RunLog.read(next(tmp_path.glob("*seed1.jsonl"))).epochs] == [1, 2, 3]
 
 
+def test_nothing_begins_beside_others_that_would_not_end_in_time(tmp_path: Path) -> None:
+    """Alone, it would: what is done of it is kept."""
+    first, long, other = entries({}, {"epochs": 100_000}, {"preset": "adam", "epochs": 2})
+    unseen = entries({"preset": "kfac", "epochs": 100_000})[0]
+    tally, lines = Tally(), []
+    at_work = queue(tmp_path, lines.append, tally=tally, width=1)
+    assert at_work.work(lambda: [first])
+    with tally.with_mine(1):
+        at_work.until = queue_module.time.monotonic() + 20.0
+        assert not at_work._ends_in_time(long)
+        assert not at_work._ends_in_time(unseen)
+        looks = []
+
+        def plan() -> list[Entry]:
+            looks.append(len(names(tmp_path)))
+            if looks.count(2) == 5:  # the one that ends in time has begun, and ended
+                at_work.until = 0.0
+            return [long, unseen, other]
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(queue_module, "LOOK_AGAIN", 0.01)
+            assert not at_work.work(plan)
+    assert [RunLog.read(path).ended for path in tmp_path.glob("*.jsonl")] == ["done", "done"]
+    at_work.until = queue_module.time.monotonic() + 2.0
+    assert not at_work.work(lambda: [long])
+    assert len(names(tmp_path)) == 3
+    assert "cut off" in lines[-3]
+
+
 def test_the_plan_that_comes_with_the_benchmarks_can_be_read() -> None:
     path = Path(__file__).parents[2] / "benchmarks" / "gpu" / "cifar_gap.jsonl"
     if not path.is_file():

@@ -5,7 +5,8 @@ off go on from their checkpoints, a run that fails is reported and left out, and
 after every epoch, so that it can be changed while the queue is at work: what is taken out of it is left with a
 checkpoint. How far a search has come is read off its logs; what it has chosen is written down with the scores of all
 candidates, and is not searched again. Several processes may work through one plan in one folder: each takes what no
-other holds.
+other holds, and towards the end none begins a run that would not end in time while others still do, since it would
+take their part of the device from them.
 """
 
 from __future__ import annotations
@@ -108,6 +109,7 @@ class Queue:
         self._asked: set[Path] | None = None  # by a plan that has changed since the runs in training began
         self._pools: dict[tuple[str, str], ImagePool] = {}
         self._kinds: set[tuple[Any, ...]] = set()
+        self._paces: dict[tuple[str, str], float] = {}  # of networks and presets: seconds per epoch, had it been alone
 
     @property
     def over(self) -> bool:
@@ -128,7 +130,9 @@ class Queue:
             missing = [run for entry in self._entries for run in self._due(entry)]
             if not missing:
                 return True
-            with self._taken(missing) as group:
+            # with nobody else at work a part of a run is better than none
+            ready = [run for run in missing if not self.tally.count or self._ends_in_time(run)]
+            with self._taken(ready) as group:
                 if group:
                     self.train(group)
             if not group:
@@ -143,10 +147,11 @@ class Queue:
         Args:
             entries: without searches.
         """
-        start, jobs, self._asked = time.monotonic(), [], None
+        start, jobs, self._asked = time.monotonic(), list[Job](), None
         self._make_room(entries)
         try:
             jobs = [self._job(entry) for entry in entries]
+            before = [len(job.log.epochs) for job in jobs]
             with self.tally.with_mine(len(jobs)):
                 train_side_by_side(
                     jobs, checkpoint_every=self.checkpoint_every, until=self.until, wanted=self._wanted,
@@ -165,8 +170,10 @@ class Queue:
             self.failed.add(path)
             self.say(f"{path.stem} failed and is left out: {_in_words(error)}")
             return
-        for job in jobs:
+        for entry, job, behind in zip(entries, jobs, before, strict=True):
             self.say(_account(job))
+            if shares := sum(each["side_by_side"] for each in job.log.epochs[behind:]):
+                self._paces[entry.model, entry.preset] = (time.monotonic() - start) / shares
         left = (self.until - time.monotonic()) / 60
         self.say(f"  {time.monotonic() - start:.0f} s, {left:.1f} min left")
 
@@ -212,6 +219,13 @@ class Queue:
                     return trials
             entry = entry.chosen(chosen)
         return [entry] if self._missing(entry) else []
+
+    def _ends_in_time(self, entry: Entry) -> bool:
+        """Whether a run would end in time beside those in training; of a kind not seen yet, at the best pace seen."""
+        path, best = self._path(entry), min(self._paces.values(), default=0.0)
+        pace = self._paces.get((entry.model, entry.preset), best)
+        left = entry.settings().epochs - (len(RunLog.read(path).epochs) if path.is_file() else 0)
+        return time.monotonic() + left * pace * (self.tally.count + 1) <= self.until
 
     @contextmanager
     def _taken(self, missing: Sequence[Entry]) -> Iterator[list[Entry]]:
