@@ -402,6 +402,15 @@ def test_a_batch_that_grows_beyond_all_samples_is_all_samples(tasks):
     assert growing.trace["loss"] == bounded.trace["loss"]
 
 
+def test_schedules_may_count_in_tensors(tasks):
+    task = tasks["sphere"]()
+    found = [
+        minimize(task.problem, task.x0, "rngd", step=step, damping=0.1, max_iter=3).trace["loss"]
+        for step in (lambda k: 0.5 / (k + 1), lambda k: torch.tensor(0.5, dtype=torch.float64) / (k + 1))
+    ]
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize(
     ("method", "options", "words"),
     [

@@ -201,7 +201,10 @@ def at(name: str, schedule: Schedule, k: int) -> float:
     Returns:
         The value.
     """
-    return positive(f"{name}({k})", schedule(k), zero=True) if callable(schedule) else schedule
+    if not callable(schedule):
+        return schedule
+    value = schedule(k)
+    return positive(f"{name}({k})", value.item() if isinstance(value, Tensor) else value, zero=True)
 
 
 def check_batch_size(batch_size: int | None, n_samples: int) -> int:
