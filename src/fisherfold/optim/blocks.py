@@ -18,17 +18,15 @@ class Moved(ABC):
 
     Args:
         params: parameters; each counts once, and those that ``_takes`` refuses are left alone.
-        fuse: compile what moves them with ``torch.compile``.
 
     Raises:
         TypeError: if there is anything but parameters.
     """
 
-    def __init__(self, params: Iterable[nn.Parameter], *, fuse: bool = False) -> None:
+    def __init__(self, params: Iterable[nn.Parameter]) -> None:
         given = [params] if isinstance(params, Tensor) else list(params)
         for odd in (p for p in given if not isinstance(p, Tensor)):
             raise TypeError(f"params must be parameters, got a {type(odd).__name__} among them")
-        self.fuse = fuse
         # a weight that two layers share counts once: its second copy would be one of what has been moved
         self._weights = [p for p in dict.fromkeys(given) if self._takes(p)]
         self._kept = [p.detach().clone() for p in self._weights]

@@ -47,8 +47,8 @@ class _Turned(Moved):
 
     def __init__(self, params: Iterable[nn.Parameter], angle: float, *, fuse: bool = False) -> None:
         check_number("angle", angle, 0.0, math.pi / 2, below=True)
-        super().__init__(params, fuse=fuse)
-        self.angle = angle
+        super().__init__(params)
+        self.angle, self.fuse = angle, fuse
 
     @staticmethod
     def _takes(p: Tensor) -> bool:

@@ -147,7 +147,8 @@ class Queue:
         Args:
             entries: without searches.
         """
-        start, jobs, self._asked = time.monotonic(), list[Job](), None
+        start, self._asked = time.monotonic(), None
+        jobs: list[Job] = []
         self._make_room(entries)
         try:
             jobs = [self._job(entry) for entry in entries]
