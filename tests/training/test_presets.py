@@ -136,6 +136,9 @@ def test_unknown_names_say_what_is_known() -> None:
         ({"euclidean": "adam"}, "euclidean must be 'sgd' or 'kfac', got 'adam'"),
         ({"average": -1}, "average must be at least 0 and whole, got -1"),
         ({"average": 2.5}, "average must be at least 0 and whole, got 2.5"),
+        ({"teaching": 0.5}, "teaching needs averaged weights, got average=0"),
+        ({"teaching": 1.0, "average": 5}, "teaching must be below 1, got 1.0"),
+        ({"teaching": 0.5, "average": 5, "temperature": 0.0}, "temperature must be above 0, got 0.0"),
     ],
 )
 def test_settings_that_no_run_could_use_are_refused(change: dict[str, Any], message: str) -> None:

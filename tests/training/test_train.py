@@ -94,6 +94,7 @@ def test_runs_side_by_side_are_the_runs_alone(tmp_path: Path) -> None:
         {"dropout": 0.3, "average": 2},
         {"ascent": 0.1, "ascent_start": 0.4, "ascent_parts": 2},
         {"ascent": 0.1, "ascent_scales": 0.1, "ascent_start": 0.4},
+        {"teaching": 0.8, "temperature": 2.0, "average": 2},
     ],
 )
 def test_draws_are_the_same_beside_other_runs_and_after_a_checkpoint(tmp_path: Path, drawn: dict[str, Any]) -> None:
@@ -115,7 +116,8 @@ def test_draws_are_the_same_beside_other_runs_and_after_a_checkpoint(tmp_path: P
     train_side_by_side([again])
     assert torch.equal(weights(again.run), weights(alone.run))
     assert [e["loss"] for e in again.log.epochs] == [e["loss"] for e in alone.log.epochs]
-    undrawn = replace(chosen, dropout=0.0, noise=0.0, ahead=0.0, mixup=0.0, ascent=0.0, ascent_scales=0.0)
+    gone = ("dropout", "noise", "ahead", "mixup", "ascent", "ascent_scales", "teaching")
+    undrawn = replace(chosen, **dict.fromkeys(gone, 0.0))
     plain = open_job(Run(undrawn, model, pool, seed=1), tmp_path / "plain.jsonl")
     train_side_by_side([plain])
     assert not torch.equal(weights(plain.run), weights(alone.run))
@@ -217,6 +219,32 @@ def test_the_loss_of_mixed_images_is_that_of_both_targets(smoothing: float, part
                 total -= weight / parts * (((1 - smoothing) * hard + smoothing / 10) * spread).sum(dim=1).mean()
         run.step(index)
     torch.testing.assert_close(run.loss_sum, total)
+
+
+@pytest.mark.parametrize("mixup", [0.0, 0.4])
+@pytest.mark.parametrize("temperature", [1.0, 3.0])
+def test_the_averaged_network_teaches_more_with_every_epoch(mixup: float, temperature: float) -> None:
+    changes = {"average": 2, "teaching": 0.9, "temperature": temperature, "mixup": mixup, "batch": 16, "epochs": 3}
+    pool, plain = random_pool(32), nn.functional.cross_entropy
+    run = Run(settings("sgd", "cifar10", "wrn10_1", **changes), "wrn10_1", pool)
+    for epoch in range(3):
+        run.begin_epoch()
+        student, teacher = deepcopy(run.network), deepcopy(run.averaged.module).eval()
+        norms = [m.running_mean.clone() for m in run.averaged.module.modules() if isinstance(m, nn.BatchNorm2d)]
+        x, y, share = pool.normalised(run.images[:16]), run.labels[:16], run.shares[0]
+        x = share * x + (1 - share) * x.flip(0)
+        with torch.no_grad():
+            mine, given = student(x), (teacher(x) / temperature).softmax(dim=1)
+        logs = (mine / temperature).log_softmax(dim=1)
+        from_labels = share * plain(mine, y) + (1 - share) * plain(mine, y.flip(0))
+        from_teacher = temperature**2 * (given * (given.log() - logs)).sum(dim=1).mean()
+        run.step(0)
+        torch.testing.assert_close(run.loss_sum, from_labels + 0.3 * epoch * (from_teacher - from_labels))
+        after = [m.running_mean for m in run.averaged.module.modules() if isinstance(m, nn.BatchNorm2d)]
+        assert all(map(torch.equal, norms, after))
+        run.step(1)
+        run.judge()
+        run.end_epoch()
 
 
 @pytest.mark.parametrize("euclidean", ["sgd", "kfac"])
@@ -387,7 +415,7 @@ def test_a_checkpoint_from_before_a_setting_is_of_a_run_with_its_default(tmp_pat
     runs[0].done_epochs = 2
     header = {**runs[0].header, "settings": {**runs[0].header["settings"]}}
     ascent = ("ascent", "ascent_scales", "ascent_start", "ascent_parts")
-    newest = ("noise", "ahead", *ascent, "average", "mixup", "smoothing", "euclidean")
+    newest = ("noise", "ahead", *ascent, "average", "mixup", "smoothing", "teaching", "temperature", "euclidean")
     for newer in newest:
         del header["settings"][newer]
     state = {"network": runs[0].network.state_dict(), "optimizer": runs[0].optimizer.state_dict(), "epochs": 2}

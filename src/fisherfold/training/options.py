@@ -13,7 +13,9 @@ from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any
 
 MILESTONES = (0.3, 0.6, 0.9)
-BELOW_ONE = {"momentum", "beta2", "dropout", "smoothing", "noise", "ahead", "ascent", "ascent_scales", "ascent_start"}
+BELOW_ONE = {
+    "momentum", "beta2", "dropout", "smoothing", "teaching", "noise", "ahead", "ascent", "ascent_scales", "ascent_start"
+}  # fmt: skip
 OPTIMIZERS = ("sgd", "sgdp", "adam", "adamp", "kfac", "mkfac", "sgdg")
 
 
@@ -38,6 +40,9 @@ class Settings:
         smoothing: the share of every target that is spread over all classes, in training.
         mixup: α of the Beta(α, α) in whose ratio pairs of images and their losses are mixed, one draw per batch; 0 for
             none.
+        teaching: the share of the loss, at the end of training, that is the divergence from what the network of the
+            averaged weights answers to the same images; it grows from none in proportion to the epochs.
+        temperature: what the logits of both networks are divided by there.
         noise: the angle in radians by which rows are turned at random while a gradient is computed.
         ahead: the angle in radians by which rows are turned further along their last step meanwhile.
         ascent: the root mean square of the angles, in radians, by which rows are turned towards growing loss for a
@@ -79,6 +84,8 @@ class Settings:
     dropout: float = 0.0
     smoothing: float = 0.0
     mixup: float = 0.0
+    teaching: float = 0.0
+    temperature: float = 1.0
     noise: float = 0.0
     ahead: float = 0.0
     ascent: float = 0.0
@@ -119,6 +126,10 @@ class Settings:
             raise ValueError(
                 "weights are moved at random (noise), further on (ahead) or up (ascent, ascent_scales), not two of them"
             )
+        if self.teaching and not self.average:
+            raise ValueError("teaching needs averaged weights, got average=0")
+        if self.teaching and not self.temperature > 0:
+            raise ValueError(f"temperature must be above 0, got {self.temperature!r}")
         if self.batch % self.ascent_parts:
             raise ValueError(f"ascent_parts must divide batch={self.batch}, got {self.ascent_parts}")
 
@@ -178,6 +189,17 @@ class Settings:
             True from ``ascent_start`` on, where there is an ascent.
         """
         return (self.ascent or self.ascent_scales) > 0 and epoch >= round(self.ascent_start * self.epochs)
+
+    def teaching_at(self, epoch: int) -> float:
+        """The share of the averaged network's answers in the loss of an epoch.
+
+        Args:
+            epoch: counted from 0.
+
+        Returns:
+            From 0 on, below ``teaching``.
+        """
+        return self.teaching * epoch / self.epochs
 
     def damping_at(self, epoch: int) -> float:
         """λ of a refresh before an epoch.

@@ -11,7 +11,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,6 +28,22 @@ WARM_UP = 3
 LARGEST_SEED = 10**12  # times a million, and epochs added, it is still a whole number of 64 bits
 JUDGED_AT_ONCE = 1000
 MEASURED = 10  # batches of about as many, from which batch norms of averaged weights take their statistics
+
+
+class Part(NamedTuple):
+    """A batch or a part of one, as the network sees it.
+
+    Attributes:
+        images: normalised, and mixed where they are.
+        labels: of the images.
+        share: of the images in what they are mixed with; the rest is theirs in reverse order.
+        answers: the probabilities that the averaged network gives the classes, where it teaches.
+    """
+
+    images: Tensor
+    labels: Tensor
+    share: Tensor
+    answers: Tensor | None
 
 
 class Run:
@@ -78,10 +94,11 @@ class Run:
             self.averaged = AveragedModel(
                 self.network,
                 multi_avg_fn=get_ema_multi_avg_fn(decay),  # type: ignore[no-untyped-call]
-            )
-        self.forward: Callable[[Tensor], Tensor] = (
-            torch.compile(self.network, dynamic=False) if compiled and self.cuda else self.network
-        )
+            ).eval()
+        self.compiled = compiled and self.cuda
+        self.forward = self._ready(self.network)
+        self.teacher = self._ready(self.averaged.module) if self.averaged and settings.teaching else None
+        self.teaching = torch.zeros((), device=self.device)
         self.loss_fn = nn.CrossEntropyLoss(label_smoothing=settings.smoothing)
         self.shares = torch.ones(self.steps_per_epoch, device=self.device)  # of a batch in what it is mixed with
         self.counter = torch.zeros((), dtype=torch.int64, device=self.device)
@@ -156,6 +173,7 @@ class Run:
             if isinstance(self.turned, RowAhead):
                 self.turned.forget()  # the last step of an epoch is not in a checkpoint
             self._set_rates(epoch)
+            self.teaching.fill_(self.settings.teaching_at(epoch))
             if self.settings.ascends_at(epoch) != self.settings.ascends_at(epoch - 1):
                 self.graph = None  # a step is another one from here on
             self.network.train()
@@ -211,41 +229,56 @@ class Run:
 
     def _step(self) -> None:
         batch = self.counter * self.settings.batch + self.offsets
-        labels = self.labels[batch]
-        images, share = self.pool.normalised(self.images[batch]), torch.take(self.shares, self.counter)
+        images, labels = self.pool.normalised(self.images[batch]), self.labels[batch]
         if self.settings.ascends_at(self.done_epochs):
-            loss, outputs = self._uphill(images, labels, share)
+            loss, outputs = self._uphill(images, labels)
         else:
             with self.turned:
-                loss, outputs = self._gradient(images, labels, share)
+                loss, outputs = self._gradient(self._part(images, labels))
         self.optimizer.step()
         with torch.no_grad():
             self.loss_sum += loss.detach()
             self.hits += (outputs.argmax(dim=1) == labels).sum()
             self.counter += 1
 
-    def _gradient(self, images: Tensor, labels: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
-        if self.settings.mixup:  # here, so that images and targets of a part are mixed with the same others
+    def _part(self, images: Tensor, labels: Tensor) -> Part:
+        share, answers = torch.take(self.shares, self.counter), None
+        if self.settings.mixup:
             images = torch.lerp(images.flip(0), images, share)
+        if self.teacher:
+            with torch.no_grad(), self._autocast():
+                answers = (self.teacher(images).float() / self.settings.temperature).softmax(dim=1)
+        return Part(images, labels, share, answers)
+
+    def _gradient(self, part: Part) -> tuple[Tensor, Tensor]:
         with self._autocast():
-            outputs = self.forward(images)
-            loss = self.loss_fn(outputs, labels)
+            outputs = self.forward(part.images)
+            loss = self.loss_fn(outputs, part.labels)
             if self.settings.mixup:
-                loss = torch.lerp(self.loss_fn(outputs, labels.flip(0)), loss, share)
+                loss = torch.lerp(self.loss_fn(outputs, part.labels.flip(0)), loss, part.share)
+            if part.answers is not None:
+                loss = torch.lerp(loss, self._divergence(outputs, part.answers), self.teaching)
         loss.backward()
         return loss, outputs
 
-    def _uphill(self, images: Tensor, labels: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
+    def _divergence(self, outputs: Tensor, answers: Tensor) -> Tensor:
+        """T² KL(answers, softmax(outputs/T)): the square keeps gradients of the size that they have at T = 1."""
+        heat = self.settings.temperature
+        logs = (outputs.float() / heat).log_softmax(dim=1)
+        return heat**2 * nn.functional.kl_div(logs, answers, reduction="batchmean")
+
+    def _uphill(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """The mean of the parts' gradients, each where weights are moved towards growing loss of its own part."""
         count, found, sums = self.settings.ascent_parts, [], []
-        for part in zip(images.chunk(count), labels.chunk(count), strict=True):
+        for pair in zip(images.chunk(count), labels.chunk(count), strict=True):
+            part = self._part(*pair)
             self.optimizer.zero_grad(set_to_none=True)
-            found.append(self._gradient(*part, share))
+            found.append(self._gradient(part))
             with ExitStack() as moved:
                 for ascent in self.ascents:
                     moved.enter_context(ascent)
                 self.optimizer.zero_grad(set_to_none=True)
-                self._gradient(*part, share)
+                self._gradient(part)
             sums.append([p.grad for p in self.network.parameters()])
         if count > 1:
             for p, gradients in zip(self.network.parameters(), zip(*sums, strict=True), strict=True):
@@ -257,6 +290,9 @@ class Run:
         draws = np.random.default_rng([abs(self.seed), epoch, self.seed < 0])
         drawn = draws.beta(self.settings.mixup, self.settings.mixup, size=self.steps_per_epoch)
         return torch.from_numpy(drawn).to(self.shares)
+
+    def _ready(self, network: nn.Module) -> Callable[[Tensor], Tensor]:
+        return torch.compile(network, dynamic=False) if self.compiled else network
 
     def _capture(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
