@@ -21,6 +21,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from fisherfold.experiments.sections import Band, Chart, Section, Series, Table, Verdict
+from fisherfold.experiments.seeds import Spread
 from fisherfold.files import make_folder, write_atomically
 from fisherfold.training import PRESETS, RunLog, Settings, preset_of, read_logs, settings
 from fisherfold.training.options import with_defaults
@@ -49,6 +50,7 @@ STYLES = {
     "mkfac-averaged": ("#0072b2", "--"), "sgd-sam": ("#000000", "-."), "mkfac-sam": ("#0072b2", "-."),
 }  # fmt: skip
 # medians of five runs as the paper prints them, in the order of TASKS
+PAPER_SEEDS = 5
 PAPER = {
     "sgd": (93.84, 92.88, 74.30, 71.79),
     "sgdp": (93.42, 92.49, 73.67, 71.54),
@@ -64,8 +66,7 @@ OURS_AGAINST = (
 CLAIM = "MKFAC has the best test accuracy of six optimizers with WRN-16-4 and VGG16-BN on CIFAR-10 and CIFAR-100."
 # all the images there are to train on, by what a run is judged by
 ALL_IMAGES = {"test": 50_000, "validation": 45_000}
-# two medians of single runs closer than this are the same: the spread of seeds seen in such runs
-NOISE = 0.3
+GUESSED_DEVIATION = 0.1  # of seeds, until there are enough of them to tell
 
 
 @dataclass(frozen=True)
@@ -270,7 +271,7 @@ def judge(found: Sequence[CellResult]) -> tuple[Verdict, list[str]]:
         A verdict and a sentence per task that can be judged.
     """
     by_name = {(c.dataset, c.model, c.optimizer): c for c in found}
-    sentences, wins = [], []
+    sentences, wins, spreads = [], [], _spreads(found)
     for dataset, model in TASKS:
         task = f"{NAMES[dataset]} {NAMES[model]}"
         mine = by_name[dataset, model, "mkfac"]
@@ -280,31 +281,67 @@ def judge(found: Sequence[CellResult]) -> tuple[Verdict, list[str]]:
             sentences.append(f"{task}: not enough was run to judge.")
             continue
         top = max(run, key=lambda rival: rival.best[0])
-        gap = mine.best[0] - top.best[0]
-        wins.append(gap > NOISE)
-        word = "above" if gap > NOISE else "below" if gap < -NOISE else "within noise of"
+        gap, margin = mine.best[0] - top.best[0], spreads[dataset].margin(len(mine.runs), len(top.runs))
+        wins.append(gap > margin)
+        word = "above" if gap > margin else "below" if gap < -margin else "within noise of"
         sentences.append(
             f"{task}: MKFAC {mine.best[0]:.2f} is {word} the best of {len(run)} rival{'s' if len(run) > 1 else ''}, "
             f"{LABELS[top.optimizer]} {top.best[0]:.2f}; the paper has {mine.paper:.2f} and {top.paper:.2f}."
         )
-        sentences += _beyond(by_name, dataset, model, task)
+        sentences += _beyond(by_name, dataset, model, spreads[dataset])
     if not wins:
         return "not run", sentences
     verdict: Verdict = "holds" if all(wins) and len(wins) == 4 else "holds partly" if any(wins) else "does not hold"
     return verdict, sentences
 
 
-def _beyond(by_name: dict[tuple[str, str, str], CellResult], dataset: str, model: str, task: str) -> list[str]:
-    """What our own settings reach, against SGD with tuned weight decay and against SGD that is averaged likewise."""
-    sentences = []
+def _spreads(found: Sequence[CellResult]) -> dict[str, Spread]:
+    """By how much seeds differ, in all cells of a data set alike."""
+    done = [(cell.dataset, [run.best for run in cell.runs if run.ended == "done"]) for cell in found]
+    return {d: Spread.of([best for own, best in done if own == d], guess=GUESSED_DEVIATION) for d in DATASETS}
+
+
+def _beyond(
+    by_name: dict[tuple[str, str, str], CellResult], dataset: str, model: str, spread: Spread
+) -> list[str]:  # fmt: skip
+    """What our own settings reach, against SGD with tuned weight decay, SGD treated likewise, and the paper."""
+    sentences, task = [], f"{NAMES[dataset]} {NAMES[model]}"
     for ours, theirs in OURS_AGAINST:
         mine, other = by_name[dataset, model, ours], by_name[dataset, model, theirs]
-        if not mine.runs or not other.runs:
-            continue
-        gap = mine.best[0] - other.best[0]
-        far = f"{abs(gap):.2f} {'above' if gap >= 0 else 'below'}" + (", within noise of," if abs(gap) <= NOISE else "")
-        sentences.append(f"{task}: {LABELS[ours]}: {mine.best[0]:.2f}, {far} {LABELS[theirs]} ({other.best[0]:.2f}).")
+        if mine.runs and other.runs:
+            far = _far(mine.best[0] - other.best[0], spread.margin(len(mine.runs), len(other.runs)))
+            rival = f"{LABELS[theirs]} ({other.best[0]:.2f})"
+            sentences.append(f"{task}: {LABELS[ours]}: {mine.best[0]:.2f}, {far} {rival}.")
+    own = [by_name[dataset, model, name] for name in dict(OURS_AGAINST) if by_name[dataset, model, name].runs]
+    paper = by_name[dataset, model, "mkfac"].paper
+    if own and paper is not None:
+        top = max(own, key=lambda cell: cell.best[0])
+        far = _far(top.best[0] - paper, spread.margin(len(top.runs), PAPER_SEEDS))
+        sentences.append(f"{task}: {LABELS[top.optimizer]}: {top.best[0]:.2f}, {far} the paper's MKFAC ({paper:.2f}).")
     return sentences
+
+
+def _far(gap: float, margin: float) -> str:
+    noise = ", within noise of," if abs(gap) <= margin else ""
+    return f"{abs(gap):.2f} {'above' if gap >= 0 else 'below'}{noise}"
+
+
+def margins(found: Sequence[CellResult]) -> list[str]:
+    """How far apart medians must be to differ.
+
+    Args:
+        found: of ``cells``.
+
+    Returns:
+        A sentence per data set.
+    """
+    return [
+        f"{NAMES[dataset]}: the seeds of a cell have a standard deviation of {spread.deviation:.2f}"
+        + (f" ({spread.freedom} degrees of freedom)" if spread.freedom else " (a guess: too few were run)")
+        + f"; single runs closer than {spread.margin(1, 1):.2f}, medians of five closer than {spread.margin(5, 5):.2f} "
+        "are called the same."
+        for dataset, spread in _spreads(found).items()
+    ]
 
 
 def section(found: Sequence[CellResult], others: Table, *, command: str, picture: str = "") -> Section:
@@ -330,7 +367,7 @@ def section(found: Sequence[CellResult], others: Table, *, command: str, picture
     }
     notes = [
         "Best of all epochs looks at the test images a hundred times; the last epoch, in round brackets, does not.",
-        f"Medians closer than {NOISE} points are called the same.",
+        *margins(found),
         "Train more cells with benchmarks/gpu/cifar_queue.py.",
     ]
     return Section(
