@@ -46,7 +46,7 @@ def go(net: nn.Module, optimizer: Any, steps: range) -> None:
         (MKFAC, {"damping": 0.1, "euclidean": "kfac", "balanced": True}),
         (MKFAC, {"damping": 0.1, "capturable": True}),
         (KFAC, {"damping": 0.1}),
-        (SGDG, {"orthogonality": 0.1}),
+        (SGDG, {"orthogonality": 0.1, "clip": 0.05}),
     ],
 )
 def test_copy_goes_on_like_the_original(how: str, kind: type, options: dict[str, Any]) -> None:

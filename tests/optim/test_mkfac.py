@@ -618,6 +618,7 @@ def test_zero_rows_stay_euclidean_with_one_warning() -> None:
         {"basis": 0.25},
         {"retraction": "normalize"},
         {"max_angle": 0.1},
+        {"clip": 0.1},
         {"orthogonality": 0.01},
         {"euclidean": "kfac"},
         {"fisher": "mc"},
@@ -659,6 +660,33 @@ def test_orthogonality_takes_rows_apart_where_they_can_be(balanced: bool) -> Non
     assert all(torch.allclose(weights[index], before[index], atol=1e-6) for index in (3, 6))
     norms = weights[0].flatten(1).norm(dim=1)
     torch.testing.assert_close(norms, torch.ones(8))
+
+
+@pytest.mark.parametrize("orthogonality", [0.0, 0.1])
+def test_long_directions_are_cut_before_they_join_the_momentum(orthogonality: float) -> None:
+    """Against Cho and Lee's step: penalty, projection, cut, momentum, geodesic, transport."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(12, 6, bias=False), nn.BatchNorm1d(6), nn.Linear(6, 2)).double()
+    x, clip, rate, momentum = torch.randn(8, 12, dtype=torch.float64), 0.7, 0.3, 0.9
+    options = {"momentum": momentum, "clip": clip, "orthogonality": orthogonality, "example_input": x}
+    optimizer = SGDG(model, 0.1, rate, **options)
+    w, velocity = model[0].weight.detach().clone(), torch.zeros(6, 12, dtype=torch.float64)
+    cut = 0
+    for _ in range(5):
+        for parameter in model.parameters():
+            parameter.grad = 0.2 * torch.randn_like(parameter)
+        g = model[0].weight.grad + 2 * orthogonality * (w @ w.T @ w - w)
+        h = g - (g * w).sum(1, keepdim=True) * w
+        lengths = h.norm(dim=1, keepdim=True)
+        cut += int((lengths > clip).sum())
+        velocity = momentum * velocity + torch.where(lengths > clip, h * clip / lengths, h)
+        speed = velocity.norm(dim=1, keepdim=True)
+        assert bool((rate * speed <= rate * clip / (1 - momentum)).all())
+        cos, sin = (rate * speed).cos(), (rate * speed).sin()
+        w, velocity = cos * w - sin * velocity / speed, cos * velocity + sin * speed * w
+        optimizer.step()
+        torch.testing.assert_close(model[0].weight.detach(), w)
+    assert 0 < cut < 30
 
 
 class AssignsItsStatistics(nn.Module):

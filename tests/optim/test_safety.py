@@ -35,6 +35,7 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
         ({"damping": float("nan")}, r"damping must be in \(0, inf\), got nan"),
         ({"factor_decay": 1.0}, r"factor_decay must be in \[0, 1\), got 1"),
         ({"max_angle": 0.0}, r"max_angle must be in \(0, 3.14159\], got 0"),
+        ({"clip": 0.0}, r"clip must be in \(0, inf\), got 0"),
         ({"orthogonality": -0.1}, r"orthogonality must be in \[0, inf\), got -0.1"),
         ({"max_rows": 0}, "max_rows must be positive or None, got 0"),
         ({"basis": "half"}, "basis must be one of 'auto', 'full', got 'half'"),

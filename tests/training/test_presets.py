@@ -62,14 +62,14 @@ def test_curvature_may_be_renewed_at_a_cadence_and_rows_may_keep_turning() -> No
 
 def test_the_optimizer_gets_what_the_settings_say() -> None:
     example = torch.randn(8, 3, 32, 32)
-    chosen = settings("mkfac-tuned", "cifar10", "wrn10_1", max_angle=0.1, basis_tolerance=0.2, damping=3.0)
+    chosen = settings("mkfac-tuned", "cifar10", "wrn10_1", max_angle=0.1, clip=0.3, basis_tolerance=0.2, damping=3.0)
     found = build_optimizer(chosen, build_model("wrn10_1", 10), example)
     assert isinstance(found, MKFAC)
-    assert (found.max_angle, found.balanced, found.curvature.options.tolerance) == (0.1, True, 0.2)
+    assert (found.max_angle, found.clip, found.balanced, found.curvature.options.tolerance) == (0.1, 0.3, True, 0.2)
     assert {group["damping"] for group in found.param_groups} == {3.0}
     free = build_optimizer(settings("sgdg", "cifar10", "wrn10_1"), build_model("wrn10_1", 10), example)
     assert isinstance(free, SGDG)
-    assert (free.max_angle, free.balanced) == (None, False)
+    assert (free.max_angle, free.clip, free.balanced) == (None, None, False)
 
 
 @pytest.mark.parametrize("preset", PRESETS)

@@ -63,6 +63,7 @@ class SGDG(MKFAC):
         example_input: as for ``MKFAC``.
         retraction: ``"exp"`` or ``"normalize"``.
         max_angle: the largest angle by which a row may turn in one step.
+        clip: as for ``MKFAC``.
         orthogonality: as for ``MKFAC``.
         balanced: as for ``MKFAC``.
         capturable: no host synchronisation in ``step``.
@@ -94,6 +95,7 @@ class SGDG(MKFAC):
         example_input: Any = None,
         retraction: str = "exp",
         max_angle: float | None = None,
+        clip: float | None = None,
         orthogonality: float = 0.0,
         balanced: bool = False,
         capturable: bool = False,
@@ -109,6 +111,7 @@ class SGDG(MKFAC):
             example_input=example_input,
             retraction=retraction,
             max_angle=max_angle,
+            clip=clip,
             orthogonality=orthogonality,
             balanced=balanced,
             capturable=capturable,

@@ -36,9 +36,9 @@ from fisherfold.optim.statistics import LossFunction, Sampler
 from fisherfold.optim.streams import Branches
 
 CARRIED = (
-    *("fisher", "reduction", "factor_decay", "max_rows", "exponential", "max_angle", "orthogonality", "balanced"),
-    *("capturable", "fuse", "allow_tf32", "seed", "model", "findings", "refused", "curvature", "_grouped", "_age"),
-    *("manifold_lr", "euclidean", "_refreshes", "_branches", "_example"),
+    *("fisher", "reduction", "factor_decay", "max_rows", "exponential", "max_angle", "clip", "orthogonality"),
+    *("balanced", "capturable", "fuse", "allow_tf32", "seed", "model", "findings", "refused", "curvature"),
+    *("_grouped", "_age", "manifold_lr", "euclidean", "_refreshes", "_branches", "_example"),
 )
 
 
@@ -73,6 +73,8 @@ class MKFAC(torch.optim.Optimizer):
         max_rows: roughly how many input rows of a layer are used per pass; None for all.
         retraction: ``"exp"`` (with parallel transport of the momentum) or ``"normalize"`` (with projection).
         max_angle: the largest angle in radians by which a row may turn in one step.
+        clip: the length to which the direction of a row is cut before it joins the momentum, so that no row turns by
+            more than ``manifold_lr * clip / (1 - momentum)``.
         orthogonality: ω of the penalty ω/2 ‖WWᵀ - I‖² on correlations between the unit rows of a weight, in place of
             weight decay; it is added to the direction, not preconditioned. Weights with more rows than columns, with
             rows of zero, of grouped convolutions, or on spheres of several rows are left out.
@@ -128,6 +130,7 @@ class MKFAC(torch.optim.Optimizer):
         max_rows: int | None = 2048,
         retraction: str = "exp",
         max_angle: float | None = None,
+        clip: float | None = None,
         orthogonality: float = 0.0,
         balanced: bool = False,
         capturable: bool = False,
@@ -142,7 +145,7 @@ class MKFAC(torch.optim.Optimizer):
         self.factor_decay, self.max_rows = factor_decay, max_rows
         self.exponential, self.max_angle, self.balanced = retraction == "exp", max_angle, balanced
         self.capturable, self.allow_tf32, self.seed = capturable, allow_tf32, seed
-        self.orthogonality = orthogonality
+        self.clip, self.orthogonality = clip, orthogonality
         self.model = unwrap(model) if isinstance(model, nn.Module) else model_of_groups and unwrap(model_of_groups)
         self.manifold_lr, self.euclidean = manifold_lr, euclidean
         self.fuse, self._branches = fuse, Branches()
@@ -417,7 +420,7 @@ class MKFAC(torch.optim.Optimizer):
         state = self.state[parameter]
         separable = spheres == len(parameter) <= v.shape[1] and parameter not in self._grouped and "alive" not in state
         orthogonality = self.orthogonality if separable else 0.0
-        rules = (group["lr"], group["momentum"], self.exponential, self.max_angle, orthogonality)
+        rules = (group["lr"], group["momentum"], self.exponential, self.max_angle, self.clip, orthogonality)
         update_on_spheres(parameter, v, state, fused(advance) if self.fuse else advance, rules)
 
     @torch.no_grad()

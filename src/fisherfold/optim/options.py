@@ -73,6 +73,8 @@ def check_options(given: Mapping[str, Any]) -> None:
     check_number("basis_tolerance", given["basis_tolerance"], 0.0, 1.0)
     if given["max_angle"] is not None:
         check_number("max_angle", given["max_angle"], 0.0, math.pi, open_below=True)
+    if given["clip"] is not None:
+        check_number("clip", given["clip"], 0.0, open_below=True)
     check_number("orthogonality", given["orthogonality"], 0.0)
     if given["max_rows"] is not None and given["max_rows"] < 1:
         raise ValueError(f"max_rows must be positive or None, got {given['max_rows']}")

@@ -17,7 +17,8 @@ On a sphere weight decay has no meaning; what can be penalised there is how alik
     Φ(W) = ω/2 ‖W Wᵀ - I‖²,    ∇Φ(W) = 2ω (W Wᵀ - I) W,
 
 and ∇Φ is added to the direction, to the balanced one where steps are balanced (Cho and Lee, arXiv 1709.09603, add it to
-the gradient).
+the gradient). Last, rows of the direction that are longer than a given length c are cut to it, which keeps θ below
+ηc/(1 - μ).
 """
 
 from __future__ import annotations
@@ -104,6 +105,21 @@ def balance(w: Tensor, v: Tensor, sums: Tensor, momentum: float | Tensor) -> Ten
     return v * ((1 - momentum**2) ** 0.5 * mean.clamp_min(torch.finfo(v.dtype).tiny).rsqrt())
 
 
+def clipped(w: Tensor, v: Tensor, clip: float) -> Tensor:
+    """Cut the rows of a direction to a length.
+
+    Args:
+        w: unit rows.
+        v: their directions.
+        clip: the length beyond which rows are shortened.
+
+    Returns:
+        Rows tangent at w, none of them longer.
+    """
+    v = tangent(w, v)
+    return v * (clip / torch.linalg.vector_norm(v, dim=1, keepdim=True).clamp_min(clip))
+
+
 def decorrelation(w: Tensor, orthogonality: float) -> Tensor:
     """The gradient of the penalty ω/2 ‖W Wᵀ - I‖² on correlations between rows.
 
@@ -156,8 +172,10 @@ def _lengths(w: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 Number = float | Tensor
-Rules = tuple[Number, Number, bool, float | None, float]
-Advance = Callable[[Tensor, Tensor, Tensor, Number, Number, bool, float | None, float, Tensor | None], None]
+Rules = tuple[Number, Number, bool, float | None, float | None, float]
+Advance = Callable[
+    [Tensor, Tensor, Tensor, Number, Number, bool, float | None, float | None, float, Tensor | None], None
+]
 
 
 def advance(
@@ -168,6 +186,7 @@ def advance(
     momentum: float | Tensor,
     exponential: bool,
     max_angle: float | None,
+    clip: float | None,
     orthogonality: float,
     balanced: Tensor | None,
 ) -> None:
@@ -181,6 +200,7 @@ def advance(
         momentum: the factor μ.
         exponential: the exponential map with parallel transport, or normalisation with projection.
         max_angle: the largest angle by which a row may turn, if any.
+        clip: the greatest length of the tangent direction of a row, if any.
         orthogonality: ω of the penalty on correlations between rows; 0 for none.
         balanced: the running sums of ``balance``, if steps are balanced; updated in place.
     """
@@ -190,6 +210,8 @@ def advance(
         direction = balance(w, direction, balanced, momentum)
     if orthogonality:
         direction = direction + decorrelation(w, orthogonality)
+    if clip is not None:
+        direction = clipped(w, direction, clip)
     moved, carried = sphere_step(w, direction, b, lr, momentum, exponential, max_angle)
     parameter.copy_(moved.view(parameter.shape))
     buffer.copy_(carried.view(parameter.shape))
@@ -210,7 +232,8 @@ def update_on_spheres(
         state: holds ``momentum_buffer``, ``alive`` where some blocks have no direction, and ``balance`` where steps are
             balanced.
         step: ``advance``, compiled or not.
-        rules: learning rate, momentum, whether to use the exponential map, the largest angle, and ω.
+        rules: learning rate, momentum, whether to use the exponential map, the largest angle, the greatest length
+            of a direction, and ω.
     """
     buffer, balanced = state["momentum_buffer"], state.get("balance")
     if "alive" not in state:

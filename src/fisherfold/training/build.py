@@ -92,7 +92,8 @@ def _shared(s: Settings, model: nn.Module) -> dict[str, Any]:
 
 
 def _on_spheres(s: Settings) -> dict[str, Any]:
-    return {"balanced": s.balanced, "max_angle": s.max_angle or None, "orthogonality": s.orthogonality}
+    limits = {"max_angle": s.max_angle or None, "clip": s.clip or None}
+    return {"balanced": s.balanced, "orthogonality": s.orthogonality, **limits}
 
 
 def _with_curvature(s: Settings) -> dict[str, Any]:

@@ -61,6 +61,7 @@ class Settings:
         euclidean: ``"sgd"`` or ``"kfac"``, for the matrices that are on no sphere beside some that are.
         balanced: the same turning for every row on a sphere.
         max_angle: the largest angle by which a row may turn in a step; 0 for any.
+        clip: the length to which the direction of a row on a sphere is cut before it joins the momentum; 0 for any.
         orthogonality: ω of the penalty on correlations between rows on spheres.
         basis_tolerance: the accepted error of directions on truncated bases of eigenvectors.
         fisher: how the factors are collected.
@@ -100,6 +101,7 @@ class Settings:
     euclidean: str = "sgd"
     balanced: bool = False
     max_angle: float = 0.0
+    clip: float = 0.0
     orthogonality: float = 0.0
     basis_tolerance: float = 0.05
     fisher: str = "mc"

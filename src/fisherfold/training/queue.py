@@ -321,7 +321,7 @@ def _kind(entry: Entry) -> tuple[Any, ...]:
     """What is written into compiled code, of the network and of steps on spheres; seeds and rates are not."""
     chosen = entry.settings()
     network = (entry.dataset, entry.model, chosen.batch, chosen.dropout)
-    return (*network, chosen.momentum, chosen.balanced, chosen.max_angle, chosen.orthogonality)
+    return (*network, chosen.momentum, chosen.balanced, chosen.max_angle, chosen.clip, chosen.orthogonality)
 
 
 def _question(entry: Entry) -> dict[str, Any]:
