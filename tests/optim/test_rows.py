@@ -93,7 +93,7 @@ def test_dead_rows_move_as_in_euclidean_space() -> None:
     w = torch.tensor([[0.6, 0.8], [0.0, 0.0]])
     v = torch.ones(2, 2)
     state = {"momentum_buffer": torch.zeros(2, 2), "alive": torch.tensor([[True], [False]])}
-    update_on_spheres(w, v, state, advance, (0.5, 0.9, True, None, 0.0))
+    update_on_spheres(w, v, state, advance, (0.5, 0.9, True, None, None, 0.0))
     torch.testing.assert_close(w[1], torch.tensor([-0.5, -0.5]))
     assert float(w[0].norm()) == pytest.approx(1.0)
 
@@ -106,7 +106,7 @@ def turned(scales: torch.Tensor, steps: int = 400, lr: float = 0.01) -> tuple[to
     for _ in range(steps):
         v = scales * torch.randn(w.shape, generator=generator, dtype=w.dtype)
         before = w.clone()
-        advance(w, v, b, lr, 0.9, True, None, 0.0, sums)
+        advance(w, v, b, lr, 0.9, True, None, None, 0.0, sums)
         angles.append(torch.acos((before * w).sum(dim=1).clamp(max=1)).square())
     return w, torch.stack(angles[50:]).mean(dim=0).sqrt()
 
@@ -136,7 +136,7 @@ def test_decorrelation_is_the_gradient_of_the_penalty() -> None:
     (gradient,) = torch.autograd.grad(penalty, leaf)
     torch.testing.assert_close(decorrelation(w, 0.3), gradient)
     expected = sphere_step(w, v + gradient, b, 0.1, 0.9, True)
-    advance(w, v, b, 0.1, 0.9, True, None, 0.3, None)
+    advance(w, v, b, 0.1, 0.9, True, None, None, 0.3, None)
     torch.testing.assert_close((w, b), expected)
 
 
@@ -144,7 +144,7 @@ def test_the_penalty_on_a_balanced_step_does_not_depend_on_the_size_of_the_gradi
     ends = []
     for scale in (1e-6, 1e3):
         w, v, b = setting()
-        advance(w, scale * v, b, 0.1, 0.9, True, None, 0.3, torch.zeros(5, 2, dtype=w.dtype))
+        advance(w, scale * v, b, 0.1, 0.9, True, None, None, 0.3, torch.zeros(5, 2, dtype=w.dtype))
         ends.append(w)
     torch.testing.assert_close(*ends)
 
@@ -162,8 +162,8 @@ def test_a_compiler_that_fails_is_done_without(monkeypatch: pytest.MonkeyPatch) 
     expected = sphere_step(w, v, b, 0.3, 0.9, True)
     step = fused(advance)
     with pytest.warns(UserWarning, match=r"the compiler failed .KeyError: buf2.; going on without it"):
-        step(w, v, b, 0.3, 0.9, True, None, 0.0, None)
+        step(w, v, b, 0.3, 0.9, True, None, None, 0.0, None)
     torch.testing.assert_close((w, b), expected)
-    step(w, v, b, 0.3, 0.9, True, None, 0.0, None)
+    step(w, v, b, 0.3, 0.9, True, None, None, 0.0, None)
     assert len(calls) == 1
     fused.cache_clear()

@@ -265,11 +265,11 @@ def test_the_plan_that_comes_with_the_benchmarks_can_be_read() -> None:
         pytest.skip("an installed package has no benchmarks")
     plan = read_plan(path)
     stages = {(entry.dataset, entry.model, entry.preset): entry.stages for entry in plan}
-    tasks = {(entry.dataset, entry.model) for entry in plan}
-    assert len(plan) == len(stages) == 2 * len(tasks)
+    rivals = {"mkfac-sam": "sgd-sam", "mkfac": "sgdg"}
+    pairs = [(stages[key], stages[(*key[:2], rivals[key[2]])]) for key in stages if key[2] in rivals]
+    assert len(plan) == len(stages) == 2 * len(pairs)
     # a rival is searched as long as ours is, and over the same but for rates
-    for task in tasks:
-        ours, theirs = (stages[(*task, preset)] for preset in ("mkfac-sam", "sgd-sam"))
+    for ours, theirs in pairs:
         shared = [
             [stage for stage in own if not any(name.startswith(("lr", "manifold")) for c in stage for name in c)]
             for own in (ours, theirs)
