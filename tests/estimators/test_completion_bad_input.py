@@ -192,6 +192,8 @@ def test_rows_and_columns_that_were_exchanged_are_refused(tmp_path):
     long = pd.DataFrame(PAIRS, columns=names).assign(stars=VALUES)
     assert model.fit(long).feature_names_in_.tolist() == names
     assert model.score(long) == pytest.approx(model.score(long[names], VALUES))
+    with pytest.raises(ValueError, match=r"columns of ids were \['user', 'item'\], got \['item', 'user'\]"):
+        model.score(long[["item", "user", "stars"]])
     assert not hasattr(model.fit(PAIRS, VALUES), "feature_names_in_")
 
 

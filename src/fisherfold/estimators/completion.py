@@ -331,6 +331,8 @@ class MatrixCompletion(SharedFits, RegressorMixin, BaseEstimator):  # type: igno
         found, model = observations(X), self.model_
         if found.is_table:  # a pair given twice must not be held out and in the rest at once
             found = merged(found, self.duplicates)
+        else:
+            self._check_names(X)
         if len(found.values) < 2:
             raise ValueError(f"R² needs at least 2 values, got {len(found.values)}")
         i, j = model.locate(found.rows[: 0 if found.is_table else None], found.columns, self.unseen)
