@@ -197,6 +197,20 @@ def test_rows_and_columns_that_were_exchanged_are_refused(tmp_path):
     assert not hasattr(model.fit(PAIRS, VALUES), "feature_names_in_")
 
 
+def test_entries_of_which_a_value_is_missing_are_not_taken_for_a_matrix():
+    entries = {"user": PAIRS[:, 0], "item": PAIRS[:, 1], "stars": [None, *VALUES[1:]]}
+    frame = pd.DataFrame(entries)
+    for given in (frame, frame.convert_dtypes(), frame.convert_dtypes(dtype_backend="pyarrow"), pl.DataFrame(entries)):
+        with pytest.raises(ValueError, match=r"column 'stars' has missing values .* leave such lines out if these are"):
+            MatrixCompletion(rank=1).fit(given)
+        if hasattr(given, "dropna"):
+            assert MatrixCompletion(rank=1).fit(given.dropna()).model_.posterior.n_ratings == 5
+    # a matrix of three columns, with holes that ids cannot have or handed over as one
+    holes = pd.DataFrame({"a": [1, None, 2], "b": [1, 2, 3], "c": [None, 2, 4]}, dtype="Int64")
+    for matrix, count in ((holes, 7), (frame.to_numpy(), 17)):
+        assert MatrixCompletion(rank=1).fit(matrix).model_.posterior.n_ratings == count
+
+
 def test_point_has_no_error_bars():
     model = MatrixCompletion(rank=1).fit(PAIRS, VALUES)
     model.model_.inference = "point"

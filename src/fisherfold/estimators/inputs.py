@@ -290,7 +290,14 @@ def _from_frame(X: Any) -> Observations:
     """A wide data frame, or a long one: three columns and nothing missing, or ids that are no numbers."""
     names = list(X.columns)
     parts = [_column(X, place) for place in range(len(names))]
-    if len(names) == 3 and (not any(map(_has_missing, parts)) or any(map(_is_text, parts[:2]))):
+    holes = list(map(_has_missing, parts)) if len(names) == 3 else []
+    if holes == [False, False, True] and all(map(_is_whole, parts[:2])):
+        # entries of which a value is missing, or a matrix: as a matrix, ids would be taken for values
+        raise ValueError(
+            f"column {names[2]!r} has missing values beside two columns of whole numbers: leave such lines out if "
+            "these are entries (row, column, value), hand over X.to_numpy() if this is a matrix with holes"
+        )
+    if holes and (not any(holes) or any(map(_is_text, parts[:2]))):
         rows, columns = id_array(parts[0], "row"), id_array(parts[1], "column")
         return _checked(Observations(rows, columns, numbers(parts[2], f"column {names[2]!r}"), rows, columns))
     values = np.empty((len(X), len(names)))
@@ -302,6 +309,12 @@ def _from_frame(X: Any) -> Observations:
     rows, columns = np.nonzero(~np.isnan(values))
     seen = all_rows[rows], all_columns[columns], values[rows, columns]
     return _checked(Observations(*seen, all_rows, all_columns, is_table=True))
+
+
+def _is_whole(column: Any) -> bool:
+    if hasattr(column, "isna"):
+        return column.dtype.kind in "iu"
+    return bool(column.dtype.is_integer())
 
 
 def _is_text(column: Any) -> bool:
