@@ -42,6 +42,21 @@ def table(tmp_path):
     return tmp_path, train, test
 
 
+def test_the_index_of_a_data_frame_is_no_feature(table):
+    folder, train, _ = table
+    frame, columns = train.to_pandas().sample(frac=0.9, random_state=0), ("--target", "y", "--task", "school")
+    frame.to_csv(folder / "index.csv")
+    frame.to_parquet(folder / "index.parquet")
+    for name, column in (("index.csv", "column_1"), ("index.parquet", "__index_level_0__")):
+        result = run("fit", folder / name, *columns, "-o", folder / "model")
+        assert f"the column {column} is the index of a data frame" in str(result.exception)
+        named = answer("fit", folder / name, *columns, "--features", f"{column},age", "-o", folder / "model")
+        assert named["features"] == 2
+    numbered = train.drop("school").rename({"age": "column_1", "size": "column_2"})
+    numbered.write_csv(folder / "numbered.csv")
+    assert answer("fit", folder / "numbered.csv", "--target", "y", "-o", folder / "model")["features"] == 3
+
+
 def test_fit_predict_evaluate(table):
     folder, train, test = table
     columns = ("--target", "y", "--task", "school")

@@ -118,7 +118,8 @@ def choose_columns(
         The roles.
 
     Raises:
-        ValueError: if a column does not exist, has two roles, or none is left.
+        ValueError: if a column does not exist, has two roles, or none is left; if none is named and one is the index
+            of a data frame.
     """
     for option, name in (("--target", target), ("--task", task), *(("--features", f) for f in features or [])):
         if name is not None and name not in frame.columns:
@@ -132,7 +133,18 @@ def choose_columns(
     chosen = features or [name for name in frame.columns if name not in {target, task}]
     if not chosen:
         raise ValueError("no feature columns are left besides the target and the task")
+    if features is None and (index := [name for name in chosen if _is_index(name, frame.columns)]):
+        raise ValueError(
+            f"the column {index[0]} is the index of a data frame, numbers of lines and hardly a feature; write the "
+            "file with index=False, or name the features (--features)"
+        )
     return Roles(chosen, target, task, estimator)
+
+
+def _is_index(name: str, columns: list[str]) -> bool:
+    """Whether a column is what a data frame writes beside its own: to CSV first and without a name."""
+    nameless = name == columns[0] == "column_1" and columns[1:2] != ["column_2"]
+    return nameless or (name.startswith("__index_level_") and name.endswith("__"))
 
 
 def read_tasks(
