@@ -7,7 +7,17 @@ import pytest
 import torch
 from torch import nn
 
-from fisherfold import Bernoulli, Categorical, Gaussian, NLLProblem, Poisson, check_fisher, check_gradient, minimize
+from fisherfold import (
+    Bernoulli,
+    Categorical,
+    Gaussian,
+    Likelihood,
+    NLLProblem,
+    Poisson,
+    check_fisher,
+    check_gradient,
+    minimize,
+)
 from fisherfold.fisher.flat import flatten
 from fisherfold.manifolds import Euclidean, Grassmann, Oblique, Product, Sphere, Stiefel
 from fisherfold.manifolds.base import leaves, scale, tree_map
@@ -91,6 +101,36 @@ def test_outputs_may_have_any_shape():
     torch.testing.assert_close(rows.T @ rows, operator.dense())
     one = NLLProblem(Sphere(3), lambda x, w: torch.exp(x @ w), Gaussian(), x, torch.ones(6, dtype=torch.float64))
     assert one.fisher(w).n_rows == 6
+
+
+class VonMisesFisher(Likelihood):
+    """Directions in space, p(y | z) ~ exp <y, z>, with A(z) = log(sinh κ / κ) for κ = |z|."""
+
+    def log_partition(self, z):
+        kappa = z.norm(dim=-1)
+        return (kappa.sinh() / kappa).log()
+
+    def sample(self, z, *, generator=None):
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("solve", ["auto", "cg", "woodbury"])
+def test_one_output_may_be_expanded_to_all_samples(solve):
+    """Maximum likelihood without inputs: the mean direction, and coth κ - 1/κ = the length of the mean."""
+    g = generator(4)
+    manifold = Product({"direction": Sphere(3), "log_kappa": Euclidean()})
+    y = torch.randn(40, 3, generator=g, dtype=torch.float64) + 2
+    y = y / y.norm(dim=1, keepdim=True)
+
+    def model(x, theta):
+        return (theta["log_kappa"].exp() * theta["direction"]).expand(len(x), 3)
+
+    problem = NLLProblem(manifold, model, VonMisesFisher(), y, y)
+    found = minimize(problem, manifold.random_point(generator=g), solve=solve)
+    assert found.success
+    mean, kappa = y.mean(0), found.x["log_kappa"].exp()
+    torch.testing.assert_close(found.x["direction"], mean / mean.norm())
+    torch.testing.assert_close(1 / kappa.tanh() - 1 / kappa, mean.norm())
 
 
 def test_integer_inputs_are_indices():

@@ -14,6 +14,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from fisherfold.manifolds.trees import tree_map
+
 
 def jvp(function: Callable[[Any], Tensor], at: Any, v: Any) -> Tensor:
     """The forward-mode product Df(at) v.
@@ -27,6 +29,8 @@ def jvp(function: Callable[[Any], Tensor], at: Any, v: Any) -> Tensor:
         A tensor like f(at).
     """
     _load_forward_mode()
+    # an expanded tensor, such as one output for all samples, is refused by forward mode: its entries share memory
+    at, v = (tree_map(Tensor.contiguous, tree) for tree in (at, v))
     return cast("Tensor", torch.func.jvp(function, (at,), (v,))[1])
 
 
