@@ -92,11 +92,27 @@ def test_random_frames_have_the_uniform_mean():
     assert float(frame.mean(0).abs().max()) < 5 * (1 / 3 / 20_000) ** 0.5
 
 
-def test_a_second_derivative_of_the_polar_factor_is_refused_rather_than_wrong():
-    y = tall(5, 2).requires_grad_()
-    (gradient,) = torch.autograd.grad(frames.polar(y / 3).pow(3).sum(), y, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        gradient.sum().backward()
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # from torch's forward mode itself
+@pytest.mark.parametrize("size", [1e-20, 1.0, 1e20])
+@pytest.mark.parametrize("step", [0.0, 0.3, 2.0, 9.0])
+def test_second_derivatives_of_the_polar_factor_are_the_slopes_of_the_first(step, size):
+    """On both roads, in all units, and in every way in which PyTorch forms a Hessian."""
+    frame, weights = frames.qr(tall(5, 2)), tall(10, 10, seed=1)
+    y = frame + step * tall(5, 2, seed=2)
+
+    def value(y):
+        flat = frames.polar(size * y).flatten()
+        return flat @ weights @ flat
+
+    gradient = torch.func.grad(value)
+    steps = 1e-5 * torch.eye(10, dtype=torch.float64).reshape(10, 5, 2)
+    expected = torch.stack([(gradient(y + e) - gradient(y - e)) / 2e-5 for e in steps])
+    for hessian in (
+        torch.autograd.functional.hessian(value, y),
+        torch.func.hessian(value)(y),
+        torch.func.jacrev(torch.func.jacfwd(value))(y),
+    ):
+        torch.testing.assert_close(hessian.reshape(10, 5, 2), expected, atol=1e-7, rtol=1e-6)
 
 
 @pytest.mark.parametrize("longest", [2.0, 5.0, 50.0])

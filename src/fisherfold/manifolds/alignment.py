@@ -5,6 +5,7 @@ are smooth functions of m while no angle is a right one, but singular vectors ar
 differences of singular values, which are all 1 where the subspaces meet. So Q is differentiated as what it is: from
 ``m = c Q`` with c symmetric, ``Qᵀ dQ = X`` solves the Sylvester equation ``p X + X p = Qᵀdm - dmᵀQ`` with
 ``p = Qᵀm``, whose own derivatives are Sylvester equations again. And ``θ / sin θ`` is a power series of matrices.
+The inverse root that makes a frame of a step is differentiated in the same way.
 """
 
 from __future__ import annotations
@@ -64,6 +65,8 @@ def angle_over_sine(cosines: Tensor) -> Tensor:
 def rotation_between(matrix: Tensor) -> Tensor:
     """The orthogonal polar factor ``U Vᵀ`` of ``m = U s Vᵀ``, which can be differentiated any number of times.
 
+    In forward mode once: PyTorch takes nested forward derivatives of what has a rule of its own for zero.
+
     Args:
         matrix: square matrices; at a singular one any of the nearest rotations is taken.
 
@@ -101,6 +104,54 @@ class _Rotation(torch.autograd.Function):
         turned = q.mT @ tangent
         found: Tensor = q @ _sylvester(_symmetric(q.mT @ matrix), turned - turned.mT)
         return found
+
+
+def inverse_root(gram: Tensor, values: Tensor, vectors: Tensor) -> Tensor:
+    """The inverse root ``g^{-1/2}``, which can be differentiated as ``rotation_between`` can.
+
+    Args:
+        gram: g, symmetric and positive definite.
+        values: its eigenvalues, as constants.
+        vectors: its eigenvectors, as constants.
+
+    Returns:
+        Symmetric matrices.
+    """
+    found: Tensor = _InverseRoot.apply(gram, values, vectors)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _InverseRoot(torch.autograd.Function):
+    """``x = g^{-1/2}``: from ``x g x = I``, with the root ``r = g x``, ``r dx + dx r = -x dg x``."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(gram: Tensor, values: Tensor, vectors: Tensor) -> Tensor:
+        return (vectors * values.rsqrt().unsqueeze(-2)) @ vectors.mT
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[0], output)
+        ctx.save_for_forward(inputs[0], output)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        gram, x = ctx.saved_tensors
+        found: Tensor = -x @ _along_root(gram, x, gradient) @ x
+        return found, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Tensor:
+        gram, x = ctx.saved_tensors
+        return -_along_root(gram, x, x @ tangent @ x)
+
+
+def _along_root(gram: Tensor, x: Tensor, right: Tensor) -> Tensor:
+    root = _symmetric(gram @ x)
+    # a constant that takes out the size of g, so that nothing is flat because it is small
+    size = root.detach().diagonal(dim1=-2, dim2=-1).mean(dim=-1)[..., None, None]
+    return _sylvester(root / size, right / size)
 
 
 class _Sylvester(torch.autograd.Function):

@@ -13,13 +13,10 @@ The frame error of the first two is about ``eps · cond(G)``, so they hand over 
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from fisherfold.manifolds.alignment import eigh, rotation_between
+from fisherfold.manifolds.alignment import eigh, inverse_root, rotation_between
 
 # A retraction step of Frobenius length s gives cond(G) ≤ 1 + s²; steps beyond 4 take the slower, safer road.
 MAX_CONDITION = 16.0
@@ -81,44 +78,7 @@ def polar(y: Tensor) -> Tensor:
     floor = torch.finfo(y.dtype).tiny / torch.finfo(y.dtype).eps
     if not bool((values[..., -1] <= MAX_CONDITION * (values[..., 0] - floor)).all()):
         return _polar_by_qr(y)
-    root = _InverseRoot.apply(gram, values.detach(), vectors.detach())  # type: ignore[no-untyped-call]
-    return y @ root.to(y.dtype)
-
-
-class _InverseRoot(torch.autograd.Function):
-    """``G^{-1/2}`` from the eigendecomposition of G, with a derivative that repeated eigenvalues do not upset.
-
-    The derivative through eigenvectors divides by differences of eigenvalues, and at a zero step G = I. In the
-    eigenbasis the inverse root has the derivative ``-(s_i s_j)² / (s_i + s_j) dG_ij`` with ``s = λ^{-1/2}``.
-    """
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(gram: Tensor, values: Tensor, vectors: Tensor) -> Tensor:
-        return (vectors * values.rsqrt().unsqueeze(-2)) @ vectors.mT
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs[1:])
-        ctx.save_for_forward(*inputs[1:])
-
-    @staticmethod
-    def _derivative(ctx: Any, direction: Tensor) -> Tensor:
-        values, vectors = ctx.saved_tensors
-        s = values.rsqrt()
-        row, column = s.unsqueeze(-1), s.unsqueeze(-2)
-        inside = vectors.mT @ direction @ vectors
-        return vectors @ (inside * -((row * column) ** 2) / (row + column)) @ vectors.mT
-
-    @staticmethod
-    @once_differentiable  # the eigendecomposition is held fixed, which a second derivative must not do silently
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return _InverseRoot._derivative(ctx, gradient), None, None
-
-    @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, *_: Any) -> Tensor:
-        return _InverseRoot._derivative(ctx, tangent)
+    return y @ inverse_root(gram, values.detach(), vectors.detach()).to(y.dtype)
 
 
 def _polar_by_qr(y: Tensor) -> Tensor:
