@@ -443,7 +443,7 @@ def test_fused_descent_makes_the_steps_one_by_one(density, ridge):
         (torch.tensor([], dtype=torch.int64), "batch must hold at least one sample, got none"),
         (torch.tensor([0, -1]), r"batch must lie in 0..11, got -1..0"),
         (torch.tensor([12]), r"batch must lie in 0..11, got 12..12"),
-        (torch.tensor([0.5]), "batch must be a vector of integer indices"),
+        (torch.tensor([0.5]), "batch must be a vector of int64 or int32 indices"),
     ],
 )
 def test_batches_that_are_no_column_numbers_are_refused(batch, message):
