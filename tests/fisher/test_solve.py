@@ -233,7 +233,8 @@ def test_zero_curvature_is_reported_and_not_divided_by(dtype):
 def test_a_zero_gradient_needs_no_product():
     operator = stretched([1.0], samples=40)[0].fisher(torch.zeros(30, dtype=torch.float64))
     for method in ("cg", "dense", "woodbury", "pinv"):
-        solution = operator.solution(torch.zeros(30, dtype=torch.float64), 0.1, method=method)
+        damping = 0.1 if method != "pinv" else 0.0
+        solution = operator.solution(torch.zeros(30, dtype=torch.float64), damping, method=method)
         assert float(solution.x.norm()) == solution.decrease == solution.residual == solution.iterations == 0
 
 
@@ -293,6 +294,8 @@ def test_bad_arguments_are_named(build):
         operator.solve(g, 0.1, method="structured")
     with pytest.raises(ValueError, match="DenseFisher has no factor in sample space; use method='cg' or 'dense'"):
         case.problem.fisher(case.theta, kind="dense").solve(g, 0.1, method="woodbury")
+    with pytest.raises(ValueError, match=r"pinv has no damping, got damping=0.1; use method='dense'"):
+        operator.solve(g, 0.1, method="pinv")
     with pytest.raises(ValueError, match="rtol must be a number ≥ 0, got -1"):
         operator.solve(g, 0.1, method="cg", rtol=-1)
     with pytest.raises(ValueError, match="max_iter must be at least 0, got -1"):

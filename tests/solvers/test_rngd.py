@@ -418,6 +418,8 @@ def test_schedules_may_count_in_tensors(tasks):
         ("rngd", {"step": 0.1, "damping": lambda k: math.nan}, r"damping\(0\) must be a number ≥ 0, got nan"),
         ("rngd", {"batch_size": lambda k: 0}, "batch_size must be between 1 and n_samples"),
         ("rsvrg", {"step": lambda k: math.inf}, r"step\(0\) must be a number ≥ 0, got inf"),
+        ("rngd", {"solve": "pinv"}, "solve='pinv' has no damping: it is for the fixed-step form"),
+        ("rngd", {"solve": "pinv", "step": 0.1, "damping": 0.1}, "with step= and damping=0"),
         ("rngd", {"max_rejections": 2.5}, "max_rejections must be a whole number, got 2.5"),
     ],
 )

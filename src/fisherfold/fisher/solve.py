@@ -91,7 +91,7 @@ def solve(
     Args:
         operator: the Fisher operator F.
         g: a tangent vector.
-        damping: λ ≥ 0.
+        damping: λ ≥ 0; 0 for ``pinv``.
         method: ``auto`` or a name of ``METHODS``.
         rtol: relative residual at which ``cg`` stops.
         max_iter: products that ``cg`` may spend; ten times the dimension, at most 1000, if not given.
@@ -107,6 +107,8 @@ def solve(
             raise ValueError(f"{name} must be a number ≥ 0, got {value}")
     if max_iter is not None and not max_iter >= 0:
         raise ValueError(f"max_iter must be at least 0, got {max_iter}")
+    if method == "pinv" and damping > 0:
+        raise ValueError(f"pinv has no damping, got damping={damping}; use method='dense'")
     g = arranged(g, operator.point)
     x: Tangent | None = None
     if method == "auto":

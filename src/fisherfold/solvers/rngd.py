@@ -68,7 +68,8 @@ class RNGD(Method):
         eta3: from which ρ on an accepted step lowers σ; below a third of it σ rises. 0.75 if not given, and 0, which is
             the paper's rule, on batches. With that rule the step after a poor one, but accepted, is often rejected.
         gamma: the factor by which σ moves.
-        solve: how the damped system is solved; ``auto`` or a name of ``fisherfold.fisher.solve.METHODS``.
+        solve: how the damped system is solved; ``auto`` or a name of ``fisherfold.fisher.solve.METHODS``;
+            ``pinv``, which has no damping, only with ``step``.
         forcing: CG stops at the relative residual min(forcing, 0.9 (‖g_k‖/‖g_{k-1}‖)^1.618), the rule of Eisenstat and
             Walker: no more accuracy than the outer convergence can use.
         step: a fixed step t, or a schedule t(k): then d is scaled by t and always taken.
@@ -120,6 +121,8 @@ class RNGD(Method):
         self.damping = damping if callable(damping) else positive("damping", damping, zero=True)
         if step is None and self.damping != 0:
             raise ValueError(f"damping is for the fixed-step form, with step=; without it λ is σ‖g‖, got {damping}")
+        if solve == "pinv" and (step is None or self.damping != 0):
+            raise ValueError("solve='pinv' has no damping: it is for the fixed-step form, with step= and damping=0")
         self.max_rejections = at_least_one("max_rejections", max_rejections)
         if self.manifold.retraction_order < 2:
             warnings.warn(
