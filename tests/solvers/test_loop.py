@@ -242,6 +242,21 @@ def test_full_evaluations_can_be_spaced_out(task):
     assert [loss == loss for loss in result.trace["loss"]] == [True, False, False, True, False, False, True, True]
 
 
+def test_a_run_that_ends_between_two_evaluations_returns_its_last_iterate(task, tmp_path):
+    """By a callback or a budget: what was done since the last evaluation is not thrown away."""
+    options = {"method": "rsgd", "step": 0.01, "max_iter": 20, "evaluate_every": 6}
+    for ending in (
+        {"callback": lambda state: state.iteration == 9},
+        {"stop": MaxSamples(9 * task.problem.n_samples)},
+    ):
+        result = minimize(task.problem, task.x0, checkpoint=tmp_path / "c", **ending, **options)
+        assert (result.status, result.iterations, len(result.trace)) == ("stopped", 9, 10)
+        assert [loss == loss for loss in result.trace["loss"]] == [k in {0, 6, 9} for k in range(10)]
+        assert torch.equal(result.x, result.last)
+        assert result.value == result.trace["loss"][-1] == float(task.problem.loss(result.last))
+        assert result.value < result.trace["loss"][6]
+
+
 # display
 
 

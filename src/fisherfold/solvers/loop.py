@@ -127,6 +127,8 @@ def minimize(
                 if callback is not None and (answer := callback(state)) and verdict is None:
                     verdict = ("stopped", answer if isinstance(answer, str) else "the callback asked to stop")
                 verdict = _agreed(problem.group, verdict)
+                if verdict is not None:
+                    _conclude(solver, state)
                 if verdict is not None or state.iteration % checkpoint_every == 0:
                     keep()
     except KeyboardInterrupt:
@@ -226,6 +228,14 @@ def _advance(solver: Method, state: State, evaluate_every: int, max_iter: int) -
         else:
             state.loss = state.gradient_norm = math.nan
     _record(solver.problem, state)
+
+
+def _conclude(solver: Method, state: State) -> None:
+    """A run that a budget or a callback ends between two evaluations: its last iterate may be the best one."""
+    if not solver.exact and math.isnan(state.loss):
+        solver.evaluate(state)
+        _record(solver.problem, state)
+        del state.trace.rows[-2]
 
 
 def _record(problem: Problem, state: State) -> None:
