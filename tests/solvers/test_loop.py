@@ -14,7 +14,7 @@ from rich.console import Console
 
 from fisherfold import Gaussian, NLLProblem, Result, minimize
 from fisherfold.files import write_tensors
-from fisherfold.manifolds import Euclidean, Grassmann, Sphere
+from fisherfold.manifolds import Euclidean, Grassmann, Product, Sphere
 from fisherfold.solvers import (
     GradientNorm,
     LossBelow,
@@ -544,6 +544,18 @@ def test_bad_starts_are_named(task):
         start([1.0, 0, 0, 0, 0])
     with pytest.raises(ValueError, match=r"x0 must have a floating dtype, got torch.int64"):
         start(torch.tensor([1, 0, 0, 0, 0]))
+    for half in (torch.float16, torch.bfloat16):
+        with pytest.raises(ValueError, match=rf"x0 must be float32 or float64, one for all factors, got \['{half}'\]"):
+            start(torch.eye(5, dtype=half)[0])
+
+
+@pytest.mark.parametrize("method", ["rngd", "rcg"])
+def test_a_start_of_two_precisions_is_named(method):
+    manifold = Product({"a": Euclidean(5), "b": Sphere(5)})
+    x0 = manifold.random_point(generator=torch.Generator().manual_seed(0))
+    problem = NLLProblem(manifold, lambda i, t: t["a"][i] * t["b"][i], Gaussian(), torch.arange(5), torch.ones(5))
+    with pytest.raises(ValueError, match=r"one for all factors, got \['torch.float32', 'torch.float64'\]"):
+        minimize(problem, x0 | {"b": x0["b"].float()}, method)
 
 
 def test_a_start_on_another_device_is_named():

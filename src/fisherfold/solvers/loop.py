@@ -172,6 +172,9 @@ def _check_files(checkpoint: str | os.PathLike[str] | None, resume: bool, group:
 
 def _check_start(problem: Problem, x0: Point) -> None:
     problem.manifold.check_point(x0, name="x0")
+    dtypes = {leaf.dtype for leaf in leaves(x0)}
+    if len(dtypes) > 1 or not dtypes <= {torch.float32, torch.float64}:
+        raise ValueError(f"x0 must be float32 or float64, one for all factors, got {sorted(map(str, dtypes))}")
     if any(leaf.requires_grad for leaf in leaves(x0)):
         raise ValueError("x0 must not require grad; pass x0.detach()")
     batched = problem.manifold.inner(x0, x0, x0).ndim > 0
