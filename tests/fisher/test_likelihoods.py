@@ -251,12 +251,24 @@ def test_gaussian_takes_numbers_of_all_kinds(variance):
         ),
         (Categorical(), torch.tensor([0, 1, 2, 3]), r"y must lie in 0..2, got 0..3"),
         (Categorical(), torch.tensor([0, 1, -1, 2]), r"y must lie in 0..2, got -1..2"),
+        *(
+            (p, torch.zeros(4, 3) + 0j, "y must be real, got torch.complex64")
+            for p in (Gaussian(), Bernoulli(), Poisson())
+        ),
+        (Categorical(), torch.zeros(4) + 0j, r"class indices \(integers\).*got torch.complex64"),
         (Categorical(), torch.zeros(4, dtype=torch.bool), r"class indices \(integers\).*got torch.bool"),
     ],
 )
 def test_targets_that_cannot_be_are_refused(likelihood, y, message):
     with pytest.raises(ValueError, match=message):
         likelihood.check_targets(y, torch.zeros(4, 3))
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64])
+def test_counts_may_be_truth_values_and_integers(dtype):
+    z, y = torch.tensor([[0.5], [-1.0]]), torch.tensor([[0], [1]])
+    Poisson().check_targets(y.to(dtype), z)
+    torch.testing.assert_close(Poisson().nll(z, y.to(dtype)), (z.exp() - y * z)[:, 0])
 
 
 def test_logits_without_classes_are_refused():

@@ -80,10 +80,12 @@ class Likelihood(ABC):
             z: natural parameters.
 
         Raises:
-            ValueError: if the shapes do not fit or a target is not finite.
+            ValueError: if the shapes do not fit or a target is complex or not finite.
         """
         if y.shape != z.shape:
             raise ValueError(f"y must have the shape {tuple(z.shape)} of the model's output, got {tuple(y.shape)}")
+        if y.is_complex():
+            raise ValueError(f"y must be real, got {y.dtype}")
         if not bool(torch.isfinite(y).all()):
             raise ValueError("y must be finite, got NaN or infinite entries")
 
@@ -254,7 +256,8 @@ class Categorical(Likelihood):
     def check_targets(self, y: Tensor, z: Tensor) -> None:
         if z.ndim < 2:
             raise ValueError(f"logits must have shape (samples, classes), got {tuple(z.shape)}")
-        if y.is_floating_point() or y.dtype == torch.bool or y.shape != z.shape[:-1]:
+        whole = not (y.is_floating_point() or y.is_complex() or y.dtype == torch.bool)
+        if not whole or y.shape != z.shape[:-1]:
             raise ValueError(
                 f"y must hold class indices (integers) of shape {tuple(z.shape[:-1])}, got {y.dtype} {tuple(y.shape)}"
             )
@@ -364,7 +367,7 @@ class Poisson(Likelihood):
     @override
     def check_targets(self, y: Tensor, z: Tensor) -> None:
         super().check_targets(y, z)
-        if bool((y < 0).any()) or bool((y != y.round()).any()):
+        if bool((y < 0).any()) or (y.is_floating_point() and bool((y != y.round()).any())):
             raise ValueError(f"y must hold counts (integers ≥ 0) for a Poisson likelihood, got values in {_range(y)}")
 
     @override
