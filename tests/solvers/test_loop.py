@@ -215,6 +215,17 @@ def test_metrics_of_the_problem_are_recorded_as_numbers(task, tmp_path):
     assert all(isinstance(value, float) for value in result.trace["answer"])
 
 
+@pytest.mark.parametrize("name", ["loss", "accepted", "rho"])
+def test_metrics_do_not_take_the_columns_of_the_trace(task, name):
+    class Measured(NLLProblem):
+        def metrics(self, x):
+            return {name: 0.0}
+
+    problem = Measured(Sphere(5), task.problem.model, Gaussian(), task.problem.inputs, task.problem.targets)
+    with pytest.raises(ValueError, match=rf"must have names of their own, got \['{name}'\], columns of the trace"):
+        minimize(problem, task.x0, max_iter=2)
+
+
 def test_the_best_point_and_the_last_are_told_apart(tasks):
     task = tasks["quadratic"]()
     result = minimize(task.problem, task.x0, "rsgd", step=2.2, decay=0.0, batch_size=1, max_iter=15, stop=NEVER)

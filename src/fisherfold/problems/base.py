@@ -129,7 +129,7 @@ class Problem(ABC):
             x: a point of the manifold.
 
         Returns:
-            Names and values; nothing by default.
+            Names, other than those of the trace itself such as ``loss``, and values; nothing by default.
         """
         return {}
 

@@ -246,8 +246,12 @@ def _record(problem: Problem, state: State) -> None:
         "iteration": state.iteration, "samples": state.samples, "products": state.products, "seconds": state.seconds,
         "loss": state.loss, "gradient_norm": state.gradient_norm,
     }  # fmt: skip
+    row |= state.record
     metrics = {name: float(value) for name, value in problem.metrics(state.x).items()}
-    state.trace.rows.append(row | state.record | metrics)
+    # criteria read the loss and the acceptance of a step in the trace
+    if taken := sorted({*row, "accepted"} & set(metrics)):
+        raise ValueError(f"metrics of the problem must have names of their own, got {taken}, columns of the trace")
+    state.trace.rows.append(row | metrics)
     if state.loss < state.best_loss:
         state.best, state.best_loss = state.x, state.loss
 
