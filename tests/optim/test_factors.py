@@ -268,7 +268,7 @@ def test_factors_of_weighted_losses_equal_the_dense_fisher_matrix(name: str) -> 
     torch.testing.assert_close(torch.kron(state.g, state.a), exact)
 
 
-@pytest.mark.parametrize("fisher", ["empirical", "mc"])
+@pytest.mark.parametrize("fisher", ["empirical", "mc", "persample"])
 def test_equal_class_weights_change_nothing_where_targets_are_ignored_or_have_places(fisher: str) -> None:
     torch.manual_seed(14)
     model = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.Tanh(), nn.Conv2d(4, 3, 1)).double()
@@ -378,6 +378,35 @@ def test_per_sample_factors_are_the_true_ones_under_batch_norm() -> None:
     torch.testing.assert_close(state.a / torch.trace(state.a), outer / torch.trace(outer))
     radial = torch.einsum("nij,ij->ni", true, model[0].weight.detach())
     assert float(radial.norm() / true.norm()) < 1e-4  # the ε of batch norm
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("kind", ["values", "places", "ignored"])
+def test_per_sample_factors_have_the_terms_of_the_loss(kind: str, reduction: str) -> None:
+    """tr F = (1/D) Σ_n ‖∇ Σ ℓ_n‖² over the D terms of all samples, which are those of the other Fisher matrices."""
+    torch.manual_seed(21)
+    x = torch.randn(6, 4, 5, dtype=torch.float64)
+    model = nn.Sequential(nn.Conv1d(4, 3, 5 if kind == "values" else 1), nn.Flatten(2 if kind == "places" else 1))
+    model = model.double()
+    y = torch.randn(6, 3, dtype=torch.float64) if kind == "values" else torch.randint(3, (6, 5))
+    loss_fn: nn.Module = nn.CrossEntropyLoss(reduction=reduction)
+    if kind == "values":
+        loss_fn = nn.MSELoss(reduction=reduction)
+    if kind == "ignored":
+        model, y = nn.Sequential(nn.Flatten(), nn.Linear(20, 3)).double(), y[:, 0]
+        y[2:] = -100
+    squares, terms = 0.0, y.numel() if kind != "ignored" else 2
+    for sample, target in zip(x[: 2 if kind == "ignored" else 6], y, strict=False):
+        each = F.mse_loss if kind == "values" else F.cross_entropy
+        loss = each(model(sample[None]), target[None], reduction="sum")
+        squares += sum(float(g.square().sum()) for g in torch.autograd.grad(loss, list(model.parameters())))
+    optimizer = KFAC(model, damping=1.0, fisher="persample", reduction=reduction)
+    optimizer.refresh([(x, y)], loss_fn)
+    (layer,) = optimizer.curvature.layers.values()
+    assert float(torch.trace(layer.a) * torch.trace(layer.g)) == pytest.approx(squares / terms, rel=1e-9)
+    other = KFAC(model, damping=1.0, fisher="persample", reduction="sum" if reduction == "mean" else "mean")
+    with pytest.raises(ValueError, match="the loss is not reduced as declared"):
+        other.refresh([(x, y)], loss_fn)
 
 
 def test_monte_carlo_targets_follow_the_predictive_distribution() -> None:

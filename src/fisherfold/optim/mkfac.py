@@ -316,7 +316,7 @@ class MKFAC(torch.optim.Optimizer):
         with self._norms(model):
             collector = self._collector(model)
             if kind == "persample":
-                statistics.add_true_gradients(collector, batches, loss_fn)
+                statistics.add_true_gradients(collector, batches, loss_fn, self.reduction)
             else:
                 statistics.add_batches(collector, batches, loss_fn, self.reduction, draw, generator)
         self._refreshes += 1

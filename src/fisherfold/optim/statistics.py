@@ -70,11 +70,27 @@ def n_terms(outputs: Any, targets: Any, loss_fn: LossFunction, summed: tuple[int
     one_for_all = isinstance(targets, Tensor) and targets.ndim == 0 and isinstance(outputs, Tensor) and outputs.ndim > 1
     if not isinstance(targets, Tensor) or one_for_all:
         return len(outputs) if isinstance(outputs, Tensor) else max(samples, 1.0)
+    return max(int(terms_of_samples(targets, loss_fn, summed).sum()), 1)
+
+
+def terms_of_samples(targets: Tensor, loss_fn: LossFunction, summed: tuple[int, ...]) -> Tensor:
+    """The number of terms that every sample has in a loss.
+
+    Args:
+        targets: class indices, or values.
+        loss_fn: its ``ignore_index`` is honoured, -100 by default.
+        summed: the axes of real-valued targets that are summed over.
+
+    Returns:
+        Whole numbers, one per sample; none where all targets of a sample are ignored.
+    """
+    rows = targets.unsqueeze(0) if targets.ndim == 0 else targets
     if targets.is_floating_point():
-        return max(math.prod(n for axis, n in enumerate(targets.shape) if axis not in summed), 1)
+        terms = math.prod(n for axis, n in enumerate(rows.shape) if axis and axis not in summed)
+        return torch.full((len(rows),), terms, device=targets.device)
     named = getattr(loss_fn, "keywords", {})  # of functools.partial
     ignored = getattr(loss_fn, "ignore_index", named.get("ignore_index", -100))
-    return max(int((targets != ignored).sum()), 1)
+    return (rows != ignored).unsqueeze(-1).flatten(1).sum(1)
 
 
 def _doubled(outputs: Tensor, targets: Tensor, loss_fn: LossFunction, axis: int) -> float | None:
@@ -354,41 +370,62 @@ def _begun(this_pass: Pass, samples: int) -> Pass:
     return this_pass
 
 
-def add_true_gradients(collector: Collector, batches: Iterable[tuple[Any, Any]], loss_fn: LossFunction) -> None:
+def add_true_gradients(
+    collector: Collector, batches: Iterable[tuple[Any, Any]], loss_fn: LossFunction, reduction: str
+) -> None:
     """Add the factors of true per-sample gradients D_n: Σ D_nᵀD_n and Σ D_n D_nᵀ.
+
+    A sample's gradient is that of the sum of its terms, whatever the reduction: the terms are those of the other Fisher
+    matrices, and so is the number that their sum is divided by.
 
     Args:
         collector: the model, what is tracked, and the sums to add to; its hooks are not used.
         batches: pairs of inputs and targets.
         loss_fn: the loss; it is applied to one sample at a time.
+        reduction: how it is declared to be reduced; the first batch tells whether it is.
     """
+    summed: tuple[int, ...] | None = None
     with preserved(collector.model), uncompiled():
         for inputs, targets in pairs(batches):
-            _add_per_sample(collector.model, collector, inputs, targets, loss_fn)
+            if summed is None:
+                summed = _looked_at(collector.model, inputs, targets, loss_fn, reduction)
+            _add_per_sample(collector.model, collector, inputs, targets, loss_fn, reduction, summed)
+
+
+@torch.no_grad()
+def _looked_at(model: nn.Module, inputs: Any, targets: Any, loss_fn: LossFunction, reduction: str) -> tuple[int, ...]:
+    """The axes that a loss sums over, once it is reduced as declared."""
+    with preserved(model):
+        outputs = call(model, inputs)
+    check_reduction(outputs, targets, loss_fn, loss_fn(outputs, targets), reduction)
+    return summed_axes(outputs, targets, loss_fn, reduction)
 
 
 @torch.no_grad()  # transforms of torch.func differentiate all the same
 def _add_per_sample(
-    model: nn.Module, collector: Collector, inputs: Any, targets: Tensor, loss_fn: LossFunction
+    model: nn.Module,
+    collector: Collector,
+    inputs: Any,
+    targets: Tensor,
+    loss_fn: LossFunction,
+    reduction: str,
+    summed: tuple[int, ...],
 ) -> None:
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     chosen = {names[id(p)]: p.detach() for t in collector.weights for p in (t.weight, t.bias) if p is not None}
-
-    samples = float(len(targets))
-    if (weighted := weighted_terms(loss_fn, targets)) is not None:
-        # of each sample the mean of its terms, as without weights, times √m of the sample
-        totals, each = weighted.weights.reshape(len(targets), -1).sum(1), weighted.of_samples()
-        scales = each.sqrt() / torch.where(totals > 0, totals, 1)
-        samples = weighted.total * samples / max(int(weighted.counted.sum()), 1)
+    weighted = weighted_terms(loss_fn, targets)
+    counts = terms_of_samples(targets, loss_fn, summed)
+    samples = max(float(counts.sum()), 1.0) if weighted is None else weighted.total
 
     def losses(parameters: dict[str, Tensor]) -> Tensor:
         buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
         state = {f"model.{name}": value for name, value in (parameters | buffers).items()}
         outputs = torch.func.functional_call(_Caller(model), state, (inputs,))
         if weighted is not None:
-            terms = weighted.weights * weighted.plain(outputs, weighted.targets)
-            return terms.reshape(len(terms), -1).sum(1) * scales
-        return torch.vmap(lambda z, y: loss_fn(z[None], y[None]))(outputs, targets)
+            terms = weighted.weights.sqrt() * weighted.plain(outputs, weighted.targets)
+            return terms.reshape(len(terms), -1).sum(1)
+        each = torch.vmap(lambda z, y: loss_fn(z[None], y[None]))(outputs, targets)
+        return each * counts.to(each.dtype) if reduction == "mean" else each
 
     values, pullback = torch.func.vjp(losses, chosen)  # type: ignore[misc]
     (gradients,) = torch.vmap(pullback)(torch.eye(len(values), dtype=values.dtype, device=values.device))
