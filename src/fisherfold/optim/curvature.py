@@ -200,6 +200,10 @@ class Curvature:
             return "it has no factors"
         name = layer.tracked.name
         a, g = (t if layer.mass == 1 else t / layer.mass for t in (layer.a, layer.g))
+        if layer.tracked.bias is not None and not layer.tracked.bias.requires_grad:
+            # frozen since it joined: it makes up for no step of its weight
+            a = a.clone()
+            a[-1], a[:, -1] = 0.0, 0.0
         options = self.options
         ratio = float(options.basis) if not isinstance(options.basis, str) else None
         tolerance = None if options.basis == "full" else options.tolerance
