@@ -1,6 +1,7 @@
 """How many fresh targets lie in the intervals of ``SubspaceRegressor``, by the number of tasks it has learnt from.
 
     OMP_NUM_THREADS=1 python benchmarks/subspace_coverage.py
+    OMP_NUM_THREADS=1 python benchmarks/subspace_coverage.py --draws 10 --shape 40 6 6 --shape 40 3 6
 
 Tasks are drawn from the model itself: coefficients with a common mean that differ along two directions, noise of
 variance 1. Per draw, as many fresh rows as rows, and 50 tasks that are not seen (``unseen="mean"``) with ten rows each;
@@ -51,11 +52,12 @@ def covered(tasks: int, rows: int, features: int, seed: int) -> list[float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draws", type=int, default=40)
+    parser.add_argument("--shape", nargs=3, type=int, action="append", help="tasks, rows of each, and features")
     given = parser.parse_args()
     heads = ("tasks", "rows each", "features", *(f"in {100 * level:g} %" for level in LEVELS))
     unseen = f"unseen tasks, in {100 * UNSEEN_LEVEL:g} %"
     table = Table(*heads, unseen, title=f"targets in their intervals, {given.draws} draws")
-    for shape in SHAPES:
+    for shape in given.shape or SHAPES:
         shares = 100 * np.array([covered(*shape, seed) for seed in range(given.draws)])
         means, errors = shares.mean(0), shares.std(0, ddof=1) / np.sqrt(given.draws)
         table.add_row(*map(str, shape), *(f"{m:.1f} ± {e:.1f}" for m, e in zip(means, errors, strict=True)))
