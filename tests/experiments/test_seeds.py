@@ -39,9 +39,9 @@ def test_variances_of_medians_are_those_of_draws(count: int) -> None:
 @pytest.mark.parametrize("seeds", [(1, 1), (2, 2), (5, 1), (5, 5)])
 def test_one_pair_in_twenty_that_is_the_same_is_told_apart(seeds: tuple[int, int]) -> None:
     """Six cells of two seeds and the pair itself."""
-    draws, repeats, apart = np.random.default_rng(3), 4000, 0
+    draws, repeats, apart = np.random.default_rng(3), 1500, 0
     for _ in range(repeats):
         first, second = (draws.normal(5.0, 0.3, size=count).tolist() for count in seeds)
         spread = Spread.of([*draws.normal(3.0, 0.3, size=(6, 2)).tolist(), first, second], guess=9.0)
         apart += abs(np.median(first) - np.median(second)) > spread.margin(*seeds)
-    assert apart / repeats == pytest.approx(0.05, abs=0.012)
+    assert apart / repeats == pytest.approx(0.05, abs=0.02)
