@@ -157,8 +157,8 @@ def cifar(
     verdict, why = table_of.judge(found)
     facts = {"cells": [cell.as_json() for cell in found], "claim": table_of.CLAIM, "verdict": verdict, "why": why}
     facts["trials"] = table_of.as_rows(others)
-    why = [*why, *table_of.margins(found)]
-    why += [f"{len(others.rows)} more runs, by which settings were chosen or with other ones, are on the page."]
+    more = f"{len(others.rows)} more runs, by which settings were chosen or with other ones, are on the page."
+    why = [*why, *table_of.margins(found), more]
     ending = f"the paper: {table_of.CLAIM}\nverdict: {verdict}", *why, f"picture {files['png']}", f"report page: {page}"
     voice.answer({**facts, "files": {**files, "page": page}}, table, *ending)
 

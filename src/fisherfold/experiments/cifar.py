@@ -312,7 +312,7 @@ def _beyond(
             far = _far(mine.best[0] - other.best[0], spread.margin(len(mine.runs), len(other.runs)))
             rival = f"{LABELS[theirs]} ({other.best[0]:.2f})"
             sentences.append(f"{task}: {LABELS[ours]}: {mine.best[0]:.2f}, {far} {rival}.")
-    own = [by_name[dataset, model, name] for name in dict(OURS_AGAINST) if by_name[dataset, model, name].runs]
+    own = [cell for name, _ in OURS_AGAINST if (cell := by_name[dataset, model, name]).runs]
     paper = by_name[dataset, model, "mkfac"].paper
     if own and paper is not None:
         top = max(own, key=lambda cell: cell.best[0])
