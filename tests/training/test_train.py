@@ -91,6 +91,7 @@ def test_runs_side_by_side_are_the_runs_alone(tmp_path: Path) -> None:
         {"noise": 0.2},
         {"ahead": 0.2},
         {"mixup": 0.5},
+        {"cutmix": 0.7},
         {"dropout": 0.3, "average": 2},
         {"ascent": 0.1, "ascent_start": 0.4, "ascent_parts": 2},
         {"ascent": 0.1, "ascent_scales": 0.1, "ascent_start": 0.4},
@@ -116,7 +117,7 @@ def test_draws_are_the_same_beside_other_runs_and_after_a_checkpoint(tmp_path: P
     train_side_by_side([again])
     assert torch.equal(weights(again.run), weights(alone.run))
     assert [e["loss"] for e in again.log.epochs] == [e["loss"] for e in alone.log.epochs]
-    gone = ("dropout", "noise", "ahead", "mixup", "ascent", "ascent_scales", "teaching")
+    gone = ("dropout", "noise", "ahead", "mixup", "cutmix", "ascent", "ascent_scales", "teaching")
     undrawn = replace(chosen, **dict.fromkeys(gone, 0.0))
     plain = open_job(Run(undrawn, model, pool, seed=1), tmp_path / "plain.jsonl")
     train_side_by_side([plain])
@@ -200,20 +201,23 @@ def test_a_run_that_goes_back_to_a_checkpoint_from_before_its_ascent_does_withou
     assert torch.equal(seen[2], seen[4])
 
 
+@pytest.mark.parametrize("mixed", [{"mixup": 0.4}, {"cutmix": 1.0}])
 @pytest.mark.parametrize(("smoothing", "parts"), [(0.0, 1), (0.1, 1), (0.0, 2)])
-def test_the_loss_of_mixed_images_is_that_of_both_targets(smoothing: float, parts: int) -> None:
+def test_the_loss_of_mixed_images_is_that_of_both_targets(
+    mixed: dict[str, float], smoothing: float, parts: int
+) -> None:
     pool = random_pool(32)
-    changes = {"mixup": 0.4, "smoothing": smoothing, "ascent": 0.1 * (parts > 1), "ascent_parts": parts}
+    changes = {**mixed, "smoothing": smoothing, "ascent": 0.1 * (parts > 1), "ascent_parts": parts}
     run = Run(settings("sgd", "cifar10", "wrn10_1", batch=16, epochs=1, lr=0.0, **changes), "wrn10_1", pool)
     run.begin_epoch()
     images, labels, total = pool.normalised(run.images), run.labels, torch.zeros(())
-    assert ((run.shares > 0) & (run.shares < 1)).all()
-    assert run.shares[0] != run.shares[1]
+    assert ((run.mixing.shares > 0) & (run.mixing.shares < 1)).all()
+    assert run.mixing.shares[0] != run.mixing.shares[1]
     for index in range(2):
         for own in torch.arange(16 * index, 16 * index + 16).split(16 // parts):
-            x, y, share = images[own], labels[own], run.shares[index]
+            x, y, share = images[own], labels[own], run.mixing.shares[index]
             with torch.no_grad():
-                spread = torch.log_softmax(run.network(share * x + (1 - share) * x.flip(0)), dim=1)
+                spread = torch.log_softmax(run.network(run.mixing.mixed(x, torch.tensor(index))), dim=1)
             for weight, target in ((share, y), (1 - share, y.flip(0))):
                 hard = torch.nn.functional.one_hot(target, 10)
                 total -= weight / parts * (((1 - smoothing) * hard + smoothing / 10) * spread).sum(dim=1).mean()
@@ -231,7 +235,7 @@ def test_the_averaged_network_teaches_more_with_every_epoch(mixup: float, temper
         run.begin_epoch()
         student, teacher = deepcopy(run.network), deepcopy(run.averaged.module).eval()
         norms = [m.running_mean.clone() for m in run.averaged.module.modules() if isinstance(m, nn.BatchNorm2d)]
-        x, y, share = pool.normalised(run.images[:16]), run.labels[:16], run.shares[0]
+        x, y, share = pool.normalised(run.images[:16]), run.labels[:16], run.mixing.shares[0]
         x = share * x + (1 - share) * x.flip(0)
         with torch.no_grad():
             mine, given = student(x), (teacher(x) / temperature).softmax(dim=1)
@@ -415,7 +419,8 @@ def test_a_checkpoint_from_before_a_setting_is_of_a_run_with_its_default(tmp_pat
     runs[0].done_epochs = 2
     header = {**runs[0].header, "settings": {**runs[0].header["settings"]}}
     ascent = ("ascent", "ascent_scales", "ascent_start", "ascent_parts")
-    newest = ("noise", "ahead", *ascent, "average", "mixup", "smoothing", "teaching", "temperature", "euclidean")
+    mixing = ("mixup", "cutmix", "smoothing", "teaching", "temperature")
+    newest = ("noise", "ahead", *ascent, "average", *mixing, "euclidean")
     for newer in newest:
         del header["settings"][newer]
     state = {"network": runs[0].network.state_dict(), "optimizer": runs[0].optimizer.state_dict(), "epochs": 2}

@@ -40,6 +40,8 @@ class Settings:
         smoothing: the share of every target that is spread over all classes, in training.
         mixup: α of the Beta(α, α) in whose ratio pairs of images and their losses are mixed, one draw per batch; 0 for
             none.
+        cutmix: the probability with which a batch has a patch of its images, and its part of their losses, replaced by
+            those of other images; 0 for none.
         teaching: the share of the loss, at the end of training, that is the divergence from what the network of the
             averaged weights answers to the same images; it grows from none in proportion to the epochs.
         temperature: what the logits of both networks are divided by there.
@@ -85,6 +87,7 @@ class Settings:
     dropout: float = 0.0
     smoothing: float = 0.0
     mixup: float = 0.0
+    cutmix: float = 0.0
     teaching: float = 0.0
     temperature: float = 1.0
     noise: float = 0.0
@@ -128,6 +131,10 @@ class Settings:
             raise ValueError(
                 "weights are moved at random (noise), further on (ahead) or up (ascent, ascent_scales), not two of them"
             )
+        if self.mixup and self.cutmix:
+            raise ValueError("images are mixed by weight (mixup) or by patches (cutmix), not both")
+        if self.cutmix > 1:
+            raise ValueError(f"cutmix must be at most 1, got {self.cutmix!r}")
         if self.teaching and not self.average:
             raise ValueError("teaching needs averaged weights, got average=0")
         if self.teaching and not self.temperature > 0:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
@@ -22,6 +21,7 @@ from fisherfold.optim import MKFAC, RowAhead, RowAscent, RowNoise, ScaleAscent
 from fisherfold.training import checkpoint
 from fisherfold.training.build import build_model, build_optimizer
 from fisherfold.training.data import ImagePool
+from fisherfold.training.mixing import Mixing
 from fisherfold.training.options import Settings
 
 WARM_UP = 3
@@ -100,7 +100,9 @@ class Run:
         self.teacher = self._ready(self.averaged.module) if self.averaged and settings.teaching else None
         self.teaching = torch.zeros((), device=self.device)
         self.loss_fn = nn.CrossEntropyLoss(label_smoothing=settings.smoothing)
-        self.shares = torch.ones(self.steps_per_epoch, device=self.device)  # of a batch in what it is mixed with
+        self.mixing = Mixing(
+            settings, steps=self.steps_per_epoch, side=self.images.shape[1], seed=seed, device=self.device
+        )
         self.counter = torch.zeros((), dtype=torch.int64, device=self.device)
         self.offsets = torch.arange(settings.batch, device=self.device)
         self.loss_sum = torch.zeros((), device=self.device)
@@ -168,8 +170,7 @@ class Run:
             self.labels.copy_(labels)
             for counter in (self.counter, self.loss_sum, self.hits):
                 counter.zero_()
-            if self.settings.mixup:
-                self.shares.copy_(self._draw_shares(epoch))
+            self.mixing.draw(epoch)
             if isinstance(self.turned, RowAhead):
                 self.turned.forget()  # the last step of an epoch is not in a checkpoint
             self._set_rates(epoch)
@@ -242,9 +243,7 @@ class Run:
             self.counter += 1
 
     def _part(self, images: Tensor, labels: Tensor) -> Part:
-        share, answers = torch.take(self.shares, self.counter), None
-        if self.settings.mixup:
-            images = torch.lerp(images.flip(0), images, share)
+        images, share, answers = self.mixing.mixed(images, self.counter), self.mixing.share(self.counter), None
         if self.teacher:
             with torch.no_grad(), self._autocast():
                 answers = (self.teacher(images).float() / self.settings.temperature).softmax(dim=1)
@@ -254,7 +253,7 @@ class Run:
         with self._autocast():
             outputs = self.forward(part.images)
             loss = self.loss_fn(outputs, part.labels)
-            if self.settings.mixup:
+            if self.mixing:
                 loss = torch.lerp(self.loss_fn(outputs, part.labels.flip(0)), loss, part.share)
             if part.answers is not None:
                 loss = torch.lerp(loss, self._divergence(outputs, part.answers), self.teaching)
@@ -285,11 +284,6 @@ class Run:
                 p.grad = sum(gradients) / count  # not stacked: they keep their layout in memory
         losses, outputs = zip(*found, strict=True)
         return torch.stack(losses).mean(), torch.cat(outputs)
-
-    def _draw_shares(self, epoch: int) -> Tensor:
-        draws = np.random.default_rng([abs(self.seed), epoch, self.seed < 0])
-        drawn = draws.beta(self.settings.mixup, self.settings.mixup, size=self.steps_per_epoch)
-        return torch.from_numpy(drawn).to(self.shares)
 
     def _ready(self, network: nn.Module) -> Callable[[Tensor], Tensor]:
         return torch.compile(network, dynamic=False) if self.compiled else network
