@@ -11,8 +11,8 @@ from rich.table import Table
 from fisherfold.cli.common import Voice, one_of
 
 NAMES = (
-    *("sgd", "sgd-tuned", "sgd-averaged", "sgd-sam", "sgdp", "adam", "adamp", "kfac"),
-    *("mkfac", "mkfac-tuned", "mkfac-averaged", "mkfac-sam", "sgdg", "sgdg-tuned"),
+    *("sgd", "sgd-tuned", "sgd-averaged", "sgd-sam", "sgd-cutmix", "sgdp", "adam", "adamp", "kfac"),
+    *("mkfac", "mkfac-tuned", "mkfac-averaged", "mkfac-sam", "mkfac-cutmix", "sgdg", "sgdg-tuned"),
 )
 
 Dataset = Annotated[

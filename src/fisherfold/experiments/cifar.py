@@ -32,6 +32,7 @@ MODELS = ("wrn16_4", "vgg16bn")
 OPTIMIZERS = (
     *("sgd", "sgdp", "adam", "adamp", "kfac", "mkfac"),
     *("sgdg", "sgd-tuned", "mkfac-tuned", "sgdg-tuned", "sgd-averaged", "mkfac-averaged", "sgd-sam", "mkfac-sam"),
+    *("sgd-cutmix", "mkfac-cutmix"),
 )
 TASKS = [(dataset, model) for dataset in DATASETS for model in MODELS]
 NAMES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "wrn16_4": "WRN-16-4", "vgg16bn": "VGG16-BN"}
@@ -41,6 +42,7 @@ LABELS = {
     "mkfac-tuned": "MKFAC, balanced turning", "sgdg-tuned": "SGDG, balanced turning",
     "sgd-averaged": "SGD, tuned weight decay, averaged", "mkfac-averaged": "MKFAC, balanced turning, averaged",
     "sgd-sam": "SGD, averaged, SAM", "mkfac-sam": "MKFAC, averaged, SAM",
+    "sgd-cutmix": "SGD, averaged, CutMix", "mkfac-cutmix": "MKFAC, averaged, CutMix",
 }  # fmt: skip
 # colours that stay apart for colour-blind readers
 STYLES = {
@@ -48,6 +50,7 @@ STYLES = {
     "kfac": ("#009e73", "-"), "mkfac": ("#0072b2", "-"), "sgdg": ("#d55e00", "-"), "sgd-tuned": ("#000000", ":"),
     "mkfac-tuned": ("#0072b2", ":"), "sgdg-tuned": ("#d55e00", ":"), "sgd-averaged": ("#000000", "--"),
     "mkfac-averaged": ("#0072b2", "--"), "sgd-sam": ("#000000", "-."), "mkfac-sam": ("#0072b2", "-."),
+    "sgd-cutmix": ("#000000", (0, (5, 1, 1, 1, 1, 1))), "mkfac-cutmix": ("#0072b2", (0, (5, 1, 1, 1, 1, 1))),
 }  # fmt: skip
 # medians of five runs as the paper prints them, in the order of TASKS
 PAPER_SEEDS = 5
@@ -62,6 +65,7 @@ PAPER = {
 OURS_AGAINST = (
     ("mkfac-tuned", "sgd-tuned"), ("mkfac-averaged", "sgd-tuned"), ("mkfac-averaged", "sgd-averaged"),
     ("mkfac-sam", "sgd-tuned"), ("mkfac-sam", "sgd-sam"),
+    ("mkfac-cutmix", "sgd-tuned"), ("mkfac-cutmix", "sgd-cutmix"),
 )  # fmt: skip
 CLAIM = "MKFAC has the best test accuracy of six optimizers with WRN-16-4 and VGG16-BN on CIFAR-10 and CIFAR-100."
 # all the images there are to train on, by what a run is judged by
@@ -423,7 +427,7 @@ def draw(found: Sequence[CellResult]) -> Figure:
             band, epochs = _band(cell.runs, "accuracy", length), range(1, length + 1)
             colour, style = STYLES[cell.optimizer]
             panel.fill_between(epochs, band.least, band.greatest, color=colour, alpha=0.15, linewidth=0)
-            panel.plot(epochs, band.median, style, color=colour, linewidth=1.1, label=LABELS[cell.optimizer])
+            panel.plot(epochs, band.median, linestyle=style, color=colour, linewidth=1.1, label=LABELS[cell.optimizer])
         if not panel.lines:
             panel.text(0.5, 0.5, "not run yet", ha="center", va="center", transform=panel.transAxes)
             panel.set(xticks=[], yticks=[])

@@ -26,6 +26,7 @@ DATASETS, NETWORKS = ("cifar10", "cifar100"), ("vgg16bn", "wrn16_4")
 FIRST = ("sgd", "mkfac", "sgdg", "kfac")
 THEN = (
     *("mkfac-tuned", "sgd-tuned", "mkfac-averaged", "sgd-averaged", "mkfac-sam", "sgd-sam"),
+    *("mkfac-cutmix", "sgd-cutmix"),
     *("sgdp", "adam", "adamp", "sgdg-tuned"),
 )
 # the sets in which the paper searches: rates of all baselines, β₁ and β₂ of Adam and AdamP
