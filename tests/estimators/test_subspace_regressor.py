@@ -586,6 +586,19 @@ def test_bad_rows_are_named():
         model.fit(X, y, task=task, sample_weight=np.zeros(len(y)))
 
 
+def test_the_point_model_takes_fixed_steps():
+    X, y, task = rows()
+    settings = {"rank": 2, "inference": "point", "ridge": 1e-6}
+    steps = {"step": 1.0, "fisher": "exact"}
+    stepped, found = (
+        SubspaceRegressor(**settings, solver_options=options).fit(X, y, task=task).score(X, y, task=task)
+        for options in (steps, {"step": None})
+    )
+    assert stepped == pytest.approx(found, abs=1e-4)
+    with pytest.raises(ValueError, match=r"solver_options of 'rngd': sigma is for Algorithm 1, .* got sigma=0.1"):
+        SubspaceRegressor(**settings, solver_options={"step": 1.0, "sigma": 0.1}).fit(X, y, task=task)
+
+
 def test_a_clone_is_not_fitted_and_parameters_stay_as_given():
     model = SubspaceRegressor(rank=2, solver_options={"step": 0.1})
     assert clone(model).get_params() == model.get_params()

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from fisherfold import Bernoulli, Categorical, Gaussian, NLLProblem, minimize
+from fisherfold import Bernoulli, Categorical, Gaussian, NLLProblem, Poisson, minimize
 from fisherfold.fisher.flat import flatten, unflatten
 from fisherfold.fisher.solve import tangent_basis
 from fisherfold.manifolds import Euclidean, Grassmann, Product, Sphere, Stiefel
@@ -194,6 +194,22 @@ def test_the_fixed_step_form_takes_every_step_of_its_formula(solver):
         x = problem.manifold.retract(x, scale(-0.5 / (k + 1), problem.manifold.project(x, d)))
     assert float((result.last - x).norm()) < 1e-9
     assert result.trace["accepted"][1:] == [1.0] * 4
+
+
+def test_the_fixed_step_form_shortens_by_gamma_where_a_step_leaves_the_finite_numbers():
+    x = torch.ones(8, 1, dtype=torch.float64)
+    problem = NLLProblem(Euclidean(1), lambda x, w: x @ w, Poisson(), x, torch.full((8,), 2.0, dtype=torch.float64))
+    taken = {}
+    for gamma in (2.0, 16.0):
+        result = minimize(problem, torch.zeros(1, dtype=torch.float64), "rngd", step=1e5, gamma=gamma, max_iter=40)
+        first = result.trace["accepted"].index(1.0, 1)
+        # from 0, where the Fisher information is 1 and the gradient -1, a step t leads to t
+        taken[gamma] = first, float(result.trace["loss"][first])
+    assert taken[2.0][0] == 1 + math.ceil(math.log2(1e5 / 710))
+    assert taken[16.0][0] == 1 + math.ceil(math.log(1e5 / 710, 16))
+    for gamma, (first, loss) in taken.items():
+        step = 1e5 / gamma ** (first - 1)
+        assert loss == pytest.approx(math.exp(step) - 2 * step, rel=1e-6)
 
 
 def test_the_ratio_of_the_fixed_step_form_belongs_to_the_step_that_was_taken(tasks):

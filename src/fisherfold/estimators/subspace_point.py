@@ -71,7 +71,7 @@ def fit_point(
     scaled, unit = in_units_of_the_targets(statistics)
     problem = SubspaceProblem(scaled, rank=rank, ridge=ridge, objective="penalised")
     x0 = start(scaled, rank=rank).frame if frame is None else frame
-    chosen = _defaults(problem, x0, solver) | dict(options)
+    chosen = _defaults(problem, x0, solver, options) | dict(options)
     stop = near_enough(tol)
     _check_options(problem, solver, chosen)
     result = minimize(
@@ -131,11 +131,12 @@ def _check_options(problem: SubspaceProblem, solver: str, options: Mapping[str, 
         raise type(error)(f"solver_options of {solver!r}: {reason}, got {dict(options)}") from None
 
 
-def _defaults(problem: SubspaceProblem, x0: Tensor, solver: str) -> dict[str, Any]:
+def _defaults(problem: SubspaceProblem, x0: Tensor, solver: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Settings that need no tuning: steps follow from the curvature at the start."""
     if solver in {"rngd", "rcg"}:
         # residuals stay, and with them a Fisher matrix is a poor model: hundreds of steps where the Hessian takes tens
-        return {"sigma": 1e-3, "fisher": "observed"} if solver == "rngd" else {}
+        first = {} if options.get("step") is not None else {"sigma": 1e-3}
+        return first | {"fisher": "observed"} if solver == "rngd" else {}
     batch = {"batch_size": 1, "sampling": "replacement"}
     if solver == "rngd-vr":
         return batch | {"step": 0.05, "damping": 1e-6 * _curvature(problem, x0)}

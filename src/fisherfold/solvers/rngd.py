@@ -63,16 +63,18 @@ class RNGD(Method):
         sigma: σ₀, the first regularisation over the gradient norm; if not given, such that λ₀ is a hundredth of the
             curvature <g, F g>/<g, g> along the first gradient, whatever the units of the problem.
         sigma_min: the least σ; 1e-6 if not given, or σ₀ where that is less, as it is in large units.
-        eta1: the least ratio ρ of an accepted step.
-        eta2: steps are accepted while ‖g‖ ≥ η₂/σ; the theory wants it large, practice 0.
+        eta1: the least ratio ρ of an accepted step; 0.1 if not given.
+        eta2: steps are accepted while ‖g‖ ≥ η₂/σ; the theory wants it large, practice 0, as it is if not given.
         eta3: from which ρ on an accepted step lowers σ; below a third of it σ rises. 0.75 if not given, and 0, which is
             the paper's rule, on batches. With that rule the step after a poor one, but accepted, is often rejected.
-        gamma: the factor by which σ moves.
+        gamma: the factor by which σ moves; in the fixed-step form that by which steps are shortened where one has left
+            the finite numbers.
         solve: how the damped system is solved; ``auto`` or a name of ``fisherfold.fisher.solve.METHODS``;
             ``pinv``, which has no damping, only with ``step``.
         forcing: CG stops at the relative residual min(forcing, 0.9 (‖g_k‖/‖g_{k-1}‖)^1.618), the rule of Eisenstat and
             Walker: no more accuracy than the outer convergence can use.
-        step: a fixed step t, or a schedule t(k): then d is scaled by t and always taken.
+        step: a fixed step t, or a schedule t(k): then d is scaled by t and always taken; σ and η, which have no say
+            there, are errors with it.
         damping: λ of the fixed-step form; an error without ``step``, where λ_k = σ_k ‖g_k‖.
         max_rejections: so many rejections in a row end the run.
     """
@@ -87,8 +89,8 @@ class RNGD(Method):
         batch_size: BatchSize = None,
         sigma: float | None = None,
         sigma_min: float | None = None,
-        eta1: float = 0.1,
-        eta2: float = 0.0,
+        eta1: float | None = None,
+        eta2: float | None = None,
         eta3: float | None = None,
         gamma: float = 4.0,
         solve: str = "auto",
@@ -98,6 +100,8 @@ class RNGD(Method):
         max_rejections: int = 40,
     ) -> None:
         super().__init__(problem)
+        if step is not None:
+            _refuse_unused(sigma=sigma, sigma_min=sigma_min, eta1=eta1, eta2=eta2, eta3=eta3)
         self.kind = check_kind(fisher, problem)
         if not callable(batch_size):
             check_batch_size(batch_size, problem.n_samples)
@@ -105,15 +109,16 @@ class RNGD(Method):
         self.exact = batch_size is None or batch_size == problem.n_samples
         self.sigma = None if sigma is None else positive("sigma", sigma)
         self.sigma_min = None if sigma_min is None else positive("sigma_min", sigma_min)
-        self.eta2 = positive("eta2", eta2, zero=True)
-        if not 0 < eta1 < 1:
+        self.eta2 = 0.0 if eta2 is None else positive("eta2", eta2, zero=True)
+        self.eta1 = 0.1 if eta1 is None else eta1
+        if not 0 < self.eta1 < 1:
             raise ValueError(f"eta1 must lie between 0 and 1, got {eta1}")
         self.eta3 = (0.75 if self.exact else 0.0) if eta3 is None else eta3
         if not 0 <= self.eta3 <= 1:
             raise ValueError(f"eta3 must lie between 0 and 1, got {eta3}")
         if not gamma > 1:
             raise ValueError(f"gamma must be greater than 1, got {gamma}")
-        self.eta1, self.gamma = eta1, gamma
+        self.gamma = gamma
         if solve not in {"auto", *METHODS}:
             raise ValueError(f"solve must be 'auto' or one of {list(METHODS)}, got {solve!r}")
         self.solver, self.forcing = solve, positive("forcing", forcing)
@@ -276,3 +281,13 @@ class RNGD(Method):
             state.numbers["shrink"] = state.numbers.get("shrink", 1.0) / self.gamma
         if state.numbers["rejections"] >= self.max_rejections:
             state.failure = (status, f"{sentence} ({self.max_rejections} tries in a row)")
+
+
+def _refuse_unused(**given: float | None) -> None:
+    """Refuse what the fixed-step form would ignore."""
+    for name, value in given.items():
+        if value is not None:
+            raise ValueError(
+                f"{name} is for Algorithm 1, without step=; the fixed-step form takes every step, with damping=, "
+                f"got {name}={value}"
+            )
