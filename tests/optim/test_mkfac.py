@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 import fisherfold
 from fisherfold.manifolds import Oblique
 from fisherfold.optim import KFAC, MKFAC, SGDG
+from fisherfold.optim.curvature import CurvatureOptions
 from fisherfold.optim.replica import call
 
 
@@ -184,6 +186,48 @@ def test_kfac_step_includes_the_bias() -> None:
     expected = joined - 0.5 * torch.linalg.solve(system, gradient.flatten()).reshape(3, 5)
     optimizer.step()
     torch.testing.assert_close(torch.cat([model.weight, model.bias[:, None]], dim=1).detach(), expected)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"manifold_lr": 0.1},
+        {"retraction": "normalize"},
+        {"max_angle": 0.1},
+        {"clip": 0.1},
+        {"orthogonality": 0.1},
+        {"balanced": True},
+        {"fuse": True},
+        {"invariant": "modules"},
+        {"example_input": torch.ones(2, 4)},
+        {"euclidean": "sgd"},
+    ],
+    ids=lambda option: next(iter(option)),
+)
+def test_kfac_has_no_options_for_spheres(option: dict[str, object]) -> None:
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{next(iter(option))}'"):
+        KFAC(nn.Linear(4, 3), **option)
+
+
+def test_kfac_has_no_spheres() -> None:
+    net = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+    rows = {"params": [net[0].weight], "manifold": "row"}
+    with pytest.raises(ValueError, match="KFAC keeps all parameters in Euclidean space, got manifold='row'; use MKFAC"):
+        KFAC([rows], model_of_groups=net)
+    optimizer = KFAC([{"params": net[1].parameters(), "manifold": "none"}], model_of_groups=net)
+    with pytest.raises(ValueError, match="got manifold='row'"):
+        optimizer.add_param_group(rows)
+    assert len(optimizer.param_groups) == 1
+
+
+def test_every_option_of_kfac_is_one_of_mkfac_with_its_default() -> None:
+    mine, theirs = (inspect.signature(kind).parameters for kind in (KFAC, MKFAC))
+    assert {name: p.default for name, p in mine.items()} == {name: theirs[name].default for name in mine}
+    net, settings = nn.Linear(4, 3), {"damping_mode": "factored", "basis": 0.5, "basis_tolerance": 0.1, "max_rows": 7}
+    optimizer = KFAC(net, **settings, fisher="mc", reduction="sum", factor_decay=0.0, allow_tf32=False, seed=3)
+    options = optimizer.curvature.options
+    assert options == CurvatureOptions("factored", 0.5, 0.1, static=False, allow_tf32=False, keep_factors=False)
+    assert (optimizer.fisher, optimizer.reduction, optimizer.max_rows, optimizer.seed) == ("mc", "sum", 7, 3)
 
 
 def test_natural_gradients_for_another_optimizer_stay_tangent_to_rows_of_any_length() -> None:

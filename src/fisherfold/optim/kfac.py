@@ -10,20 +10,32 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import nn
+from typing_extensions import override
 
 from fisherfold.optim.mkfac import MKFAC
 
 
 class KFAC(MKFAC):
-    """Euclidean K-FAC with momentum: MKFAC without the manifold.
+    """Euclidean K-FAC with momentum: MKFAC without the manifold, and without its options for rows on spheres.
 
     Args:
-        model: a module.
+        model: a module, or parameter groups.
         lr: the step size.
         momentum: μ.
         weight_decay: added to the preconditioned gradient.
-        damping: λ.
-        **options: the other options of ``MKFAC``.
+        damping: λ; a group entry, used at the next refresh after it changes.
+        damping_mode: as for ``MKFAC``.
+        basis: as for ``MKFAC``.
+        basis_tolerance: as for ``MKFAC``.
+        fisher: as for ``MKFAC``.
+        reduction: as for ``MKFAC``.
+        factor_decay: as for ``MKFAC``.
+        max_rows: as for ``MKFAC``.
+        capturable: as for ``MKFAC``.
+        allow_tf32: as for ``MKFAC``.
+        model_of_groups: the module that owns the parameters, where groups are given; without it there is no curvature.
+        process_group: as for ``MKFAC``.
+        seed: of Monte-Carlo targets.
 
     Example:
         >>> import torch
@@ -44,10 +56,54 @@ class KFAC(MKFAC):
         momentum: float = 0.9,
         weight_decay: float = 0.0,
         damping: float = 1.0,
-        **options: Any,
+        damping_mode: str = "exact",
+        basis: str | float = "auto",
+        basis_tolerance: float = 0.05,
+        fisher: str = "empirical",
+        reduction: str = "mean",
+        factor_decay: float = 0.95,
+        max_rows: int | None = 2048,
+        capturable: bool = False,
+        allow_tf32: bool = True,
+        model_of_groups: nn.Module | None = None,
+        process_group: Any = None,
+        seed: int = 0,
     ) -> None:
-        shared: dict[str, Any] = {"momentum": momentum, "weight_decay": weight_decay, "damping": damping}
-        super().__init__(model, lr, **shared, invariant="none", euclidean="kfac", **options)
+        super().__init__(
+            model,
+            lr,
+            invariant="none",
+            euclidean="kfac",
+            momentum=momentum,
+            weight_decay=weight_decay,
+            damping=damping,
+            damping_mode=damping_mode,
+            basis=basis,
+            basis_tolerance=basis_tolerance,
+            fisher=fisher,
+            reduction=reduction,
+            factor_decay=factor_decay,
+            max_rows=max_rows,
+            capturable=capturable,
+            allow_tf32=allow_tf32,
+            model_of_groups=model_of_groups,
+            process_group=process_group,
+            seed=seed,
+        )
+
+    @override
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group.
+
+        Args:
+            param_group: as for any optimizer.
+
+        Raises:
+            ValueError: if it is on a manifold.
+        """
+        if (manifold := param_group.get("manifold", "none")) != "none":
+            raise ValueError(f"KFAC keeps all parameters in Euclidean space, got manifold={manifold!r}; use MKFAC")
+        super().add_param_group(param_group)
 
 
 class SGDG(MKFAC):

@@ -88,12 +88,13 @@ def _adamp(s: Settings, model: nn.Module, _: Tensor) -> torch.optim.Optimizer:
 
 def _shared(s: Settings, model: nn.Module) -> dict[str, Any]:
     cuda = next(model.parameters()).is_cuda
-    return {"momentum": s.momentum, "weight_decay": s.weight_decay, "capturable": cuda, "fuse": cuda}
+    return {"momentum": s.momentum, "weight_decay": s.weight_decay, "capturable": cuda}
 
 
-def _on_spheres(s: Settings) -> dict[str, Any]:
+def _on_spheres(s: Settings, model: nn.Module) -> dict[str, Any]:
     limits = {"max_angle": s.max_angle or None, "clip": s.clip or None}
-    return {"balanced": s.balanced, "orthogonality": s.orthogonality, **limits}
+    fuse = next(model.parameters()).is_cuda
+    return {"balanced": s.balanced, "orthogonality": s.orthogonality, "fuse": fuse, **limits}
 
 
 def _with_curvature(s: Settings) -> dict[str, Any]:
@@ -105,12 +106,12 @@ def _kfac(s: Settings, model: nn.Module, _: Tensor) -> torch.optim.Optimizer:
 
 
 def _mkfac(s: Settings, model: nn.Module, example: Tensor) -> torch.optim.Optimizer:
-    options = {**_with_curvature(s), **_on_spheres(s), **_shared(s, model)}
+    options = {**_with_curvature(s), **_on_spheres(s, model), **_shared(s, model)}
     return MKFAC(model, s.lr, s.manifold_lr, example_input=example, euclidean=s.euclidean, **options)
 
 
 def _sgdg(s: Settings, model: nn.Module, example: Tensor) -> torch.optim.Optimizer:
-    return SGDG(model, s.lr, s.manifold_lr, example_input=example, **_on_spheres(s), **_shared(s, model))
+    return SGDG(model, s.lr, s.manifold_lr, example_input=example, **_on_spheres(s, model), **_shared(s, model))
 
 
 BUILDERS: dict[str, Callable[[Settings, nn.Module, Tensor], torch.optim.Optimizer]] = {
