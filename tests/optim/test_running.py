@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from architectures import Net, build, conv, head, images
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import parametrizations
 
 from fisherfold.optim import KFAC, MKFAC, SGDG
 
@@ -183,6 +185,51 @@ def test_effect_of_epsilon_is_all_that_remains() -> None:
     before = net(x).detach() - norm.bias.detach()[:, None, None]
     SGDG(net)
     torch.testing.assert_close(net(x) - norm.bias[:, None, None], before * ratio[:, None, None])
+
+
+@pytest.mark.parametrize("wrap", [parametrizations.spectral_norm, nn.utils.spectral_norm], ids=["new", "old"])
+def test_spectral_norm_before_batch_norm_computes_what_it_did(wrap: Callable[..., nn.Module]) -> None:
+    """Its vectors stay behind where rows are scaled by themselves: the weight is one sphere, whose scale σ follows.
+
+    Not only at once: a pass in training mode, which renews the vectors, finds them where they were.
+    """
+    net, twin = (trained("", lambda: nn.Sequential(wrap(conv(3, 6, bias=True)), bn(), head())) for _ in range(2))
+    x = images().double()
+    optimizer = MKFAC(net, example_input=x)
+    (finding,) = [f for f in optimizer.findings.values() if f.kind != "none"]
+    assert finding.spheres == 1
+    assert re.search("Euler's identity holds; 0.*_u follows smaller blocks; and rescaling", finding.reason)
+    for training in (False, True, False):
+        torch.testing.assert_close(net.train(training)(x), twin.train(training)(x), rtol=1e-9, atol=1e-9)
+
+
+def test_a_buffer_that_follows_every_scale_keeps_a_weight_euclidean() -> None:
+    class Observed(nn.Linear):
+        """Rounds its weight to a grid as fine as the largest entry that it has seen, as fake quantisation does."""
+
+        def __init__(self) -> None:
+            super().__init__(5, 6)
+            self.register_buffer("largest", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.training:
+                self.largest.copy_(self.weight.detach().abs().max())
+            return F.linear(x, self.weight.clamp(-self.largest, self.largest), self.bias)
+
+    net = nn.Sequential(Observed(), nn.BatchNorm1d(6), nn.Linear(6, 2)).double()
+    x = torch.randn(20, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    net(x)
+    expected = net.eval()(x).detach()
+    optimizer = MKFAC(net, example_input=x)
+    assert optimizer.findings["0.weight"].kind == "none"
+    assert "its scale moves 0.largest, which is not carried over" in optimizer.report()
+    torch.testing.assert_close(net(x), expected)
+
+
+def test_a_factor_that_depends_on_the_values_of_weights_is_not_carried_over() -> None:
+    net = trained("", lambda: nn.Sequential(parametrizations.spectral_norm(conv(3, 6)), bn(), nn.ReLU(), head()))
+    with pytest.warns(UserWarning, match=r"running statistics of 1 could not be carried over"):
+        MKFAC(net, invariant={"0.parametrizations.weight.original": "row"}, example_input=images().double())
 
 
 def test_what_cannot_be_carried_over_is_named_once() -> None:

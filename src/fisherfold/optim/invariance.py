@@ -10,6 +10,10 @@ draws three cotangents, keeps the finest partition of each weight into blocks of
 ``EULER_THRESHOLD`` everywhere (rows: batch norm; blocks of rows: group norm; the whole tensor: layer norm), and
 confirms each by a finite rescaling.
 
+A weight may have buffers beside it that follow it in training alone: the vectors of a spectral norm turn with the
+scales of rows, and in evaluation mode they stay behind. Blocks whose scales move such a buffer are joined to larger
+ones.
+
 The verdict is about the architecture, not about the start: all parameters are at generic values (``optim.generic``),
 other ones for each cotangent, since zero biases, gains or last layers make identities that end with the first step.
 The ε of normalisation layers, which breaks exact invariance, is taken out of the way for the verdict (divided by 10⁹).
@@ -22,7 +26,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -184,17 +188,17 @@ class _Probe:
         coarsest = 0.0
         for spheres, coarsest in self.statistics[name].items():
             if coarsest < EULER_THRESHOLD:
-                kind: Kind = "row" if spheres == len(weight) else "tensor" if spheres == 1 else "group"
-                return Finding(kind, spheres, coarsest, nan, "Euler's identity holds")
+                return Finding(_kind(weight, spheres), spheres, coarsest, nan, "Euler's identity holds")
         return Finding("none", 0, coarsest, nan, f"Euler's identity fails: |cos|·√dim = {coarsest:.2g}")
 
     def confirm(self, candidates: dict[str, Finding]) -> dict[str, Finding]:
         """Rescale all candidates at once; if that changes the output, each by itself; then again with the true ε."""
-        names = [name for name, finding in candidates.items() if finding.kind != "none"]
         draw = 0
         if self.place is not None:
             draw = self.place[1]
             self.points.move(*self.place)
+        candidates = {name: self._joined(name, finding, draw) for name, finding in candidates.items()}
+        names = [name for name, finding in candidates.items() if finding.kind != "none"]
         changes = self._changes(names, candidates, RESCALING_THRESHOLD, draw)
         # an output that vanishes at the model's own values consists of rounding errors
         self.smallest = 1e-6 * self.size
@@ -209,11 +213,45 @@ class _Probe:
             elif true_change >= EPSILON_THRESHOLD:
                 reason = f"the ε of a norm dominates: rescaling changes the output by {true_change:.1e}"
             else:
-                reason = f"Euler's identity holds and rescaling changes the output by {true_change:.0e}"
+                reason = f"{finding.reason} and rescaling changes the output by {true_change:.0e}"
                 confirmed[name] = Finding(finding.kind, finding.spheres, finding.statistic, true_change, reason)
                 continue
             confirmed[name] = Finding("none", 0, finding.statistic, change, reason)
         return confirmed if self.place is not None else {n: _with_caveat(f) for n, f in confirmed.items()}
+
+    def _joined(self, name: str, finding: Finding, draw: int) -> Finding:
+        """The finest of the invariant partitions whose scales leave the buffers beside the weight alone."""
+        if finding.kind == "none" or not self.replica.buffers_beside(name):
+            return finding
+        weight, moved = self.parameters[name], None
+        for spheres, statistic in self.statistics[name].items():
+            if spheres > finding.spheres or statistic >= EULER_THRESHOLD:
+                continue
+            last, moved = moved, self._moved_buffer(name, spheres, draw)
+            if moved is None:
+                reason = finding.reason if last is None else f"{finding.reason}; {last} follows smaller blocks;"
+                return Finding(_kind(weight, spheres), spheres, statistic, float("nan"), reason)
+        return replace(finding, kind="none", spheres=0, reason=f"its scale moves {moved}, which is not carried over")
+
+    def _moved_buffer(self, name: str, spheres: int, draw: int) -> str | None:
+        """The name of a buffer beside a weight that a rescaling of its blocks changes, if there is one."""
+        factors = self._random_factors(name, spheres)
+        self.replica.forward(draw)
+        base = self.replica.buffers_beside(name)
+        with self.replica.scaled({name: factors}):
+            self.replica.forward(draw)
+        for key, after in self.replica.buffers_beside(name).items():
+            before = base.get(key)
+            if before is None or before.shape != after.shape:
+                continue
+            if float((after - before).norm()) > RESCALING_THRESHOLD * float(before.norm()):
+                return key
+        return None
+
+    def _random_factors(self, name: str, spheres: int) -> Tensor:
+        """U(½, 2) for every block."""
+        weight = self.parameters[name]
+        return 0.5 + 1.5 * torch.rand(spheres, 1, generator=self.generator, dtype=weight.dtype, device="cpu")
 
     def _true_changes(self, names: list[str], findings: Mapping[str, Finding]) -> dict[str, float]:
         """With the true ε: at the model's own values, and with what is nearly zero there made visible."""
@@ -244,16 +282,15 @@ class _Probe:
         self, names: list[str], findings: Mapping[str, Finding], base: list[Tensor], draw: int
     ) -> float:
         """The relative change of the outputs when the blocks of the named weights are multiplied by U(½, 2)."""
-        saved = {name: self.parameters[name].detach().clone() for name in names}
-        for name in names:
-            weight, blocks = self.parameters[name], findings[name].spheres
-            factors = 0.5 + 1.5 * torch.rand(blocks, 1, generator=self.generator, dtype=weight.dtype, device="cpu")
-            weight.data.copy_((saved[name].reshape(blocks, -1) * factors.to(weight.device)).reshape(weight.shape))
-        changed = [t.detach() for t in self.replica.forward(draw)]
-        for name in names:
-            self.parameters[name].data.copy_(saved[name])
+        factors = {name: self._random_factors(name, findings[name].spheres) for name in names}
+        with self.replica.scaled(factors):
+            changed = [t.detach() for t in self.replica.forward(draw)]
         difference = _size([s - t for s, t in zip(changed, base, strict=True)])
         return difference / max(_size(base), self.smallest, 1e-150)
+
+
+def _kind(weight: Tensor, spheres: int) -> Kind:
+    return "row" if spheres == len(weight) else "tensor" if spheres == 1 else "group"
 
 
 def _size(outputs: list[Tensor]) -> float:

@@ -10,8 +10,8 @@ import copy
 import sys
 import types
 import warnings
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 SMALL_EPSILON = 1e-9
+RUNNING_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -136,6 +137,42 @@ class Replica:
             raise ValueError(f"{name} returned no differentiable tensor for example_input")
         return outputs
 
+    @contextmanager
+    def scaled(self, factors: Mapping[str, Tensor]) -> Iterator[None]:
+        """Multiply blocks of rows of parameters by factors, until the context ends.
+
+        Args:
+            factors: one per block, by the name of the parameter.
+
+        Yields:
+            Nothing.
+        """
+        saved = {name: self.parameters[name].detach().clone() for name in factors}
+        for name, factor in factors.items():
+            blocks = saved[name].reshape(len(factor), -1) * factor.to(saved[name]).reshape(-1, 1)
+            self.parameters[name].data.copy_(blocks.reshape(saved[name].shape))
+        try:
+            yield
+        finally:
+            for name, value in saved.items():
+                self.parameters[name].data.copy_(value)
+
+    def buffers_beside(self, name: str) -> dict[str, Tensor]:
+        """What the owners of a parameter keep in floating-point buffers, running statistics of norms left out.
+
+        Args:
+            name: of the parameter.
+
+        Returns:
+            The buffers as the last forward pass has left them, those of parts of the owners among them.
+        """
+        parameter = self.parameters[name]
+        owners = [(prefix, m) for prefix, m in self.model.named_modules() if _owns(m, parameter)]
+        found = [
+            (f"{prefix}.{key}", b.clone()) for prefix, m in owners for key, b in m.named_buffers(remove_duplicate=False)
+        ]
+        return {key: b for key, b in found if b.is_floating_point() and key.split(".")[-1] not in RUNNING_STATISTICS}
+
     def scale_epsilons(self, factor: float) -> None:
         """Set the ε of all normalisation layers to a multiple of their own.
 
@@ -144,6 +181,10 @@ class Replica:
         """
         for module, epsilon in self._epsilons.items():
             module.eps = epsilon * factor  # type: ignore[assignment,operator]
+
+
+def _owns(module: nn.Module, parameter: Tensor) -> bool:
+    return any(p is parameter for p in module._parameters.values())
 
 
 class _LocalBatchNorm(nn.modules.batchnorm._BatchNorm):
