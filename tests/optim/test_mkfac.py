@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 from typing import Any
 
 import pytest
@@ -228,6 +229,99 @@ def test_every_option_of_kfac_is_one_of_mkfac_with_its_default() -> None:
     options = optimizer.curvature.options
     assert options == CurvatureOptions("factored", 0.5, 0.1, static=False, allow_tf32=False, keep_factors=False)
     assert (optimizer.fisher, optimizer.reduction, optimizer.max_rows, optimizer.seed) == ("mc", "sum", 7, 3)
+
+
+def long_rows(scale: float, kind: str) -> nn.Module:
+    """A trained network whose rows are not of unit length, each of another one; ε is out of the way."""
+    torch.manual_seed(3)
+    first = nn.Conv2d(2, 6, 3, padding=1, groups=2 if kind == "grouped" else 1, bias=kind != "blocks")
+    norm = nn.GroupNorm(2, 6, eps=1e-14) if kind == "blocks" else nn.BatchNorm2d(6, eps=1e-14)
+    net = nn.Sequential(first, norm, nn.Tanh(), nn.Flatten(), nn.Linear(216, 4)).double()
+    with torch.no_grad():
+        lengths = [1, 1, 1, 2, 2, 2] if kind == "blocks" else list(range(1, 7))
+        first.weight.mul_(scale * torch.tensor(lengths).view(6, 1, 1, 1))
+    net(data()[0].double() + 0.5)
+    return net
+
+
+@pytest.mark.parametrize("scale", [0.05, 1.0, 20.0])
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("rows", {}),
+        ("rows", {"fisher": "persample"}),
+        ("rows", {"balanced": True, "clip": 0.5, "orthogonality": 0.01, "retraction": "normalize"}),
+        ("rows", {"capturable": True}),
+        ("grouped", {"fisher": "mc"}),
+        ("blocks", {}),
+    ],
+)
+def test_weights_loaded_later_turn_as_those_loaded_before(scale: float, kind: str, options: dict[str, Any]) -> None:
+    """Rows keep the lengths they are loaded with, so that running statistics fit; the way is that of unit rows."""
+    (x, y), invariant = data(), {"0.weight": 2 if kind == "blocks" else "row"}
+    x, ways = x.double(), []
+    for late in (False, True):
+        net = long_rows(1.0 if late else scale, kind)
+        settings: dict[str, Any] = {"lr": 0.1, "manifold_lr": 0.1, "damping": 0.1, "basis": "full", **options}
+        optimizer = MKFAC(net, **settings, invariant=invariant, example_input=x)
+        if late:
+            net.load_state_dict(long_rows(scale, kind).state_dict())
+        lengths = net[0].weight.detach().reshape(2 if kind == "blocks" else 6, -1).norm(dim=1)
+        for step in range(4):
+            if step == 1:
+                optimizer.refresh([(x, y)], nn.CrossEntropyLoss())
+            with optimizer.statistics(enabled=step == 2):
+                optimizer.zero_grad()
+                F.cross_entropy(net(x), y).backward()
+            optimizer.step()
+        after = net[0].weight.detach().reshape(len(lengths), -1)
+        torch.testing.assert_close(after.norm(dim=1), lengths)
+        turned = [F.normalize(after), *(p.detach() for p in list(net.parameters())[1:])]
+        optimizer.zero_grad()
+        F.cross_entropy(net(x), y).backward()
+        ways.append((turned, net.eval()(x).detach(), optimizer.diagnostics()["0.weight"].cosine))
+    torch.testing.assert_close(*ways, rtol=1e-6, atol=1e-8)
+
+
+def test_a_row_without_a_direction_is_moved_by_its_own_gradient_beside_long_ones() -> None:
+    net = nn.Sequential(nn.Linear(4, 3, bias=False), nn.BatchNorm1d(3))
+    with torch.no_grad():
+        net[0].weight[1] = 0.0
+    with pytest.warns(UserWarning, match="1 of 3 rows are zero or tiny"):
+        optimizer = MKFAC(net, lr=0.1, manifold_lr=0.1, momentum=0.0)
+    with torch.no_grad():
+        net[0].weight.copy_(torch.tensor([[3.0, 0, 0, 0], [0, 5, 0, 0], [0, 0, 1, 0]]))
+    net[0].weight.grad = torch.ones(3, 4)
+    optimizer.step()
+    torch.testing.assert_close(net[0].weight[1].detach(), torch.tensor([-0.1, 4.9, -0.1, -0.1]))
+    torch.testing.assert_close(net[0].weight.detach().norm(dim=1)[::2], torch.tensor([3.0, 1.0]))
+    # the gradient at unit length is three times as long
+    angle = 0.1 * 3 * 3**0.5
+    torch.testing.assert_close(float(net[0].weight[0, 0].detach()), 3 * math.cos(angle), rtol=1e-6, atol=0.0)
+
+
+@pytest.mark.parametrize("scale", [0.05, 1.0, 20.0])
+def test_natural_gradients_for_another_optimizer_do_not_depend_on_lengths(scale: float) -> None:
+    """V = r (A ⊗ G + λI)⁻¹ r∇W, with G at unit length: a step along it turns long rows as far as short ones."""
+    x, y = data()
+    x, net = x.double(), long_rows(scale, "rows")
+    optimizer = MKFAC(net, damping=0.05, example_input=x, basis="full")
+    net.load_state_dict(long_rows(scale, "rows").state_dict())
+    optimizer.refresh([(x, y)], nn.CrossEntropyLoss())
+    F.cross_entropy(net(x), y).backward()
+    layer, weight = optimizer.curvature.layers["0.weight"], net[0].weight
+    assert weight.grad is not None
+    gradient, lengths = weight.grad.flatten(1).clone(), weight.detach().flatten(1).norm(dim=1, keepdim=True)
+    system = torch.kron(layer.g, layer.a) + 0.05 * torch.eye(6 * 18, dtype=torch.float64)
+    solved = torch.linalg.solve(system, (lengths * gradient).flatten()).reshape(6, 18)
+    optimizer.precondition_()
+    unit = F.normalize(weight.detach().flatten(1))
+    expected = lengths * (solved - (solved * unit).sum(1, keepdim=True) * unit)
+    torch.testing.assert_close(weight.grad.flatten(1), expected)
+    saved = optimizer.state_dict()
+    del saved["curvature"]["0.weight"]["lengths"]  # as in files from before there were lengths
+    optimizer.load_state_dict(saved)
+    assert layer.lengths is None
 
 
 def test_natural_gradients_for_another_optimizer_stay_tangent_to_rows_of_any_length() -> None:

@@ -35,6 +35,7 @@ class LayerCurvature:
         mass: z, the sum of the weights in the running mean.
         inverse: the damped inverse in use.
         failures: how many updates in a row could not be used.
+        lengths: of the rows when the last factors were taken, for a weight on spheres; the factors are those at 1.
     """
 
     tracked: TrackedWeight
@@ -43,6 +44,7 @@ class LayerCurvature:
     mass: float = 0.0
     inverse: Preconditioner | None = None
     failures: int = 0
+    lengths: Tensor | None = None
 
     def update(self, a: Tensor, g: Tensor, decay: float) -> None:
         """Fold new factors into the running means.
@@ -60,6 +62,17 @@ class LayerCurvature:
             self.a = self.a.to(a.dtype).mul_(decay).add_(a, alpha=1 - decay)
             self.g = self.g.to(g.dtype).mul_(decay).add_(g, alpha=1 - decay)
             self.mass = decay * self.mass + (1 - decay)
+
+    def measure(self, lengths: Tensor | None) -> None:
+        """Note the lengths of rows with which factors were taken.
+
+        Args:
+            lengths: one per row of a weight on spheres.
+        """
+        if self.lengths is None or lengths is None:
+            self.lengths = lengths
+        else:
+            self.lengths.copy_(lengths)  # captured graphs read this tensor
 
     def direction(self, gradient: Tensor) -> Tensor:
         """The preconditioned gradient.
@@ -140,7 +153,9 @@ class Curvature:
         """Those that are not frozen."""
         return [tracked for tracked in self.weights if tracked.weight.requires_grad]
 
-    def fold(self, sums: dict[str, FactorSums], decay: float, *, forgive: bool = False) -> set[str]:
+    def fold(
+        self, sums: dict[str, FactorSums], decay: float, *, lengths: Mapping[str, Tensor], forgive: bool = False
+    ) -> set[str]:
         """Reduce new statistics over processes and fold them into the factors.
 
         Factors that are not finite are left out and counted; too many in a row are a ``FactorError``.
@@ -148,6 +163,7 @@ class Curvature:
         Args:
             sums: the statistics by weight name.
             decay: β of the running mean.
+            lengths: of rows of weights on spheres, now.
             forgive: do not count factors that are not finite (an overflow under loss scaling is no failure).
 
         Returns:
@@ -161,6 +177,7 @@ class Curvature:
             a, g = joint.pop(name).finish()
             if bool(torch.isfinite(a).all()) and bool(torch.isfinite(g).all()):
                 layer.update(a, g, decay)
+                layer.measure(lengths.get(name))
                 renewed.add(name)
             elif not forgive:
                 self._count_failure(layer, "its factors are not finite")
@@ -256,18 +273,34 @@ class Curvature:
             found[id(weight)] = in_layout_of(weight, direction.reshape(weight.shape))
         return found
 
-    def direction(self, weight: nn.Parameter) -> Tensor:
+    def direction(self, weight: nn.Parameter, gradient: Tensor) -> Tensor:
         """(A ⊗ G + λI)⁻¹ ∇W as a matrix; the gradient itself before the first refresh.
 
         Args:
-            weight: with a gradient.
+            weight: on spheres.
+            gradient: its gradient at unit length, a matrix.
+
+        Returns:
+            One row per row of the weight.
+        """
+        layer = self.by_weight.get(id(weight))
+        return gradient if layer is None else layer.direction(gradient)
+
+    def natural_gradient(self, weight: nn.Parameter) -> Tensor:
+        """The same in the coordinates of rows as long as they were at the last refresh.
+
+        Args:
+            weight: on spheres, with a gradient.
 
         Returns:
             One row per row of the weight.
         """
         layer = self.by_weight.get(id(weight))
         matrix = gradient_matrix(weight)
-        return matrix if layer is None else layer.direction(matrix)
+        if layer is None or layer.lengths is None:
+            return self.direction(weight, matrix)
+        lengths = layer.lengths.to(matrix.dtype).unsqueeze(1)
+        return layer.direction(lengths * matrix) * lengths
 
     def state(self) -> dict[str, Any]:
         """Everything needed to go on: plain containers, numbers and tensors.
@@ -281,6 +314,7 @@ class Curvature:
                 "g": layer.g,
                 "mass": layer.mass,
                 "failures": layer.failures,
+                "lengths": layer.lengths,
                 "calls": self.calls.get(name, 0),
                 "inverse": None if layer.inverse is None else dict(layer.inverse.tensors()),
                 "top": math.nan if layer.inverse is None else layer.inverse.top,
@@ -300,6 +334,8 @@ class Curvature:
             device = layer.tracked.weight.device
             # copies: what was saved may belong to an optimizer that goes on by itself
             layer.a, layer.g = (None if t is None else t.to(device, copy=True) for t in (entry["a"], entry["g"]))
+            lengths = entry.get("lengths")
+            layer.lengths = None if lengths is None else lengths.to(device, copy=True)
             layer.mass, layer.failures = float(entry["mass"]), int(entry["failures"])
             self.calls[name] = int(entry["calls"])
             tensors = {key: t.to(device, copy=True) for key, t in (entry["inverse"] or {}).items()}

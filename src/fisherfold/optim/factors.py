@@ -5,7 +5,8 @@ For a layer s = W a with rows a_r and g_r (r runs over samples and positions), a
     A = (1/D) Σ_r a_r a_rᵀ,        G = (1/R) Σ_r (D ∂L/∂s_r)(D ∂L/∂s_r)ᵀ,        F ≈ A ⊗ G,
 
 so that tr(A) tr(G) has the scale of the trace of the Fisher block whatever the reduction, the number of positions and
-the number of times that a module is used. Where terms have weights m, rows of both sums and R have them, and D is the
+the number of times that a module is used. Of a weight on spheres they are those at unit length: where a row is r long,
+∂L/∂s is multiplied by r. Where terms have weights m, rows of both sums and R have them, and D is the
 denominator of the weighted loss. The groups of a convolution share the mean of their input covariances, and
 G is then block diagonal. Everything is accumulated in float32 (float64 for float64 weights).
 """
@@ -282,12 +283,14 @@ class Collector:
         max_rows: int | None,
         allow_tf32: bool,
         calls: dict[str, int],
+        lengths: Mapping[str, Tensor] | None = None,
     ) -> None:
         self.model = model
         self.weights = weights
         self.max_rows = max_rows
         self.allow_tf32 = allow_tf32
         self.calls = calls
+        self.lengths = lengths or {}
         self.sums: dict[str, FactorSums] = {}
         self._handles: list[RemovableHandle] = []
         self.begin_by(lambda samples: Pass(samples))
@@ -366,6 +369,8 @@ class Collector:
             if isinstance(weight, Tensor):
                 rows, weight = rows * weight.sqrt().to(rows.dtype).unsqueeze(1), 1.0
             gradients = output_rows(layer, gradient.detach()).to(sums.g.dtype)
+            if tracked.name in self.lengths:
+                gradients = gradients * self.lengths[tracked.name]
             _add_gram(sums.a, rows, weight)
             scale = (this_pass.samples * this_pass.gradient_scale) ** 2
             if tracked.groups == 1:

@@ -21,16 +21,16 @@ from torch.nn.functional import normalize
 from torch.optim.sgd import sgd
 
 from fisherfold.optim import groups, report, statistics
-from fisherfold.optim.curvature import Curvature, CurvatureOptions, in_layout_of, track
+from fisherfold.optim.curvature import Curvature, CurvatureOptions, gradient_matrix, in_layout_of, track
 from fisherfold.optim.distributed import rank
-from fisherfold.optim.factors import Collector, FactorSums, Pass, accumulation_dtype
+from fisherfold.optim.factors import Collector, Pass, accumulation_dtype
 from fisherfold.optim.fuse import fused
 from fisherfold.optim.invariance import Finding
 from fisherfold.optim.options import FISHERS, check_number, check_options, choice
 from fisherfold.optim.precondition import products
 from fisherfold.optim.replica import uncompiled, unwrap
 from fisherfold.optim.report import Diagnosis
-from fisherfold.optim.rows import advance, tangent, unit_factors, update_on_spheres
+from fisherfold.optim.rows import advance, block_lengths, tangent, unit_factors, update_on_spheres
 from fisherfold.optim.running import carry_over
 from fisherfold.optim.statistics import LossFunction, Sampler
 from fisherfold.optim.streams import Branches
@@ -47,7 +47,8 @@ class MKFAC(torch.optim.Optimizer):
 
     Scale-invariant weights are found by probing the model (``find_scale_invariant``), scaled to unit length and kept
     there. That does not change the network's function, up to the ε of its norms: the running statistics of batch norms
-    are scaled along, so that a trained network stays the same in evaluation mode too. Call ``refresh`` (or train inside
+    are scaled along, so that a trained network stays the same in evaluation mode too. Weights that are loaded later
+    keep the lengths they have, and turn as if they had unit length. Call ``refresh`` (or train inside
     ``statistics()``) from time to time to renew the curvature; before the first time, MKFAC is Riemannian SGD.
 
     Args:
@@ -285,7 +286,7 @@ class MKFAC(torch.optim.Optimizer):
         with uncompiled(), self._norms(model), self._collector(model) as collector:
             collector.begin_by(new_pass)
             yield
-        self._fold(collector.sums, self.factor_decay, invert=invert, forgive=grad_scaler is not None)
+        self._fold(collector, self.factor_decay, invert=invert, forgive=grad_scaler is not None)
 
     def refresh(
         self,
@@ -320,12 +321,24 @@ class MKFAC(torch.optim.Optimizer):
             else:
                 statistics.add_batches(collector, batches, loss_fn, self.reduction, draw, generator)
         self._refreshes += 1
-        self._fold(collector.sums, 0.0, invert=True, forgive=False)
+        self._fold(collector, 0.0, invert=True, forgive=False)
 
     def _collector(self, model: nn.Module) -> Collector:
-        self._constrain_freed()  # the factors are those of unit rows
-        weights, calls = self.curvature.live, self.curvature.calls
-        return Collector(model, weights, max_rows=self.max_rows, allow_tf32=self.allow_tf32, calls=calls)
+        self._constrain_freed()
+        names = groups.names(self)
+        curved = [(p, s) for p, _, s in self._entries() if s and p in self.state]
+        return Collector(
+            model,
+            self.curvature.live,
+            max_rows=self.max_rows,
+            allow_tf32=self.allow_tf32,
+            calls=self.curvature.calls,
+            lengths={names[id(p)]: self._lengths(p, s).flatten().repeat_interleave(len(p) // s) for p, s in curved},
+        )
+
+    @torch.no_grad()
+    def _lengths(self, parameter: nn.Parameter, spheres: int) -> Tensor:
+        return block_lengths(parameter, spheres, self.state[parameter].get("alive"))
 
     def _model_for_statistics(self) -> nn.Module:
         if self.model is None:
@@ -337,15 +350,15 @@ class MKFAC(torch.optim.Optimizer):
         curved = any(spheres and parameter.requires_grad for parameter, _, spheres in self._entries())
         return statistics.norms_in_training(model) if curved else nullcontext()
 
-    def _fold(self, sums: dict[str, FactorSums], decay: float, *, invert: bool, forgive: bool) -> None:
-        if not sums and self.curvature.live:
+    def _fold(self, collector: Collector, decay: float, *, invert: bool, forgive: bool) -> None:
+        if not collector.sums and self.curvature.live:
             raise RuntimeError(
                 "no curvature was collected: no backward pass ran through a tracked layer of this model "
                 "(was another copy of the model used, or was backward called outside, or with create_graph=True, or "
                 "do layers with a forward of their own not multiply their input by their weight?)"
             )
         dampings = self._dampings()
-        renewed = self.curvature.fold(sums, decay, forgive=forgive)
+        renewed = self.curvature.fold(collector.sums, decay, lengths=collector.lengths, forgive=forgive)
         if invert:
             self.curvature.invert({name: dampings[name] for name in renewed})
             self._age.zero_()
@@ -416,12 +429,18 @@ class MKFAC(torch.optim.Optimizer):
     def _manifold_step(self, parameter: nn.Parameter, group: dict[str, Any], spheres: int) -> None:
         if "momentum_buffer" not in self.state[parameter]:  # unfrozen since the start
             self._constrain([(parameter, spheres)])
-        v = self.curvature.direction(parameter).reshape(spheres, -1)
+        lengths, v = self._sphere_direction(parameter, spheres)
         state = self.state[parameter]
         separable = spheres == len(parameter) <= v.shape[1] and parameter not in self._grouped and "alive" not in state
         orthogonality = self.orthogonality if separable else 0.0
         rules = (group["lr"], group["momentum"], self.exponential, self.max_angle, self.clip, orthogonality)
-        update_on_spheres(parameter, v, state, fused(advance) if self.fuse else advance, rules)
+        update_on_spheres(parameter, v, state, fused(advance) if self.fuse else advance, rules, lengths)
+
+    def _sphere_direction(self, parameter: nn.Parameter, spheres: int) -> tuple[Tensor, Tensor]:
+        """The lengths of blocks of rows, and where to go against if they were 1."""
+        lengths, gradient = self._lengths(parameter, spheres), gradient_matrix(parameter)
+        at_unit_length = (gradient.reshape(spheres, -1) * lengths).reshape(gradient.shape)
+        return lengths, self.curvature.direction(parameter, at_unit_length).reshape(spheres, -1)
 
     @torch.no_grad()
     def precondition_(self) -> None:
@@ -443,7 +462,7 @@ class MKFAC(torch.optim.Optimizer):
             elif spheres:
                 # another optimizer does not keep them at unit length
                 w = normalize(parameter.reshape(spheres, -1).to(accumulation_dtype(parameter)))
-                v = tangent(w, self.curvature.direction(parameter).reshape(spheres, -1))
+                v = tangent(w, self.curvature.natural_gradient(parameter).reshape(spheres, -1))
                 parameter.grad.copy_(v.view(parameter.shape))
 
     # ------------------------------------------------------------------ what is going on

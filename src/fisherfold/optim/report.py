@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fisherfold.optim import groups
-from fisherfold.optim.curvature import Curvature, gradient_matrix
-from fisherfold.optim.factors import accumulation_dtype
+from fisherfold.optim.curvature import gradient_matrix
 
 if TYPE_CHECKING:
     from fisherfold.optim.mkfac import MKFAC
@@ -59,9 +58,8 @@ def diagnose(optimizer: MKFAC) -> dict[str, Diagnosis]:
         layer = optimizer.curvature.by_weight.get(id(parameter))
         if layer is None or layer.inverse is None or parameter.grad is None:
             continue
-        gradient = gradient_matrix(parameter)
         with optimizer._products():
-            direction = _direction(optimizer.curvature, parameter, bool(spheres)).reshape(gradient.shape)
+            gradient, direction = _gradient_and_direction(optimizer, parameter, spheres)
         weight = parameter.reshape(spheres or len(parameter), -1).to(gradient.dtype)
         radial, flat = _split(weight, direction, bool(spheres))
         gradient_radial, flat_gradient = _split(weight, gradient, bool(spheres))
@@ -75,11 +73,14 @@ def diagnose(optimizer: MKFAC) -> dict[str, Diagnosis]:
     return found
 
 
-def _direction(curvature: Curvature, parameter: nn.Parameter, curved: bool) -> Tensor:
-    """The preconditioned gradient, of which a bias that is joined to the weight is no part."""
-    if curved:
-        return curvature.direction(parameter)
-    return curvature.euclidean_directions([parameter])[id(parameter)].to(accumulation_dtype(parameter))
+def _gradient_and_direction(optimizer: MKFAC, parameter: nn.Parameter, spheres: int) -> tuple[Tensor, Tensor]:
+    """Both at unit length on spheres; a bias that is joined to the weight is no part of them."""
+    gradient = gradient_matrix(parameter)
+    if spheres:
+        lengths, direction = optimizer._sphere_direction(parameter, spheres)
+        return gradient.reshape(spheres, -1) * lengths, direction
+    direction = optimizer.curvature.euclidean_directions([parameter])[id(parameter)]
+    return gradient, direction.to(gradient.dtype).reshape(gradient.shape)
 
 
 def _split(weight: Tensor, vector: Tensor, curved: bool) -> tuple[float, Tensor]:

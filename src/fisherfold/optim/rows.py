@@ -12,6 +12,10 @@ Balanced steps divide v, row by row, by the running root mean square r of ‖P_w
 uncorrelated directions ‖b‖ then has the root mean square 1, so that η is the angle by which every row turns per step.
 That is the turning which weight decay brings about in SGD at its equilibrium, here without waiting for it.
 
+Rows may have any lengths r, as those have that are loaded into the network in the middle of a run. What is invariant in
+them has at w/r the gradient r∇f(w): there the step is taken, and r is put back. Nothing else in the network, such as
+the running statistics of a norm, has to know.
+
 On a sphere weight decay has no meaning; what can be penalised there is how alike the rows are. With W of unit rows,
 
     Φ(W) = ω/2 ‖W Wᵀ - I‖²,    ∇Φ(W) = 2ω (W Wᵀ - I) W,
@@ -163,6 +167,22 @@ def unit_factors(w: Tensor) -> Tensor:
     return torch.where(norms > TINY_ROW, 1 / norms.clamp_min(TINY_ROW), torch.ones_like(norms))
 
 
+def block_lengths(parameter: Tensor, spheres: int, alive: Tensor | None) -> Tensor:
+    """The lengths of blocks of rows.
+
+    Args:
+        parameter: any shape.
+        spheres: the number of blocks.
+        alive: a column that is False at blocks that have no direction, if there are any.
+
+    Returns:
+        A column, 1 for blocks without a direction.
+    """
+    norms = _lengths(parameter.reshape(spheres, -1), accumulation_dtype(parameter)).unsqueeze(1)
+    known = norms > TINY_ROW if alive is None else alive & (norms > TINY_ROW)
+    return torch.where(known, norms, 1.0)
+
+
 def _lengths(w: Tensor, dtype: torch.dtype) -> Tensor:
     """The lengths of rows, and 1 for what a step leaves of it: a network that is loaded again keeps its bits."""
     norms = torch.linalg.vector_norm(w, dim=1, dtype=dtype)
@@ -223,18 +243,30 @@ def update_on_spheres(
     state: dict[str, Tensor],
     step: Advance,
     rules: Rules,
+    lengths: Tensor | None = None,
 ) -> None:
     """Move a parameter and its momentum buffer, both in place.
 
     Args:
-        parameter: any shape, in unit blocks of rows.
-        direction: one row per block; its dtype is that of the computation.
+        parameter: any shape, in blocks of rows.
+        direction: one row per block, where it has unit length; its dtype is that of the computation.
         state: holds ``momentum_buffer``, ``alive`` where some blocks have no direction, and ``balance`` where steps are
             balanced.
         step: ``advance``, compiled or not.
         rules: learning rate, momentum, whether to use the exponential map, the largest angle, the greatest length
             of a direction, and ω.
+        lengths: what ``block_lengths`` returns, kept in the step; 1 if not given.
     """
+    if lengths is None:
+        _update_unit(parameter, direction, state, step, rules)
+        return
+    rows = lengths.expand(-1, len(parameter) // len(lengths)).reshape(-1, *[1] * (parameter.ndim - 1))
+    parameter.div_(rows)
+    _update_unit(parameter, direction, state, step, rules)
+    parameter.mul_(rows)
+
+
+def _update_unit(parameter: Tensor, direction: Tensor, state: dict[str, Tensor], step: Advance, rules: Rules) -> None:
     buffer, balanced = state["momentum_buffer"], state.get("balance")
     if "alive" not in state:
         step(parameter, direction, buffer, *rules, balanced)

@@ -435,6 +435,8 @@ def _add_per_sample(
             stack = gradients[names[id(tracked.weight)]].flatten(2).to(entry.a.dtype)
             if tracked.bias is not None:
                 stack = torch.cat([stack, gradients[names[id(tracked.bias)]].to(entry.a.dtype).unsqueeze(2)], dim=2)
+            if tracked.name in collector.lengths:
+                stack = stack * collector.lengths[tracked.name].unsqueeze(1)
             entry.a += torch.einsum("nij,nik->jk", stack, stack)
             entry.g += torch.einsum("nij,nkj->ik", stack, stack)
             entry.samples += samples
