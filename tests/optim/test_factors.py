@@ -613,6 +613,11 @@ def collected(opt: KFAC) -> list[Tensor]:
     return [t / layer.mass for layer in opt.curvature.layers.values() for t in (layer.a, layer.g) if t is not None]
 
 
+def collected_by_name(opt: KFAC) -> dict[str, tuple[Tensor, Tensor]]:
+    layers = opt.curvature.layers.items()
+    return {n: (la.a / la.mass, la.g / la.mass) for n, la in layers if la.a is not None and la.g is not None}
+
+
 @pytest.mark.parametrize("way", ["parts", "dictionary", "list"])
 def test_samples_are_counted_however_the_model_is_called(way: str) -> None:
     torch.manual_seed(0)
@@ -657,6 +662,83 @@ def test_calls_before_one_backward_pass_are_uses_in_one_loss(way: str) -> None:
     a, _, _, g = collected(opt)
     torch.testing.assert_close(a, inputs.T @ inputs / 10)
     torch.testing.assert_close(g, gradients.T @ gradients / 20)
+
+
+class TwoTasks(nn.Module):
+    """One trunk, two heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = nn.Linear(4, 3, bias=False)
+        self.heads = nn.ModuleList([nn.Linear(3, 2, bias=False), nn.Linear(3, 5, bias=False)])
+
+    def forward(self, x: Tensor, task: int) -> Tensor:
+        return self.heads[task](self.trunk(x).tanh())
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("way", ["one by one", "micro-batches", "one backward pass", "scaled"])
+def test_fisher_matrices_of_losses_that_are_added_are_added(way: str, reduction: str) -> None:
+    """L = L₁ + L₂, with means over 12 and 6 samples: A ⊗ G with A = (A₁ + A₂)/2, G = G₁ + G₂, the other terms' own."""
+    torch.manual_seed(0)
+    net = TwoTasks().double()
+    data = [(torch.randn(n, 4, dtype=torch.float64), torch.randint(c, (n,))) for n, c in ((12, 2), (6, 5))]
+    alone = []
+    for task, (x, y) in enumerate(data):
+        opt = KFAC(net)
+        with opt.statistics():
+            F.cross_entropy(net(x, task), y).backward()
+        alone.append(collected_by_name(opt))
+    parts = 3 if way == "micro-batches" else 1
+    pieces = [
+        (task, xs, ys)
+        for task, (x, y) in enumerate(data)
+        for xs, ys in zip(x.chunk(parts), y.chunk(parts), strict=True)
+    ]
+    opt = KFAC(net, reduction=reduction)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0) if way == "scaled" else None
+    with opt.statistics(losses="sum", accumulation=parts, grad_scaler=scaler):
+        losses = []
+        for task, x, y in pieces:
+            loss = F.cross_entropy(net(x, task), y, reduction=reduction) / parts
+            losses.append(loss if scaler is None else scaler.scale(loss))
+            if way != "one backward pass":
+                losses[-1].backward()
+        if way == "one backward pass":
+            sum(losses).backward()
+    found = collected_by_name(opt)
+    for task in (0, 1):
+        torch.testing.assert_close(found[f"heads.{task}.weight"], alone[task][f"heads.{task}.weight"])
+    (a, g), (other_a, other_g) = (entry["trunk.weight"] for entry in alone)
+    torch.testing.assert_close(found["trunk.weight"], ((a + other_a) / 2, g + other_g))
+
+
+def test_backward_passes_are_over_batches_of_one_mean_unless_it_is_said() -> None:
+    torch.manual_seed(0)
+    net = nn.Linear(4, 3).double()
+    x, y = torch.randn(20, 4, dtype=torch.float64), torch.randint(3, (20,))
+    whole, parts = KFAC(net), KFAC(net)
+    with whole.statistics():
+        F.cross_entropy(net(x), y).backward()
+    with parts.statistics():
+        for piece in (slice(5), slice(5, 20)):
+            F.cross_entropy(net(x[piece]), y[piece]).backward()
+    torch.testing.assert_close(collected(parts), collected(whole))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"losses": "total"}, "losses must be one of 'mean', 'sum', got 'total'"),
+        ({"accumulation": 0}, r"accumulation must be in \[1, inf\), got 0"),
+        ({"samples": 0}, r"samples must be in \[1, inf\), got 0"),
+        ({"samples": -5}, r"samples must be in \[1, inf\), got -5"),
+    ],
+)
+def test_what_statistics_are_told_is_checked(given: dict[str, Any], message: str) -> None:
+    opt = KFAC(nn.Linear(4, 3))
+    with pytest.raises(ValueError, match=message), opt.statistics(**given):
+        raise AssertionError
 
 
 def test_factors_of_losses_of_ones_own_have_the_scale_of_the_loss() -> None:

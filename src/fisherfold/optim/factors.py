@@ -174,11 +174,13 @@ class Pass:
         samples: D, by which the loss divides: the number of its terms, or the sum of their weights.
         gradient_scale: the factor on its gradients.
         weights: of the samples, where the terms are weighted; gradients have their roots in them already.
+        share: how much its rows and samples count in sums over passes.
     """
 
     samples: float = 0.0
     gradient_scale: float = 1.0
     weights: Tensor | None = None
+    share: float = 1.0
 
 
 @dataclass
@@ -191,6 +193,7 @@ class FactorSums:
         samples: Σ D over passes.
         rows: R, the number of rows over passes and uses, or the sum of their weights.
         paired: whether the sums are over whole per-sample gradients, which fix only the product of the two scales.
+        passes: how many passes there were.
     """
 
     a: Tensor
@@ -198,6 +201,7 @@ class FactorSums:
     samples: float = 0.0
     rows: float = 0.0
     paired: bool = False
+    passes: int = 0
     last_pass: Pass | None = field(default=None, repr=False)
 
     def finish(self) -> tuple[Tensor, Tensor]:
@@ -371,15 +375,17 @@ class Collector:
             gradients = output_rows(layer, gradient.detach()).to(sums.g.dtype)
             if tracked.name in self.lengths:
                 gradients = gradients * self.lengths[tracked.name]
-            _add_gram(sums.a, rows, weight)
-            scale = (this_pass.samples * this_pass.gradient_scale) ** 2
+            _add_gram(sums.a, rows, weight * this_pass.share)
+            scale = this_pass.share * (this_pass.samples * this_pass.gradient_scale) ** 2
             if tracked.groups == 1:
                 _add_gram(sums.g, gradients, scale)
             else:
                 sums.g.add_(_block_gram(gradients, tracked.groups), alpha=scale)
-        sums.rows += len(gradients) if weights is None else len(gradients) * float(weights.mean())
+        count = len(gradients) if weights is None else len(gradients) * float(weights.mean())
+        sums.rows += this_pass.share * count
         if sums.last_pass is not this_pass:
-            sums.samples += this_pass.samples
+            sums.samples += this_pass.share * this_pass.samples
+            sums.passes += 1
             sums.last_pass = this_pass
 
 

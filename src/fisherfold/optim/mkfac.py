@@ -26,7 +26,7 @@ from fisherfold.optim.distributed import rank
 from fisherfold.optim.factors import Collector, Pass, accumulation_dtype
 from fisherfold.optim.fuse import fused
 from fisherfold.optim.invariance import Finding
-from fisherfold.optim.options import FISHERS, check_number, check_options, choice
+from fisherfold.optim.options import FISHERS, LOSSES, check_number, check_options, choice
 from fisherfold.optim.precondition import products
 from fisherfold.optim.replica import uncompiled, unwrap
 from fisherfold.optim.report import Diagnosis
@@ -254,6 +254,7 @@ class MKFAC(torch.optim.Optimizer):
         invert: bool = True,
         samples: int | None = None,
         accumulation: int = 1,
+        losses: str = "mean",
         grad_scaler: Any = None,
     ) -> Iterator[None]:
         """Collect curvature from the forward and backward passes that run inside, then renew the inverses.
@@ -262,17 +263,36 @@ class MKFAC(torch.optim.Optimizer):
         many samples before one backward pass belong to the terms of one loss. The loss itself is not seen: class
         weights enter with their squares, where ``refresh`` takes them as numbers of samples.
 
+        Several backward passes may be over batches of one mean loss, whose Fisher matrix is the mean of theirs, or over
+        the terms of a sum, such as the losses of two tasks, whose Fisher matrices add up as the gradients do. Nothing
+        but ``losses`` tells the two apart.
+
         Args:
             enabled: False makes it a no-op, for ``statistics(enabled=step % 10 == 0)``.
             invert: False only updates the factors.
             samples: the number of terms in the loss's mean, per pass; by default the length of the model's first input,
                 or of the first layer's where parts of the model are called by themselves.
             accumulation: by how many micro-batches each loss is divided.
+            losses: what the losses of several backward passes are parts of: a ``"mean"`` or a ``"sum"``.
             grad_scaler: a ``torch.amp.GradScaler`` that scaled the loss.
 
         Yields:
             Nothing; it is an error if nothing was collected.
+
+        Example:
+            >>> import torch
+            >>> from torch import nn
+            >>> net, x, z = nn.Linear(4, 2), torch.randn(64, 4), torch.randn(16, 4)
+            >>> opt = MKFAC(net, euclidean="kfac")
+            >>> with opt.statistics(losses="sum"):
+            ...     net(x).square().mean().backward()
+            ...     net(z).abs().mean().backward()
+            >>> opt.step()
         """
+        choice("losses", losses, LOSSES)
+        check_number("accumulation", accumulation, 1.0)
+        if samples is not None:
+            check_number("samples", samples, 1.0)
         if not enabled:
             yield
             return
@@ -281,11 +301,15 @@ class MKFAC(torch.optim.Optimizer):
 
         def new_pass(length: int) -> Pass:
             terms = samples or length
-            return Pass(terms, scale if self.reduction == "mean" else scale / max(terms, 1))
+            share = 1.0 if losses == "mean" else 1.0 / max(terms, 1)
+            return Pass(terms, scale if self.reduction == "mean" else scale / max(terms, 1), share=share)
 
         with uncompiled(), self._norms(model), self._collector(model) as collector:
             collector.begin_by(new_pass)
             yield
+        if losses == "sum":  # each loss has its share in the means, and their number is made up for
+            for sums in collector.sums.values():
+                sums.g.mul_(sums.passes / accumulation)
         self._fold(collector, self.factor_decay, invert=invert, forgive=grad_scaler is not None)
 
     def refresh(

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 FISHERS = ("empirical", "mc", "persample")
+LOSSES = ("mean", "sum")
 CHOICES = {
     "euclidean": ("sgd", "kfac"),
     "damping_mode": ("exact", "factored"),
