@@ -110,15 +110,15 @@ class RNGD(Method):
         self.sigma = None if sigma is None else positive("sigma", sigma)
         self.sigma_min = None if sigma_min is None else positive("sigma_min", sigma_min)
         self.eta2 = 0.0 if eta2 is None else positive("eta2", eta2, zero=True)
-        self.eta1 = 0.1 if eta1 is None else eta1
-        if not 0 < self.eta1 < 1:
+        self.eta1 = 0.1 if eta1 is None else positive("eta1", eta1)
+        if not self.eta1 < 1:
             raise ValueError(f"eta1 must lie between 0 and 1, got {eta1}")
-        self.eta3 = (0.75 if self.exact else 0.0) if eta3 is None else eta3
-        if not 0 <= self.eta3 <= 1:
+        self.eta3 = (0.75 if self.exact else 0.0) if eta3 is None else positive("eta3", eta3, zero=True)
+        if not self.eta3 <= 1:
             raise ValueError(f"eta3 must lie between 0 and 1, got {eta3}")
-        if not gamma > 1:
+        self.gamma = positive("gamma", gamma)
+        if not self.gamma > 1:
             raise ValueError(f"gamma must be greater than 1, got {gamma}")
-        self.gamma = gamma
         if solve not in {"auto", *METHODS}:
             raise ValueError(f"solve must be 'auto' or one of {list(METHODS)}, got {solve!r}")
         self.solver, self.forcing = solve, positive("forcing", forcing)
