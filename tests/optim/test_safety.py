@@ -80,6 +80,30 @@ def test_weight_decay_on_the_sphere_is_refused() -> None:
     assert [len(g["params"]) for g in optimizer.param_groups] == [1, 1]
 
 
+def test_weight_decay_that_a_schedule_sets_on_the_sphere_is_refused() -> None:
+    net = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+    optimizer = SGDG(net)
+    for parameter in net.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    before = [p.detach().clone() for p in net.parameters()]
+    for group in optimizer.param_groups:
+        group["weight_decay"] = 1e-2
+    with pytest.raises(ValueError, match=r"weight_decay must be 0 for a group on spheres.*got 0.01"):
+        optimizer.step()
+    assert all(torch.equal(p, q) for p, q in zip(net.parameters(), before, strict=True))
+
+
+@pytest.mark.parametrize("kind", [MKFAC, SGDG, KFAC, SGDP, AdamP])
+def test_entries_of_groups_that_would_do_nothing_are_refused(kind: Any) -> None:
+    weight = nn.Parameter(torch.ones(3, 2))
+    refused = ["maximize"] if kind in (SGDP, AdamP) else ["maximize", "nesterov", "dampening"]
+    for name in refused:
+        with pytest.raises(ValueError, match=f"a parameter group cannot have {name} here, got {name}=True"):
+            kind([{"params": [weight], "manifold": "none", name: True}], lr=0.1)
+    given = torch.optim.SGD([{"params": [weight], "manifold": "none"}], lr=0.1).param_groups[0]
+    kind([given])  # says that it wants none of them
+
+
 def test_eval_mode_at_refresh() -> None:
     model = net()
     x, y = batch()

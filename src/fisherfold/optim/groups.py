@@ -202,16 +202,41 @@ def named(parameters: Iterable[Any], model: nn.Module | None, number: int) -> li
     ]
 
 
+def refuse_unused(group: Mapping[str, Any], names: Iterable[str]) -> None:
+    """Refuse entries that other optimizers know and that would be of no effect here.
+
+    Args:
+        group: as given.
+        names: of the entries.
+
+    Raises:
+        ValueError: naming the first that says something else than that it is not wanted.
+    """
+    for name in names:
+        if group.get(name):
+            raise ValueError(f"a parameter group cannot have {name} here, got {name}={group[name]!r}")
+
+
 def check_group(group: Mapping[str, Any]) -> None:
     """Raise unless a complete group is sound.
 
     Args:
         group: the group.
+    """
+    refuse_unused(group, ("maximize", "nesterov", "dampening"))
+    check_hyperparameters(group)
+    refuse_decay_on_spheres(group)
+
+
+def refuse_decay_on_spheres(group: Mapping[str, Any]) -> None:
+    """Raise if a group on spheres has weight decay, from the start or since a schedule has set it.
+
+    Args:
+        group: a complete group.
 
     Raises:
-        ValueError: if a number is out of range, or a group on spheres has weight decay.
+        ValueError: saying so.
     """
-    check_hyperparameters(group)
     if any(group["spheres"]) and group["weight_decay"] != 0:
         raise ValueError(
             f"weight_decay must be 0 for a group on spheres, where only directions count, got {group['weight_decay']:g}"

@@ -410,6 +410,8 @@ class MKFAC(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        for group in self.param_groups:
+            groups.refuse_decay_on_spheres(group)
         groups.make_dense(self)
         if not self.capturable:
             groups.require_finite_gradients(self)

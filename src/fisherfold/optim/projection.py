@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fisherfold.optim.groups import make_dense
+from fisherfold.optim.groups import make_dense, refuse_unused
 
 
 class ProjectedOptimizer(torch.optim.Optimizer):
@@ -35,6 +35,7 @@ class ProjectedOptimizer(torch.optim.Optimizer):
         Raises:
             ValueError: if there are complex numbers in it, whose angles are others.
         """
+        refuse_unused(param_group, ("maximize",))
         super().add_param_group(param_group)
         if any(parameter.is_complex() for parameter in self.param_groups[-1]["params"]):
             self.param_groups.pop()
