@@ -26,11 +26,12 @@ from fisherfold.optim.distributed import rank
 from fisherfold.optim.factors import Collector, Pass, accumulation_dtype
 from fisherfold.optim.fuse import fused
 from fisherfold.optim.invariance import Finding
+from fisherfold.optim.lengths import Lengths
 from fisherfold.optim.options import FISHERS, LOSSES, check_number, check_options, choice
 from fisherfold.optim.precondition import products
 from fisherfold.optim.replica import uncompiled, unwrap
 from fisherfold.optim.report import Diagnosis
-from fisherfold.optim.rows import advance, block_lengths, tangent, unit_factors, update_on_spheres
+from fisherfold.optim.rows import advance, tangent, unit_factors, update_on_spheres
 from fisherfold.optim.running import carry_over
 from fisherfold.optim.statistics import LossFunction, Sampler
 from fisherfold.optim.streams import Branches
@@ -38,7 +39,7 @@ from fisherfold.optim.streams import Branches
 CARRIED = (
     *("fisher", "reduction", "factor_decay", "max_rows", "exponential", "max_angle", "clip", "orthogonality"),
     *("balanced", "capturable", "fuse", "allow_tf32", "seed", "model", "findings", "refused", "curvature"),
-    *("_grouped", "_age", "manifold_lr", "euclidean", "_refreshes", "_branches", "_example"),
+    *("_grouped", "_age", "manifold_lr", "euclidean", "_refreshes", "_branches", "_lengths", "_example"),
 )
 
 
@@ -149,7 +150,7 @@ class MKFAC(torch.optim.Optimizer):
         self.clip, self.orthogonality = clip, orthogonality
         self.model = unwrap(model) if isinstance(model, nn.Module) else model_of_groups and unwrap(model_of_groups)
         self.manifold_lr, self.euclidean = manifold_lr, euclidean
-        self.fuse, self._branches = fuse, Branches()
+        self.fuse, self._branches, self._lengths = fuse, Branches(), Lengths()
         self.findings: dict[str, Finding] = {}
         if isinstance(model, nn.Module):
             self.findings = groups.findings(unwrap(model), invariant, example_input, seed)
@@ -349,20 +350,26 @@ class MKFAC(torch.optim.Optimizer):
 
     def _collector(self, model: nn.Module) -> Collector:
         self._constrain_freed()
-        names = groups.names(self)
-        curved = [(p, s) for p, _, s in self._entries() if s and p in self.state]
         return Collector(
             model,
             self.curvature.live,
             max_rows=self.max_rows,
             allow_tf32=self.allow_tf32,
             calls=self.curvature.calls,
-            lengths={names[id(p)]: self._lengths(p, s).flatten().repeat_interleave(len(p) // s) for p, s in curved},
+            lengths=self._lengths_of_rows(),
         )
 
+    def _lengths_of_rows(self) -> dict[str, Tensor]:
+        """Those of weights on spheres whose rows are not of unit length, by name."""
+        names, found = groups.names(self), {}
+        for parameter, _, spheres in self._entries():
+            if spheres and (lengths := self._other_lengths(parameter, spheres)) is not None:
+                found[names[id(parameter)]] = lengths.flatten().repeat_interleave(len(parameter) // spheres)
+        return found
+
     @torch.no_grad()
-    def _lengths(self, parameter: nn.Parameter, spheres: int) -> Tensor:
-        return block_lengths(parameter, spheres, self.state[parameter].get("alive"))
+    def _other_lengths(self, parameter: nn.Parameter, spheres: int) -> Tensor | None:
+        return self._lengths.other(parameter, spheres, self.state.get(parameter, {}).get("alive"))
 
     def _model_for_statistics(self) -> nn.Module:
         if self.model is None:
@@ -461,12 +468,14 @@ class MKFAC(torch.optim.Optimizer):
         orthogonality = self.orthogonality if separable else 0.0
         rules = (group["lr"], group["momentum"], self.exponential, self.max_angle, self.clip, orthogonality)
         update_on_spheres(parameter, v, state, fused(advance) if self.fuse else advance, rules, lengths)
+        self._lengths.moved(parameter, lengths)
 
-    def _sphere_direction(self, parameter: nn.Parameter, spheres: int) -> tuple[Tensor, Tensor]:
-        """The lengths of blocks of rows, and where to go against if they were 1."""
-        lengths, gradient = self._lengths(parameter, spheres), gradient_matrix(parameter)
-        at_unit_length = (gradient.reshape(spheres, -1) * lengths).reshape(gradient.shape)
-        return lengths, self.curvature.direction(parameter, at_unit_length).reshape(spheres, -1)
+    def _sphere_direction(self, parameter: nn.Parameter, spheres: int) -> tuple[Tensor | None, Tensor]:
+        """The lengths of blocks of rows, if they are not 1, and where to go against if they were."""
+        lengths, gradient = self._other_lengths(parameter, spheres), gradient_matrix(parameter)
+        if lengths is not None:
+            gradient = (gradient.reshape(spheres, -1) * lengths).reshape(gradient.shape)
+        return lengths, self.curvature.direction(parameter, gradient).reshape(spheres, -1)
 
     @torch.no_grad()
     def precondition_(self) -> None:

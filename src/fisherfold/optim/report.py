@@ -78,7 +78,8 @@ def _gradient_and_direction(optimizer: MKFAC, parameter: nn.Parameter, spheres: 
     gradient = gradient_matrix(parameter)
     if spheres:
         lengths, direction = optimizer._sphere_direction(parameter, spheres)
-        return gradient.reshape(spheres, -1) * lengths, direction
+        gradient = gradient.reshape(spheres, -1)
+        return gradient if lengths is None else gradient * lengths, direction
     direction = optimizer.curvature.euclidean_directions([parameter])[id(parameter)]
     return gradient, direction.to(gradient.dtype).reshape(gradient.shape)
 
