@@ -11,9 +11,6 @@ from typing import Any
 import torch
 from torch import distributed, multiprocessing
 
-# processes are forked from a server that has imported what they need, which costs those seconds once
-PRELOAD = ["torch", "fisherfold.estimators", "fisherfold.solvers", "fisherfold.inference.completion"]
-
 
 def free_port() -> int:
     with socket.socket() as probe:
@@ -32,7 +29,6 @@ def _enter(rank: int, world: int, port: int, folder: str, work: Callable[..., An
 
 def on_ranks(world: int, folder: Path, work: Callable[..., Any], *arguments: Any) -> list[Any]:
     """What ``work`` returns on each of ``world`` processes."""
-    multiprocessing.set_forkserver_preload(PRELOAD)
     multiprocessing.start_processes(
         _enter, (world, free_port(), str(folder), work, arguments), nprocs=world, start_method="forkserver"
     )

@@ -86,7 +86,9 @@ def spawn(world: int, kind: str, folder: Path) -> list[dict[str, Any]]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    multiprocessing.spawn(train_rank, (world, port, kind, str(folder)), nprocs=world)
+    multiprocessing.start_processes(
+        train_rank, (world, port, kind, str(folder)), nprocs=world, start_method="forkserver"
+    )
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(world)]
 
 

@@ -32,7 +32,7 @@ def load(dataset: str, *, device: Any, split: str, images: int | None) -> ImageP
     labels = draw.integers(0, 10, 64)
     # a class is a colour, so that a few steps learn something and rates can be told apart
     colours = draw.integers(0, 256, (10, 3))
-    pixels = np.clip(colours[labels][:, None, None] + draw.integers(-30, 30, (64, 32, 32, 3)), 0, 255).astype(np.uint8)
+    pixels = np.clip(colours[labels][:, None, None] + draw.integers(-30, 30, (64, 8, 8, 3)), 0, 255).astype(np.uint8)
     return ImagePool.of(Images(pixels, labels, pixels[:32], labels[:32]), dataset, device=device, split=split)
 
 
@@ -316,10 +316,8 @@ def cooperate(folder: str, tally: Tally) -> None:
 
 
 def test_processes_share_a_plan_and_its_searches_and_do_nothing_twice(tmp_path: Path) -> None:
-    tally = Tally()
-    workers = [
-        multiprocessing.get_context("spawn").Process(target=cooperate, args=(str(tmp_path), tally)) for _ in range(2)
-    ]
+    tally, context = Tally(), multiprocessing.get_context("forkserver")
+    workers = [context.Process(target=cooperate, args=(str(tmp_path), tally)) for _ in range(2)]
     for worker in workers:
         worker.start()
     for worker in workers:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from copy import deepcopy
 from dataclasses import replace
@@ -19,7 +18,7 @@ import pytest
 import torch
 from torch import nn
 
-from fisherfold.datasets import Images
+from fisherfold.datasets import Images, load_images
 from fisherfold.optim import MKFAC, RowAscent, ScaleAscent
 from fisherfold.training import PRESETS, ImagePool, Run, RunLog, checkpoint, read_logs, settings, train
 from fisherfold.training.checkpoint import pack, unpack
@@ -33,12 +32,15 @@ needs_data = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def real() -> ImagePool:
-    return ImagePool.load("cifar10", images=160)
+    """Photographs, of which every second pixel of every second row will do: it is the convolutions that take time."""
+    data = load_images("cifar10")
+    small = [data.train_images[:160, ::2, ::2], data.train_labels[:160], data.test_images[:32, ::2, ::2]]
+    return ImagePool.of(Images(*small, data.test_labels[:32]), "cifar10")
 
 
 def random_pool(count: int = 64) -> ImagePool:
     draw = np.random.default_rng(0)
-    pixels = draw.integers(0, 256, (count, 32, 32, 3), dtype=np.uint8)
+    pixels = draw.integers(0, 256, (count, 8, 8, 3), dtype=np.uint8)
     labels = draw.integers(0, 10, count)
     return ImagePool.of(Images(pixels, labels, pixels[:20], labels[:20]), "cifar10")
 
@@ -430,38 +432,32 @@ def test_a_checkpoint_from_before_a_setting_is_of_a_run_with_its_default(tmp_pat
         runs[1].load(str(path))
 
 
-KILLED = """
-import sys
-from pathlib import Path
-import numpy as np
-from fisherfold.datasets import Images
-from fisherfold.training import ImagePool, Run, settings
-from fisherfold.training.train import open_job, train_side_by_side
+def train_in(folder: Path, killed_in: int | None = None) -> None:
+    """Train to the end, or be killed when the log has that epoch and its checkpoint is still to be written."""
+    torch.set_num_threads(1)
+    chosen = settings("mkfac-tuned", "cifar10", "wrn10_1", batch=8, epochs=8, refresh_batches=2)
+    job = open_job(Run(chosen, "wrn10_1", random_pool()), folder / "run.jsonl")
+    save = job.run.save
 
-draw = np.random.default_rng(0)
-pixels, labels = draw.integers(0, 256, (64, 32, 32, 3), dtype=np.uint8), draw.integers(0, 10, 64)
-pool = ImagePool.of(Images(pixels, labels, pixels[:20], labels[:20]), "cifar10")
-chosen = settings("mkfac-tuned", "cifar10", "wrn10_1", batch=8, epochs=8, refresh_batches=2)
-job = open_job(Run(chosen, "wrn10_1", pool), Path(sys.argv[1]) / "run.jsonl")
-train_side_by_side([job], checkpoint_every=1)
-"""
+    def save_or_die(path: str) -> None:
+        if job.run.done_epochs == killed_in:
+            os.kill(os.getpid(), signal.SIGKILL)
+        save(path)
+
+    job.run.save = save_or_die  # type: ignore[method-assign]
+    train_side_by_side([job], checkpoint_every=1)
 
 
 def test_a_killed_training_goes_on_to_the_same_bits(tmp_path: Path) -> None:
-    def run(folder: Path, *, kill_after: int | None) -> None:
-        folder.mkdir(exist_ok=True)
-        process = subprocess.Popen([sys.executable, "-c", KILLED, str(folder)])
-        while kill_after is not None and process.poll() is None:
-            log = folder / "run.jsonl"
-            if log.is_file() and len(log.read_text().splitlines()) > kill_after:
-                process.send_signal(signal.SIGKILL)
-                break
-            time.sleep(0.01)
-        process.wait()
-
-    run(tmp_path / "whole", kill_after=None)
-    for kill in (3, None):
-        run(tmp_path / "killed", kill_after=kill)
+    for name in ("whole", "killed"):
+        (tmp_path / name).mkdir()
+    process = multiprocessing.get_context("forkserver").Process(target=train_in, args=(tmp_path / "killed", 4))
+    process.start()
+    train_in(tmp_path / "whole")
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert [len(log.epochs) for log in read_logs(tmp_path / "killed")] == [4]
+    train_in(tmp_path / "killed")
     whole, killed = (read_logs(tmp_path / name)[0] for name in ("whole", "killed"))
     assert killed.ended == whole.ended == "done"
     without_times = [[{**entry, "seconds": 0} for entry in log.epochs] for log in (whole, killed)]
