@@ -22,7 +22,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from fisherfold.estimators import parameters
 from fisherfold.estimators.checkpoint import all_or_nothing
-from fisherfold.estimators.completion_fit import FitOptions, fit_model, merged, threads
+from fisherfold.estimators.completion_fit import FitOptions, fit_model, merged
 from fisherfold.estimators.completion_model import UNSEEN, CompletionModel, Floats
 from fisherfold.estimators.completion_shared import SharedFits
 from fisherfold.estimators.ids import IdIndex, Ids, id_array
@@ -30,6 +30,7 @@ from fisherfold.estimators.inputs import Observations, id_names, numbers, observ
 from fisherfold.estimators.io import load_completion, save_completion
 from fisherfold.estimators.point_solvers import SOLVERS
 from fisherfold.files import sound
+from fisherfold.threads import threads
 
 OFFSETS = ("both", "rows", "columns", "global", "none")
 

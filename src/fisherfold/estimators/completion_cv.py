@@ -13,7 +13,7 @@ import torch
 from fisherfold.estimators import parameters
 from fisherfold.estimators.checkpoint import FitCheckpoint, all_or_nothing
 from fisherfold.estimators.completion import MatrixCompletion
-from fisherfold.estimators.completion_fit import FitOptions, checkpoint_of, prepare, run, threads
+from fisherfold.estimators.completion_fit import FitOptions, checkpoint_of, prepare, run
 from fisherfold.estimators.inputs import Observations
 from fisherfold.estimators.posterior_files import finite_number
 from fisherfold.estimators.shared_ratings import Prepared
@@ -22,6 +22,7 @@ from fisherfold.inference.completion import CompletionPosterior
 from fisherfold.inference.completion_path import raise_rank
 from fisherfold.inference.predictive import predict_pairs
 from fisherfold.problems.ratings import Ratings
+from fisherfold.threads import threads
 
 
 class MatrixCompletionCV(MatrixCompletion):

@@ -23,6 +23,7 @@ from fisherfold.files import sound
 from fisherfold.inference.completion import CompletionPosterior, fit_variational, start_posterior
 from fisherfold.problems.building import RepeatedPairs
 from fisherfold.problems.ratings import Ratings
+from fisherfold.threads import threads
 
 # Of a table that nothing is missing in, nothing can be learnt about missing values.
 _LONG = "; or, if this is a list of entries and no matrix, hand over fit(X[['user', 'item']], X['rating'])"
@@ -314,24 +315,3 @@ def progress(options: FitOptions) -> Iterator[_Show]:
     else:
         with show.bar:
             yield show
-
-
-@contextlib.contextmanager
-def threads(n_jobs: int | None) -> Iterator[None]:
-    """Use a given number of threads while the block runs.
-
-    Args:
-        n_jobs: the number; None changes nothing, -1 takes all cores.
-
-    Yields:
-        Nothing.
-    """
-    if n_jobs is None:
-        yield
-        return
-    before = torch.get_num_threads()
-    torch.set_num_threads(os.cpu_count() or 1 if n_jobs == -1 else n_jobs)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -20,7 +20,6 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from fisherfold.estimators import parameters
 from fisherfold.estimators.checkpoint import all_or_nothing
-from fisherfold.estimators.completion_fit import threads
 from fisherfold.estimators.inputs import unmasked
 from fisherfold.estimators.task_rows import reject_text
 from fisherfold.inference.completion import CompletionPosterior, fit_variational
@@ -28,6 +27,7 @@ from fisherfold.inference.predictive import predict_pairs
 from fisherfold.inference.sides import Side
 from fisherfold.inference.stream import absorb, grow, prior_member
 from fisherfold.problems.ratings import Ratings
+from fisherfold.threads import threads
 
 Table = npt.NDArray[np.floating]
 _ROWS_AT_ONCE = 4096

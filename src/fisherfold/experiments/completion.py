@@ -17,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 
 from fisherfold import datasets
-from fisherfold.estimators import MatrixCompletion
 from fisherfold.experiments.figures import FigurePlan, MethodPlan, grid_125
 from fisherfold.manifolds.base import Point
 from fisherfold.problems.base import Problem
@@ -125,6 +124,8 @@ def default_curve(data: datasets.Ratings, per_user: int, seed: int) -> list[dict
     Returns:
         The rows of a trace, from the mean of all ratings to convergence.
     """
+    from fisherfold.estimators import MatrixCompletion  # not before it is needed: scikit-learn takes a while
+
     held = hold_out(data.rows, per_user, seed)
     pairs = np.stack([data.rows, data.cols], axis=1)
     mean = float(data.values[~held].mean())

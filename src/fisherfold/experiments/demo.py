@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fisherfold.experiments.threads import one_thread
 from fisherfold.files import write_atomically
 from fisherfold.manifolds.base import Point
 from fisherfold.optim import MKFAC, SGDG
@@ -24,6 +23,7 @@ from fisherfold.problems import CompletionProblem, Problem, Ratings
 from fisherfold.problems.subspace import SubspaceProblem
 from fisherfold.problems.tasks import TaskStatistics
 from fisherfold.solvers import GradientNorm, minimize
+from fisherfold.threads import one_thread
 
 PASSES = 100
 SMOOTH, NETWORK = ("rngd", "rcg", "rsvrg", "rsgd"), ("mkfac", "riem. sgd", "sgd")

@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from fisherfold._version import __version__
-from fisherfold.experiments.threads import one_thread
 from fisherfold.files import make_folder, write_atomically
 from fisherfold.manifolds.base import Point
 from fisherfold.problems.base import Problem
 from fisherfold.solvers import minimize
 from fisherfold.solvers.stopping import GradientNorm
+from fisherfold.threads import one_thread
 
 Say = Callable[[str], None]
 Tick = Callable[[int, int], None]

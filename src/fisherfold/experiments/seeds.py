@@ -16,7 +16,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from scipy.stats import t as student
+from scipy.special import stdtrit  # Student's quantiles; those of scipy.stats are the same and take a while to load
 
 LEAST_FREEDOM = 5  # below it s says too little, and the quantile is more about that than about σ
 MEDIAN_VARIANCES = (1.0, 0.5, 0.4487, 0.2982, 0.2868)  # of one to five numbers; then about π/2n
@@ -66,7 +66,7 @@ class Spread:
         Returns:
             The margin, in the units of the numbers.
         """
-        quantile = float(student.ppf(0.975, self.freedom)) if self.freedom else 2.0
+        quantile = float(stdtrit(self.freedom, 0.975)) if self.freedom else 2.0
         return quantile * self.deviation * math.sqrt(_variance(first) + _variance(second))
 
 
