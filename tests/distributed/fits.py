@@ -18,7 +18,7 @@ from fisherfold.estimators.checkpoint import FitCheckpoint
 from fisherfold.estimators.posterior_files import pack_posterior
 from fisherfold.solvers import loop
 
-PASSES = 8
+PASSES = 5
 _SAVE, _ADVANCE = FitCheckpoint.save, loop._advance
 _COMPLETION = {"rank": 2, "max_iter": PASSES, "tol": 0.0}
 _SUBSPACE = {"rank": 2, "max_iter": PASSES, "tol": 0.0, "random_state": 0}

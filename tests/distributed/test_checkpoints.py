@@ -133,6 +133,24 @@ def writing(folder: str) -> list[list[str]]:
     return found
 
 
+def messages(_: str) -> list[Any]:
+    """How often the processes wait for each other where nobody has a fault to tell, and what is told is told whole."""
+    group, counts = Group(), []
+    for name in ("all_reduce", "broadcast"):
+        plain = getattr(torch.distributed, name)
+        setattr(torch.distributed, name, lambda *a, plain=plain, name=name, **k: counts.append(name) or plain(*a, **k))
+    with group.together():
+        pass
+    texts = group.gather_texts("ü\0" * group.rank)
+    return [counts, texts]
+
+
+def test_processes_without_a_fault_wait_for_each_other_once(tmp_path: Path) -> None:
+    for counts, texts in on_ranks(3, tmp_path, messages, ""):
+        assert texts == ["", "ü\0", "ü\0ü\0"]
+        assert counts == ["all_reduce", "all_reduce", "broadcast", "broadcast"]
+
+
 def test_a_full_disk_ends_all_processes_with_one_sentence(tmp_path: Path) -> None:
     expected = [
         ["OSError", "rank 0: [Errno 28] No space left on device"], ["PermissionError", "rank 0: no"],

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from torch.distributed import TCPStore
 from fisherfold import MatrixCompletion, SubspaceRegressor
 from fisherfold.distributed import health
 
+import fit_and_die  # isort: skip
 from fits import FITS, KINDS, PASSES, dying, going_on, whole  # isort: skip
 from ranks import free_port, on_ranks, same_bits  # isort: skip
 
@@ -33,6 +35,12 @@ def environment(**more: str) -> dict[str, str]:
     return {**os.environ, **known, **more}
 
 
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What two processes learn that nobody disturbs."""
+    return dict(on_ranks(2, tmp_path_factory.mktemp("whole"), whole, list(FITS))[0])
+
+
 @pytest.fixture
 def ratings(tmp_path: Path) -> Path:
     rng = np.random.default_rng(3)
@@ -44,23 +52,29 @@ def ratings(tmp_path: Path) -> Path:
     return path
 
 
+def die(rank: int, world: int, port: int, folder: str, arguments: list[str]) -> None:
+    """What ``fit_and_die.py`` does under a launcher; what it says is left in a file."""
+    torch.set_num_threads(1)
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    sys.argv[1:] = arguments
+    with open(Path(folder) / f"{rank}.txt", "w") as sys.stdout:
+        fit_and_die.main()
+
+
 def test_survivors_name_the_killed_rank(tmp_path: Path) -> None:
-    world, victim, port = 3, 1, str(free_port())
-    places = [str(tmp_path / "c"), str(tmp_path / "model")]
-    command = [sys.executable, str(SCRIPT), "completion variational", *places, str(victim), "2"]
-    processes = [
-        subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env=environment(RANK=str(r), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=port),
-        )
-        for r in range(world)
-    ]  # fmt: skip
-    outputs = [process.communicate(timeout=BOUND) for process in processes]
-    assert processes[victim].returncode == -9
+    world, victim, port, context = 3, 1, free_port(), multiprocessing.get_context("forkserver")
+    words = ["completion variational", str(tmp_path / "c"), str(tmp_path / "model"), str(victim), "2"]
+    processes = [context.Process(target=die, args=(r, world, port, str(tmp_path), words)) for r in range(world)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(BOUND)
+    assert processes[victim].exitcode == -9
     for rank in (0, 2):
-        assert processes[rank].returncode == 3, outputs[rank]
-        assert f"rank {rank} says [1]: rank 1 (process {processes[victim].pid} on " in outputs[rank][0]
-        assert "checkpoint" in outputs[rank][0]
+        said = (tmp_path / f"{rank}.txt").read_text()
+        assert processes[rank].exitcode == 3, said
+        assert f"rank {rank} says [1]: rank 1 (process {processes[victim].pid} on " in said
+        assert "checkpoint" in said
     assert (tmp_path / "c").exists()
     assert not (tmp_path / "model").exists()
 
@@ -137,7 +151,9 @@ def run(arguments: list[str], restarts: int) -> subprocess.CompletedProcess[str]
 @pytest.mark.parametrize("kind", [
     "completion variational", *(pytest.param(kind, marks=pytest.mark.slow) for kind in FITS if kind != KINDS[0]),
 ])  # fmt: skip
-def test_torchrun_goes_on_from_the_checkpoint_to_the_same_bits(kind: str, tmp_path: Path) -> None:
+def test_torchrun_goes_on_from_the_checkpoint_to_the_same_bits(
+    kind: str, tmp_path: Path, uninterrupted: dict[str, Any]
+) -> None:
     script = [str(SCRIPT), kind, str(tmp_path / "checkpoint"), str(tmp_path / "model"), "1", "3"]
     done = run(script, restarts=1)
     assert done.returncode == 0, done.stderr
@@ -145,21 +161,23 @@ def test_torchrun_goes_on_from_the_checkpoint_to_the_same_bits(kind: str, tmp_pa
     assert len(re.findall(f"made {PASSES - 3} passes", done.stdout)) == 2
     assert not (tmp_path / "checkpoint").exists()
     found = torch.load(tmp_path / "model", weights_only=True)
-    same_bits([found, on_ranks(2, tmp_path, whole, [kind])[0][kind]])
+    same_bits([found, uninterrupted[kind]])
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_every_kind_of_fit_goes_on_after_a_kill_to_the_same_bits(victim: int, tmp_path: Path) -> None:
+def test_every_kind_of_fit_goes_on_after_a_kill_to_the_same_bits(
+    victim: int, tmp_path: Path, uninterrupted: dict[str, Any]
+) -> None:
     for kind in KINDS:
         with pytest.raises(multiprocessing.ProcessExitedException, match=f"process {victim} terminated .*SIGKILL"):
             on_ranks(2, tmp_path, dying, kind, str(tmp_path), victim, 3)
     assert {path.name for path in tmp_path.iterdir()} == set(KINDS)
-    again, alone = on_ranks(2, tmp_path, going_on, KINDS, str(tmp_path)), on_ranks(2, tmp_path, whole, KINDS)
+    again = on_ranks(2, tmp_path, going_on, KINDS, str(tmp_path))
     same_bits(again)
     for kind in KINDS:
         passes, found = again[0][kind]
         assert passes == PASSES - 3, kind
-        same_bits([alone[0][kind], found])
+        same_bits([uninterrupted[kind], found])
         assert not (tmp_path / kind).exists()
 
 

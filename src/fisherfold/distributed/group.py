@@ -178,11 +178,16 @@ class Group:
         return [text] if self.size == 1 else self._gather_text(text)
 
     def _gather_text(self, text: str) -> list[str]:
+        said = bytearray(text.encode())
+        mine = torch.frombuffer(said, dtype=torch.uint8) if said else torch.empty(0, dtype=torch.uint8)
+        lengths = torch.zeros(self.size, dtype=torch.int64)
+        lengths[self.rank] = len(mine)
         found = []
-        for source in range(self.size):
-            mine = torch.frombuffer(bytearray(text.encode() or b"\0"), dtype=torch.uint8)
-            content = self.broadcast(mine if source == self.rank else None, source)
-            found.append(bytes(content.numpy()).decode().strip("\0"))
+        for source, length in enumerate(self.sum(lengths).tolist()):
+            content = mine if source == self.rank else torch.empty(length, dtype=torch.uint8)
+            if length:  # most often nobody has anything to say, and every message is waited for
+                self._broadcast(content, source)
+            found.append(content.numpy().tobytes().decode())
         return found
 
     def tell(self, found: Content | None) -> Content | None:
