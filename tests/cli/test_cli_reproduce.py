@@ -6,9 +6,11 @@ import json
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 from fisherfold.cli import app
+from fisherfold.experiments import plots
 
 
 @pytest.fixture
@@ -23,6 +25,12 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.fixture
+def no_picture(monkeypatch):
+    """An empty one: nine panels take longer than the runs, and one test of the command that draws them will do."""
+    monkeypatch.setattr(plots, "draw", lambda _: Figure(figsize=(1, 1)))
+
+
 def test_json_is_the_summary_and_nothing_else(folder, tmp_path):
     output = tmp_path / "out"
     run = CliRunner().invoke(app, ["reproduce", "school", "--quick", "--json", "--output", str(output)])
@@ -35,7 +43,8 @@ def test_json_is_the_summary_and_nothing_else(folder, tmp_path):
     assert len(summary["search"]["RSGD"]) > 3
 
 
-def test_the_table_names_the_methods_and_says_who_is_lowest(folder, tmp_path):
+@pytest.mark.usefixtures("folder", "no_picture")
+def test_the_table_names_the_methods_and_says_who_is_lowest(tmp_path):
     run = CliRunner().invoke(app, ["reproduce", "school", "--quick", "--seeds", "1", "-o", str(tmp_path / "out")])
     assert run.exit_code == 0, run.output
     for word in ("RNGD", "RSGD", "RSVRG", "RCG"):
@@ -69,7 +78,8 @@ def test_theory_refuses_an_unknown_part(tmp_path):
     assert "part must be one of" in str(run.exception)
 
 
-def test_all_marks_what_has_no_data_and_goes_on(folder, tmp_path, monkeypatch):
+@pytest.mark.usefixtures("folder", "no_picture")
+def test_all_marks_what_has_no_data_and_goes_on(tmp_path, monkeypatch):
     from fisherfold.experiments import reproduce
 
     monkeypatch.setattr(reproduce, "NAMES", ("school", "sarcos"))

@@ -16,16 +16,17 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import typer
+from matplotlib.figure import Figure
 
 from fisherfold.cli import reproduce as reproduce_commands
-from fisherfold.experiments import figures, reproduce
+from fisherfold.experiments import figures, plots, reproduce
 from fisherfold.experiments.reproduce import Options
 from fisherfold.experiments.theory import records
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """A data folder with a school set of 8 small tasks."""
+    """A data folder with a school set of 8 small tasks, and pictures that are empty."""
     g = np.random.default_rng(0)
     splits = {"train_idx": np.zeros((10, 2), np.uint16), "train_fold": np.ones((10, 2), np.uint8)}
     np.savez(
@@ -33,6 +34,8 @@ def folder(tmp_path, monkeypatch):
         y=g.integers(1, 70, 96).astype(np.uint8), task_start=np.arange(0, 96, 12, dtype=np.int32), **splits,
     )  # fmt: skip
     monkeypatch.setenv("FISHERFOLD_DATA", str(tmp_path))
+    # nine panels take longer than the runs; they are looked at in test_figures.py
+    monkeypatch.setattr(plots, "draw", lambda _: Figure(figsize=(1, 1)))
     return tmp_path
 
 
@@ -165,16 +168,15 @@ def test_commands_repeat_what_was_run_and_can_be_typed(tmp_path):
 
 
 def test_parts_measured_side_by_side_are_those_measured_alone(tmp_path):
-    parts = ("metric", "invariance")
+    parts = ("stability", "invariance")
     beside, _ = reproduce.reproduce_theory(Options(quick=True, seeds=1, parts=parts, output=tmp_path / "two", jobs=2))
     assert [part.name for part in beside] == list(parts)
     (alone,), _ = reproduce.reproduce_theory(Options(quick=True, seeds=1, parts=parts[1:], output=tmp_path / "one"))
     assert beside[1].findings == alone.findings
     assert beside[1].charts == alone.charts
-    metric = next(s for s in reproduce.sections(tmp_path / "two") if s.name == "theory-metric")
-    assert len(metric.charts) == 3
-    assert metric.charts[0].log_x
-    assert metric.charts[0].log_y
+    stability = next(s for s in reproduce.sections(tmp_path / "two") if s.name == "theory-stability")
+    assert [chart.log_x for chart in stability.charts] == [True] * 4
+    assert [chart.log_y for chart in stability.charts] == [True, False, True, False]
 
 
 def test_a_part_of_the_theory_is_read_and_not_measured_again(tmp_path, monkeypatch):
