@@ -19,9 +19,11 @@ from fisherfold.problems.subspace import SubspaceProblem
 from fisherfold.problems.tasks import TaskStatistics
 
 STEPS = 30
-# what the commands import when they are called, imported before the fork
+# what the jobs import when they are called, imported before the fork, so that a kill comes while they work
 for name in ("completion_cv", "subspace_classifier", "subspace_files", "tables", "task_tables"):
     importlib.import_module(f"fisherfold.estimators.{name}")
+for name in ("torch._dynamo", "fisherfold.optim"):  # the first by every optimizer
+    importlib.import_module(name)
 
 
 def command_line(*words):
