@@ -30,7 +30,7 @@ test: lint types rooms audit unit doctest docs ## everything that CI checks, exc
 
 unit: $(VENV)/.dev
 	$(BIN)/python -W error -c "import fisherfold"
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
 
 doctest: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --doctest-modules src/fisherfold
