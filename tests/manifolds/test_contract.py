@@ -266,3 +266,49 @@ def test_trees_add_scale_and_multiply():
     assert is_finite(u)
     assert not is_finite({"a": u, "b": torch.tensor(torch.nan)})
     assert tolerance(torch.float64) == pytest.approx(1.49e-8, rel=1e-2)
+
+
+MAPPED = [
+    *[(manifold, method) for manifold in MANIFOLDS for method in manifold.retractions],
+    *[(manifold, method) for manifold in MANIFOLDS for method in manifold.transports],
+    *[(manifold, "log") for manifold in MANIFOLDS if not isinstance(manifold, Stiefel)],
+    (Product({"u": Grassmann(5, 2), "s": Sphere(3)}), "factors"),
+]
+
+
+def operation(manifold, method):
+    if method == "log":
+        return lambda x, y, _: manifold.log(x, y)
+    if method in manifold.retractions:
+        return lambda x, _, v: manifold.retract(x, v, method=method)
+    return lambda x, y, v: manifold.transport(x, y, v, method=method)
+
+
+@pytest.mark.parametrize(("manifold", "method"), MAPPED, ids=repr)
+@pytest.mark.parametrize("length", [0.0, 0.4, 8.0], ids="steps of {}".format)
+def test_under_vmap_values_and_derivatives_are_those_of_the_members(manifold, method, length):
+    (x, v), (y, _) = draw(manifold, 3), draw(manifold, 3, seed=1)
+    v, apply = scale(length, v), operation(manifold, method)
+
+    def weighed(x, y, v):
+        return sum((leaf * torch.arange(leaf.numel(), dtype=leaf.dtype).cos().reshape(leaf.shape)).sum()
+                   for leaf in leaves(apply(x, y, v)))  # fmt: skip
+
+    members = [tuple(tree_map(lambda leaf: leaf[k], tree) for tree in (x, y, v)) for k in range(3)]  # noqa: B023
+    for function in (apply, torch.func.grad(weighed, argnums=2)):
+        mapped = torch.func.vmap(function)(x, y, v)
+        for k, member in enumerate(members):
+            for found, alone in zip(leaves(mapped), leaves(function(*member)), strict=True):
+                torch.testing.assert_close(found[k], alone, atol=1e-12, rtol=1e-10)
+
+
+@pytest.mark.parametrize("manifold", [Sphere(4), Oblique(3, 4)], ids=repr)
+def test_under_vmap_only_antipodes_are_without_a_logarithm(manifold):
+    (x, v), (y, _) = draw(manifold, 3), draw(manifold, 3, seed=1)
+    y[1] = -x[1]
+    for mapped in (
+        torch.func.vmap(manifold.log)(x, y),
+        torch.func.vmap(lambda *args: manifold.transport(*args, method="parallel"))(x, y, v),
+    ):
+        assert bool(mapped[1].isnan().all())
+        assert bool(mapped[[0, 2]].isfinite().all())

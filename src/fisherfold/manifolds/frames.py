@@ -8,7 +8,8 @@ three maps brings it back. All of them read the shape of ``y`` off its p×p Gram
 - Householder QR with positive diagonal, which needs no Gram matrix and is therefore the fall-back for the others
   (and, in float32, less orthonormal than they are for very tall matrices).
 
-The frame error of the first two is about ``eps · cond(G)``, so they hand over to QR beyond ``MAX_CONDITION``.
+The frame error of the first two is about ``eps · cond(G)``, so they hand over to QR beyond ``MAX_CONDITION``, and under
+``vmap``, where the condition cannot be looked at.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from fisherfold.manifolds.alignment import eigh, inverse_root, rotation_between
+from fisherfold.manifolds.lengths import holds
 
 # A retraction step of Frobenius length s gives cond(G) ≤ 1 + s²; steps beyond 4 take the slower, safer road.
 MAX_CONDITION = 16.0
@@ -76,7 +78,7 @@ def polar(y: Tensor) -> Tensor:
     values, vectors = eigh(gram)
     # Squares below the floor have underflown. Written so that NaN fails as well.
     floor = torch.finfo(y.dtype).tiny / torch.finfo(y.dtype).eps
-    if not bool((values[..., -1] <= MAX_CONDITION * (values[..., 0] - floor)).all()):
+    if not holds(values[..., -1] <= MAX_CONDITION * (values[..., 0] - floor)):
         return _polar_by_qr(y)
     return y @ inverse_root(gram, values.detach(), vectors.detach()).to(y.dtype)
 
@@ -114,7 +116,7 @@ def cholesky_qr(y: Tensor) -> Tensor:
     inverse = _inverse_triangle(lower)
     # The condition in the row-sum norm: an upper bound of the spectral one without eigenvalues.
     condition = _row_sum_norm(gram) * _row_sum_norm(inverse.mT @ inverse)
-    if not bool(((failed == 0) & (condition <= MAX_CONDITION)).all()):
+    if not holds((failed == 0) & (condition <= MAX_CONDITION)):
         return _householder_qr(y)
     return y @ inverse.mT.to(y.dtype)
 

@@ -54,6 +54,21 @@ def ordinary(lengths: Tensor) -> bool:
         return False
 
 
+def holds(condition: Tensor) -> bool | None:
+    """Whether a condition is met everywhere.
+
+    Args:
+        condition: truth values.
+
+    Returns:
+        None under ``vmap``, where nothing can be looked at: the caller then takes the way that is right in either case.
+    """
+    try:
+        return bool(condition.all())
+    except RuntimeError:
+        return None
+
+
 @lru_cache
 def _bounds(dtype: torch.dtype) -> tuple[float, float]:
     info = torch.finfo(dtype)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fisherfold.manifolds.base import Manifold
-from fisherfold.manifolds.lengths import length, ordinary, range_factor, series
+from fisherfold.manifolds.lengths import holds, length, ordinary, range_factor, series
 
 # cos √t and sin √t / √t up to t = 1/4, and θ / sin θ in w = sin²(θ/2) up to w = 1/20, to the last digit
 _COS = tuple((-1) ** k / math.factorial(2 * k) for k in range(9))
@@ -166,10 +166,9 @@ def log_rows(x: Tensor, y: Tensor) -> Tensor:
         y: unit rows.
 
     Returns:
-        Tangent rows of length ``angle_rows(x, y)``.
+        Tangent rows of length ``angle_rows(x, y)``; opposite rows are refused, under ``vmap`` they give NaN.
     """
-    _refuse_antipodes(x, y)
-    apart, middle = y - x, x + y
+    apart, middle = y - x, _middle(x, y)
     chord, across = (w.square().sum(dim=-1, keepdim=True) for w in (apart, middle))
     # all have the tangent part of y; the shorter is exact, of neighbours and near the antipode, where y would cancel
     direction = project_rows(x, torch.where(chord < across, apart, middle))
@@ -191,10 +190,9 @@ def parallel_rows(x: Tensor, y: Tensor, v: Tensor) -> Tensor:
         v: tangent rows at ``x``.
 
     Returns:
-        Tangent rows at ``y`` of the same lengths.
+        Tangent rows at ``y`` of the same lengths; opposite rows are refused, under ``vmap`` they give NaN.
     """
-    _refuse_antipodes(x, y)
-    middle = x + y
+    middle = _middle(x, y)
     weight = 2 * (middle * v).sum(dim=-1, keepdim=True) / middle.square().sum(dim=-1, keepdim=True)
     # near the antipode the rounding of the lengths of x and y is no small part of their middle
     return project_rows(y, v - weight * middle)
@@ -212,6 +210,13 @@ def norm_error_rows(x: Tensor) -> Tensor:
     return (length(x) - 1).abs().amax()
 
 
-def _refuse_antipodes(x: Tensor, y: Tensor) -> None:
-    if bool((length(x + y) <= 4 * torch.finfo(x.dtype).eps).any()):
+def _middle(x: Tensor, y: Tensor) -> Tensor:
+    """The sum x + y, unless the rows are opposite and have no middle."""
+    middle = x + y
+    opposite = length(middle, keepdim=True) <= 4 * torch.finfo(x.dtype).eps
+    fine = holds(~opposite)
+    if fine is None:
+        return torch.where(opposite, torch.nan, middle)
+    if not fine:
         raise ValueError("y is antipodal to x: there is no unique shortest geodesic between them")
+    return middle
