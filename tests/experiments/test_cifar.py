@@ -61,6 +61,7 @@ def test_only_whole_finished_runs_of_a_preset_judged_on_the_test_images_count(tm
     cell = found(tmp_path)
     assert cell.best[0] == 50.0
     assert cell.as_json()["last_median"] is None
+    assert cifar.text(cell) == "50.00 (diverged), 1 seed [94.76]"
 
 
 def test_a_seed_that_was_run_twice_counts_once(tmp_path: Path) -> None:
@@ -171,6 +172,20 @@ def test_the_table_becomes_files_and_a_section_of_the_page(tmp_path: Path) -> No
     page = refresh_page(options.output).read_text()
     assert "a &lt;device&gt;" in page
     assert "a <device>" not in page
+
+
+def test_runs_that_diverged_leave_files_that_are_json(tmp_path: Path) -> None:
+    logs, out = tmp_path / "logs", tmp_path / "out"
+    log(logs, [10.0], ended="diverged", images=300)
+    (path,) = logs.iterdir()
+    path.write_text(path.read_text().replace('"train_loss": 1.0', '"train_loss": NaN'))
+    files = cifar.write(cifar.cells(logs), cifar.trials(logs), out)
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    (trial,) = json.loads(files["json"].read_text(), parse_constant=refuse)["trials"]
+    assert trial["training loss"] is None
 
 
 def test_a_missing_folder_says_what_to_do(tmp_path: Path) -> None:

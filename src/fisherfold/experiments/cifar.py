@@ -20,7 +20,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from fisherfold.experiments.sections import Band, Chart, Section, Series, Table, Verdict
+from fisherfold.experiments.sections import Band, Chart, Section, Series, Table, Verdict, finite
 from fisherfold.experiments.seeds import Spread
 from fisherfold.files import make_folder, write_atomically
 from fisherfold.training import PRESETS, RunLog, Settings, preset_of, read_logs, settings
@@ -262,7 +262,8 @@ def text(cell: CellResult) -> str:
     median, least, greatest = cell.best
     spread = f" {least:.2f}–{greatest:.2f}" if len(cell.runs) > 1 else ""
     seeds = f"{len(cell.runs)} seed{'s' if len(cell.runs) > 1 else ''}"
-    return f"{median:.2f}{spread} ({cell.last[0]:.2f}), {seeds}{paper}"
+    last = "diverged" if math.isnan(cell.last[0]) else f"{cell.last[0]:.2f}"
+    return f"{median:.2f}{spread} ({last}), {seeds}{paper}"
 
 
 def judge(found: Sequence[CellResult]) -> tuple[Verdict, list[str]]:
@@ -464,5 +465,6 @@ def write(found: Sequence[CellResult], others: Table, folder: Path) -> dict[str,
     draw(found).savefig(picture, format="png", dpi=130)
     write_atomically(files["png"], picture.getvalue())
     write_atomically(files["csv"], sheet.getvalue().encode())
-    write_atomically(files["json"], json.dumps({"cells": rows, "trials": as_rows(others)}, indent=1).encode())
+    content = finite({"cells": rows, "trials": as_rows(others)})  # a run that diverged ends with a loss of NaN
+    write_atomically(files["json"], json.dumps(content, indent=1, allow_nan=False).encode())
     return files
