@@ -26,8 +26,7 @@ from fisherfold.fisher.rowblock import RowBlockFisher
 from fisherfold.manifolds import Euclidean, Manifold, Product
 from fisherfold.manifolds.base import Point, Tangent, leaves, tree_map
 from fisherfold.problems.base import Problem
-
-FEW = 4  # samples that a network is looked at with
+from fisherfold.problems.networks import check_behaviour, check_layers
 
 
 class NLLProblem(Problem):
@@ -107,7 +106,8 @@ class NLLProblem(Problem):
         """Make the parameters of a network the point θ; those with ``requires_grad=False`` stay as they are.
 
         Args:
-            module: a network that treats samples independently: batch norms and dropout in evaluation mode.
+            module: a network that treats samples independently, and is a function of its parameters: batch norms,
+                dropout and spectral norms in evaluation mode.
             likelihood: the distribution of a target given the network's output.
             x: inputs.
             y: targets.
@@ -119,10 +119,10 @@ class NLLProblem(Problem):
             those with a manifold must lie on it before ``minimize`` takes them.
 
         Raises:
-            ValueError: if the network mixes samples, draws at random or has nothing to learn, or ``manifolds`` names a
-                parameter that it does not have.
+            ValueError: if the network mixes samples, draws at random, remembers earlier evaluations or has nothing to
+                learn, or ``manifolds`` names a parameter that it does not have.
         """
-        _check_module(module)
+        check_layers(module)
         start = {name: p.detach().clone() for name, p in module.named_parameters() if p.requires_grad}
         if not start:
             raise ValueError("module must have a parameter that requires grad, it has none")
@@ -135,7 +135,7 @@ class NLLProblem(Problem):
             return cast("Tensor", torch.func.functional_call(module, theta, (inputs,)))
 
         problem = cls(product, model, likelihood, x, y, **options)
-        _check_behaviour(module, x)
+        check_behaviour(module, x)
         return problem, start
 
     @override
@@ -378,39 +378,6 @@ def _check_parts(manifold: object, model: object, likelihood: object) -> None:
         raise TypeError(f"model must be a function of the inputs and theta, got {model!r}")
     if not isinstance(likelihood, Likelihood):
         raise TypeError(f"likelihood must be a likelihood such as Gaussian(), got {likelihood!r}")
-
-
-def _check_module(module: nn.Module) -> None:
-    for name, part in module.named_modules():
-        mixes = isinstance(part, nn.modules.batchnorm._BatchNorm) and (part.training or part.running_mean is None)
-        draws = isinstance(part, nn.modules.dropout._DropoutNd) and part.training and part.p > 0
-        if mixes or draws:
-            reason = "batch statistics mix the samples" if mixes else "dropout makes the loss random"
-            raise ValueError(f"{reason}: {type(part).__name__} {name!r} must be in evaluation mode (module.eval())")
-
-
-def _check_behaviour(module: nn.Module, x: Tensor) -> None:
-    """Run a few samples: what draws or mixes without being a layer for it (a function, the dropout of a GRU) shows."""
-    first = next(module.parameters())
-    if first.device != x.device or (x.is_floating_point() and first.dtype != x.dtype):
-        return  # the first evaluation says so
-    few = x[:FEW]
-    with torch.no_grad():
-        whole, again, alone = module(few), module(few), module(few[:1])
-    if not all(isinstance(z, Tensor) and z.ndim and bool(z.isfinite().all()) for z in (whole, again, alone)):
-        return
-    if not _alike(whole, again):
-        raise ValueError("module must give the same outputs twice: dropout must be in evaluation mode (module.eval())")
-    if not _alike(whole[:1], alone):
-        raise ValueError(
-            f"module must treat samples independently, got other outputs for the first of {len(few)} alone: batch "
-            "statistics must be in evaluation mode (module.eval()), and the first dimension of x must count samples"
-        )
-
-
-def _alike(z: Tensor, other: Tensor) -> bool:
-    """Equal but for rounding, which is that of other kernels for batches of other sizes."""
-    return z.shape == other.shape and bool((z - other).abs().max() <= 1e-2 * z.abs().max())
 
 
 def _check_data(x: Tensor, y: Tensor) -> None:

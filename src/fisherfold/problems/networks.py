@@ -1,0 +1,109 @@
+"""Is a network a function of its parameters, sample by sample, as the loss of a problem must be?
+
+    z_i = f(x_i, θ),    not of other samples, of chance, or of what was computed before
+
+Layers that are known to be none are named; for all others a few samples are run.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+FEW = 4  # samples that a network is looked at with
+
+
+def check_layers(module: nn.Module) -> None:
+    """Raise where a batch norm or a dropout is in training mode.
+
+    Args:
+        module: the network.
+
+    Raises:
+        ValueError: with the name of the layer.
+    """
+    for name, part in module.named_modules():
+        mixes = isinstance(part, nn.modules.batchnorm._BatchNorm) and (part.training or part.running_mean is None)
+        draws = isinstance(part, nn.modules.dropout._DropoutNd) and part.training and part.p > 0
+        if mixes or draws:
+            reason = "batch statistics mix the samples" if mixes else "dropout makes the loss random"
+            raise ValueError(f"{reason}: {type(part).__name__} {name!r} must be in evaluation mode (module.eval())")
+
+
+def check_behaviour(module: nn.Module, x: Tensor) -> None:
+    """Run a few samples: what draws or mixes without being a layer for it (a function, the dropout of a GRU) shows.
+
+    Args:
+        module: the network; its buffers are left as they are.
+        x: inputs.
+
+    Raises:
+        ValueError: if outputs differ that must not.
+    """
+    first = next(module.parameters())
+    if first.device != x.device or (x.is_floating_point() and first.dtype != x.dtype):
+        return  # the first evaluation says so
+    few, before = x[:FEW], {name: buffer.clone() for name, buffer in module.named_buffers()}
+    with torch.no_grad():
+        whole, again, alone = module(few), module(few), module(few[:1])
+        written = _written(module, few, before)
+    if not all(isinstance(z, Tensor) and z.ndim and bool(z.isfinite().all()) for z in (whole, again, alone)):
+        return
+    if (name := _remembered(module, few, before, written)) is not None:
+        raise ValueError(
+            f"module must be a function of its parameters, but evaluating it changes its buffer {name!r}, on which "
+            "outputs depend: spectral norms and the like must be in evaluation mode (module.eval())"
+        )
+    if not _alike(whole, again):
+        raise ValueError("module must give the same outputs twice: dropout must be in evaluation mode (module.eval())")
+    if not _alike(whole[:1], alone):
+        raise ValueError(
+            f"module must treat samples independently, got other outputs for the first of {len(few)} alone: batch "
+            "statistics must be in evaluation mode (module.eval()), and the first dimension of x must count samples"
+        )
+
+
+def _written(module: nn.Module, few: Tensor, before: dict[str, Tensor]) -> list[str]:
+    """The buffers that evaluations have changed, which are put back; the last one at other parameters."""
+    generator = torch.Generator().manual_seed(0)
+    # a tenth more or less: what must be positive stays so
+    moved = {
+        name: p * (0.9 + 0.2 * torch.rand(p.shape, generator=generator)).to(p)
+        for name, p in module.named_parameters()
+    }  # fmt: skip
+    torch.func.functional_call(module, moved, (few,))
+    changed = []
+    for name, buffer in module.named_buffers():
+        if name in before and buffer.is_floating_point() and not torch.equal(buffer, before[name]):
+            buffer.copy_(before[name])
+            changed.append(name)
+    return changed
+
+
+@torch.no_grad()
+def _remembered(module: nn.Module, few: Tensor, before: dict[str, Tensor], written: list[str]) -> str | None:
+    """The first of the buffers that evaluations change on which outputs depend, if there is one."""
+
+    def outputs(others: dict[str, Tensor]) -> Tensor:
+        buffers = {name: buffer.clone() for name, buffer in before.items()}
+        return cast("Tensor", torch.func.functional_call(module, {**buffers, **others}, (few,)))
+
+    for name in written:
+        z, other = outputs({}), outputs({name: _other(before[name])})
+        if not _alike(z, other, share=1e3 * torch.finfo(z.dtype).eps):  # by the same kernels
+            return name
+    return None
+
+
+def _other(buffer: Tensor) -> Tensor:
+    """Other numbers of the same size."""
+    drawn = torch.randn(buffer.shape, generator=torch.Generator().manual_seed(1)).to(buffer)
+    size = float(buffer.square().mean().sqrt())
+    return drawn * (size if 0 < size < float("inf") else 1.0)
+
+
+def _alike(z: Tensor, other: Tensor, *, share: float = 1e-2) -> bool:
+    """Equal but for rounding, which is that of other kernels for batches of other sizes."""
+    return z.shape == other.shape and bool((z - other).abs().max() <= share * z.abs().max())
