@@ -335,6 +335,12 @@ def test_dense_and_monte_carlo_refuse_at_the_door(build):
     case = build("sphere", "gaussian")
     with pytest.raises(ValueError, match=r"matrix must have shape \(5, 5\) for this point, got \(4, 4\)"):
         DenseFisher(Sphere(5), case.theta, torch.eye(4))
+    with pytest.raises(ValueError, match=r"matrix must be torch.float64 on cpu like the point, got torch.float32"):
+        DenseFisher(Sphere(5), case.theta, torch.eye(5))
+    one_sided = torch.eye(5, dtype=torch.float64)
+    one_sided[0, 3] = 1.5
+    with pytest.raises(ValueError, match=r"matrix must be symmetric, got entries that differ .* by up to 1.50e\+00"):
+        DenseFisher(Sphere(5), case.theta, one_sided)
     with pytest.raises(ValueError, match="draws must be at least 1, got 0"):
         build("sphere", "gaussian", draws=0)
 

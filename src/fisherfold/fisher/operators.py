@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fisherfold.fisher.flat import flatten, unflatten
 from fisherfold.fisher.solve import Solution, solve
-from fisherfold.manifolds.base import Manifold, Point, Tangent, arranged, combine, scale
+from fisherfold.manifolds.base import Manifold, Point, Tangent, arranged, combine, scale, tolerance
 
 
 class FisherOperator(ABC):
@@ -173,6 +173,14 @@ class DenseFisher(FisherOperator):
     """A given matrix on flattened ambient vectors, restricted to the tangent space: P M P.
 
     The reference that every other operator is tested against; also a way to bring one's own matrix.
+
+    Args:
+        manifold: the manifold.
+        point: a point of it.
+        matrix: M, symmetric, of the dtype and on the device of the point.
+
+    Raises:
+        ValueError: if the matrix is of another kind: solvers read one half of it, or go astray.
     """
 
     approximates = "P M P for a given symmetric matrix M"
@@ -182,6 +190,15 @@ class DenseFisher(FisherOperator):
         size = flatten(point).numel()
         if matrix.shape != (size, size):
             raise ValueError(f"matrix must have shape ({size}, {size}) for this point, got {tuple(matrix.shape)}")
+        like = flatten(point)
+        if (matrix.dtype, matrix.device) != (like.dtype, like.device):
+            seen = f"{matrix.dtype} on {matrix.device}"
+            raise ValueError(f"matrix must be {like.dtype} on {like.device} like the point, got {seen}")
+        skew, largest = (float(part.abs().max()) for part in (matrix - matrix.mT, matrix))
+        if skew > tolerance(matrix.dtype) * largest:
+            raise ValueError(
+                f"matrix must be symmetric, got entries that differ from their mirror images by up to {skew:.2e}"
+            )
         self.matrix = matrix
 
     def _matvec(self, v: Tangent) -> Tangent:
