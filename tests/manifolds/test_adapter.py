@@ -82,6 +82,16 @@ def test_sound_manifolds_without_counterpart_are_wrapped_and_pass_the_kit(geoopt
     assert repr(mixed) == "GeooptManifold(ProductManifold, (14,))"
 
 
+def test_what_a_manifold_holds_itself_may_be_in_float32(geoopt):
+    plane = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
+    circle = from_geoopt(geoopt.Sphere(intersection=plane), shape=(5,))
+    assert (circle.dim, circle.retraction_order) == (2, 2)
+    x = circle.random_point(generator=torch.Generator().manual_seed(1), dtype=torch.float32)
+    y = circle.retract(x, circle.random_tangent(x, generator=torch.Generator().manual_seed(2)))
+    circle.check_point(y)
+    assert float((torch.linalg.qr(plane, mode="complete").Q[:, 3:].mT @ y).abs().max()) < 1e-5
+
+
 def test_wrong_arguments_are_named(geoopt):
     with pytest.raises(TypeError, match="source must be a geoopt manifold or ManifoldParameter, got Parameter"):
         from_geoopt(torch.nn.Parameter(torch.zeros(3)))
