@@ -161,6 +161,8 @@ def test_other_doors():
     problem, theta, _ = network()
     with pytest.raises(ValueError, match="kind must be 'exact', the only one of TwoLayer, got 'empirical'"):
         problem.fisher(theta, kind="empirical")
+    with pytest.raises(ValueError, match=r"theta must be torch.float64 on cpu like the data x, got torch.float32"):
+        problem.loss(theta.float())
     with pytest.raises(ValueError, match="theta is not a point"):
         problem.outputs(2 * theta)
     with pytest.raises(ValueError, match="width must be at least 1, got 0"):

@@ -138,8 +138,14 @@ class TwoLayer(Problem):
 
         Returns:
             A vector with one entry per sample.
+
+        Raises:
+            ValueError: if theta is no point, or not of the dtype and on the device of the inputs.
         """
         self.manifold.check_point(theta, name="theta")
+        if (theta.dtype, theta.device) != (self.inputs.dtype, self.inputs.device):
+            expected, seen = (f"{t.dtype} on {t.device}" for t in (self.inputs, theta))
+            raise ValueError(f"theta must be {expected} like the data x, got {seen}")
         return self.activation(self._units(theta, self._samples(batch)).tau) @ self.signs / math.sqrt(self.width)
 
     def residual(self, theta: Tensor) -> float:
