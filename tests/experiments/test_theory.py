@@ -267,6 +267,14 @@ def test_the_report_is_written_whole(tmp_path):
     assert said
 
 
+def test_one_seed_is_enough_for_the_order_of_a_step_that_turns_no_unit_over(monkeypatch):
+    monkeypatch.setattr(rates, "DISTANCES", rates.DISTANCES[9:16])
+    rows = [r for r in rates.measure_order(Settings(quick=True, seeds=1)) if r["activation"] == "relu"]
+    calm = [(r["distance"], r["calm"]) for r in rows if r["width"] == 1024 and r["calm"] > 1e-12]
+    assert len(calm) >= 2
+    assert fitted_power(*zip(*calm, strict=True)) == pytest.approx(2, abs=0.1)
+
+
 @pytest.mark.slow
 def test_every_part_runs_and_gives_ten_rows_and_more():
     parts = run_theory(Settings(quick=True, seeds=2))

@@ -31,6 +31,7 @@ SAMPLES, DIM = 16, 8
 STEPS = (0.25, 0.5, 0.75, 1.0)
 DISTANCES = [10 ** (-k / 3) for k in range(19)]
 _FLOOR = 1e-11
+LEAST_CALM = 3  # steps that turn no unit over, before their mean says something
 
 
 def residuals(problem: TwoLayer, theta: Tensor, goal: Tensor, *, step: float, iterations: int) -> list[float]:
@@ -148,7 +149,7 @@ def measure_order(settings: Settings) -> list[dict[str, Any]]:
         settings.say(f"order of one step, width {width}")
         for activation in ("relu", "tanh"):
             draws = []
-            for draw in range((1 if settings.quick else 4) * settings.seeds):
+            for draw in range(max(LEAST_CALM, (1 if settings.quick else 4) * settings.seeds)):
                 generator = torch.Generator().manual_seed(draw)
                 problem, theta = TwoLayer.draw(x, y, width, activation=activation, generator=generator)
                 draws.append(_one_step(moved_targets(problem, theta, 1.0, generator=generator), theta))
@@ -157,7 +158,8 @@ def measure_order(settings: Settings) -> list[dict[str, Any]]:
                 calm = [value for value, count in zip(left, turned, strict=True) if count == 0]
                 rows.append({
                     "loss": "square", "activation": activation, "width": width, "distance": distance,
-                    "left": _root_mean_square(left), "calm": _root_mean_square(calm) if len(calm) > 2 else math.nan,
+                    "left": _root_mean_square(left),
+                    "calm": _root_mean_square(calm) if len(calm) >= LEAST_CALM else math.nan,
                     "turned": sum(turned) / len(turned), "change": _root_mean_square(change), "draws": len(draws),
                 })  # fmt: skip
     return rows
