@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fisherfold.inference.subspace import MarginalSubspaceProblem, SubspacePrior, information, posterior, start
-from fisherfold.inference.subspace_fit import NOISE_ROWS, _update_mean, _update_moments, fit_marginal, revived
+from fisherfold.inference.subspace_fit import NOISE_ROWS, _update_moments, fit_marginal, revived, update_mean
 from fisherfold.problems.tasks import TaskStatistics
 
 SIZES = (7, 3, 11, 1, 5)
@@ -146,7 +146,7 @@ def test_the_kronecker_form_is_the_product_of_the_means():
 
 def test_the_mean_is_the_maximiser_of_the_density():
     statistics, prior, rows = case()
-    best = _update_mean(statistics, prior)
+    best = update_mean(statistics, prior)
     slope = torch.func.grad(lambda m: dense_losses(prior.frame, m, prior, rows).sum())(best.mean)
     assert float(slope.norm()) < 1e-9
 
@@ -156,7 +156,7 @@ def test_directions_that_no_row_has_leave_the_mean_alone():
     X[:, 3] = 0
     statistics = TaskStatistics.from_rows(X, y, task)
     prior = start(statistics, rank=2)
-    assert float(_update_mean(statistics, prior).mean[3]) == pytest.approx(float(prior.mean[3]), abs=1e-12)
+    assert float(update_mean(statistics, prior).mean[3]) == pytest.approx(float(prior.mean[3]), abs=1e-12)
 
 
 @pytest.mark.parametrize("noise", ["task", "shared"])
@@ -176,7 +176,7 @@ def test_each_closed_form_lowers_the_loss(noise, expanded, monkeypatch):
     prior = replace(prior, noise=prior.noise.mean().expand(5)) if noise == "shared" else prior
     for _ in range(30):
         values = [total(prior)]
-        for update in (lambda p: _update_mean(statistics, p), lambda p: _update_moments(statistics, p, noise)):
+        for update in (lambda p: update_mean(statistics, p), lambda p: _update_moments(statistics, p, noise)):
             prior = update(prior)
             values.append(total(prior))
         assert values[1] <= values[0] + 1e-9

@@ -13,6 +13,7 @@ from fisherfold import SubspaceRegressor
 from fisherfold.inference import subspace_spread
 from fisherfold.inference.subspace import SubspacePrior, posterior, symmetric_root
 from fisherfold.inference.subspace_fit import fit_marginal
+from fisherfold.inference.subspace_noise import fit_noise
 from fisherfold.inference.subspace_spread import TaskSpread, grown_spread, task_spread
 from fisherfold.problems.tasks import TaskStatistics
 
@@ -28,8 +29,8 @@ def related(seed: int = 0, tasks: int = 6, rows: int = 9, n: int = 4, rank: int 
 
 def fitted(rows, rank: int = 2, noise: str = "task") -> tuple[TaskStatistics, SubspacePrior, TaskSpread]:
     statistics = TaskStatistics.from_rows(*rows)
-    prior = fit_marginal(statistics, rank=rank, noise=noise).prior
-    return statistics, prior, task_spread(statistics, prior, noise)
+    found = fit_noise(statistics, fit_marginal(statistics, rank=rank, noise=noise).prior, noise)
+    return statistics, found.prior, task_spread(statistics, found.prior, noise, common=found.common)
 
 
 def dense(rows, prior: SubspacePrior, noise: torch.Tensor):
@@ -61,7 +62,7 @@ def test_the_spread_is_that_of_its_definition(noise: str, monkeypatch: pytest.Mo
     shared, moments = dense(rows, prior, spread.noise)
     torch.testing.assert_close(spread.shared, shared, rtol=1e-7, atol=1e-9)
     torch.testing.assert_close(spread.moments, moments, rtol=1e-7, atol=1e-9)
-    # the noise is where it stays: squared errors over the rows that are left
+    # the noise is where it stays: its mean given squared errors, the rows that are left and the common noise
     X, y, task = rows
     weights = prior.mean + posterior(statistics, prior).mean @ prior.frame.T
     errors, left = torch.zeros(6, dtype=X.dtype), torch.zeros(6, dtype=X.dtype)
@@ -75,23 +76,24 @@ def test_the_spread_is_that_of_its_definition(noise: str, monkeypatch: pytest.Mo
         variance = spread.variance(A, torch.full((len(A),), t), prior.frame)
         torch.testing.assert_close(variance, spread.noise[t] + ((A @ (doubt + own)) * A).sum(1), rtol=1e-7, atol=0.0)
     if noise == "shared":
-        torch.testing.assert_close(spread.noise, (errors.sum() / left.sum()).expand(6), rtol=1e-7, atol=0.0)
+        assert torch.equal(spread.noise, spread.common.expand(6))
     else:
-        expected = (errors + 10 * spread.common) / (left + 10)
+        expected = (errors + 10 * spread.common) / (left + 10 - 2)
         torch.testing.assert_close(spread.noise, expected, rtol=1e-7, atol=0.0)
 
 
-def test_one_task_with_a_strong_signal_is_the_regression_of_the_textbook() -> None:
-    """s² = ‖r‖²/(rows - features), and s²(1 + xᵀ(XᵀX)⁻¹x) for a fresh target."""
+@pytest.mark.parametrize("noise", ["task", "shared"])
+def test_one_task_with_a_strong_signal_is_the_regression_of_the_textbook(noise: str) -> None:
+    """Student's distribution with ν = rows - features: the variance s²(1 + xᵀ(XᵀX)⁻¹x) ν/(ν - 2), s² = ‖r‖²/ν."""
     draw = torch.Generator().manual_seed(0)
     X = torch.randn(30, 6, generator=draw, dtype=torch.float64)
     y = X @ torch.full((6,), 100.0, dtype=torch.float64) + torch.randn(30, generator=draw, dtype=torch.float64)
-    _, prior, spread = fitted((X, y, torch.zeros(30, dtype=torch.int64)), rank=1)
+    _, prior, spread = fitted((X, y, torch.zeros(30, dtype=torch.int64)), rank=1, noise=noise)
     weights = torch.linalg.lstsq(X, y).solution
-    noise = ((y - X @ weights) ** 2).sum() / (30 - 6)
+    mean = ((y - X @ weights) ** 2).sum() / (30 - 6 - 2)
     fresh = torch.randn(5, 6, generator=draw, dtype=torch.float64)
-    expected = noise * (1 + ((fresh @ torch.linalg.inv(X.T @ X)) * fresh).sum(1))
-    torch.testing.assert_close(spread.noise[0], noise, rtol=1e-3, atol=0.0)
+    expected = mean * (1 + ((fresh @ torch.linalg.inv(X.T @ X)) * fresh).sum(1))
+    torch.testing.assert_close(spread.noise[0], mean, rtol=1e-3, atol=0.0)
     variance = spread.variance(fresh, torch.zeros(5, dtype=torch.int64), prior.frame)
     torch.testing.assert_close(variance, expected, rtol=1e-3, atol=0.0)
 
@@ -102,7 +104,7 @@ def test_directions_in_which_no_task_differs_leave_no_doubt() -> None:
     zero = torch.zeros(1, 1, dtype=torch.float64)
     beside = torch.linalg.qr(torch.cat([prior.frame, torch.eye(4, dtype=torch.float64)[:, :1]], 1))[0]
     wide = replace(prior, frame=beside, covariance=torch.block_diag(prior.covariance, zero))
-    narrow, dead = (task_spread(statistics, p, "task") for p in (prior, wide))
+    narrow, dead = (task_spread(statistics, p, "task", common=0.2) for p in (prior, wide))
     assert float(dead.moments[:, 2].abs().max()) == 0
     torch.testing.assert_close(dead.noise, narrow.noise, rtol=1e-9, atol=0.0)
     of_each = [s.variance(rows[0], rows[2], p.frame) for s, p in ((narrow, prior), (dead, wide))]
@@ -127,7 +129,7 @@ def test_units_of_features_do_not_matter() -> None:
     loading = (prior.frame @ symmetric_root(prior.covariance)) / units[:, None]
     frame, change = torch.linalg.qr(loading)
     other = SubspacePrior(prior.mean / units, frame, change @ change.T, prior.noise)
-    rescaled = task_spread(TaskStatistics.from_rows(X * units, y, task), other, "task")
+    rescaled = task_spread(TaskStatistics.from_rows(X * units, y, task), other, "task", common=float(spread.common))
     torch.testing.assert_close(rescaled.noise, spread.noise, rtol=1e-7, atol=0.0)
     expected = spread.variance(X, task, prior.frame)
     torch.testing.assert_close(rescaled.variance(X * units, task, other.frame), expected, rtol=1e-7, atol=0.0)

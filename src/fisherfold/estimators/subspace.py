@@ -27,6 +27,7 @@ from fisherfold.estimators.task_rows import Rows, Scaling, reject_vanishing, tas
 from fisherfold.files import sound
 from fisherfold.inference.subspace import SubspacePrior, posterior
 from fisherfold.inference.subspace_fit import NOISES, common_noise, fit_marginal, new_noise, revived
+from fisherfold.inference.subspace_noise import fit_noise
 from fisherfold.inference.subspace_spread import TaskSpread, grown_spread, task_spread
 from fisherfold.problems.subspace import SubspaceProblem
 from fisherfold.problems.tasks import TaskStatistics
@@ -68,7 +69,7 @@ class SubspaceRegressor(SharedTaskFits, RegressorMixin, TaskEstimator):  # type:
     Attributes:
         coef_: coefficients per task in the units of X, shape (tasks, features).
         intercept_: intercepts per task.
-        noise_variance_: per task, the effective number of parameters taken off its rows (marginal).
+        noise_variance_: per task, its posterior mean: what is shared is not taken for known (marginal).
         prior_covariance_: of the coefficients in ``components_`` (marginal).
         ridge_: the ridge that was used (point).
         ridge_errors_: held-out squared error per ridge tried (point, ``auto``).
@@ -412,8 +413,9 @@ class SubspaceRegressor(SharedTaskFits, RegressorMixin, TaskEstimator):  # type:
             prior=prior, trace=trace, callback=self._show, save=save,
         )  # fmt: skip
         self.trace_, self.n_iter_ = fit.trace, len(fit.trace)
-        self._common_noise = common_noise(fit.prior.noise, self.noise, tasks)
-        self._set_marginal(fit.prior, task_spread(self.statistics_, fit.prior, self.noise))
+        noisy = fit_noise(self.statistics_, fit.prior, self.noise, max_rounds=int(self.max_iter), tol=float(self.tol))
+        self._common_noise = noisy.common
+        self._set_marginal(noisy.prior, task_spread(self.statistics_, noisy.prior, self.noise, common=noisy.common))
         if saved is not None:
             saved.remove()
 

@@ -120,9 +120,9 @@ def fit_marginal(
     limit = tol * rows / tasks.size
     converged = _settled(trace, limit)
     for number in range(len(trace), 0 if converged else max_rounds):
-        prior = _update_mean(statistics, prior)
+        prior = update_mean(statistics, prior)
         prior = _update_moments(statistics, prior, noise, floor)
-        prior, gradient_norm = _update_frame(statistics, prior)
+        prior, gradient_norm = update_frame(statistics, prior)
         # one memory layout, whatever made it, so that a fit that is resumed from a file keeps its bits
         prior = SubspacePrior(*(part.contiguous() for part in (prior.mean, prior.frame, prior.covariance, prior.noise)))
         loss = float(tasks.total(posterior(statistics, prior).losses.sum()))
@@ -218,8 +218,16 @@ def revived(statistics: TaskStatistics, prior: SubspacePrior) -> SubspacePrior:
     return replace(prior, frame=torch.linalg.qr(torch.cat([kept, left[:, :more]], 1))[0], covariance=covariance)
 
 
-def _update_mean(statistics: TaskStatistics, prior: SubspacePrior) -> SubspacePrior:
-    """Generalised least squares: the likelihood is quadratic in m with curvature Σ S_t."""
+def update_mean(statistics: TaskStatistics, prior: SubspacePrior) -> SubspacePrior:
+    """Generalised least squares: the likelihood is quadratic in m with curvature Σ S_t.
+
+    Args:
+        statistics: the rows.
+        prior: the rest.
+
+    Returns:
+        The prior with the most likely mean.
+    """
     found = posterior(statistics, prior)
     tasks = statistics.all_tasks
     values, vectors = torch.linalg.eigh(tasks.total(information(statistics, prior.noise, found)))
@@ -232,7 +240,22 @@ def _update_mean(statistics: TaskStatistics, prior: SubspacePrior) -> SubspacePr
 def _update_moments(
     statistics: TaskStatistics, prior: SubspacePrior, noise: str, floor: float = 0.0
 ) -> SubspacePrior:
-    """Σ and s² from the posterior moments, after the scale of the coefficients was freed (parameter-expanded EM)."""
+    """Σ and s² from the posterior moments."""
+    covariance, errors = expected_moments(statistics, prior)
+    updated = _noise(errors, statistics.counts, prior.noise, noise, statistics.all_tasks).clamp(min=floor)
+    return replace(prior, covariance=covariance, noise=updated)
+
+
+def expected_moments(statistics: TaskStatistics, prior: SubspacePrior) -> tuple[Tensor, Tensor]:
+    """Posterior moments after the scale of the coefficients was freed (parameter-expanded EM).
+
+    Args:
+        statistics: the rows.
+        prior: what they are judged by.
+
+    Returns:
+        The mean of E[a_t a_tᵀ] over the tasks, and the expected squared errors of the rows of each, summed.
+    """
     found = posterior(statistics, prior)
     frame, scale = prior.frame, prior.noise
     moments = found.second_moment()
@@ -243,8 +266,7 @@ def _update_moments(
     mean, moments = found.mean @ expansion.mT, expansion @ moments @ expansion.mT
     offset = statistics.residual_power(prior.mean.expand(statistics.n_tasks, -1)) / scale
     errors = scale * (offset - 2 * (target * mean).sum(-1) + (inner * moments).sum((-2, -1)))
-    updated = _noise(errors.clamp(min=0), statistics.counts, scale, noise, tasks).clamp(min=floor)
-    return replace(prior, covariance=tasks.mean(moments), noise=updated)
+    return tasks.mean(moments), errors.clamp(min=0)
 
 
 def _expansion(inner: Tensor, moments: Tensor, target: Tensor, tasks: Axis) -> Tensor:
@@ -282,7 +304,17 @@ def _noise_penalty(noise_variance: Tensor, noise: str, tasks: Axis) -> float:
     return NOISE_ROWS / 2 * tasks.add(noise_variance.log() + common / noise_variance - common.log())
 
 
-def _update_frame(statistics: TaskStatistics, prior: SubspacePrior, steps: int = 2) -> tuple[SubspacePrior, float]:
+def update_frame(statistics: TaskStatistics, prior: SubspacePrior, steps: int = 2) -> tuple[SubspacePrior, float]:
+    """Steps of RNGD for U on the Grassmann manifold.
+
+    Args:
+        statistics: the rows.
+        prior: its frame is where they start.
+        steps: how many.
+
+    Returns:
+        The prior with the new frame, and the norm of the gradient.
+    """
     n, p = prior.frame.shape
     if p == n:
         return prior, 0.0

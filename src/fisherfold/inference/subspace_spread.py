@@ -12,9 +12,14 @@ inverse and V_t the covariance of a_t,
 
     Cov(w_t) = U V_t Uᵀ + Σ_kl E[ã_t ã_tᵀ]_kl C_kl,
 
-and the noise is the sum of squared errors over the rows that are left when the effective number of parameters,
-tr(A_t Cov(w_t))/s_t², has been taken off. Σ is the spread about a mean that is learnt from the same T tasks: that of a
-task that was not seen is Σ (T + 1)/(T - 1), as for a fresh draw from any sample. Predictions stay those of the maximum.
+and the noise of a task is the mean of what its squared errors e_t, its rows n_t and the common noise c leave for it,
+
+    E[s_t² | c] = (e_t + ρc) / (n_t - p_t + ρ - 2),    p_t = tr(A_t Cov(w_t))/s_t²,
+
+p_t the effective number of its parameters, ρ the rows that the common noise counts for. c itself comes from
+``inference.subspace_noise``. Σ is the spread about a mean that is learnt from the same T tasks: that of a task that was
+not seen is Σ (T + 1)/(T - 1), as for a fresh draw from any sample. Predictions stay those of the maximum, given
+that noise.
 """
 
 from __future__ import annotations
@@ -26,11 +31,13 @@ from torch import Tensor
 
 from fisherfold.distributed import Axis
 from fisherfold.inference.subspace import SubspacePrior, TaskPosterior, noise_floor, posterior, symmetric_root
-from fisherfold.inference.subspace_fit import NOISE_ROWS, common_noise
+from fisherfold.inference.subspace_fit import NOISE_ROWS
 from fisherfold.problems.tasks import TaskStatistics
 
 # The noise is found in a few rounds: the effective numbers of parameters hardly depend on it.
 _ROUNDS, _SETTLED = 20, 1e-4
+# That of tasks that are folded in must not depend on where the rounds began.
+_FOLDED_ROUNDS, _FOLDED = 200, 1e-10
 
 # So many numbers in W at most: its covariance has their square. What is shared is taken for known beyond.
 MOST_SHARED = 2048
@@ -97,13 +104,14 @@ class TaskSpread:
         return found
 
 
-def task_spread(statistics: TaskStatistics, prior: SubspacePrior, noise: str) -> TaskSpread:
+def task_spread(statistics: TaskStatistics, prior: SubspacePrior, noise: str, *, common: float) -> TaskSpread:
     """What is not known once the prior has been learnt.
 
     Args:
         statistics: the rows that it was learnt from.
         prior: at its maximum, with the noise of the tasks that are here.
         noise: ``task`` or ``shared``.
+        common: what the noise of all tasks is drawn towards, or, if it is shared, their noise.
 
     Returns:
         The spread of the tasks that are here.
@@ -115,14 +123,14 @@ def task_spread(statistics: TaskStatistics, prior: SubspacePrior, noise: str) ->
         found = posterior(statistics, here)
         shared = _shared(statistics, here, found)
         spent = _spent(statistics, here, shared, found)
-        before, scale = scale, _drawn_together(statistics, errors, spent, scale, noise)
-        if _settled(before, scale, tasks):
+        before, scale = scale, _noise(statistics, errors, spent, common, noise)
+        if _settled(before, scale, tasks, _SETTLED):
             break
     found = posterior(statistics, replace(prior, noise=scale))
-    common = scale.new_tensor([common_noise(scale, noise, tasks)])
     count = float(tasks.total((statistics.counts > 0).sum()))
     unseen = prior.covariance * (count + 1) / max(count - 1, 1.0)
-    return TaskSpread(shared, _moments(found, shared), found.covariance, unseen, scale, common)
+    moments = _moments(found, shared)
+    return TaskSpread(shared, moments, found.covariance, unseen, scale, scale.new_tensor([common]))
 
 
 def grown_spread(
@@ -143,11 +151,11 @@ def grown_spread(
     added = statistics.n_tasks - len(known.noise)
     scale = torch.cat([known.noise, known.common.expand(added)])
     own, errors = statistics.select(changed), _errors(statistics, prior)[changed]
-    for _ in range(_ROUNDS if noise == "task" else 0):
+    for _ in range(_FOLDED_ROUNDS if noise == "task" else 0):
         here = replace(prior, noise=scale[changed])
         spent = _spent(own, here, known.shared, posterior(own, here))
         before, scale[changed] = scale[changed], _noise(own, errors, spent, float(known.common), noise)
-        if _settled(before, scale[changed], own.all_tasks):
+        if _settled(before, scale[changed], own.all_tasks, _FOLDED):
             break
     found = posterior(statistics, replace(prior, noise=scale))
     return replace(known, moments=_moments(found, known.shared), covariance=found.covariance, noise=scale)
@@ -172,29 +180,80 @@ def _extended(mean: Tensor, second_moment: Tensor, size: int) -> Tensor:
 
 
 def _shared(statistics: TaskStatistics, prior: SubspacePrior, found: TaskPosterior) -> Tensor:
-    """C, from R (I + R P R)⁻¹ R with P the precision of the likelihood and R² the covariance of the prior of W."""
+    """C, the covariance of W given the moments of the coefficients."""
     n, k = statistics.n_features, 1 + found.mean.shape[1]
-    if n * k > MOST_SHARED:
+    known = shared_prior(statistics, prior)
+    if known is None:
         return found.mean.new_zeros((0, n, 0, n))
     moments = _extended(found.mean, found.second_moment(), k)
     scaled = statistics.gram / prior.noise[:, None, None]
     precision = statistics.all_tasks.total(moments.reshape(-1, k * k).mT @ scaled.reshape(-1, n * n))
-    precision = precision.reshape(k, k, n, n).transpose(1, 2)
+    return known.covariance(known.factor(precision.reshape(k, k, n, n).transpose(1, 2)))
+
+
+@dataclass(frozen=True)
+class SharedPrior:
+    """The Gaussian prior Ψ ⊗ D⁻¹ of W = [m, U].
+
+    Attributes:
+        root: Ψ^½, shape (1 + rank, 1 + rank).
+        units: the diagonal of D^-½, shape (features,).
+    """
+
+    root: Tensor
+    units: Tensor
+
+    def factor(self, precision: Tensor) -> Tensor:
+        """The Cholesky factor of I + R P R, with R = Ψ^½ ⊗ D^-½ and P the precision that the likelihood gives to W.
+
+        Args:
+            precision: P, shape (1 + rank, features, 1 + rank, features).
+
+        Returns:
+            A lower triangular matrix.
+        """
+        size = len(self.root) * len(self.units)
+        inner = self._between_roots(precision).reshape(size, size)
+        inner.diagonal().add_(1.0)
+        return torch.linalg.cholesky(inner)
+
+    def covariance(self, factor: Tensor) -> Tensor:
+        """R (I + R P R)⁻¹ R, the covariance of W.
+
+        Args:
+            factor: from ``factor``.
+
+        Returns:
+            A tensor of shape (1 + rank, features, 1 + rank, features).
+        """
+        k, n = len(self.root), len(self.units)
+        return self._between_roots(torch.cholesky_inverse(factor).reshape(k, n, k, n))
+
+    def _between_roots(self, matrix: Tensor) -> Tensor:
+        scaled = matrix * self.units[:, None, None] * self.units
+        return torch.einsum("kl,lims,mr->kirs", self.root, scaled, self.root)
+
+
+def shared_prior(statistics: TaskStatistics, prior: SubspacePrior) -> SharedPrior | None:
+    """The prior of what all tasks share, of the size of what was found.
+
+    Args:
+        statistics: the rows.
+        prior: what was found.
+
+    Returns:
+        The prior, or None where W is too large and taken for known.
+    """
+    n, k = statistics.n_features, 1 + prior.frame.shape[1]
+    if n * k > MOST_SHARED:
+        return None
     pooled = statistics.pooled()
     sizes = pooled.gram[0].diagonal() / pooled.counts
-    spread = moments.new_zeros((k, k))
-    spread[0, 0] = (prior.mean**2 * sizes).sum() / n
-    spread[1:, 1:] = prior.frame.mT @ (prior.frame * sizes[:, None]) / n
-    root, units = symmetric_root(spread), torch.where(sizes > 0, sizes, 1.0).rsqrt()
-
-    def between_roots(matrix: Tensor) -> Tensor:
-        scaled = matrix * units[:, None, None] * units
-        return torch.einsum("kl,lims,mr->kirs", root, scaled, root)
-
-    inner = between_roots(precision).reshape(k * n, k * n)
-    inner.diagonal().add_(1.0)
-    inverse = torch.cholesky_inverse(torch.linalg.cholesky(inner))
-    return between_roots(inverse.reshape(k, n, k, n))
+    spread = sizes.new_zeros((k, k))
+    spread[0, 0] = (prior.mean**2 * sizes).sum()
+    spread[1:, 1:] = prior.frame.mT @ (prior.frame * sizes[:, None])
+    spread = spread / (sizes > 0).sum().clamp(min=1)  # features that are zero in all rows are none
+    return SharedPrior(symmetric_root(spread), torch.where(sizes > 0, sizes, 1.0).rsqrt())
 
 
 def _spent(statistics: TaskStatistics, prior: SubspacePrior, shared: Tensor, found: TaskPosterior) -> Tensor:
@@ -206,27 +265,15 @@ def _spent(statistics: TaskStatistics, prior: SubspacePrior, shared: Tensor, fou
     return (doubts.sum(-1) + own.sum((-2, -1))) / prior.noise
 
 
-def _settled(before: Tensor, after: Tensor, tasks: Axis) -> bool:
-    return not bool(tasks.total(((after / before - 1).abs() > _SETTLED).sum()))
-
-
-def _drawn_together(statistics: TaskStatistics, errors: Tensor, spent: Tensor, scale: Tensor, noise: str) -> Tensor:
-    """The noise variances with a common one that is theirs."""
-    tasks = statistics.all_tasks
-    for _ in range(200):
-        before, scale = scale, _noise(statistics, errors, spent, common_noise(scale, noise, tasks), noise)
-        if noise == "shared" or _settled(before, scale, tasks):
-            break
-    return scale
+def _settled(before: Tensor, after: Tensor, tasks: Axis, tolerance: float) -> bool:
+    return not bool(tasks.total(((after / before - 1).abs() > tolerance).sum()))
 
 
 def _noise(statistics: TaskStatistics, errors: Tensor, spent: Tensor, common: float, noise: str) -> Tensor:
-    """Squared errors over the rows that are left, drawn together as in ``fit_marginal``."""
-    counts = statistics.counts
+    """The mean of the noise of every task, given the common one."""
     if noise == "shared":
-        errors, counts, spent = statistics.all_tasks.total(torch.stack([errors.sum(), counts.sum(), spent.sum()]))
+        return torch.full_like(errors, common)
     # where parameters are as many as rows, one row is left, or half of what there is
-    left = torch.maximum(counts - spent, (counts / 2).clamp(max=1.0))
-    drawn = NOISE_ROWS if noise == "task" else 0.0
-    found = (errors + drawn * common) / (left + drawn).clamp(min=1e-300)
-    return found.clamp(min=noise_floor(statistics)).expand(statistics.n_tasks)
+    left = torch.maximum(statistics.counts - spent, (statistics.counts / 2).clamp(max=1.0))
+    found = (errors + NOISE_ROWS * common) / (left + NOISE_ROWS - 2)
+    return found.clamp(min=noise_floor(statistics))

@@ -1,0 +1,264 @@
+"""How large the noise of related regressions is, with what all tasks share not taken for known.
+
+The maximum of the marginal likelihood takes mean and subspace, W = [m, U], for known, and what they have fitted of the
+noise for signal. With few rows in a task little is left of it: about half with three rows in a task and two directions,
+and next to nothing with two in some tables. Here W is integrated out by Laplace's method, and the common noise
+c has the posterior
+
+    -log p(c | y) = min over Σ, s_t² of  -Σ_t log p(y_t | W, Σ, s_t²) + ½ log det(I + R F R)
+                                         + Σ_t ρ/2 (log s_t² + c/s_t² - log c),
+
+flat in log c, at the W that makes y most likely, with F the Fisher information of W, the coefficients integrated out,
+
+    F = blockdiag(Σ_t S_t,  Σ_t (Σ - V_t) ⊗ S_t + (H ↦ G_t V_t Hᵀ G_t V_t)),    G_t = A_tU/s_t²,
+
+R² the covariance of the prior of W (``inference.subspace_spread``) and the last sum the prior that draws the noise of
+tasks together; where all tasks have one noise variance, it is c. The noise of a task becomes
+
+    s_t² = (E‖ε_t‖² + ρc) / (n_t - f_t + ρ),    f_t = -∂ log det(I + R F R)/∂ log s_t²,
+
+f_t its part of the effective number of parameters in W. In one task with a strong signal this is the regression of the
+textbook: s² = ‖r‖²/(rows - features) is the maximum, and ‖r‖²/(rows - features - 2) the mean, so that the variance of a
+prediction is that of Student's distribution. c is its posterior mean, by the trapezoidal rule in log c.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fisherfold.inference.subspace import SubspacePrior, TaskPosterior, noise_floor, posterior
+from fisherfold.inference.subspace_fit import NOISE_ROWS, common_noise, expected_moments, update_frame, update_mean
+from fisherfold.inference.subspace_spread import shared_prior
+from fisherfold.problems.tasks import TaskStatistics
+
+# Where W takes no more of the rows than this part, c is the maximum over what is left of them: off by the square of it.
+_SMALL = 0.05
+
+# Steps in log c, in standard deviations that it has at least: the rule is then exact to a thousandth for a Gaussian.
+_STEP, _LONGEST = 1.5, 1.0
+
+# What the posterior is looked at for needs its logarithm no closer than this.
+_CLOSE = 0.01
+
+# After so many steps one way the posterior is wide, and steps grow, by this factor; so many at most.
+_EVEN, _GROWTH, _MOST = 8, 1.5, 30
+
+# Where the logarithm of the posterior, times c, has fallen by this much, the rest is left out.
+_FALL = 6.0
+
+# Of a few rows c has no mean and variance: it stays below so many times the mean squared target, and weights that add
+# up to no more rows than these are left alone.
+_LARGEST, _FEW = 4.0, 4.0
+
+
+@dataclass(frozen=True)
+class NoiseFit:
+    """The outcome of ``fit_noise``.
+
+    Attributes:
+        prior: mean, frame, covariance and noise at the common noise that was found.
+        common: that noise, c.
+    """
+
+    prior: SubspacePrior
+    common: float
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """How the noise of tasks follows from their errors: c, and f_t for each."""
+
+    common: float
+    spent: Tensor
+    noise: str
+    floor: float
+
+    def update(self, errors: Tensor, counts: Tensor) -> Tensor:
+        if self.noise == "shared":
+            return torch.full_like(errors, max(self.common, self.floor))
+        left = (counts - self.spent).clamp(min=0)
+        return ((errors + NOISE_ROWS * self.common) / (left + NOISE_ROWS)).clamp(min=self.floor)
+
+    def penalty(self, noise_variance: Tensor) -> Tensor:
+        """Of the prior of the noise, one number per task."""
+        if self.noise == "shared":
+            return torch.zeros_like(noise_variance)
+        return NOISE_ROWS / 2 * (noise_variance.log() + self.common / noise_variance - math.log(self.common))
+
+
+def fit_noise(
+    statistics: TaskStatistics, prior: SubspacePrior, noise: str, *, max_rounds: int = 300, tol: float = 1e-7
+) -> NoiseFit:
+    """Find the common noise, and learn the rest once more with it.
+
+    Args:
+        statistics: the rows.
+        prior: at the maximum of the marginal likelihood, where W is taken for known.
+        noise: ``task`` or ``shared``.
+        max_rounds: the most rounds of every fit with a given common noise.
+        tol: such a fit ends when a round lowers its loss per row by less than this.
+
+    Returns:
+        The fit; the prior as it is where W is too large to be integrated out, or the rows are too few.
+
+    Examples:
+        >>> X = torch.eye(4, dtype=torch.float64).repeat(3, 1)
+        >>> y = 100 * X.sum(1) + torch.tensor([0.1, -0.1, 0.2], dtype=torch.float64).repeat_interleave(4)
+        >>> statistics = TaskStatistics.from_rows(X, y, torch.zeros(12, dtype=torch.int64))
+        >>> from fisherfold.inference.subspace_fit import fit_marginal
+        >>> prior = fit_marginal(statistics, rank=1, noise="shared").prior
+        >>> rest = float(statistics.residual_power(prior.mean[None]))
+        >>> round(fit_noise(statistics, prior, "shared").common / (rest / (12 - 4 - 2)), 2)
+        1.0
+    """
+    first = common_noise(prior.noise, noise, statistics.all_tasks)
+    search = _Search(statistics, noise, max_rounds, tol)
+    if shared_prior(statistics, prior) is None or search.rows <= _FEW:
+        return NoiseFit(prior, first)
+    start = search.start(prior)
+    left = 1 - statistics.all_tasks.add(start.spent) / search.rows
+    if left >= 1 - _SMALL:
+        return NoiseFit(replace(prior, noise=prior.noise / left), first / left)
+    places = search.places(start, first / max(left, math.exp(-_LONGEST)))
+    common = _mean(places)
+    nearest = min(places, key=lambda place: abs(place - math.log(common)))
+    return NoiseFit(search.learnt(places[nearest], common, 0.0).prior, common)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A value of the common noise that was looked at: -log p(c | y), and what is learnt with it."""
+
+    value: float
+    prior: SubspacePrior
+    spent: Tensor
+
+
+class _Search:
+    """The posterior of the common noise, place by place."""
+
+    def __init__(self, statistics: TaskStatistics, noise: str, max_rounds: int, tol: float) -> None:
+        self.statistics, self.noise, self.max_rounds = statistics, noise, max_rounds
+        self.tasks, self.floor = statistics.all_tasks, noise_floor(statistics)
+        self.rows = float(self.tasks.total(statistics.counts.sum()))
+        self.limit = tol * self.rows
+        pooled = statistics.pooled()
+        self.largest = _LARGEST * float(pooled.power.sum() / pooled.counts.sum().clamp(min=1e-300))
+
+    def start(self, prior: SubspacePrior) -> _Place:
+        """Where W is taken for known."""
+        return _Place(math.nan, prior, self._shared(prior)[1])
+
+    def places(self, start: _Place, first: float) -> dict[float, _Place]:
+        """What is at values of log c, from about the maximum upwards and downwards until the posterior has fallen."""
+        doubt = 2 / self.rows + (2 / (NOISE_ROWS * self.tasks.size) if self.noise == "task" else 0.0)
+        step = min(_STEP * math.sqrt(doubt), _LONGEST)
+        middle = math.log(max(first, self.floor))
+        found = {middle: self.learnt(start, math.exp(middle), _CLOSE)}
+        for way in (1, -1):
+            place = middle
+            for number in range(_MOST):
+                worth = {p: there.value - p if way > 0 else there.value for p, there in found.items()}
+                following = place + way * step * max(1.0, _GROWTH ** (number - _EVEN))
+                common = math.exp(following)
+                if worth[place] > min(worth.values()) + _FALL or not self.floor <= common <= self.largest:
+                    break
+                found[following] = self.learnt(found[place], common, _CLOSE)
+                place = following
+        return found
+
+    def learnt(self, start: _Place, common: float, close: float) -> _Place:
+        """What is learnt with this c from another place, until a round lowers the loss by no more than ``close``."""
+        statistics, prior = self.statistics, start.prior
+        rule = _Rule(common, start.spent, self.noise, self.floor)
+        before = math.inf
+        for _ in range(self.max_rounds):
+            prior = update_mean(statistics, prior)
+            covariance, errors = expected_moments(statistics, prior)
+            noise = rule.update(errors, statistics.counts)
+            prior = update_frame(statistics, replace(prior, covariance=covariance, noise=noise))[0]
+            losses = posterior(statistics, prior).losses + rule.penalty(noise)
+            loss = self.tasks.add(losses - start.spent / 2 * noise.log())
+            if before - loss <= max(self.limit, close):
+                break
+            before = loss
+        occam, spent = self._shared(prior)
+        return _Place(self.tasks.add(losses) + occam, prior, spent)
+
+    def _shared(self, prior: SubspacePrior) -> tuple[float, Tensor]:
+        """½ log det(I + R F R), and f_t of every task that is here."""
+        found, known = posterior(self.statistics, prior), shared_prior(self.statistics, prior)
+        assert known is not None, "fit_noise does not search where W is taken for known"
+        factor = known.factor(self.tasks.total(shared_information(self.statistics, prior, found)))
+        spent = spent_on_shared(self.statistics, prior, found, known.covariance(factor))
+        return float(factor.diagonal().log().sum()), spent
+
+
+def _mean(places: dict[float, _Place]) -> float:
+    """The mean of c by the trapezoidal rule in log c."""
+    at = sorted(places)
+    least = min(there.value for there in places.values())
+    gaps = [b - a for a, b in itertools.pairwise(at)]
+    widths = [a + b for a, b in zip([0.0, *gaps], [*gaps, 0.0], strict=True)] if gaps else [1.0]
+    masses = [width * math.exp(least - places[place].value) for place, width in zip(at, widths, strict=True)]
+    return sum(mass * math.exp(place) for mass, place in zip(masses, at, strict=True)) / sum(masses)
+
+
+def shared_information(statistics: TaskStatistics, prior: SubspacePrior, found: TaskPosterior) -> Tensor:
+    """F, the Fisher information of W = [m, U] in the targets, over the tasks that are here.
+
+    Args:
+        statistics: the rows.
+        prior: what it is taken at.
+        found: the posterior of the coefficients there.
+
+    Returns:
+        A symmetric tensor of shape (1 + rank, features, 1 + rank, features).
+    """
+    n, p = prior.frame.shape
+    reach = found.scaled_gram_frame @ found.covariance
+    score = statistics.gram / prior.noise[:, None, None] - reach @ found.scaled_gram_frame.mT
+    right = (prior.covariance - found.covariance).reshape(-1, p * p)
+    information = score.new_zeros((1 + p, n, 1 + p, n))
+    information[0, :, 0, :] = score.sum(0)
+    kronecker = (right.mT @ score.reshape(-1, n * n)).reshape(p, p, n, n).transpose(1, 2)
+    flat = reach.reshape(-1, n * p)
+    crossed = (flat.mT @ flat).reshape(n, p, n, p).permute(3, 0, 1, 2)
+    information[1:, :, 1:, :] = kronecker + crossed
+    return (information + information.permute(2, 3, 0, 1)) / 2
+
+
+def spent_on_shared(
+    statistics: TaskStatistics, prior: SubspacePrior, found: TaskPosterior, covariance: Tensor
+) -> Tensor:
+    """f_t = -⟨K, ∂F/∂log s_t²⟩ with K = R (I + R F R)⁻¹ R.
+
+    With G_t = A_tU/s_t² and I_t = UᵀG_t:  ∂V = V I V,  ∂(G V) = -G V (1 - I V),  ∂S = -S + G V (1 - I V) Gᵀ.
+
+    Args:
+        statistics: the rows.
+        prior: where F is taken.
+        found: the posterior of the coefficients there.
+        covariance: K, shape (1 + rank, features, 1 + rank, features).
+
+    Returns:
+        One number per task that is here.
+    """
+    n, p = prior.frame.shape
+    gram, spread = found.scaled_gram_frame, found.covariance
+    reach, inner = gram @ spread, prior.frame.mT @ gram
+    rest = torch.eye(p, dtype=inner.dtype, device=inner.device) - inner @ spread
+    score = statistics.gram / prior.noise[:, None, None] - reach @ gram.mT
+    falling = score - reach @ rest @ gram.mT
+    right, growing = prior.covariance - spread, spread @ inner @ spread
+    blocks = covariance[1:, :, 1:, :].transpose(1, 2).reshape(p * p, n * n)
+    of_falling, of_score = ((part.reshape(-1, n * n) @ blocks.mT).reshape(-1, p, p) for part in (falling, score))
+    crossed = covariance[1:, :, 1:, :].permute(1, 2, 3, 0).reshape(n * p, n * p)
+    twice = 2 * ((reach.reshape(-1, n * p) @ crossed) * (reach @ rest).reshape(-1, n * p)).sum(-1)
+    mean = falling.reshape(-1, n * n) @ covariance[0, :, 0, :].reshape(-1)
+    return mean + (of_falling * right + of_score * growing).sum((-2, -1)) + twice
