@@ -303,3 +303,17 @@ def test_pipes_and_folders_are_called_what_they_are(tmp_path):
     for path, what in ((tmp_path / "pipe", "device or a pipe"), (tmp_path, "folder")):
         result = CliRunner().invoke(app, ["complete", "fit", str(path), "-o", str(tmp_path / "m")])
         assert str(result.exception) == f"{path} is a {what}, a file is expected"
+
+
+def test_a_file_with_ids_in_its_index_is_fitted_and_predicted_as_its_columns_are(ratings, tmp_path):
+    frame = pl.read_csv(ratings, null_values="bad").drop_nulls().to_pandas()
+    frame.set_index(["user", "item"]).to_parquet(tmp_path / "a.parquet")
+    frame.to_csv(tmp_path / "a.csv", index=False)
+    for kind in ("parquet", "csv"):
+        call("fit", tmp_path / f"a.{kind}", "--rank", 1, "-o", tmp_path / kind)
+        call("predict", tmp_path / kind, tmp_path / f"a.{kind}", "-o", tmp_path / f"{kind}.out")
+    indexed, plain = (MatrixCompletion.load(tmp_path / kind) for kind in ("parquet", "csv"))
+    assert indexed.feature_names_in_.tolist() == ["user", "item"]
+    assert indexed.model_.row_ids.labels.tolist() == plain.model_.row_ids.labels.tolist()
+    found, expected = (pl.read_csv(tmp_path / f"{kind}.out")["prediction"] for kind in ("parquet", "csv"))
+    np.testing.assert_allclose(found, expected, rtol=1e-6)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 
 import numpy as np
+import pandas as pd
 import polars as pl
 import pytest
 
@@ -12,6 +13,7 @@ from fisherfold.distributed import ALONE
 from fisherfold.estimators.completion import MatrixCompletion
 from fisherfold.estimators.file_shares import FileShare, RatingShare
 from fisherfold.estimators.inputs import Observations
+from fisherfold.estimators.table_columns import index_of
 from fisherfold.estimators.table_files import read_table
 from fisherfold.estimators.tables import read_pairs, read_ratings
 from fisherfold.estimators.task_tables import Roles, read_tasks
@@ -147,6 +149,85 @@ def test_the_index_of_a_data_frame_is_not_taken_for_ids(tmp_path):
     numbered = [(*line, "0") for line in LINES]
     named = write(tmp_path / "c.csv", ",", ("column_1", "column_2", "column_3", "column_4"), numbered)
     assert read_ratings(named).rows.tolist() == [1, 2, 2]
+
+
+@pytest.mark.parametrize("name", ["index", "Unnamed: 0", "level_0", "__index_level_0__"])
+def test_an_index_that_has_become_a_column_is_not_taken_for_ids(tmp_path, name):
+    path = write(tmp_path / "a.csv", ",", (name, "user", "item", "rating"), [("0", *LINES[0]), ("1", *LINES[1])])
+    with pytest.raises(ValueError, match=rf"the first column is '{name}', .* as in --columns user,item,rating"):
+        read_ratings(path)
+    assert read_ratings(write(tmp_path / "b.csv", ",", (name, "item", "rating"))).rows.tolist() == [1, 2, 2]
+
+
+def indexed(path, index, names=("user", "item", "rating")):
+    """A Parquet file as pandas writes it, its index behind its columns."""
+    frame = pd.DataFrame(dict(zip(names, ([7, 8, 8], [1, 1, 2], [5.0, 3.5, 1.0], [0, 0, 0]), strict=False)))
+    frame.set_index(index).to_parquet(path)
+    return path
+
+
+@pytest.mark.parametrize("index", [["user", "item"], "user", ["user", "item", "rating"]])
+def test_ids_in_the_index_of_a_parquet_file_are_ids(tmp_path, index):
+    path = indexed(tmp_path / "a.parquet", index)
+    if index != ["user", "item", "rating"]:
+        assert pl.read_parquet(path).columns != ["user", "item", "rating"]
+    table = read_ratings(path)
+    assert table.names == ["user", "item", "rating"]
+    assert (table.rows.tolist(), table.columns.tolist(), table.values.tolist()) == ([7, 8, 8], [1, 1, 2], [5, 3.5, 1])
+    assert RatingShare(FileShare(path, ALONE), ALONE).names == table.names
+    # positions and names mean the columns of the file
+    first = pl.read_parquet(path).columns[0]
+    assert read_ratings(path, columns=("1", *(n for n in table.names if n != first))).names[0] == first
+
+
+def test_levels_of_an_index_without_names_are_ids_where_there_are_two(tmp_path):
+    """As ``wide.stack().to_frame("rating")`` writes them."""
+    stacked = pd.DataFrame([[5.0, 4.0], [3.0, 2.0]], index=["a", "b"], columns=["x", "y"]).stack().to_frame("rating")
+    stacked.to_parquet(tmp_path / "a.parquet")
+    table = read_ratings(tmp_path / "a.parquet")
+    assert (table.rows.tolist(), table.columns.tolist()) == (["a", "a", "b", "b"], ["x", "y", "x", "y"])
+    _, rows, columns = read_pairs(tmp_path / "a.parquet", text=(True, True))
+    assert (rows.tolist(), columns.tolist()) == (table.rows.tolist(), table.columns.tolist())
+
+
+def test_an_index_of_a_parquet_file_that_may_be_ids_or_numbers_of_lines_is_refused(tmp_path):
+    names = ("user", "item", "rating", "time")
+    path = indexed(tmp_path / "a.parquet", "user", names)
+    for read in (read_ratings, lambda path: RatingShare(FileShare(path, ALONE), ALONE)):
+        with pytest.raises(
+            ValueError,
+            match=r"'user' was the index of a data frame, .* --columns user,item,rating or item,rating,time",
+        ):
+            read(path)
+    assert read_ratings(path, columns=("user", "item", "rating")).rows.tolist() == [7, 8, 8]
+    # an index without a name has numbers of lines, and stands last
+    frame = pd.DataFrame({"user": [1, 2, 3], "item": [1, 1, 2], "rating": [5, 4, 3]}).iloc[[2, 0, 1]]
+    frame.to_parquet(tmp_path / "b.parquet")
+    assert pl.read_parquet(tmp_path / "b.parquet").columns[-1] == "__index_level_0__"
+    assert read_ratings(tmp_path / "b.parquet").rows.tolist() == [3, 1, 2]
+
+
+@pytest.mark.parametrize("named", [("rating", "user", "item"), ("user", "Rating", "item")])
+def test_a_column_of_ratings_is_not_taken_for_ids(tmp_path, named):
+    rating = next(name for name in named if name.lower() == "rating")
+    path = write(tmp_path / "a.csv", ",", named)
+    with pytest.raises(ValueError, match=f"make '{rating}' a (row|column) id; .* --columns user,item,{rating}"):
+        read_ratings(path)
+    with pytest.raises(ValueError, match=f"make '{rating}' a (row|column) id; .* --columns user,item$"):
+        read_pairs(path, text=(False, False))
+    assert read_ratings(path, columns=("user", "item", rating)).names == ["user", "item", rating]
+    assert read_ratings(path, columns=("1", "2", "3")).names == list(named)
+
+
+@pytest.mark.parametrize("text", [b"[" * 9000, b"7}", b'[7, {"kind": "range"}]', b'["nobody"]}', b'["a", "a"]}'])
+def test_a_description_of_a_data_frame_that_makes_no_sense_is_left_out(tmp_path, text):
+    footer = b"\x15\x02" + b'{"index_columns": ' + text
+    (tmp_path / "a.parquet").write_bytes(b"PAR1" + footer + len(footer).to_bytes(4, "little") + b"PAR1")
+    assert index_of(tmp_path / "a.parquet", ["a", "b"]) == (["a"] if text.endswith(b'"a"]}') else [])
+    (tmp_path / "b.parquet").write_bytes(b"PAR1" + (2**31).to_bytes(4, "little") + b"PAR1")
+    assert index_of(tmp_path / "b.parquet", ["a"]) == []
+    (tmp_path / "c.parquet").write_bytes(b"PA")
+    assert index_of(tmp_path / "c.parquet", ["a"]) == []
 
 
 def test_columns_by_name_and_position(tmp_path):

@@ -177,6 +177,7 @@ def predict(
 
     from fisherfold.estimators.completion import MatrixCompletion
     from fisherfold.estimators.decimals import check_mark, written
+    from fisherfold.estimators.table_columns import in_order
     from fisherfold.estimators.table_files import as_csv
     from fisherfold.estimators.tables import read_pairs
     from fisherfold.files import write_atomically
@@ -188,7 +189,7 @@ def predict(
         pairs, text=text, columns=_split(columns), file_format=file_format, header=header, encoding=encoding,
         max_bytes=in_bytes(unpack_limit), is_data=lambda fields: _known(model, fields, columns),
     )  # fmt: skip
-    known, names = list(getattr(model, "feature_names_in_", ())), table.header or []
+    known, names = list(getattr(model, "feature_names_in_", ())), in_order(table.header or [], table.index, 2)
     if columns is None and known and names[:2] != known and {*known} <= {*names}:
         raise ValueError(
             f"{pairs}: the first columns are {', '.join(names[:2])}, those of the fit were {', '.join(known)}; "

@@ -20,6 +20,7 @@ import torch
 from fisherfold.distributed import Group
 from fisherfold.estimators import decimals, tables
 from fisherfold.estimators.shared_ratings import BATCH, Batch
+from fisherfold.estimators.table_columns import chosen, index_of
 from fisherfold.estimators.table_files import FORMATS, Layout, TextTable, cut, is_parquet, layout_of, scanned
 
 BLOCK = 2**24
@@ -41,6 +42,7 @@ class FileShare:
     Attributes:
         columns: the names of the columns.
         header: the names in the first line, or those of a Parquet file; None if the line was read as data.
+        index: the columns of a Parquet file that were the index of a data frame.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class FileShare:
     ) -> None:  # fmt: skip
         self.path, self._layout, self._in_quotes = Path(path), None, False
         self.header: list[str] | None = None
+        self.index: list[str] = []
         self._decimal = decimal
         with group.together():
             if not self.path.is_file():
@@ -60,7 +63,7 @@ class FileShare:
                 start = opened.read(4)
             if is_parquet(self.path, start, file_format):
                 self.columns, size = self._parquet()
-                self.header = self.columns
+                self.header, self.index = self.columns, index_of(self.path, self.columns)
             else:
                 self._layout = _layout(self.path, file_format, header, decimal)
                 self.columns, size = self._layout.names, self.path.stat().st_size
@@ -151,8 +154,8 @@ class RatingShare:
     def __init__(self, file: FileShare, group: Group, columns: tuple[str, ...] | None = None) -> None:
         self.file, self.n_read, self.refused = file, 0, dict[str, int]()
         with group.together():
-            empty = pl.DataFrame(schema=file.columns)
-            self.names = tables._chosen(empty, columns, ("row", "column", "value"), file.path, file.header)
+            roles = ("row", "column", "value")
+            self.names = chosen(file.columns, columns, roles, file.path, file.header, file.index)
         self.decimal = file.decimal_mark(self.names[2:], group)
 
     def batches(self) -> Iterator[Batch]:

@@ -20,6 +20,7 @@ from pathlib import Path
 import polars as pl
 
 from fisherfold.estimators.decimals import check_mark, is_comma_number
+from fisherfold.estimators.table_columns import index_of
 
 FORMATS = ("csv", "tsv", "::", "parquet")
 SIZE_LIMIT = 4 * 2**30  # bytes that a packed file may unpack to
@@ -39,11 +40,13 @@ class TextTable:
         frame: the records, all of them text unless the file is Parquet.
         header: the names in its first line, or those of a Parquet file; None if it has none.
         refused: how many lines were refused, by reason.
+        index: the columns of a Parquet file that were the index of a data frame.
     """
 
     frame: pl.DataFrame
     header: list[str] | None
     refused: dict[str, int] = field(default_factory=dict)
+    index: list[str] = field(default_factory=list)
 
 
 def read_table(
@@ -81,7 +84,7 @@ def read_table(
     try:
         if is_parquet(file, start, file_format):
             frame = _parquet(file, max_bytes)
-            return TextTable(frame, frame.columns)
+            return TextTable(frame, frame.columns, index=index_of(file, frame.columns))
         source = _text(file, start, encoding, max_bytes)
         first, source = _first_line(file, source)
         layout = layout_of(file, first, file_format, header, decimal, is_data)

@@ -18,6 +18,7 @@ import polars as pl
 
 from fisherfold.estimators.decimals import numbers
 from fisherfold.estimators.ids import Ids
+from fisherfold.estimators.table_columns import chosen
 from fisherfold.estimators.table_files import SIZE_LIMIT, IsData, TextTable, flat, id_text, read_table
 
 
@@ -62,7 +63,8 @@ def read_ratings(
 
     Args:
         path: the file, gzip included.
-        columns: the three columns by name or by position from 1; the first three if not given.
+        columns: the three columns by name or by position from 1; the first three if not given, ids from the index of a
+            data frame before them.
         file_format: ``csv``, ``tsv``, ``::`` or ``parquet``; found out if not given.
         header: whether the first line names the columns; found out if not given.
         encoding: of text that is neither UTF-8 nor UTF-16 with a byte order mark.
@@ -79,7 +81,7 @@ def read_ratings(
         path, file_format=file_format, header=header, encoding=encoding, decimal=decimal, max_bytes=max_bytes
     )
     frame = found.frame
-    names = _chosen(frame, columns, ("row", "column", "value"), path, found.header)
+    names = chosen(frame.columns, columns, ("row", "column", "value"), path, found.header, found.index)
     row, column, value, refused, good, mark = accepted(frame, names, path, decimal)
     refused = found.refused | refused
     n_read = frame.height + sum(found.refused.values())
@@ -148,7 +150,7 @@ def read_pairs(
     table = read_table(
         path, file_format=file_format, header=header, encoding=encoding, max_bytes=max_bytes, is_data=is_data
     )
-    names = _chosen(table.frame, columns, ("row", "column"), path, table.header)
+    names = chosen(table.frame.columns, columns, ("row", "column"), path, table.header, table.index)
     found = []
     for name, as_text in zip(names, text, strict=True):
         side = id_text(table.frame[name], path)
@@ -158,38 +160,6 @@ def read_pairs(
                 raise ValueError(f"{path}: the id in column {name!r} is {fault} in data line {line}")
         found.append(_objects(side) if as_text else _ids(side, (pl.Int64, pl.UInt64)))
     return table, found[0], found[1]
-
-
-def _chosen(
-    frame: pl.DataFrame, columns: tuple[str, ...] | None, roles: tuple[str, ...], path: str | Path,
-    header: list[str] | None,
-) -> list[str]:  # fmt: skip
-    """The names of the wanted columns."""
-    if columns is None:
-        if frame.width < len(roles):
-            raise ValueError(f"{path} must have {len(roles)} columns ({', '.join(roles)}), got {frame.columns}")
-        if header is not None and header[0] == "column_1" and header[1] != "column_2" and len(header) > len(roles):
-            # what a data frame writes before its columns is a number of lines, and hardly an id
-            raise ValueError(
-                f"{path}: the first column has no name, like the index of a data frame; name the columns "
-                f"({', '.join(roles)}), as in --columns {','.join(header[1 : len(roles) + 1])}"
-            )
-        return frame.columns[: len(roles)]
-    if len(columns) != len(roles):
-        raise ValueError(f"{len(roles)} columns are wanted ({', '.join(roles)}), got {', '.join(columns)}")
-    names = []
-    for wanted in columns:
-        if wanted in frame.columns:
-            names.append(wanted)
-        elif wanted.isdecimal() and 1 <= int(wanted) <= frame.width:
-            names.append(frame.columns[int(wanted) - 1])
-        else:
-            raise ValueError(
-                f"{path} has no column {wanted!r}; it has {frame.columns} (or positions 1 to {frame.width})"
-            )
-    if len({*names}) < len(names):
-        raise ValueError(f"{path}: {', '.join(columns)} name a column twice, {', '.join(roles)} are different ones")
-    return names
 
 
 def _is_missing(column: pl.Series) -> pl.Series:
