@@ -64,7 +64,7 @@ class MatrixCompletion(SharedFits, RegressorMixin, BaseEstimator):  # type: igno
         duplicates: for pairs given twice: ``mean``, ``last``, ``sum`` or ``error``.
         random_state: seed of the starting point.
         device: where to compute, for example ``cpu`` or ``cuda``.
-        dtype: ``float32`` or ``float64``.
+        dtype: ``float32`` or ``float64``; with a warning, float64 where a value far from all others rules their scale.
         n_jobs: the number of threads of the fit; None leaves it to torch, -1 takes all cores.
         verbose: whether to show a progress bar.
         on_interrupt: at Ctrl-C ``raise``, or ``return`` the model so far; before the first pass that is the starting

@@ -155,7 +155,7 @@ class MatrixCompletionCV(MatrixCompletion):
         for k in range(self.cv):
             held = torch.from_numpy(fold == k).to(rows.device)
             train = Ratings(
-                rows[~held], columns[~held], values[~held], ready.ratings.shape, dtype=options.dtype,
+                rows[~held], columns[~held], values[~held], ready.ratings.shape, dtype=ready.ratings.dtype,
                 device=options.device,
             )  # fmt: skip
             test = rows[held].long(), columns[held].long(), values[held]

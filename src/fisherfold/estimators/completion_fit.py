@@ -9,11 +9,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from fisherfold.distributed import ALONE, Group
 from fisherfold.estimators.checkpoint import FitCheckpoint, digest, fingerprint
 from fisherfold.estimators.completion_model import CompletionModel, joined, level_and_scale
+from fisherfold.estimators.extremes import resolving, sampled
 from fisherfold.estimators.ids import IdIndex, plain
 from fisherfold.estimators.inputs import Observations
 from fisherfold.estimators.point_posterior import point_posterior
@@ -79,13 +81,19 @@ def prepare(found: Observations, options: FitOptions) -> Prepared:
     rows, columns, values = row_ids.numbers(found.rows), column_ids.numbers(found.columns), found.values
     rows, columns, values = joined(rows, columns, values, options.duplicates)
     center, scale = level_and_scale(values, centred=options.offsets != "none")
+    low, high = float(values.min()), float(values.max())
+
+    def where(value: float) -> str:
+        k = int(np.argmax(values == value))
+        return f" (row {plain(row_ids.labels[rows[k]])!r}, column {plain(column_ids.labels[columns[k]])!r})"
+
+    dtype = resolving(sampled(values), low, high, scale, options.dtype, where)
     with _naming(row_ids, column_ids):
         ratings = Ratings(
-            rows, columns, (values - center) / scale, (len(row_ids), len(column_ids)), dtype=options.dtype,
+            rows, columns, (values - center) / scale, (len(row_ids), len(column_ids)), dtype=dtype,
             duplicates=options.duplicates, device=options.device,  # type: ignore[arg-type]
         )  # fmt: skip
     merged = ratings.n_duplicates + len(found.values) - len(values)
-    low, high = float(values.min()), float(values.max())
     return Prepared(ratings, row_ids, column_ids, center, scale, low, high, merged)
 
 

@@ -105,7 +105,8 @@ class PointFit:
         prior = turn @ turn.mT
         if float(prior.trace()) < torch.finfo(at.rows.dtype).tiny ** 0.5:
             prior = eye  # any S goes with factors that are zero
-        level = float(prior.diagonal().mean()) * 1e-12
+        # a direction that is all but gone keeps a penalty on both sides: of zero and infinity there is no inverse
+        prior = prior + 1e-12 * prior.diagonal().mean() * eye
         return cls(
             U=frame.to(at.rows),
             A=(at.columns.double() @ turn.mT).to(at.rows),
@@ -113,7 +114,7 @@ class PointFit:
             column_offset=at.column_offset,
             global_offset=at.mean,
             row_penalty=(penalty.ridge * prior).to(at.rows),
-            column_penalty=(penalty.ridge * torch.linalg.inv(prior + level * eye)).to(at.rows),
+            column_penalty=(penalty.ridge * torch.linalg.inv(prior)).to(at.rows),
             offset_ridge=penalty.offset_ridge,
             ridge=penalty.ridge,
             ridge_power=penalty.power,

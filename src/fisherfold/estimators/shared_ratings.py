@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from fisherfold.distributed import Axis, Group, balanced_cuts
+from fisherfold.estimators.extremes import resolving, sampled
 from fisherfold.estimators.ids import IdIndex, Ids
 from fisherfold.estimators.inputs import Observations
 from fisherfold.estimators.shared_ids import cast, joint_index
@@ -27,6 +28,8 @@ from fisherfold.problems.ratings import Chunk, Ratings
 BATCH = 2**19
 # Up to so many ratings a model that was fitted over several processes keeps them, 8 bytes each, on every process.
 SEEN_LIMIT = 2**26
+# Of the values of a share so many tell where most of them lie.
+_SAMPLE = 2**13
 
 
 class NoRatings(ValueError):
@@ -135,13 +138,14 @@ class _Side:
 
 @dataclass
 class _Values:
-    """Count, mean, squares about it, and range of the values of a share."""
+    """Count, mean, squares about it, range and some of the values of a share."""
 
     count: int = 0
     mean: float = 0.0
     squares: float = 0.0
     low: float = np.inf
     high: float = -np.inf
+    sample: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
 
     def add(self, count: int, mean: float, squares: float) -> None:
         """Join with what is known about other values (Chan, Golub and LeVeque)."""
@@ -176,6 +180,8 @@ def share_out(share: Share, group: Group, *, dtype: torch.dtype, duplicates: str
     later = duplicates in ("sum", "last")
     center = everything.mean if centred and not later else 0.0
     scale = 1.0 if later else _scale(everything, center)
+    if not later:
+        dtype = resolving(everything.sample, everything.low, everything.high, scale, dtype)
     ids = joint_index(rows.labels, group, "row"), joint_index(columns.labels, group, "column")
     flipped = len(ids[0]) > len(ids[1])
     side, index = (rows, ids[0]) if flipped else (columns, ids[1])
@@ -209,8 +215,10 @@ def _rescaled(ratings: Ratings, dtype: torch.dtype, centred: bool) -> tuple[Rati
     found = _Values(low=float(raw.min()) if len(raw) else np.inf, high=float(raw.max()) if len(raw) else -np.inf)
     mean = float(raw.mean()) if len(raw) else 0.0
     found.add(len(raw), mean, float((raw - mean).square().sum()))
+    found.sample = sampled(raw.numpy(), _SAMPLE)[:_SAMPLE]
     found = _joint(found, ratings.group)
     center = found.mean if centred else 0.0
+    dtype = resolving(found.sample, found.low, found.high, _scale(found, center), dtype)
     values = ((raw - center) / _scale(found, center)).to(dtype)
     pieces = [Chunk(rows.numpy(), columns.numpy(), values.numpy())]
     return Ratings.from_chunks(lambda: pieces, (ratings.row_axis, ratings.column_axis), dtype=dtype), found
@@ -224,6 +232,8 @@ def _first_pass(share: Share, group: Group) -> tuple[_Side, _Side, _Values]:
             columns.add(batch.columns)
             mean = float(batch.values.mean()) if len(batch.values) else 0.0
             values.add(len(batch.values), mean, float(np.square(batch.values - mean).sum()))
+            if len(values.sample) < _SAMPLE:
+                values.sample = np.append(values.sample, sampled(batch.values, _SAMPLE))[:_SAMPLE]
             values.low = min(values.low, float(batch.values.min(initial=np.inf)))
             values.high = max(values.high, float(batch.values.max(initial=-np.inf)))
         for side, names in ((rows, share.row_names), (columns, share.column_names)):
@@ -239,6 +249,9 @@ def _joint(values: _Values, group: Group) -> _Values:
     for count, mean, squares, low, high in group.gather(known[None]).tolist():
         joint.add(int(count), mean, squares)
         joint.low, joint.high = min(joint.low, low), max(joint.high, high)
+    padded = np.append(values.sample, np.full(_SAMPLE - len(values.sample), np.nan))
+    samples = group.gather(torch.from_numpy(padded)[None]).flatten()
+    joint.sample = samples[~samples.isnan()].numpy()
     return joint
 
 
