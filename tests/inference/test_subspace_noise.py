@@ -12,7 +12,7 @@ from scipy.stats import norm
 
 from fisherfold import SubspaceRegressor
 from fisherfold.inference import subspace_noise
-from fisherfold.inference.subspace import MarginalSubspaceProblem, SubspacePrior, posterior
+from fisherfold.inference.subspace import MarginalSubspaceProblem, SubspacePrior, factor_above_one, posterior
 from fisherfold.inference.subspace_fit import common_noise, fit_marginal
 from fisherfold.inference.subspace_noise import _Search, fit_noise, shared_information, spent_on_shared
 from fisherfold.inference.subspace_spread import shared_prior
@@ -155,3 +155,33 @@ def test_the_interval_of_a_single_task_of_a_few_rows_is_that_of_student() -> Non
         values, deviations = SubspaceRegressor(rank=1).fit(X, y).predict(fresh, return_std=True)
         inside.append(np.mean(np.abs(later - values) < norm.ppf((1 + level) / 2) * deviations))
     assert np.mean(inside) == pytest.approx(level, abs=0.04)
+
+
+def test_factors_of_matrices_above_one_survive_rounding() -> None:
+    draw = torch.Generator().manual_seed(0)
+    half = torch.randn(4, 6, 2, generator=draw, dtype=torch.float64)
+    eye = torch.eye(6, dtype=torch.float64)
+    ordinary = eye + half @ half.mT
+    assert torch.equal(factor_above_one(ordinary), torch.linalg.cholesky(ordinary))
+    extreme = eye + 1e18 * half @ half.mT
+    with pytest.raises(torch.linalg.LinAlgError):
+        torch.linalg.cholesky(extreme)
+    factor = factor_above_one(extreme)
+    assert bool((factor.diagonal(dim1=-2, dim2=-1) > 0).all())
+    assert bool((factor.triu(1) == 0).all())
+    torch.testing.assert_close(factor @ factor.mT / 1e18, extreme / 1e18, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("noise", ["task", "shared"])
+@pytest.mark.parametrize("seed", [5, 9, 43, 97])
+def test_rows_that_are_fitted_all_but_exactly_leave_finite_deviations(noise: str, seed: int) -> None:
+    """With as many directions as features and hardly more rows, next to no noise is left, and rounding speaks."""
+    draw = np.random.default_rng(seed)
+    task = np.repeat(np.arange(5), draw.integers(1, 5, size=5))
+    X = draw.normal(size=(len(task), 5)) * 10.0 ** draw.integers(-8, 8, size=5)
+    y = draw.normal(size=len(task)) * 1e-12 + 1e3
+    model = SubspaceRegressor(rank=6, noise=noise).fit(X, y, task=task)
+    model.partial_fit(X[:3], y[:3], task=task[:3])
+    values, deviations = model.predict(X, task=task, return_std=True)
+    assert np.isfinite(values).all()
+    assert np.isfinite(deviations).all()

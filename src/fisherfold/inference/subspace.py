@@ -99,7 +99,7 @@ def posterior(statistics: TaskStatistics, prior: SubspacePrior) -> TaskPosterior
     inner = (gram_frame.mT.reshape(tasks * p, n) @ frame).reshape(tasks, p, p)
     root = symmetric_root(prior.covariance)
     # B = I + Σ^½ UᵀA_tU Σ^½ / s² is well conditioned whatever Σ is
-    factor = torch.linalg.cholesky(torch.eye(p, dtype=frame.dtype, device=frame.device) + root @ inner @ root)
+    factor = factor_above_one(torch.eye(p, dtype=frame.dtype, device=frame.device) + root @ inner @ root)
     half = torch.linalg.solve_triangular(factor, root.expand(tasks, p, p), upper=False)
     covariance = half.mT @ half
     shifted_cross = statistics.gram @ prior.mean
@@ -338,3 +338,22 @@ def symmetric_root(matrix: Tensor) -> Tensor:
     """
     values, vectors = torch.linalg.eigh(matrix)
     return (vectors * values.clamp(min=0).sqrt()) @ vectors.mT
+
+
+def factor_above_one(matrix: Tensor) -> Tensor:
+    """The Cholesky factor of symmetric matrices I + M with M positive semi-definite.
+
+    Where M is so large that rounding leaves none, as with next to no noise, eigenvalues below one are set to it.
+
+    Args:
+        matrix: I + M, or a batch of them.
+
+    Returns:
+        Lower triangular matrices with a positive diagonal.
+    """
+    factor, failed = torch.linalg.cholesky_ex(matrix)
+    if not bool(failed.any()):
+        return factor
+    values, vectors = torch.linalg.eigh((matrix + matrix.mT) / 2)
+    upper = torch.linalg.qr((vectors * values.clamp(min=1.0).sqrt()[..., None, :]).mT)[1]
+    return (upper * upper.diagonal(dim1=-2, dim2=-1).sign()[..., None]).mT

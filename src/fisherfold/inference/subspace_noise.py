@@ -42,8 +42,11 @@ _SMALL = 0.05
 # Steps in log c, in standard deviations that it has at least: the rule is then exact to a thousandth for a Gaussian.
 _STEP, _LONGEST = 1.5, 1.0
 
-# What the posterior is looked at for needs its logarithm no closer than this.
-_CLOSE = 0.01
+# What the posterior is looked at for needs its logarithm no closer than this, and so many rounds at most.
+_CLOSE, _ROUNDS = 0.01, 20
+
+# A task whose loss is less than the least possible one by more than this part of it was lost to rounding.
+_ROUNDING = 1e-6
 
 # After so many steps one way the posterior is wide, and steps grow, by this factor; so many at most.
 _EVEN, _GROWTH, _MOST = 8, 1.5, 30
@@ -104,7 +107,8 @@ def fit_noise(
         tol: such a fit ends when a round lowers its loss per row by less than this.
 
     Returns:
-        The fit; the prior as it is where W is too large to be integrated out, or the rows are too few.
+        The fit; the prior as it is where W is too large to be integrated out, the rows are too few, or nothing but
+        rounding is left of the noise.
 
     Examples:
         >>> X = torch.eye(4, dtype=torch.float64).repeat(3, 1)
@@ -125,8 +129,10 @@ def fit_noise(
     if left >= 1 - _SMALL:
         return NoiseFit(replace(prior, noise=prior.noise / left), first / left)
     places = search.places(start, first / max(left, math.exp(-_LONGEST)))
+    if not any(math.isfinite(there.value) for there in places.values()):
+        return NoiseFit(prior, first)
     common = _mean(places)
-    nearest = min(places, key=lambda place: abs(place - math.log(common)))
+    nearest = min(places, key=lambda place: (math.isinf(places[place].value), abs(place - math.log(common))))
     return NoiseFit(search.learnt(places[nearest], common, 0.0).prior, common)
 
 
@@ -174,21 +180,37 @@ class _Search:
 
     def learnt(self, start: _Place, common: float, close: float) -> _Place:
         """What is learnt with this c from another place, until a round lowers the loss by no more than ``close``."""
-        statistics, prior = self.statistics, start.prior
+        statistics = self.statistics
         rule = _Rule(common, start.spent, self.noise, self.floor)
-        before = math.inf
-        for _ in range(self.max_rounds):
-            prior = update_mean(statistics, prior)
-            covariance, errors = expected_moments(statistics, prior)
-            noise = rule.update(errors, statistics.counts)
-            prior = update_frame(statistics, replace(prior, covariance=covariance, noise=noise))[0]
-            losses = posterior(statistics, prior).losses + rule.penalty(noise)
-            loss = self.tasks.add(losses - start.spent / 2 * noise.log())
-            if before - loss <= max(self.limit, close):
+        noise = rule.update(expected_moments(statistics, start.prior)[1], statistics.counts)
+        prior = replace(start.prior, noise=noise)
+        value, loss = self._loss(prior, rule)
+        for _ in range(min(self.max_rounds, _ROUNDS) if close else self.max_rounds):
+            further = self._round(prior, rule)
+            new_value, new_loss = self._loss(further, rule)
+            gain = loss - new_loss
+            if not gain > 0:
                 break
-            before = loss
+            prior, value, loss = further, new_value, new_loss
+            if gain <= max(self.limit, close):
+                break
         occam, spent = self._shared(prior)
-        return _Place(self.tasks.add(losses) + occam, prior, spent)
+        return _Place(value + occam, prior, spent)
+
+    def _round(self, prior: SubspacePrior, rule: _Rule) -> SubspacePrior:
+        prior = update_mean(self.statistics, prior)
+        covariance, errors = expected_moments(self.statistics, prior)
+        noise = rule.update(errors, self.statistics.counts)
+        return update_frame(self.statistics, replace(prior, covariance=covariance, noise=noise))[0]
+
+    def _loss(self, prior: SubspacePrior, rule: _Rule) -> tuple[float, float]:
+        """-log p(y) with the prior of the noise, and the same with what a round keeps fixed of log det(I + R F R)."""
+        losses = posterior(self.statistics, prior).losses
+        least = self.statistics.counts / 2 * (math.log(2 * math.pi) + prior.noise.log())
+        if self.tasks.add(losses < least - _ROUNDING * (1 + least.abs())):
+            return math.inf, math.inf  # no density is so large: with next to no noise this is rounding
+        value = losses + rule.penalty(prior.noise)
+        return self.tasks.add(value), self.tasks.add(value - rule.spent / 2 * prior.noise.log())
 
     def _shared(self, prior: SubspacePrior) -> tuple[float, Tensor]:
         """½ log det(I + R F R), and f_t of every task that is here."""

@@ -30,7 +30,14 @@ import torch
 from torch import Tensor
 
 from fisherfold.distributed import Axis
-from fisherfold.inference.subspace import SubspacePrior, TaskPosterior, noise_floor, posterior, symmetric_root
+from fisherfold.inference.subspace import (
+    SubspacePrior,
+    TaskPosterior,
+    factor_above_one,
+    noise_floor,
+    posterior,
+    symmetric_root,
+)
 from fisherfold.inference.subspace_fit import NOISE_ROWS
 from fisherfold.problems.tasks import TaskStatistics
 
@@ -96,11 +103,12 @@ class TaskSpread:
         covariance = torch.cat([self.covariance, self.unseen[None]])
         noise = torch.cat([self.noise, self.noise.mean()[None]])
         inside = features @ frame
-        found = noise[task] + ((covariance[task] @ inside[..., None]).squeeze(-1) * inside).sum(-1)
+        # none of these is negative but by rounding, where the noise is next to nothing
+        found = noise[task] + ((covariance[task] @ inside[..., None]).squeeze(-1) * inside).sum(-1).clamp(min=0)
         for number in torch.unique(task).tolist():
             rows = task == number
             doubt = torch.einsum("kl,kilj->ij", moments[number], self.shared)
-            found[rows] += ((features[rows] @ doubt) * features[rows]).sum(-1)
+            found[rows] += ((features[rows] @ doubt) * features[rows]).sum(-1).clamp(min=0)
         return found
 
 
@@ -215,7 +223,7 @@ class SharedPrior:
         size = len(self.root) * len(self.units)
         inner = self._between_roots(precision).reshape(size, size)
         inner.diagonal().add_(1.0)
-        return torch.linalg.cholesky(inner)
+        return factor_above_one(inner)
 
     def covariance(self, factor: Tensor) -> Tensor:
         """R (I + R P R)⁻¹ R, the covariance of W.
