@@ -267,8 +267,12 @@ def test_a_network_that_remembers_is_refused(network, buffer):
         assert torch.equal(problem.loss(start), value)
 
 
-def test_what_a_network_only_counts_does_no_harm():
-    problem, start = NLLProblem.from_module(Remembering(0.0), Gaussian(), torch.ones(7, 4), torch.zeros(7, 3))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+def test_what_a_network_only_counts_does_no_harm(dtype):
+    network = Remembering(0.0)
+    network.seen = network.seen.to(dtype)
+    problem, start = NLLProblem.from_module(network, Gaussian(), torch.ones(7, 4), torch.zeros(7, 3))
+    assert network.seen == 0
     assert problem.gradient(start).keys() == start.keys()
 
 

@@ -66,7 +66,7 @@ def check_behaviour(module: nn.Module, x: Tensor) -> None:
 
 
 def _written(module: nn.Module, few: Tensor, before: dict[str, Tensor]) -> list[str]:
-    """The buffers that evaluations have changed, which are put back; the last one at other parameters."""
+    """The floating-point buffers that evaluations change, the last one at other parameters; all are put back."""
     generator = torch.Generator().manual_seed(0)
     # a tenth more or less: what must be positive stays so
     moved = {
@@ -76,9 +76,9 @@ def _written(module: nn.Module, few: Tensor, before: dict[str, Tensor]) -> list[
     torch.func.functional_call(module, moved, (few,))
     changed = []
     for name, buffer in module.named_buffers():
-        if name in before and buffer.is_floating_point() and not torch.equal(buffer, before[name]):
+        if name in before and not torch.equal(buffer, before[name]):
             buffer.copy_(before[name])
-            changed.append(name)
+            changed += [name] if buffer.is_floating_point() else []
     return changed
 
 
