@@ -188,6 +188,20 @@ def test_runs_that_diverged_leave_files_that_are_json(tmp_path: Path) -> None:
     assert trial["training loss"] is None
 
 
+@pytest.mark.parametrize("written", ["null", "NaN"])
+def test_a_seed_that_diverged_is_counted_and_leaves_the_curves_of_the_others(tmp_path: Path, written: str) -> None:
+    for seed, accuracies in enumerate(([90.0, 92.0], [80.0, 10.0], [90.0, 91.0])):
+        log(tmp_path, accuracies, seed=seed, ended="diverged" if seed == 1 else "done")
+    (path,) = tmp_path.glob("*-1-diverged-*")
+    head, first, last, end = path.read_text().splitlines(keepends=True)
+    path.write_text(head + first + last.replace(" 1.0", f" {written}") + end)
+    cell = found(tmp_path)
+    assert cifar.text(cell) == "91.00 80.00–92.00 (91.50), 3 seeds, 1 diverged [94.76]"
+    (chart,) = cifar.section(cifar.cells(tmp_path), cifar.trials(tmp_path), command="x").charts
+    losses = chart.series[0].y["train_loss"]
+    assert (losses.median, losses.least, losses.greatest) == ([1.0, 1.0], [1.0, 1.0], [1.0, 1.0])
+
+
 def test_a_missing_folder_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"'fisherfold train cifar10 --folder .* makes one, or give the folder"):
         cifar.cells(tmp_path / "nowhere")

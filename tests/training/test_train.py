@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing
 import os
 import shutil
@@ -297,6 +298,28 @@ def test_a_diverged_run_is_recorded_and_stops(tmp_path: Path) -> None:
     found = RunLog.read(tmp_path / "run.jsonl")
     assert found.ended == "diverged"
     assert len(found.epochs) < 5
+    last = found.epochs[-1]
+    assert math.isnan(last["train_loss"])
+    assert math.isnan(last["loss"])
+    text = (tmp_path / "run.jsonl").read_text()
+    lines = [json.loads(line, parse_constant=lambda name: f"{name} is no JSON") for line in text.splitlines()]
+    assert [lines[-2]["train_loss"], lines[-2]["loss"], lines[-1]] == [None, None, {"ended": "diverged"}]
+    assert "null" not in text.splitlines()[0]
+
+
+def test_logs_of_earlier_releases_have_nan_in_them(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    RunLog({"seed": 0}, [{"epoch": 1, "train_loss": math.nan, "accuracy": 10.0}], "diverged").write(path)
+    new = path.read_text()
+    path.write_text(new.replace("null", "NaN"))
+    old = RunLog.read(path)
+    assert math.isnan(old.epochs[0]["train_loss"])
+    assert (old.best, old.ended) == (10.0, "diverged")
+    old.write(path)
+    assert path.read_text() == new
+    path.write_text(new.splitlines()[0] + '\n["epoch"]\n')
+    with pytest.raises(ValueError, match="no log of a training run"):
+        RunLog.read(path)
 
 
 def test_time_that_is_up_leaves_a_checkpoint_to_go_on_from(tmp_path: Path) -> None:

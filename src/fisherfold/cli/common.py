@@ -40,6 +40,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Column, Table
 
 from fisherfold.cli.words import cell, printable
+from fisherfold.plain import finite
 
 DONE, FAILED, UNUSABLE, INTERRUPTED = 0, 1, 2, 130
 # errors of these kinds are about what the user gave or the machine has; the message alone helps
@@ -120,8 +121,6 @@ class Voice:
             *shown: what people read; strings are printed as they are.
         """
         if self.as_json:
-            from fisherfold.experiments.sections import finite
-
             # in ASCII: JSON is UTF-8, which standard output need not be, and names of files need not be text
             print(json.dumps(finite(facts), default=str))
             return

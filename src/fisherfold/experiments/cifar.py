@@ -20,9 +20,10 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from fisherfold.experiments.sections import Band, Chart, Section, Series, Table, Verdict, finite
+from fisherfold.experiments.sections import Band, Chart, Section, Series, Table, Verdict
 from fisherfold.experiments.seeds import Spread
 from fisherfold.files import make_folder, write_atomically
+from fisherfold.plain import finite
 from fisherfold.training import PRESETS, RunLog, Settings, preset_of, read_logs, settings
 from fisherfold.training.options import with_defaults
 
@@ -254,7 +255,8 @@ def text(cell: CellResult) -> str:
         cell: the cell.
 
     Returns:
-        Median, range, last epoch, number of seeds and the paper's median; or that it was not run.
+        Median, range, last epoch, number of seeds, how many of them diverged if some did, and the paper's median; or
+        that it was not run.
     """
     paper = "" if cell.paper is None else f" [{cell.paper:.2f}]"
     if not cell.runs:
@@ -262,8 +264,10 @@ def text(cell: CellResult) -> str:
     median, least, greatest = cell.best
     spread = f" {least:.2f}–{greatest:.2f}" if len(cell.runs) > 1 else ""
     seeds = f"{len(cell.runs)} seed{'s' if len(cell.runs) > 1 else ''}"
-    last = "diverged" if math.isnan(cell.last[0]) else f"{cell.last[0]:.2f}"
-    return f"{median:.2f}{spread} ({last}), {seeds}{paper}"
+    diverged = sum(run.ended == "diverged" for run in cell.runs)
+    last = "diverged" if diverged == len(cell.runs) else f"{cell.last[0]:.2f}"
+    some = f", {diverged} diverged" if 0 < diverged < len(cell.runs) else ""
+    return f"{median:.2f}{spread} ({last}), {seeds}{some}{paper}"
 
 
 def judge(found: Sequence[CellResult]) -> tuple[Verdict, list[str]]:
@@ -405,8 +409,8 @@ def _chart(found: Sequence[CellResult], dataset: str, model: str) -> Chart | Non
 def _band(
     runs: Sequence[RunLog], key: str, length: int, of: Callable[[float], float] = lambda value: value
 ) -> Band:
-    columns = [sorted(of(run.epochs[i][key]) for run in runs) for i in range(length)]
-    return Band([statistics.median(c) for c in columns], [c[0] for c in columns], [c[-1] for c in columns])
+    columns = [_spread([of(run.epochs[i][key]) for run in runs]) for i in range(length)]
+    return Band([c[0] for c in columns], [c[1] for c in columns], [c[2] for c in columns])
 
 
 def draw(found: Sequence[CellResult]) -> Figure:

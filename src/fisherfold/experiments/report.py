@@ -19,8 +19,9 @@ from pathlib import Path
 from urllib.parse import quote
 
 from fisherfold._version import __version__
-from fisherfold.experiments.sections import Cell, Chart, Section, Table, finite
+from fisherfold.experiments.sections import Cell, Chart, Section, Table
 from fisherfold.files import make_folder, write_atomically
+from fisherfold.plain import finite
 
 # colour alone never carries a verdict: the words stand beside it
 _CLASSES = {"holds": "good", "holds partly": "fair", "does not hold": "bad"}

@@ -7,7 +7,6 @@ JSON beside the results, so that the page can be made again from what was run be
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fisherfold.files import make_folder, write_atomically
+from fisherfold.plain import finite
 
 Verdict = Literal["holds", "holds partly", "does not hold", "no claim", "not run", "data not found"]
 Cell = float | int | str | None
@@ -147,28 +147,6 @@ class Section:
             return cls(**content, charts=charts, tables=tables)
         except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} is not a section of a report ({error}); delete it and run again") from None
-
-
-def finite(value: Any) -> Any:
-    """Plain data without NaN and infinities, which JSON does not know: they become null.
-
-    Args:
-        value: numbers, strings, sequences and mappings.
-
-    Returns:
-        The same of lists and dicts.
-
-    Examples:
-        >>> finite({"a": (1.5, float("nan"))})
-        {'a': [1.5, None]}
-    """
-    if isinstance(value, Mapping):
-        return {str(key): finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
 
 
 def chart_from(content: Mapping[str, Any]) -> Chart:

@@ -1,7 +1,8 @@
 """One run, one file of JSON lines: what was run, an entry per epoch, and how it ended.
 
 The first line names the format, the settings, the command, the date, the device and the commit; lines are appended as
-the run goes, and on resuming those after the checkpoint are dropped.
+the run goes, and on resuming those after the checkpoint are dropped. Losses of a run that diverged are null, which JSON
+knows, and NaN once they are read; logs of earlier releases have NaN in the file too.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fisherfold.files import write_atomically
+from fisherfold.plain import finite
 
 FORMAT, VERSION = "fisherfold.train", 1
 CHOICES = "chosen.jsonl"  # beside the logs of searches
@@ -67,7 +69,8 @@ class RunLog:
         Args:
             path: where.
         """
-        write_atomically(path, "".join(json.dumps(line) + "\n" for line in self.lines()).encode())
+        lines = (json.dumps(finite(line), allow_nan=False) for line in self.lines())
+        write_atomically(path, "".join(line + "\n" for line in lines).encode())
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> RunLog:
@@ -88,9 +91,9 @@ class RunLog:
         try:
             lines = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
             head = dict(lines[0])
-            epochs = [entry for entry in lines[1:] if "epoch" in entry]
+            epochs = [_numbers(entry) for entry in lines[1:] if "epoch" in entry]
             ended = next((entry["ended"] for entry in lines[1:] if "ended" in entry), "")
-        except (json.JSONDecodeError, UnicodeDecodeError, IndexError, TypeError, ValueError) as error:
+        except (IndexError, AttributeError, TypeError, ValueError) as error:
             raise ValueError(f"{path} is no log of a training run: {error}; move it away and run again") from None
         if head.pop("format", None) != FORMAT:
             raise ValueError(f"{path} is no log of a training run: its first line has no format {FORMAT!r}")
@@ -101,6 +104,10 @@ class RunLog:
                 "use the release that wrote it, or move it away and run again"
             )
         return cls(head, epochs, ended)
+
+
+def _numbers(entry: dict[str, Any]) -> dict[str, Any]:
+    return {key: math.nan if value is None else value for key, value in entry.items()}
 
 
 def read_logs(folder: str | os.PathLike[str]) -> list[RunLog]:

@@ -17,12 +17,13 @@ from typing import Any
 import torch
 
 from fisherfold._version import __version__
-from fisherfold.experiments.sections import chart_from, finite
+from fisherfold.experiments.sections import chart_from
 from fisherfold.experiments.theory import PARTS, run_theory
 from fisherfold.experiments.theory.charts import charts_of
 from fisherfold.experiments.theory.report import Finding, Part, Settings, write_part
 from fisherfold.experiments.workers import processes
 from fisherfold.files import make_folder, write_atomically
+from fisherfold.plain import finite
 
 Tick = Callable[[int, int], None]
 
