@@ -27,3 +27,24 @@ def finite(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
+
+
+def counted(count: int, one: str, many: str = "", *, form: str = "") -> str:
+    """A number with the noun that it counts.
+
+    Args:
+        count: the number.
+        one: the noun behind a 1, and a verb with it if there is one.
+        many: the same behind any other number; the noun with an s if not given.
+        form: how the number is written.
+
+    Returns:
+        Words.
+
+    Examples:
+        >>> counted(1, "epoch"), counted(0, "epoch"), counted(1000, "row", form=",")
+        ('1 epoch', '0 epochs', '1,000 rows')
+        >>> counted(1, "entry is", "entries are"), counted(2, "entry is", "entries are")
+        ('1 entry is', '2 entries are')
+    """
+    return f"{count:{form}} {one if count == 1 else many or one + 's'}"

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from fisherfold.cli import app
 from fisherfold.cli.train import NAMES
-from fisherfold.training import PRESETS
+from fisherfold.training import PRESETS, RunLog, settings
 
 needs_data = pytest.mark.skipif(
     not (Path(os.environ.get("FISHERFOLD_DATA", "/nonexistent")) / "cifar10_train_0.npz").is_file(),
@@ -65,9 +65,21 @@ def test_an_unknown_preset_or_a_missing_gpu_is_one_sentence(tmp_path: Path) -> N
     assert "fisherfold train cifar10" in str(no_data.exception)
 
 
+@pytest.mark.parametrize(("count", "said"), [(1, "1 more run is on the page"), (2, "2 more runs are on the page")])
+def test_runs_that_are_in_no_cell_are_counted(tmp_path: Path, count: int, said: str) -> None:
+    names = {"dataset": "cifar10", "model": "wrn10_1", "preset": "sgd", "split": "test", "images": 64, "date": "today"}
+    header = {**names, "settings": settings("sgd", "cifar10", "wrn10_1").as_json()}
+    for seed in range(count):
+        log = RunLog({**header, "seed": seed}, [{"epoch": 1, "accuracy": 10.0, "train_loss": 1.0}], "done")
+        log.write(tmp_path / f"{seed}.jsonl")
+    folders = ["--results", str(tmp_path), "--output", str(tmp_path / "out")]
+    assert said in CliRunner().invoke(app, ["reproduce", "cifar", *folders]).stdout
+
+
 @needs_data
 def test_a_cpu_is_told_what_a_trial_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fisherfold.training.train", lambda *_, **__: [])
     command = ["train", "cifar10", "--device", "cpu", "--folder", str(tmp_path)]
     assert "--images 1000 --epochs 3" in CliRunner().invoke(app, command).output
+    assert "on cifar10, 1 epoch " in CliRunner().invoke(app, [*command, "--epochs", "1"]).output
     assert "--images 1000" not in CliRunner().invoke(app, [*command, "--images", "64"]).output

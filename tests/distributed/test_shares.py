@@ -144,7 +144,7 @@ def test_a_fault_of_one_rank_is_told_by_all(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="data line 30") as alone:
         tables.read_ratings(tmp_path / "mixed.csv")
     expected = [
-        "there is no file", "is packed with gzip", "none of 0 lines", "none of 1 lines.*not a number",
+        "there is no file", "is packed with gzip", "none of 0 lines", "none of 1 line .*not a number",
         re.escape(str(alone.value)), "rank 1: .*finite", "rank 1: .*finite",
     ]  # fmt: skip
     for message, pattern in zip(ranks[0], expected, strict=True):

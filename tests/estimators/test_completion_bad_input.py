@@ -92,7 +92,7 @@ def test_duplicates_follow_the_rule():
         assert ours.posterior.n_ratings == theirs.posterior.n_ratings == 2
     names = [("ann", 5), ("ann", 5), ("bob", 3)]
     for ids, named in ((pairs + 70, "row 70, column 70"), (names, "row 'ann', column 5")):
-        with pytest.raises(ValueError, match=f"1 entries repeat a pair that was given before, the first is {named};"):
+        with pytest.raises(ValueError, match=f"1 entry repeats a pair that was given before, the first is {named};"):
             MatrixCompletion(rank=1, duplicates="error").fit(ids, [2.0, 4.0, 1.0])
 
 

@@ -153,7 +153,7 @@ def test_ids_that_were_not_seen(table):
     _, pairs, values, _, _ = table
     model = MatrixCompletion(rank=2).fit(pairs, values)
     assert np.isnan(model.set_params(unseen="nan").predict([(999, 0), (0, 0)])).tolist() == [True, False]
-    with pytest.raises(ValueError, match=r"1 row ids were not seen in fit, the first is 999 \(int\)"):
+    with pytest.raises(ValueError, match=r"1 row id was not seen in fit, the first is 999 \(int\)"):
         model.set_params(unseen="error").predict([(999, 0), (0, 0)])
     with pytest.raises(ValueError, match=r"none of the row ids was seen .* got 'a' \(str\), fitted with 0 \(int\)"):
         model.set_params(unseen="prior").predict([("a", 0), ("b", 1)])
@@ -297,7 +297,7 @@ def test_values_given_twice_follow_the_rule_in_new_rows_too(table, rule):
     wanted, merged = np.arange(5, 15), {"mean": 2.0, "last": 3.0, "sum": 4.0}[rule]
     twice = model.predict_new([1, 2, 1], [1.0, 2.5, 3.0], wanted)
     np.testing.assert_allclose(twice, model.predict_new([1, 2], [merged, 2.5], wanted), rtol=1e-6)
-    with pytest.raises(ValueError, match=r"1 entries repeat a pair .* row 'new', column 1; choose"):
+    with pytest.raises(ValueError, match=r"1 entry repeats a pair .* row 'new', column 1; choose"):
         model.set_params(duplicates="error").predict_new([1, 2, 1], [1.0, 2.5, 3.0], wanted)
     # a matrix that holds an entry twice is scored as the one that holds it once
     j, i = np.nonzero(~np.isnan(holes).T)

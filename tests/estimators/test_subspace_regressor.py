@@ -130,7 +130,7 @@ def test_predictions_and_scores_take_the_lists_that_fit_takes():
         model.predict([Xs[0], Xs[1][:, :4]], task=names[:2])
     with pytest.raises(ValueError, match="12 tasks were not seen in fit: 0, 1, 2"):
         model.predict([part[:1] for part in X.reshape(12, 20, 5)])
-    with pytest.raises(ValueError, match="X must have no missing values, 1 entries are masked"):
+    with pytest.raises(ValueError, match="X must have no missing values, 1 entry is masked"):
         model.predict([np.ma.masked_equal(Xs[0], Xs[0][0, 0])], task=names[:1])
 
 

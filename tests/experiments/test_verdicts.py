@@ -102,7 +102,7 @@ def test_the_true_count_is_compared_at_the_same_cost():
     assert (true.own, true.other, true.outcome) == ([5], [3], "behind")
     sentence = true_count(found, [true])
     assert sentence == (
-        "Sample gradients truly evaluated over N: RNGD 4, RCG 2. With these counted, the error: behind (0 of 1 seeds)."
+        "Sample gradients truly evaluated over N: RNGD 4, RCG 2. With these counted, the error: behind (0 of 1 seed)."
     )
     assert judge([paper]) == judge([paper], [paper]) == "holds"
     assert judge([paper], [true]) == "holds partly"

@@ -130,10 +130,10 @@ def test_curvature_serves_the_model_in_another_precision(before: torch.dtype, af
 
 def test_rows_without_a_direction_survive_a_checkpoint() -> None:
     weight = nn.Parameter(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
-    with pytest.warns(UserWarning, match="stay Euclidean"):
+    with pytest.warns(UserWarning, match="stays Euclidean"):
         optimizer = MKFAC([{"params": [weight], "manifold": "row"}])
     state = through_a_file(optimizer.state_dict())
-    with pytest.warns(UserWarning, match="stay Euclidean"):
+    with pytest.warns(UserWarning, match="stays Euclidean"):
         twin = MKFAC([{"params": [weight], "manifold": "row"}])
     twin.load_state_dict(state)
     weight.grad = torch.ones_like(weight)

@@ -157,6 +157,8 @@ def test_report_says_what_is_treated_how_and_why() -> None:
     net, example, _ = build("weight-norm")
     text = MKFAC(net, example_input=example).report()
     assert "6 spheres in R^5" in text
+    alone = MKFAC(nn.Linear(2, 1, bias=False), invariant={"weight": "row"}).report()
+    assert "1 sphere in R^2" in alone
     assert "Euler's identity holds" in text
     assert "first order: a parameter of ParametrizationList" in text
     assert text.splitlines()[-1].endswith("MiB")
@@ -287,7 +289,7 @@ def test_a_row_without_a_direction_is_moved_by_its_own_gradient_beside_long_ones
     net = nn.Sequential(nn.Linear(4, 3, bias=False), nn.BatchNorm1d(3))
     with torch.no_grad():
         net[0].weight[1] = 0.0
-    with pytest.warns(UserWarning, match="1 of 3 rows are zero or tiny"):
+    with pytest.warns(UserWarning, match="1 of 3 rows is zero or tiny"):
         optimizer = MKFAC(net, lr=0.1, manifold_lr=0.1, momentum=0.0)
     with torch.no_grad():
         net[0].weight.copy_(torch.tensor([[3.0, 0, 0, 0], [0, 5, 0, 0], [0, 0, 1, 0]]))
@@ -738,7 +740,7 @@ def test_zero_rows_stay_euclidean_with_one_warning() -> None:
     with torch.no_grad():
         model[3].weight[2].zero_()
     x, y = data()
-    with pytest.warns(UserWarning, match="3.weight: 1 of 8 rows are zero or tiny and stay Euclidean") as caught:
+    with pytest.warns(UserWarning, match="3.weight: 1 of 8 rows is zero or tiny and stays Euclidean") as caught:
         optimizer = MKFAC(model, lr=0.1, manifold_lr=0.1, invariant={"3.weight": "row"})
     assert len(caught) == 1
     F.cross_entropy(model(x), y).backward()

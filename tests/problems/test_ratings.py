@@ -108,7 +108,7 @@ def test_the_same_row_in_neighbouring_columns_is_no_duplicate():
 @pytest.mark.parametrize(
     ("arguments", "kind", "message"),
     [
-        (([0, 0], [1, 1], [1.0, 2.0]), ValueError, "1 entries repeat a pair.*row 0, column 1.*duplicates='mean'"),
+        (([0, 0], [1, 1], [1.0, 2.0]), ValueError, "1 entry repeats a pair.*row 0, column 1.*duplicates='mean'"),
         (([0, -1], [1, 1], [1.0, 2.0]), ValueError, "rows must lie between 0 and .*from -1 to 0"),
         (([0, 2**40], [1, 1], [1.0, 2.0]), ValueError, f"rows must lie between .* to {2**40}"),
         (([0.5, 1], [1, 1], [1.0, 2.0]), TypeError, "rows must hold whole numbers, got dtype float64"),

@@ -159,6 +159,9 @@ def test_max_iter_is_a_status(task):
     result = minimize(task.problem, task.x0, "rgd", max_iter=3)
     assert (result.status, result.message, result.iterations) == ("max_iter", "3 iterations are made", 3)
     assert repr(result).startswith("Result(max_iter after 3 iterations, value 0.")
+    once = minimize(task.problem, task.x0, "rgd", max_iter=1)
+    assert once.message == "1 iteration is made"
+    assert repr(once).startswith("Result(max_iter after 1 iteration, value 0.")
 
 
 # callbacks
@@ -512,7 +515,7 @@ def test_a_checkpoint_of_a_larger_product_is_refused(tasks, tmp_path):
         (
             {"method": "rsgd", "step": 0.1, "stream": torch.zeros(1, 4).long(), "max_iter": 2, "stop": NEVER},
             ValueError,
-            "stream holds 1 epochs, epoch 2 was asked for",
+            "stream holds 1 epoch, epoch 2 was asked for",
         ),
         (
             {"method": "rsgd", "step": 0.1, "stream": torch.full((1, 4), 40)},

@@ -102,7 +102,7 @@ def test_duplicates_have_a_rule(put):
     found = json.loads(CliRunner().invoke(app, fit_words(path, "--json")).stdout)
     assert (found["lines"], found["ratings"], found["merged"]) == (5, 4, 1)
     result = CliRunner().invoke(app, fit_words(path, "--duplicates", "error"))
-    assert "1 entries repeat a pair that was given before" in str(result.exception)
+    assert "1 entry repeats a pair that was given before" in str(result.exception)
 
 
 def fit_words(path, *more):

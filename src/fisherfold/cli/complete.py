@@ -17,6 +17,7 @@ from rich.table import Table
 from fisherfold.cli.common import Checkpoint, Decimal, Encoding, UnpackLimit, Voice, command, group, in_bytes, one_of
 from fisherfold.cli.rescue import check_output, write_or_rescue
 from fisherfold.cli.words import printable, typed
+from fisherfold.plain import counted
 
 if TYPE_CHECKING:
     from fisherfold.estimators.completion import MatrixCompletion
@@ -130,7 +131,7 @@ def fit(
                 file, columns=_split(columns), file_format=file_format, header=header, encoding=encoding,
                 decimal=decimal, max_bytes=in_bytes(unpack_limit),
             )  # fmt: skip
-            voice.detail(f"read {table.n_read:,} lines of {file}")
+            voice.detail(f"read {counted(table.n_read, 'line', form=',')} of {file}")
             n_read, refused, names, mark = table.n_read, table.refused, table.header, table.decimal
             began = time.perf_counter()
             model.fit_observations(_observed(table))
@@ -199,7 +200,7 @@ def predict(
     i, j = inside.locate(inside.row_ids.meant(rows), inside.column_ids.meant(ids), "prior")
     if std and inside.inference == "point":
         raise ValueError("--std needs a model of --inference variational: a point estimate has no error bars")
-    with voice.progress(f"predicting {len(frame):,} pairs"):
+    with voice.progress(f"predicting {counted(len(frame), 'pair', form=',')}"):
         mean, spread = inside.predict(i, j, with_std=std, clip=model.clip)
     frame = frame.drop([name for name in ("prediction", *(["std"] if std else [])) if name in frame.columns])
     if spread is not None:

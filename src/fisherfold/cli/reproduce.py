@@ -18,6 +18,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fisherfold.cli.common import Bar, Voice, command, group, one_of
+from fisherfold.plain import counted
 
 if TYPE_CHECKING:
     from fisherfold.experiments.figures import FigureResult
@@ -157,7 +158,8 @@ def cifar(
     verdict, why = table_of.judge(found)
     facts = {"cells": [cell.as_json() for cell in found], "claim": table_of.CLAIM, "verdict": verdict, "why": why}
     facts["trials"] = table_of.as_rows(others)
-    more = f"{len(others.rows)} more runs, by which settings were chosen or with other ones, are on the page."
+    counts = counted(len(others.rows), "more run is", "more runs are")
+    more = f"{counts} on the page, by which settings were chosen or with other ones."
     why = [*why, *table_of.margins(found), more]
     ending = f"the paper: {table_of.CLAIM}\nverdict: {verdict}", *why, f"picture {files['png']}", f"report page: {page}"
     voice.answer({**facts, "files": {**files, "page": page}}, table, *ending)
@@ -221,7 +223,7 @@ def _findings(part: Part) -> Table:
 
 
 def _table(result: FigureResult) -> Table:
-    title = f"{result.plan.title}: final figures, mean ± standard deviation over {len(result.seeds)} seeds"
+    title = f"{result.plan.title}: final figures, mean ± standard deviation over {counted(len(result.seeds), 'seed')}"
     table = Table(title=title, show_edge=False, pad_edge=False)  # all words fit into 80 columns
     for name in ("method", "step", *result.plan.metrics.values(), "seconds", "#grad/N (paper)", "#grad/N (true)"):
         table.add_column(name, justify="left" if name == "method" else "right", min_width=max(map(len, name.split())))
@@ -234,7 +236,8 @@ def _table(result: FigureResult) -> Table:
 
 
 def _sentence(claim: dict[str, float], method: str, label: str) -> str:
+    seeds = counted(int(claim["seeds"]), "seed")
     return (
-        f"{label}: {method} is lowest in {claim['lowest_in']} of {claim['seeds']} seeds; against the best other "
+        f"{label}: {method} is lowest in {claim['lowest_in']} of {seeds}; against the best other "
         f"{claim['gap']:+.4f} ± {claim['gap_sd']:.4f}"
     )

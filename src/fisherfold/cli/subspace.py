@@ -25,6 +25,7 @@ from fisherfold.cli.common import (
 )
 from fisherfold.cli.rescue import check_output, write_or_rescue
 from fisherfold.cli.words import typed
+from fisherfold.plain import counted
 
 if TYPE_CHECKING:
     from fisherfold.estimators.task_tables import Roles, TaskTable
@@ -108,7 +109,7 @@ def fit(
         return
     roles = choose_columns(read_table(data, header=True, **reading).frame, **naming)
     table = read_tasks(data, roles, with_target=True, numeric_target=not classify, **reading)
-    with voice.progress(f"fitting {len(table.X):,} rows", model.max_iter) as bar:
+    with voice.progress(f"fitting {counted(len(table.X), 'row', form=',')}", model.max_iter) as bar:
         _watch(model, bar)
         model.fit(table.X, table.y, task=table.task)
         del model.__dict__["_show"]

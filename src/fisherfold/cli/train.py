@@ -9,6 +9,7 @@ import typer
 from rich.table import Table
 
 from fisherfold.cli.common import Voice, one_of
+from fisherfold.plain import counted
 
 NAMES = (
     *("sgd", "sgd-tuned", "sgd-averaged", "sgd-sam", "sgd-cutmix", "sgdp", "adam", "adamp", "kfac"),
@@ -85,7 +86,7 @@ def train(
     if writer is not None:
         writer.close()
     judged = "validation" if validation else "test"
-    table = Table(title=f"{optimizer}, {model} on {dataset}, {chosen.epochs} epochs")
+    table = Table(title=f"{optimizer}, {model} on {dataset}, {counted(chosen.epochs, 'epoch')}")
     for name in ("seed", "ended", f"best {judged} accuracy", f"last {judged} accuracy", "training loss", "s/epoch"):
         table.add_column(name, justify="right")
     rows = [

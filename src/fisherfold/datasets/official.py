@@ -18,6 +18,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from fisherfold.plain import counted
+
 Array: TypeAlias = NDArray[Any]
 
 # the largest official member is one CIFAR-100 training file of 154 MB
@@ -64,7 +66,7 @@ def movielens100k(path: Path) -> dict[str, Array]:
             raise ValueError(f"{path.name}: u{number}.test does not fit u.data")
         fold[rows] = number
     if not fold.all():
-        raise ValueError(f"{path.name}: the five test parts leave {int((fold == 0).sum())} ratings out")
+        raise ValueError(f"{path.name}: the five test parts leave {counted(int((fold == 0).sum()), 'rating')} out")
     return {
         "user_id": table[:, 0].astype(np.uint16), "item_id": table[:, 1].astype(np.uint16),
         "rating": table[:, 2].astype(np.uint8), "timestamp": table[:, 3].astype(np.int32), "test_fold": fold,
@@ -202,7 +204,7 @@ def _planes(pixels: Array) -> Array:
 def _binary(content: bytes, *, labels: int) -> tuple[Array, Array]:
     width = 3072 + labels
     if len(content) % width:
-        raise ValueError(f"a binary CIFAR file has records of {width} bytes, got {len(content)} bytes")
+        raise ValueError(f"a binary CIFAR file has records of {width} bytes, got {counted(len(content), 'byte')}")
     rows = np.frombuffer(content, dtype=np.uint8).reshape(-1, width)
     return _planes(rows[:, labels:]), rows[:, :labels].copy()
 

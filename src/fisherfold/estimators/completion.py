@@ -30,6 +30,7 @@ from fisherfold.estimators.inputs import Observations, id_names, numbers, observ
 from fisherfold.estimators.io import load_completion, save_completion
 from fisherfold.estimators.point_solvers import SOLVERS
 from fisherfold.files import sound
+from fisherfold.plain import counted
 from fisherfold.threads import threads
 
 OFFSETS = ("both", "rows", "columns", "global", "none")
@@ -295,7 +296,8 @@ class MatrixCompletion(SharedFits, RegressorMixin, BaseEstimator):  # type: igno
         columns, given = id_array(rated, "column"), numbers(values, "values")
         if len(columns) != len(given) or not np.isfinite(given).all():
             raise ValueError(
-                f"rated and values must have one length and finite values, got {len(columns)} ids and {given!r}"
+                f"rated and values must have one length and finite values, got {counted(len(columns), 'id')} "
+                f"and {given!r}"
             )
         if len(given):
             row = id_array(["new"] * len(given), "row")

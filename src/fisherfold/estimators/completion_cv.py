@@ -21,6 +21,7 @@ from fisherfold.files import sound
 from fisherfold.inference.completion import CompletionPosterior
 from fisherfold.inference.completion_path import raise_rank
 from fisherfold.inference.predictive import predict_pairs
+from fisherfold.plain import counted
 from fisherfold.problems.ratings import Ratings
 from fisherfold.threads import threads
 
@@ -212,7 +213,8 @@ class MatrixCompletionCV(MatrixCompletion):
         errors = np.array([[finite_number("an error", e) for e in row] for row in learnt["errors"]])
         tried = list(zip(ranks, ridges, strict=True))
         if errors.ndim != 2 or errors.shape[1] < 2 or len(tried) != len(errors):
-            raise ValueError(f"{len(tried)} searched pairs have errors of the shape {errors.shape}")
+            pairs = counted(len(tried), "searched pair has", "searched pairs have")
+            raise ValueError(f"{pairs} errors of the shape {errors.shape}")
         self._keep(tried, errors)
 
 

@@ -23,6 +23,7 @@ from fisherfold.estimators.inputs import Observations
 from fisherfold.inference.completion import CompletionPosterior, fit_variational
 from fisherfold.inference.predictive import predict_pairs
 from fisherfold.inference.stream import absorb, grow, look_back, prior_member, unknown_member
+from fisherfold.plain import counted
 from fisherfold.problems.ratings import Ratings
 
 Floats = npt.NDArray[np.float64]
@@ -99,8 +100,9 @@ class CompletionModel:
         for name, number, ids, index in (("row", i, rows, self.row_ids), ("column", j, columns, self.column_ids)):
             unknown = np.flatnonzero(number < 0)
             if len(unknown) and unseen == "error":
+                count = counted(len(unknown), f"{name} id was", f"{name} ids were")
                 raise ValueError(
-                    f"{len(unknown)} {name} ids were not seen in fit, the first is {describe(ids[unknown])}; "
+                    f"{count} not seen in fit, the first is {describe(ids[unknown])}; "
                     "use unseen='prior' or 'nan' to predict them"
                 )
             if len(unknown) and len(unknown) == len(number) and _other_kind(ids, index):

@@ -14,6 +14,7 @@ from fisherfold.distributed import Group, current_group
 from fisherfold.estimators.completion_fit import FitOptions, fit_model
 from fisherfold.estimators.inputs import observations
 from fisherfold.estimators.shared_ratings import NoRatings, Share, joint_counts
+from fisherfold.plain import counted
 
 if TYPE_CHECKING:
     from fisherfold.estimators.completion_model import CompletionModel
@@ -89,7 +90,7 @@ class SharedFits:
             refused = joint_counts({"lines": ratings.n_read, **ratings.refused}, group)
             why = ", ".join(f"{count} {reason}" for reason, count in refused.items() if reason != "lines")
             raise ValueError(
-                f"{path}: none of {refused['lines']} lines can be used ({why or 'no lines'})"
+                f"{path}: none of {counted(refused['lines'], 'line')} can be used ({why or 'no lines'})"
             ) from None
         found = joint_counts({"lines": ratings.n_read, **ratings.refused}, group)
         self.n_read_ = found.pop("lines")

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from fisherfold.estimators.ids import Ids, plain
 from fisherfold.estimators.posterior_files import take
+from fisherfold.plain import counted
 
 _NUMBERS = (torch.int64, torch.uint64, torch.float64)
 _KINDS: dict[str, tuple[type, Callable[[Any], str], Callable[[str], Any]]] = {
@@ -131,7 +132,7 @@ def unpack_ids(tensors: dict[str, Tensor], name: str, kind: str) -> Ids:
     ends = take(tensors, f"{name}.ids.ends", None, whole=True)
     bounds = [0, *ends.tolist()]
     if bounds != sorted(bounds) or bounds[-1] != len(block):
-        raise ValueError(f"{name}.ids.ends does not cut {len(block)} bytes into ids")
+        raise ValueError(f"{name}.ids.ends does not cut {counted(len(block), 'byte')} into ids")
     return objects([from_json(json.loads(block[a:b])) for a, b in itertools.pairwise(bounds)])
 
 

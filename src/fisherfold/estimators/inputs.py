@@ -16,6 +16,7 @@ import scipy.sparse
 import torch
 
 from fisherfold.estimators.ids import Ids, as_array, id_array, plain
+from fisherfold.plain import counted
 
 _LARGEST = 1e300  # so that the sum of many is finite
 
@@ -60,7 +61,8 @@ def observations(X: Any, y: Any = None) -> Observations:
         rows, columns = pairs(X)
         values = numbers(y, "y")
         if len(values) != len(rows):
-            raise ValueError(f"X and y must have one length, got {len(rows)} pairs and {len(values)} values")
+            given = f"{counted(len(rows), 'pair')} and {counted(len(values), 'value')}"
+            raise ValueError(f"X and y must have one length, got {given}")
         return _checked(Observations(rows, columns, values, rows, columns))
     if scipy.sparse.issparse(X):
         return _from_sparse(X)
@@ -145,9 +147,9 @@ def _are_pairs(lines: Sequence[Any]) -> bool:
     lengths = list(map(len, lines))
     odd = next((k for k, length in enumerate(lengths) if length != lengths[0]), None)
     if odd is not None:
+        entries = counted(lengths[odd], "entry", "entries")
         raise ValueError(
-            f"X must have a row id and a column id in each line, got {lengths[odd]} entries in line {odd}: "
-            f"{lines[odd]!r}"
+            f"X must have a row id and a column id in each line, got {entries} in line {odd}: {lines[odd]!r}"
         )
     return lengths[0] == 2
 

@@ -20,6 +20,7 @@ from fisherfold.estimators.ids import IdIndex
 from fisherfold.estimators.parameters import storable
 from fisherfold.estimators.posterior_files import finite_number, pack_posterior, take, unpack_posterior
 from fisherfold.files import MODEL, model_folder, read_tensors, sound, write_atomically, write_tensors
+from fisherfold.plain import counted
 
 KIND = "completion"
 VERSION = 1
@@ -100,7 +101,7 @@ def load_completion(path: str | os.PathLike[str]) -> tuple[CompletionModel, dict
 def _index(tensors: dict[str, Tensor], name: str, facts: dict[str, Any], n: int) -> IdIndex:
     labels = unpack_ids(tensors, name, facts["ids"])
     if len(labels) != n or facts["count"] != n:
-        raise ValueError(f"{len(labels)} ids for {n} {name}")
+        raise ValueError(f"{counted(len(labels), 'id')} for {n} {name}")
     return IdIndex.restore(labels)
 
 

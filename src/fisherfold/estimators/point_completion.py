@@ -23,6 +23,7 @@ from fisherfold.estimators.point_model import PointFit
 from fisherfold.estimators.point_solvers import SOLVERS, SolverRun, fit_by_solver
 from fisherfold.estimators.posterior_files import check_trace, finite_number, take
 from fisherfold.files import sound
+from fisherfold.plain import counted
 from fisherfold.problems.factors import Factors, Penalty, TwoSided, additive_model, grow
 from fisherfold.problems.ratings import Ratings
 from fisherfold.solvers.result import Trace
@@ -327,7 +328,7 @@ class _Run:
                         self.ended = ("converged", f"the objective fell by less than {self.tol:g} of itself")
                     stand = _Stand(at, objective, error)
                 self._save(ratings, stand, penalty)
-        status, message = self.ended or ("max_iter", f"{self.max_iter} iterations are made")
+        status, message = self.ended or ("max_iter", counted(self.max_iter, "iteration is made", "iterations are made"))
         return PointFit.of(stand.at.gathered(ratings), ratings, penalty, self.trace, status, message)
 
     def _record_step(self, penalty: Penalty, objective: float, error: float) -> None:

@@ -23,6 +23,7 @@ from fisherfold.files import MODEL, model_folder, read_tensors, sound, write_ato
 from fisherfold.inference.subspace import SubspacePrior
 from fisherfold.inference.subspace_fit import common_noise
 from fisherfold.inference.subspace_spread import TaskSpread
+from fisherfold.plain import counted
 from fisherfold.problems.tasks import TaskStatistics
 
 _STATISTICS = ("gram", "cross", "power", "sums", "counts")
@@ -61,7 +62,7 @@ def save_model(
     header = _header(model, scaling) | ({} if columns is None else {"columns": columns})
     with model_folder(path, KIND) as folder:
         write_tensors(folder / MODEL, tensors, kind=KIND, version=VERSION, header=header)
-        shown = {"kind": KIND, "version": VERSION, **header} | {"trace": f"{len(header['trace'])} rows"}
+        shown = {"kind": KIND, "version": VERSION, **header} | {"trace": counted(len(header["trace"]), "row")}
         write_atomically(folder / "model.json", json.dumps(shown, indent=1).encode())
 
 

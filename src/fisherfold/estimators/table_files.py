@@ -21,6 +21,7 @@ import polars as pl
 
 from fisherfold.estimators.decimals import check_mark, is_comma_number
 from fisherfold.estimators.table_columns import index_of
+from fisherfold.plain import counted
 
 FORMATS = ("csv", "tsv", "::", "parquet")
 SIZE_LIMIT = 4 * 2**30  # bytes that a packed file may unpack to
@@ -131,7 +132,7 @@ def _parquet(file: Path, max_bytes: int) -> pl.DataFrame:
     width = len(lazy.collect_schema())
     rows = int(lazy.select(pl.len()).collect().item())
     if rows * width * 8 > max_bytes:
-        raise ValueError(_too_large(file, f"{rows:,} rows of {width} columns", max_bytes))
+        raise ValueError(_too_large(file, f"{counted(rows, 'row', form=',')} of {counted(width, 'column')}", max_bytes))
     return lazy.collect()
 
 

@@ -20,6 +20,7 @@ from fisherfold.estimators.decimals import numbers
 from fisherfold.estimators.ids import Ids
 from fisherfold.estimators.table_columns import chosen
 from fisherfold.estimators.table_files import SIZE_LIMIT, IsData, TextTable, flat, id_text, read_table
+from fisherfold.plain import counted
 
 
 @dataclass
@@ -201,4 +202,5 @@ def _objects(column: pl.Series) -> npt.NDArray[Any]:
 def _nothing_left(path: str | Path, n_read: int, name: str, raw: pl.Series, refused: dict[str, int]) -> str:
     example = next((repr(v) for v in raw.head(100).to_list() if v is not None), "nothing")
     why = ", ".join(f"{count} {reason}" for reason, count in refused.items()) or "no lines"
-    return f"{path}: none of {n_read} lines can be used ({why}); the value column {name!r} starts with {example}"
+    lines = counted(n_read, "line")
+    return f"{path}: none of {lines} can be used ({why}); the value column {name!r} starts with {example}"

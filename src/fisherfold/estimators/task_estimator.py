@@ -31,6 +31,7 @@ from fisherfold.estimators.task_rows import (
     reject_text_targets,
     task_labels,
 )
+from fisherfold.plain import counted
 
 Array = NDArray[Any]
 DEFAULT_RANK = 6
@@ -166,7 +167,7 @@ class TaskEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         # a row of weight 0 is no row: it must not count in scales, splits or numbers of tasks
         kept = weight > 0
         if kept.sum() < least:
-            raise ValueError(f"at least {least} rows must have a positive weight, got {int(kept.sum())}")
+            raise ValueError(f"at least {counted(least, 'row')} must have a positive weight, got {int(kept.sum())}")
         return X[kept], y[kept], None if labels is None else labels[kept], weight[kept]
 
     @abstractmethod
@@ -205,8 +206,9 @@ class TaskEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         if unseen == "error" and (numbers < 0).any():
             missing = list(dict.fromkeys(plain(label) for label in labels[numbers < 0]))
             shown = ", ".join(map(repr, missing[:5])) + (", ..." if len(missing) > 5 else "")
+            count = counted(len(missing), "task was", "tasks were")
             raise ValueError(
-                f"{len(missing)} task{'s were' if len(missing) > 1 else ' was'} not seen in fit: {shown}; "
+                f"{count} not seen in fit: {shown}; "
                 "use fold_in to add new tasks, or unseen='mean' (--unseen mean) for what all tasks share"
             )
         return numbers

@@ -19,6 +19,7 @@ from torch import Tensor
 from fisherfold.distributed import Axis
 from fisherfold.estimators.ids import id_array, is_missing, plain
 from fisherfold.estimators.inputs import arrow_as_frame, unmasked
+from fisherfold.plain import counted
 from fisherfold.problems.tasks import TaskStatistics
 
 Array = NDArray[Any]
@@ -95,14 +96,17 @@ def read_rows(X: Any, y: Any, task: Any) -> TaskRows:
     if len(ids) != len(X) or (targets is not None and len(targets) != len(X)):
         in_y = "" if targets is None else f", {len(targets)} in y"
         raise ValueError(
-            f"lists of tasks must have the same length, got {len(X)} tables in X{in_y} and {len(ids)} ids in task"
+            f"lists of tasks must have the same length, got {counted(len(X), 'table')} in X{in_y} and "
+            f"{counted(len(ids), 'id')} in task"
         )
     sizes, shown = [len(table) for table in X], [plain(name) for name in ids]
     for number, table in enumerate(X):
         if targets is not None and len(targets[number]) != sizes[number]:
-            raise ValueError(f"task {shown[number]!r}: X has {sizes[number]} rows and y has {len(targets[number])}")
+            rows = counted(sizes[number], "row")
+            raise ValueError(f"task {shown[number]!r}: X has {rows} and y has {len(targets[number])}")
         if table.shape[1] != X[0].shape[1]:
-            raise ValueError(f"task {shown[number]!r} has {table.shape[1]} features, the first task {X[0].shape[1]}")
+            features = counted(table.shape[1], "feature")
+            raise ValueError(f"task {shown[number]!r} has {features}, the first task {X[0].shape[1]}")
     labels = np.repeat(id_array(ids, "task"), sizes)
     return TaskRows(_stacked(X, shown), None if targets is None else np.concatenate(targets), labels, sizes)
 
@@ -143,7 +147,7 @@ def reject_masked(values: Any, name: str) -> None:
     for part in values if isinstance(values, (list, tuple)) else (values,):
         if np.ma.is_masked(part):
             count = int(np.ma.getmaskarray(part).sum())
-            raise ValueError(f"{name} must have no missing values, {count} entries are masked")
+            raise ValueError(f"{name} must have no missing values, {counted(count, 'entry is', 'entries are')} masked")
 
 
 def reject_text(X: Any) -> None:

@@ -18,6 +18,7 @@ from fisherfold.experiments.plots import AXES
 from fisherfold.experiments.sections import Band, Chart, Section, Series, Table, Verdict
 from fisherfold.experiments.theory.report import Part
 from fisherfold.experiments.verdicts import Kind, compare, judge, true_count
+from fisherfold.plain import counted
 
 FASTEST = "RNGD converges fastest of the four methods, in training and in test error."
 DEMO = "Natural gradient (rngd, mkfac) beside first-order methods whose step sizes are the best of a small grid."
@@ -98,7 +99,7 @@ def _final_table(result: FigureResult) -> Table:
         errors = [row[name] for metric in metrics for name in (metric, f"{metric}_sd")]
         costs = [row["seconds"], row["paper_grads"], row["true_grads"]]
         rows.append([row["method"], row["step"], *errors, *costs])
-    title = f"Final figures, mean and standard deviation over {len(result.seeds)} seeds"
+    title = f"Final figures, mean and standard deviation over {counted(len(result.seeds), 'seed')}"
     return Table(title, [*columns, "seconds", "#grad/N (paper)", "#grad/N (true)"], rows)
 
 
@@ -129,7 +130,7 @@ def theory_section(part: Part, *, command: str, folder: Path, settings: Mapping[
     seen = Counter(str(finding.verdict) for finding in part.findings)
     words = {"holds": "hold", "partly": "hold with a restriction", "fails": "do not hold"}
     counts = ", ".join(f"{seen[verdict]} {word}" for verdict, word in words.items() if seen[verdict])
-    why = [f"Of {len(part.findings)} statements {counts}."]
+    why = [f"Of {counted(len(part.findings), 'statement')} {counts}."]
     why += [f"Does not hold: {f.name} (measured {_number(f.measured)})." for f in part.findings if f.verdict == "fails"]
     rows = [[f.name, f.predicted, f.measured, f.verdict, f.note] for f in part.findings]
     table = Table("Findings", ["statement", "predicted", "measured", "verdict", "how it was measured"], rows)

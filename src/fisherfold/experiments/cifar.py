@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from fisherfold.experiments.sections import Band, Chart, Section, Series, Table, Verdict
 from fisherfold.experiments.seeds import Spread
 from fisherfold.files import make_folder, write_atomically
-from fisherfold.plain import finite
+from fisherfold.plain import counted, finite
 from fisherfold.training import PRESETS, RunLog, Settings, preset_of, read_logs, settings
 from fisherfold.training.options import with_defaults
 
@@ -192,7 +192,7 @@ def trials(folder: Path = RESULTS) -> Table:
         changed = [key for key in own if key not in {"preset", "epochs"} and given[key] != own[key]]
         other = [f"{key} {given[key]:g}" if isinstance(own[key], float) else f"{key} {given[key]}" for key in changed]
         if header["images"] != ALL_IMAGES[header["split"]]:
-            other.append(f"{header['images']} images")
+            other.append(counted(header["images"], "image"))
         name, label = " ".join(NAMES.get(word, word) for word in task), LABELS.get(preset, preset)
         loss = round(float(log.epochs[-1]["train_loss"]), 3)
         differs = ", ".join(other) or "nothing"
@@ -263,7 +263,7 @@ def text(cell: CellResult) -> str:
         return f"not run{paper}"
     median, least, greatest = cell.best
     spread = f" {least:.2f}–{greatest:.2f}" if len(cell.runs) > 1 else ""
-    seeds = f"{len(cell.runs)} seed{'s' if len(cell.runs) > 1 else ''}"
+    seeds = counted(len(cell.runs), "seed")
     diverged = sum(run.ended == "diverged" for run in cell.runs)
     last = "diverged" if diverged == len(cell.runs) else f"{cell.last[0]:.2f}"
     some = f", {diverged} diverged" if 0 < diverged < len(cell.runs) else ""
@@ -294,7 +294,7 @@ def judge(found: Sequence[CellResult]) -> tuple[Verdict, list[str]]:
         wins.append(gap > margin)
         word = "above" if gap > margin else "below" if gap < -margin else "within noise of"
         sentences.append(
-            f"{task}: MKFAC {mine.best[0]:.2f} is {word} the best of {len(run)} rival{'s' if len(run) > 1 else ''}, "
+            f"{task}: MKFAC {mine.best[0]:.2f} is {word} the best of {counted(len(run), 'rival')}, "
             f"{LABELS[top.optimizer]} {top.best[0]:.2f}; the paper has {mine.paper:.2f} and {top.paper:.2f}."
         )
         sentences += _beyond(by_name, dataset, model, spreads[dataset])
@@ -346,7 +346,7 @@ def margins(found: Sequence[CellResult]) -> list[str]:
     """
     return [
         f"{NAMES[dataset]}: the seeds of a cell have a standard deviation of {spread.deviation:.2f}"
-        + (f" ({spread.freedom} degrees of freedom)" if spread.freedom else " (a guess: too few were run)")
+        + (f" ({counted(spread.freedom, 'degree')} of freedom)" if spread.freedom else " (a guess: too few were run)")
         + f"; single runs closer than {spread.margin(1, 1):.2f}, medians of five closer than {spread.margin(5, 5):.2f} "
         "are called the same."
         for dataset, spread in _spreads(found).items()

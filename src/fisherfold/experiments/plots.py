@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 
 from fisherfold.experiments.figures import FigureResult, band
 from fisherfold.files import make_folder, write_atomically
+from fisherfold.plain import counted
 
 AXES = {
     "paper_grads": "#grad/N as counted in the paper",
@@ -43,7 +44,7 @@ def draw(result: FigureResult) -> Figure:
             panel.set_xlabel(axis_label)
             panel.set_ylabel(label)
     panels[0][0].legend(frameon=False)
-    seeds = f"{len(result.seeds)} seed{'s' if len(result.seeds) > 1 else ''}: median, least and greatest"
+    seeds = f"{counted(len(result.seeds), 'seed')}: median, least and greatest"
     figure.suptitle("\n".join(filter(None, (f"{result.plan.title} - {seeds}", result.plan.note))), fontsize=11)
     return figure
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from fisherfold import datasets
 from fisherfold.experiments.figures import FigurePlan, MethodPlan, grid_125
 from fisherfold.manifolds.base import Point
+from fisherfold.plain import counted
 from fisherfold.problems.base import Problem
 from fisherfold.problems.subspace import SubspaceProblem
 from fisherfold.problems.tasks import TaskStatistics
@@ -63,7 +64,7 @@ def sarcos(
     if original is not None:
         table = datasets.load_sarcos_file(original)
         X, y, task = datasets.stack_outputs(table)
-        title, note = f"Sarcos, 7 tasks of {len(table.X):,} rows", ""
+        title, note = f"Sarcos, 7 tasks of {counted(len(table.X), 'row', form=',')}", ""
     else:
         data = datasets.load_tasks("sarcos_7x2000", folder=folder)
         X, y, task = scaled_per_task(data.X, data.task), data.y, data.task

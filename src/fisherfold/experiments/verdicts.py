@@ -17,6 +17,7 @@ from typing import Literal
 
 from fisherfold.experiments.figures import FigureResult, Run
 from fisherfold.experiments.sections import Verdict
+from fisherfold.plain import counted
 
 Kind = Literal["lowest", "fastest"]
 Outcome = Literal["ahead", "level", "behind"]
@@ -80,7 +81,7 @@ class Comparison:
             A sentence.
         """
         own, other = statistics.median(self.own), statistics.median(self.other)
-        seeds = f"{self.wins} of {len(self.own)} seed{'s' if len(self.own) > 1 else ''}"
+        seeds = f"{self.wins} of {counted(len(self.own), 'seed')}"
         if self.kind == "lowest":
             part = f", {(own - other) / abs(other):+.1%}" if other and math.isfinite(own + other) else ""
             medians = f"median {own:.4g}, best other {other:.4g}{part}"
@@ -161,7 +162,7 @@ def true_count(result: FigureResult, comparisons: Sequence[Comparison]) -> str:
     groups = {m.label: result.runs[m.label] for m in result.plan.methods if m.paper}
     used = (f"{label} {statistics.fmean(r.last('true_grads') for r in runs):.0f}" for label, runs in groups.items())
     found = (
-        f"{result.plan.metrics[c.column]}: {c.outcome} ({c.wins} of {len(c.own)} seeds)" for c in comparisons
+        f"{result.plan.metrics[c.column]}: {c.outcome} ({c.wins} of {counted(len(c.own), 'seed')})" for c in comparisons
     )
     return f"Sample gradients truly evaluated over N: {', '.join(used)}. With these counted, {'; '.join(found)}."
 

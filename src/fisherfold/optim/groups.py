@@ -18,6 +18,7 @@ from fisherfold.optim.invariance import Finding, find_scale_invariant
 from fisherfold.optim.options import check_hyperparameters, choice
 from fisherfold.optim.rows import unit_rows
 from fisherfold.optim.structure import guess_from_structure
+from fisherfold.plain import counted
 
 if TYPE_CHECKING:
     from fisherfold.optim.mkfac import MKFAC
@@ -99,7 +100,8 @@ def sphere_count(name: str, parameter: Tensor, manifold: str | int) -> int:
         raise ValueError(f"{name} is of {parameter.dtype}: only real weights can be put on spheres")
     if isinstance(manifold, int) and not isinstance(manifold, bool):
         if manifold < 1 or len(parameter) % manifold:
-            raise ValueError(f"{name} has {len(parameter)} rows, which cannot be cut into {manifold} spheres")
+            rows, wanted = counted(len(parameter), "row"), counted(manifold, "sphere")
+            raise ValueError(f"{name} has {rows}, which cannot be cut into {wanted}")
         return manifold
     return len(parameter) if choice(f"manifold of {name}", manifold, ("none", "row", "tensor")) == "row" else 1
 
@@ -274,8 +276,9 @@ def constrain(parameter: nn.Parameter, spheres: int, name: str) -> Tensor | None
     scaled, alive = unit_rows(parameter.reshape(spheres, -1))
     parameter.copy_(scaled.view(parameter.shape))
     if alive is not None:
-        dead = int((~alive).sum())
-        warnings.warn(f"{name}: {dead} of {spheres} rows are zero or tiny and stay Euclidean", stacklevel=6)
+        dead, rows = int((~alive).sum()), counted(spheres, "row")
+        what = "is zero or tiny and stays" if dead == 1 else "are zero or tiny and stay"
+        warnings.warn(f"{name}: {dead} of {rows} {what} Euclidean", stacklevel=6)
     return alive
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fisherfold.optim import groups
 from fisherfold.optim.curvature import gradient_matrix
+from fisherfold.plain import counted
 
 if TYPE_CHECKING:
     from fisherfold.optim.mkfac import MKFAC
@@ -114,7 +115,7 @@ def treatment_table(optimizer: MKFAC) -> str:
         name = names[id(parameter)]
         layer = optimizer.curvature.by_weight.get(id(parameter))
         finding = optimizer.findings.get(name)
-        treatment = f"{spheres} spheres in R^{parameter.numel() // spheres}" if spheres else "Euclidean"
+        treatment = f"{counted(spheres, 'sphere')} in R^{parameter.numel() // spheres}" if spheres else "Euclidean"
         curvature = "-" if layer is None else "G {} ⊗ A {}".format(*layer.tracked.sizes)
         why = finding.reason if finding else "group given by the user"
         if name in optimizer.refused:
@@ -128,6 +129,6 @@ def treatment_table(optimizer: MKFAC) -> str:
         bytes_total += size
     widths = [max(len(row[column]) for row in rows) for column in range(5)]
     lines = ["  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[5]]) for row in rows]
-    share = 100 * on_spheres / max(total, 1)
-    lines.append(f"{total} parameters, {share:.1f} % of them on spheres; curvature takes {bytes_total / 2**20:.1f} MiB")
+    share, whole = 100 * on_spheres / max(total, 1), counted(total, "parameter")
+    lines.append(f"{whole}, {share:.1f} % of them on spheres; curvature takes {bytes_total / 2**20:.1f} MiB")
     return "\n".join(lines)

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fisherfold.plain import counted
 from fisherfold.problems.grouped import Grouped, GroupedByPosition
 
 Array = npt.NDArray[Any]
@@ -40,8 +41,9 @@ class RepeatedPairs(ValueError):
         self.count, self.row, self.column = count, row, column
 
     def __str__(self) -> str:
+        repeated = counted(self.count, "entry repeats", "entries repeat")
         return (
-            f"{self.count} entries repeat a pair that was given before, the first is row {self.row!r}, column "
+            f"{repeated} a pair that was given before, the first is row {self.row!r}, column "
             f"{self.column!r}; choose duplicates='mean', 'last' or 'sum' to merge them"
         )
 

@@ -20,6 +20,7 @@ from fisherfold.fisher.kronecker import KroneckerFisher
 from fisherfold.fisher.operators import FisherOperator
 from fisherfold.fisher.rowblock import RowBlockFisher
 from fisherfold.manifolds import Grassmann
+from fisherfold.plain import counted
 from fisherfold.problems import completion_kernels as kernels
 from fisherfold.problems.base import Problem
 from fisherfold.problems.completion_epoch import NoAnchor, lazy_epoch
@@ -101,7 +102,8 @@ class CompletionProblem(Problem):
         if self.ratings.row_axis.is_shared:
             raise ValueError(f"orientation {orientation!r} would spread the subspace over processes; use 'auto'")
         if not rank < self.ratings.n_rows:
-            raise ValueError(f"rank must be less than the {self.ratings.n_rows} rows of the subspace, got {rank}")
+            rows = counted(self.ratings.n_rows, "row")
+            raise ValueError(f"rank must be less than the {rows} of the subspace, got {rank}")
         self.rank, self.table = int(rank), table
         self.ridge, self.ridge_weighting = ridge, ridge_weighting
         self.held_out = held_out.T if held_out is not None and self.transposed else held_out

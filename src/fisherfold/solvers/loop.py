@@ -19,6 +19,7 @@ from torch import Tensor
 from fisherfold.distributed import Group
 from fisherfold.files import check_place, sound
 from fisherfold.manifolds.base import Point, arranged, leaves, tree_map
+from fisherfold.plain import counted
 from fisherfold.problems.base import Problem
 from fisherfold.solvers.method import Method, blur, whole_number
 from fisherfold.solvers.progress import Display
@@ -261,7 +262,8 @@ def _verdict(state: State, stop: Criterion, max_iter: int) -> tuple[str, str] | 
         return state.failure
     if (met := stop.met(state)) is not None:
         return met
-    return ("max_iter", f"{max_iter} iterations are made") if state.iteration >= max_iter else None
+    made = counted(max_iter, "iteration is made", "iterations are made")
+    return ("max_iter", made) if state.iteration >= max_iter else None
 
 
 def _agreed(group: Group, verdict: tuple[str, str] | None) -> tuple[str, str] | None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fisherfold.manifolds.base import Point, Tangent, leaves
+from fisherfold.plain import counted
 from fisherfold.problems.base import Problem
 from fisherfold.solvers.state import State
 
@@ -263,7 +264,8 @@ class Draws:
         device = leaves(state.x)[0].device
         if self.stream is not None:
             if state.iteration >= len(self.stream):
-                raise ValueError(f"stream holds {len(self.stream)} epochs, epoch {state.iteration + 1} was asked for")
+                held = counted(len(self.stream), "epoch")
+                raise ValueError(f"stream holds {held}, epoch {state.iteration + 1} was asked for")
             order = self.stream[state.iteration]
         elif self.sampling == "shuffle":
             order = torch.randperm(self.n_samples, generator=state.generator)

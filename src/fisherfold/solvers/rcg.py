@@ -14,6 +14,7 @@ from typing import ClassVar
 from typing_extensions import override
 
 from fisherfold.manifolds.base import Point, Tangent, combine, is_finite, leaves, scale
+from fisherfold.plain import counted
 from fisherfold.problems.base import Problem
 from fisherfold.solvers.method import Method, at_least_one, blur, positive
 from fisherfold.solvers.state import State
@@ -109,7 +110,8 @@ class RCG(Method):
         state.numbers["rejections"] += 1
         state.record = {"accepted": 0.0, "trials": float(trials)}
         if state.numbers["rejections"] >= self.max_trials:
-            state.failure = ("non_finite", f"the gradient ahead is not finite ({self.max_trials} tries in a row)")
+            tries = counted(self.max_trials, "try", "tries")
+            state.failure = ("non_finite", f"the gradient ahead is not finite ({tries} in a row)")
 
     def _line_search(self, state: State, direction: Tangent, slope: float) -> tuple[Point | None, int, bool]:
         """The accepted point or None, the number of loss evaluations, and whether any was finite; moves α on."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fisherfold.manifolds.base import Point
+from fisherfold.plain import counted
 
 if TYPE_CHECKING:
     import pandas
@@ -95,4 +96,5 @@ class Result:
         return self.status == "converged"
 
     def __repr__(self) -> str:
-        return f"Result({self.status} after {self.iterations} iterations, value {self.value:.6g}: {self.message})"
+        made = counted(self.iterations, "iteration")
+        return f"Result({self.status} after {made}, value {self.value:.6g}: {self.message})"

@@ -22,6 +22,7 @@ from typing_extensions import override
 from fisherfold.fisher.operators import FisherOperator
 from fisherfold.fisher.solve import METHODS, Solution, solve
 from fisherfold.manifolds.base import Point, Tangent, dot, is_finite, leaves, scale
+from fisherfold.plain import counted
 from fisherfold.problems.base import Problem
 from fisherfold.solvers.method import (
     BatchSize,
@@ -280,7 +281,7 @@ class RNGD(Method):
         if self.step_size is not None:
             state.numbers["shrink"] = state.numbers.get("shrink", 1.0) / self.gamma
         if state.numbers["rejections"] >= self.max_rejections:
-            state.failure = (status, f"{sentence} ({self.max_rejections} tries in a row)")
+            state.failure = (status, f"{sentence} ({counted(self.max_rejections, 'try', 'tries')} in a row)")
 
 
 def _refuse_unused(**given: float | None) -> None:

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from fisherfold.files import claimed, make_folder, parse_json, write_atomically
+from fisherfold.plain import counted
 from fisherfold.training.data import ImagePool
 from fisherfold.training.log import CHOICES, RunLog
 from fisherfold.training.plan import Entry
@@ -299,7 +300,7 @@ class Queue:
             record = {**_question(entry), "chosen": chosen, "tried": tried, **provenance(self.device)}
             before = path.read_text(encoding="utf-8") if path.is_file() else ""
             write_atomically(path, (before + json.dumps(record) + "\n").encode())
-        self.say(f"{entry.dataset} {entry.model} {entry.preset}: chosen {chosen} of {len(tried)} trials")
+        self.say(f"{entry.dataset} {entry.model} {entry.preset}: chosen {chosen} of {counted(len(tried), 'trial')}")
 
     def _recorded(self, entry: Entry) -> dict[str, Any] | None:
         """What a search has chosen before."""

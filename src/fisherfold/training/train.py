@@ -22,6 +22,7 @@ import torch
 
 from fisherfold._version import __version__
 from fisherfold.files import claimed, make_folder
+from fisherfold.plain import counted
 from fisherfold.training.data import ImagePool
 from fisherfold.training.log import RunLog
 from fisherfold.training.options import Settings
@@ -215,8 +216,9 @@ def open_job(run: Run, path: Path) -> Job:
         run.load(str(job.checkpoint))
         log.epochs = RunLog.read(path).epochs[: run.done_epochs] if path.is_file() else []
         if [entry["epoch"] for entry in log.epochs] != list(range(1, run.done_epochs + 1)):
+            behind = counted(run.done_epochs, "epoch")
             raise ValueError(
-                f"{job.checkpoint} has {run.done_epochs} epochs behind it, which are not all in {path.name}: put that "
+                f"{job.checkpoint} has {behind} behind it, which are not all in {path.name}: put that "
                 "log back, or delete the checkpoint to start again"
             )
     return job
@@ -254,7 +256,8 @@ def provenance(device: torch.device) -> dict[str, str]:
     Returns:
         Command, date, device, commit and versions.
     """
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    threads = counted(torch.get_num_threads(), "thread")
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {threads}"
     # where things lie on somebody's machine is nobody else's business
     words = [Path(word).name if n == 0 or Path(word).is_absolute() else word for n, word in enumerate(sys.argv)]
     now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")

@@ -25,6 +25,7 @@ from fisherfold.experiments.theory.pictures import draw_global
 from fisherfold.experiments.theory.report import Finding, Part, Settings, fitted_power, holds_if
 from fisherfold.fisher.likelihoods import Bernoulli
 from fisherfold.manifolds import Stiefel
+from fisherfold.plain import counted
 from fisherfold.problems import NLLProblem
 from fisherfold.solvers import GradientNorm, Trace, minimize
 
@@ -260,14 +261,14 @@ def findings(runs: list[Run], sigmas: list[float], constants: dict[str, list[flo
         Finding(
             "global: ‖grad Ψ‖ → 0 with η₂ tiny, all samples", 0.0, worst("all samples, η₂ tiny", "final_gradient_norm"),
             holds_if(worst("all samples, η₂ tiny", "final_gradient_norm") < 1e-10),
-            f"worst of {seeds} seeds with η₂ = 1e-20, which the theorem does not cover; 1e-6 after "
+            f"worst of {counted(seeds, 'seed')} with η₂ = 1e-20, which the theorem does not cover; 1e-6 after "
             f"{middle('all samples, η₂ tiny', 'iterations_to_1e-6'):.0f} iterations",
         ),
         Finding(
             "global: ‖grad Ψ‖ → 0 with η₂ tiny, growing batches", 0.0,
             worst("growing batch, η₂ tiny", "final_gradient_norm"),
             holds_if(worst("growing batch, η₂ tiny", "final_gradient_norm") < 1e-8),
-            f"worst of {seeds} seeds; batches from 20 to all samples",
+            f"worst of {counted(seeds, 'seed')}; batches from 20 to all samples",
         ),
         _floor_finding(rows, worst),
         _growth_finding(runs),
