@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 import pickle
+import warnings
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from fisherfold import MKFAC
+from fisherfold.optim import groups as groups_module
 from fisherfold.optim import lengths as lengths_module
 
 
@@ -69,3 +72,82 @@ def test_copies_look_for_themselves(looked: list[int], copied) -> None:
         step(*pair)
     assert looked == [3, 3]
     torch.testing.assert_close(net_too[0].weight, 5 * net[0].weight)
+
+
+ZEROS = "0.weight: 1 of 3 rows is zero or tiny and stays Euclidean"
+
+
+def with_zero_row(net: nn.Module) -> dict[str, torch.Tensor]:
+    state = {name: value.clone() for name, value in net.state_dict().items()}
+    state["0.weight"][1] = 0.0
+    return state
+
+
+@pytest.mark.parametrize("options", [{}, {"balanced": True}, {"orthogonality": 0.1}, {"retraction": "normalize"}])
+def test_a_zero_row_that_is_loaded_later_goes_on_like_one_of_the_start(options: dict[str, Any]) -> None:
+    net, early = network(), network()
+    optimizer = MKFAC(net, lr=0.01, manifold_lr=0.01, momentum=0.0, **options)
+    step(net, optimizer)
+    early.load_state_dict(with_zero_row(net))
+    with pytest.warns(UserWarning, match=ZEROS):
+        optimizer_early = MKFAC(early, lr=0.01, manifold_lr=0.01, momentum=0.0, **options)
+    net.load_state_dict(with_zero_row(net))
+    if options.get("balanced"):
+        optimizer.state[net[0].weight]["balance"].zero_()
+    with pytest.warns(UserWarning, match=ZEROS) as caught:
+        step(net, optimizer)
+    assert [w.filename for w in caught] == [__file__]
+    step(early, optimizer_early)
+    for _ in range(2):
+        torch.testing.assert_close(net.state_dict(), early.state_dict())
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # said once
+            step(net, optimizer)
+            step(early, optimizer_early)
+
+
+def test_what_a_zero_row_remembers_of_its_past_does_not_move_it() -> None:
+    net = network()
+    optimizer = MKFAC(net, lr=0.01, manifold_lr=0.01, balanced=True)
+    for _ in range(3):
+        step(net, optimizer)
+    carried = optimizer.state[net[0].weight]["momentum_buffer"].clone()
+    net.load_state_dict(with_zero_row(net))
+    optimizer.zero_grad()
+    net[0].weight.grad = torch.ones_like(net[0].weight)
+    with pytest.warns(UserWarning, match=ZEROS):
+        optimizer.step()
+    weight, state = net[0].weight.detach(), optimizer.state[net[0].weight]
+    torch.testing.assert_close(weight[1], torch.full_like(weight[1], -0.01))
+    torch.testing.assert_close(weight[::2].norm(dim=1), torch.ones(2, dtype=torch.float64))
+    assert carried[1].norm() > 0.1
+    assert state["alive"].flatten().tolist() == [True, False, True]
+    # a second one joins the first, in the tensor that captured graphs read
+    alive = state["alive"]
+    with torch.no_grad():
+        net[0].weight[2] = 0.0
+    with pytest.warns(UserWarning, match=ZEROS):
+        optimizer.step()
+    assert state["alive"] is alive
+    assert alive.flatten().tolist() == [True, False, False]
+
+
+def test_rows_of_zero_are_looked_for_where_something_else_has_changed_the_weight(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[int] = []
+    look = groups_module.directed
+
+    def counted(blocks: torch.Tensor) -> torch.Tensor:
+        seen.append(len(blocks))
+        return look(blocks)
+
+    monkeypatch.setattr(groups_module, "directed", counted)
+    net = network()
+    optimizer = MKFAC(net, lr=0.01, manifold_lr=0.01)
+    for scale in (1.0, 5.0):
+        with torch.no_grad():
+            net[0].weight.mul_(scale)
+        for _ in range(3):
+            step(net, optimizer)
+    assert seen == [3, 3]

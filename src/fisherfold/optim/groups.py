@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fisherfold.optim import distributed
 from fisherfold.optim.invariance import Finding, find_scale_invariant
 from fisherfold.optim.options import check_hyperparameters, choice
-from fisherfold.optim.rows import unit_rows
+from fisherfold.optim.rows import directed, unit_rows
 from fisherfold.optim.structure import guess_from_structure
 from fisherfold.plain import counted
 
@@ -276,10 +276,37 @@ def constrain(parameter: nn.Parameter, spheres: int, name: str) -> Tensor | None
     scaled, alive = unit_rows(parameter.reshape(spheres, -1))
     parameter.copy_(scaled.view(parameter.shape))
     if alive is not None:
-        dead, rows = int((~alive).sum()), counted(spheres, "row")
-        what = "is zero or tiny and stays" if dead == 1 else "are zero or tiny and stay"
-        warnings.warn(f"{name}: {dead} of {rows} {what} Euclidean", stacklevel=6)
+        _warn_of_zeros(name, ~alive, stacklevel=7)
     return alive
+
+
+@torch.no_grad()
+def release(parameter: nn.Parameter, spheres: int, state: dict[str, Tensor], name: str) -> None:
+    """Let blocks that have lost their direction, as by loading other weights, go on as blocks that never had one.
+
+    Args:
+        parameter: with blocks of any lengths.
+        spheres: the number of blocks.
+        state: of the optimizer; ``alive`` becomes False at these blocks, and their momentum 0.
+        name: for the warning.
+    """
+    here = directed(parameter.reshape(spheres, -1))
+    lost = ~here & state.get("alive", torch.ones_like(here))
+    if not bool(lost.any()):
+        return
+    _warn_of_zeros(name, lost, stacklevel=9)
+    if "alive" in state:
+        state["alive"] &= here  # captured graphs read this tensor
+    else:
+        state["alive"] = here
+    buffer = state["momentum_buffer"]
+    buffer.copy_(torch.where(lost, 0.0, buffer.reshape(spheres, -1)).view(buffer.shape))
+
+
+def _warn_of_zeros(name: str, lost: Tensor, *, stacklevel: int) -> None:
+    count, rows = int(lost.sum()), counted(len(lost), "row")
+    what = "is zero or tiny and stays" if count == 1 else "are zero or tiny and stay"
+    warnings.warn(f"{name}: {count} of {rows} {what} Euclidean", stacklevel=stacklevel)
 
 
 def make_dense(optimizer: torch.optim.Optimizer) -> None:

@@ -1,7 +1,8 @@
 """The lengths of rows on spheres, which are 1 unless somebody else has changed the weight.
 
 Steps leave rows at unit length. Weights that are loaded into the network in the middle of a run may have any lengths r;
-PyTorch counts the changes of a tensor, so that they are looked for only where there was one besides the steps.
+PyTorch counts the changes of a tensor, so that they are looked for only where there was one besides the steps. Rows of
+zero that come that way have no direction, and go on as in Euclidean space.
 """
 
 from __future__ import annotations
@@ -19,10 +20,23 @@ class Lengths:
 
     def __init__(self) -> None:
         self._unit_at: dict[int, int] = {}
+        self._left_at: dict[int, int] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """What is known is about tensors of this process."""
-        return {"_unit_at": {}}
+        return vars(Lengths())
+
+    def changed(self, parameter: Tensor) -> bool:
+        """Whether anything but its last step has changed a parameter.
+
+        Args:
+            parameter: any parameter.
+
+        Returns:
+            True also where nothing is known; False in a step that is captured in a CUDA graph, which cannot look.
+        """
+        captured = parameter.is_cuda and torch.cuda.is_current_stream_capturing()
+        return not captured and self._left_at.get(id(parameter)) != parameter._version
 
     def other(self, parameter: Tensor, spheres: int, alive: Tensor | None) -> Tensor | None:
         """The lengths of the blocks of a parameter, if they are not all 1.
@@ -51,6 +65,7 @@ class Lengths:
             parameter: after the step.
             lengths: those of its blocks, or None for 1.
         """
+        self._left_at[id(parameter)] = parameter._version
         if lengths is None:
             self._unit_at[id(parameter)] = parameter._version
         else:

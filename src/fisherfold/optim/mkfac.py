@@ -49,8 +49,9 @@ class MKFAC(torch.optim.Optimizer):
     Scale-invariant weights are found by probing the model (``find_scale_invariant``), scaled to unit length and kept
     there. That does not change the network's function, up to the ε of its norms: the running statistics of batch norms
     are scaled along, so that a trained network stays the same in evaluation mode too. Weights that are loaded later
-    keep the lengths they have, and turn as if they had unit length. Call ``refresh`` (or train inside
-    ``statistics()``) from time to time to renew the curvature; before the first time, MKFAC is Riemannian SGD.
+    keep the lengths they have, and turn as if they had unit length. Rows of zero have no direction and are moved as in
+    Euclidean space, with a warning. Call ``refresh`` (or train inside ``statistics()``) from time to time to renew the
+    curvature; before the first time, MKFAC is Riemannian SGD.
 
     Args:
         model: a module, wrapped by DDP or ``torch.compile`` or not; or parameter groups, each with an entry
@@ -462,6 +463,8 @@ class MKFAC(torch.optim.Optimizer):
     def _manifold_step(self, parameter: nn.Parameter, group: dict[str, Any], spheres: int) -> None:
         if "momentum_buffer" not in self.state[parameter]:  # unfrozen since the start
             self._constrain([(parameter, spheres)])
+        elif self._lengths.changed(parameter):
+            groups.release(parameter, spheres, self.state[parameter], groups.names(self)[id(parameter)])
         lengths, v = self._sphere_direction(parameter, spheres)
         state = self.state[parameter]
         separable = spheres == len(parameter) <= v.shape[1] and parameter not in self._grouped and "alive" not in state

@@ -149,9 +149,21 @@ def unit_rows(w: Tensor) -> tuple[Tensor, Tensor | None]:
         The scaled rows, and a column that is False at the rows left alone (None if there are none).
     """
     norms = _lengths(w, w.dtype).unsqueeze(1)
-    alive = norms > TINY_ROW
+    alive = directed(w)
     scaled = torch.where(alive, w / norms.clamp_min(TINY_ROW), w)
     return scaled, None if bool(alive.all()) else alive
+
+
+def directed(w: Tensor) -> Tensor:
+    """Which rows have a direction.
+
+    Args:
+        w: any rows.
+
+    Returns:
+        A column that is False at rows that are zero or tiny.
+    """
+    return torch.linalg.vector_norm(w, dim=1, keepdim=True) > TINY_ROW
 
 
 def unit_factors(w: Tensor) -> Tensor:
