@@ -23,6 +23,7 @@ from fisherfold.plain import counted
 if TYPE_CHECKING:
     from fisherfold.experiments.figures import FigureResult
     from fisherfold.experiments.reproduce import Options
+    from fisherfold.experiments.sections import Table as PlainTable
     from fisherfold.experiments.theory import Part
 
 app = group(
@@ -149,20 +150,25 @@ def cifar(
     options = reproduce.Options(output=output)
     found, others, files = reproduce.reproduce_cifar(options, results)
     page = reproduce.refresh_page(output)
-    shown = table_of.table(found)
-    table = Table(title=shown.title, show_lines=True)
-    for name in shown.columns:
-        table.add_column(escape(name))
-    for row in shown.rows:
-        table.add_row(*(escape(str(value)) for value in row))
     verdict, why = table_of.judge(found)
     facts = {"cells": [cell.as_json() for cell in found], "claim": table_of.CLAIM, "verdict": verdict, "why": why}
-    facts["trials"] = table_of.as_rows(others)
+    compared = table_of.comparisons(found)
+    facts |= {"comparisons": table_of.as_rows(compared), "trials": table_of.as_rows(others)}
     counts = counted(len(others.rows), "more run is", "more runs are")
     more = f"{counts} on the page, by which settings were chosen or with other ones."
     why = [*why, *table_of.margins(found), more]
     ending = f"the paper: {table_of.CLAIM}\nverdict: {verdict}", *why, f"picture {files['png']}", f"report page: {page}"
-    voice.answer({**facts, "files": {**files, "page": page}}, table, *ending)
+    shown = _as_shown(table_of.table(found)), _as_shown(compared)
+    voice.answer({**facts, "files": {**files, "page": page}}, *shown, *ending)
+
+
+def _as_shown(content: PlainTable) -> Table:
+    table = Table(title=content.title, show_lines=True)
+    for name in content.columns:
+        table.add_column(escape(name))
+    for row in content.rows:
+        table.add_row(*(escape(str(value)) for value in row))
+    return table
 
 
 def _figure(name: str, voice: Voice, **given: Any) -> None:

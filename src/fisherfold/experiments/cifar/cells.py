@@ -1,0 +1,215 @@
+"""The cells of the paper's table of CIFAR accuracies, from logged runs: what was run, and what was not.
+
+A cell is a data set, a network and an optimizer; its number is the median over the seeds of the best test accuracy of
+any epoch, as in the paper, with the least and the greatest; the accuracy of the last epoch, which nobody chose by
+looking at the test images, stands beside it.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fisherfold.experiments.sections import Table
+from fisherfold.plain import counted
+from fisherfold.training import PRESETS, RunLog, Settings, preset_of, read_logs, settings
+from fisherfold.training.options import with_defaults
+
+RESULTS = Path("results/cifar")
+DATASETS = ("cifar10", "cifar100")
+MODELS = ("wrn16_4", "vgg16bn")
+OPTIMIZERS = (
+    *("sgd", "sgdp", "adam", "adamp", "kfac", "mkfac"),
+    *("sgdg", "sgd-tuned", "mkfac-tuned", "sgdg-tuned", "sgd-averaged", "mkfac-averaged", "sgd-sam", "mkfac-sam"),
+    *("sgd-cutmix", "mkfac-cutmix"),
+)
+TASKS = [(dataset, model) for dataset in DATASETS for model in MODELS]
+NAMES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "wrn16_4": "WRN-16-4", "vgg16bn": "VGG16-BN"}
+LABELS = {
+    "sgd": "SGD", "sgdp": "SGDP", "adam": "Adam", "adamp": "AdamP", "kfac": "KFAC", "mkfac": "MKFAC",
+    "sgdg": "SGDG (MKFAC without curvature)", "sgd-tuned": "SGD, tuned weight decay",
+    "mkfac-tuned": "MKFAC, balanced turning", "sgdg-tuned": "SGDG, balanced turning",
+    "sgd-averaged": "SGD, tuned weight decay, averaged", "mkfac-averaged": "MKFAC, balanced turning, averaged",
+    "sgd-sam": "SGD, averaged, SAM", "mkfac-sam": "MKFAC, averaged, SAM",
+    "sgd-cutmix": "SGD, averaged, CutMix", "mkfac-cutmix": "MKFAC, averaged, CutMix",
+}  # fmt: skip
+# medians of five runs as the paper prints them, in the order of TASKS
+PAPER_SEEDS = 5
+PAPER = {
+    "sgd": (93.84, 92.88, 74.30, 71.79),
+    "sgdp": (93.42, 92.49, 73.67, 71.54),
+    "adam": (92.53, 89.88, 71.64, 62.79),
+    "adamp": (92.55, 91.43, 71.23, 58.88),
+    "kfac": (93.90, 94.36, 74.31, 76.38),
+    "mkfac": (94.06, 94.76, 74.55, 77.28),
+}
+# all the images there are to train on, by what a run is judged by
+ALL_IMAGES = {"test": 50_000, "validation": 45_000}
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """One cell of the table.
+
+    Attributes:
+        dataset: cifar10 or cifar100.
+        model: wrn16_4 or vgg16bn.
+        optimizer: the preset.
+        runs: its finished runs, one per seed; diverged ones too.
+        paper: the paper's median, if it has one.
+    """
+
+    dataset: str
+    model: str
+    optimizer: str
+    runs: tuple[RunLog, ...]
+    paper: float | None
+
+    @property
+    def best(self) -> tuple[float, float, float]:
+        """Median, least and greatest best accuracy."""
+        return spread_of([run.best for run in self.runs])
+
+    @property
+    def last(self) -> tuple[float, float, float]:
+        """Median, least and greatest accuracy of the last epoch; a run that diverged has none."""
+        return spread_of([run.last for run in self.runs if run.ended == "done"])
+
+    def as_json(self) -> dict[str, Any]:
+        """The cell as plain values.
+
+        Returns:
+            Names, the number of seeds, medians with their ranges, the paper's median.
+        """
+        names = ("median", "min", "max")
+        numbers = {f"best_{name}": value for name, value in zip(names, self.best, strict=True)}
+        numbers |= {f"last_{name}": value for name, value in zip(names, self.last, strict=True)}
+        found = {key: None if math.isnan(value) else round(value, 4) for key, value in numbers.items()}
+        cell = {"dataset": self.dataset, "model": self.model, "optimizer": self.optimizer, "seeds": len(self.runs)}
+        return {**cell, **found, "paper": self.paper, "run": bool(self.runs)}
+
+
+def spread_of(values: Sequence[float]) -> tuple[float, float, float]:
+    """What seeds say together.
+
+    Args:
+        values: one per seed; those that are no numbers do not count.
+
+    Returns:
+        Median, least and greatest; NaN if there are none.
+    """
+    known = [value for value in values if not math.isnan(value)]
+    return (statistics.median(known), min(known), max(known)) if known else (math.nan, math.nan, math.nan)
+
+
+def cells(folder: Path = RESULTS) -> list[CellResult]:
+    """All cells of the table, run or not.
+
+    Only finished runs of a preset's own settings on the whole data set, judged on the test images, count; by what name
+    they were tried does not matter. Where a seed was run twice, the older run counts.
+
+    Args:
+        folder: of the logs.
+
+    Returns:
+        A cell per task and optimizer, in the order of the table.
+
+    Raises:
+        FileNotFoundError: if there is no such folder.
+    """
+    if not folder.is_dir():
+        raise FileNotFoundError(
+            f"there is no folder {folder} of training runs: 'fisherfold train cifar10 --folder {folder}' makes one, or "
+            "give the folder of your runs with --results"
+        )
+    own, _ = _shared_out(folder)
+    found = []
+    for index, (dataset, model) in enumerate(TASKS):
+        for optimizer in OPTIMIZERS:
+            mine = [log for log in own if _cell(log) == (dataset, model, optimizer)]
+            paper = PAPER[optimizer][index] if optimizer in PAPER else None
+            found.append(CellResult(dataset, model, optimizer, tuple(mine), paper))
+    return found
+
+
+def _logs(folder: Path) -> list[RunLog]:
+    return [log for log in read_logs(folder) if log.ended]
+
+
+def _shared_out(folder: Path) -> tuple[list[RunLog], list[RunLog]]:
+    """The finished runs that count, one per cell and seed, and all others."""
+    own: dict[tuple[tuple[str, str, str], int], RunLog] = {}
+    others = []
+    for log in sorted(_logs(folder), key=lambda log: str(log.header["date"])):
+        place = _cell(log), log.header["seed"]
+        if _counts(log) and place not in own:
+            own[place] = log
+        else:
+            others.append(log)
+    return list(own.values()), others
+
+
+def _cell(log: RunLog) -> tuple[str, str, str]:
+    return log.header["dataset"], log.header["model"], _preset(log)
+
+
+def trials(folder: Path = RESULTS) -> Table:
+    """What settings were chosen by, and what else was run: all runs that are in no cell.
+
+    Args:
+        folder: of the logs; those of searches are in ``search`` below it.
+
+    Returns:
+        A row per run with what differs from the preset, ordered by task, preset, images, epochs and accuracy.
+    """
+    searched = folder / "search"
+    logs = _shared_out(folder)[1] + (_logs(searched) if searched.is_dir() else [])
+    rows: list[tuple[str, str, str, str, int, float, float]] = []
+    for log in logs:
+        header = log.header
+        task, preset = (header["dataset"], header["model"]), _preset(log)
+        own = settings(preset, *task).as_json() if preset in PRESETS else {}
+        given = with_defaults(header["settings"])
+        changed = [key for key in own if key not in {"preset", "epochs"} and given[key] != own[key]]
+        other = [f"{key} {given[key]:g}" if isinstance(own[key], float) else f"{key} {given[key]}" for key in changed]
+        if header["images"] != ALL_IMAGES[header["split"]]:
+            other.append(counted(header["images"], "image"))
+        name, label = " ".join(NAMES.get(word, word) for word in task), LABELS.get(preset, preset)
+        loss = round(float(log.epochs[-1]["train_loss"]), 3)
+        differs = ", ".join(other) or "nothing"
+        rows.append((name, label, differs, header["split"], len(log.epochs), log.last, loss))
+    columns = ["task", "preset", "what differs", "judged by", "epochs", "accuracy of the last", "training loss"]
+    rows.sort(key=lambda row: (*row[:2], row[3], row[4], -row[5]))
+    return Table("Runs that settings were chosen by, and others", columns, rows)
+
+
+def as_rows(shown: Table) -> list[dict[str, Any]]:
+    """A table as plain values.
+
+    Args:
+        shown: the table.
+
+    Returns:
+        An entry per row, with the names of the columns.
+    """
+    return [dict(zip(shown.columns, row, strict=True)) for row in shown.rows]
+
+
+def _preset(log: RunLog) -> str:
+    header, given = log.header, with_defaults(log.header["settings"])
+    try:
+        return preset_of(Settings(**given), header["dataset"], header["model"])
+    except (TypeError, ValueError):  # of a release that knows more settings than this one
+        return str(header["preset"])
+
+
+def _counts(log: RunLog) -> bool:
+    header, preset = log.header, _preset(log)
+    if header["split"] != "test" or header["images"] != ALL_IMAGES["test"] or preset not in PRESETS:
+        return False
+    own = settings(preset, header["dataset"], header["model"]).as_json()
+    return {**with_defaults(header["settings"]), "preset": preset} == own
