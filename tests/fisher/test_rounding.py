@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from fisherfold.fisher import DenseFisher
+from fisherfold.fisher import DenseFisher, conjugate
+from fisherfold.fisher.conjugate import conjugate_gradients
 from fisherfold.fisher.flat import flatten, unflatten
-from fisherfold.fisher.solve import conjugate_gradients
 from fisherfold.manifolds import Grassmann, Oblique, Product, Sphere, Stiefel
 from fisherfold.manifolds.base import combine, tree_map
 
@@ -108,3 +108,44 @@ def test_a_gradient_with_a_normal_part_does_not_lead_away():
     found = conjugate_gradients(operator, spoilt, 1e-9, rtol=1e-5, max_iter=300)
     assert normal_part(operator, found.x) <= 3 * torch.finfo(torch.float32).eps
     torch.testing.assert_close(found.x, clean.x, atol=0, rtol=1e-2)
+
+
+def exact_solution(operator, g, damping):
+    """(F + λ I)⁻¹ g in float64, of the operator as it is."""
+    exact = DenseFisher(operator.manifold, double(operator.point), operator.matrix.double())
+    return exact.solve(exact.manifold.project(exact.point, double(g)), damping, method="dense")
+
+
+@pytest.mark.parametrize("kind", [DenseFisher, AmbientDiagonal], ids=["plain", "preconditioned"])
+@pytest.mark.parametrize("manifold", MANIFOLDS, ids=repr)
+def test_cg_solves_in_as_many_products_as_there_are_dimensions(manifold, kind):
+    operator, g = ill_conditioned(manifold, 1e6, dtype=torch.float64, kind=kind)
+    solution = conjugate_gradients(operator, g, 1e-9, rtol=1e-7, max_iter=1000)
+    # short recursions took up to nine times as many
+    assert solution.iterations <= manifold.dim + 3
+    assert true_residual(operator, g, solution.x, 1e-9) <= 1.5e-7
+    expected = flatten(exact_solution(operator, g, 1e-9))
+    assert float((flatten(solution.x) - expected).norm()) <= 1e-6 * float(expected.norm())
+
+
+@pytest.mark.parametrize("manifold", MANIFOLDS, ids=repr)
+def test_float32_reaches_what_it_can_hold_at_a_condition_of_a_million(manifold):
+    operator, g = ill_conditioned(manifold, 1e6)
+    solution = conjugate_gradients(operator, g, 1e-7, rtol=1e-6, max_iter=1000)
+    expected = flatten(exact_solution(operator, g, 1e-7))
+    # a rounded product F x is off by eps ‖F‖ ‖x‖ itself, and ‖F‖ is 1
+    attainable = torch.finfo(torch.float32).eps * float(expected.norm() / flatten(g).double().norm())
+    assert true_residual(operator, g, solution.x, 1e-7) <= 3 * attainable
+    assert float((flatten(double(solution.x)) - expected).norm()) <= 0.02 * float(expected.norm())
+    assert solution.iterations <= 4 * manifold.dim
+
+
+@pytest.mark.parametrize("room", [0, 1, 9, 40])
+def test_without_room_for_all_residuals_cg_takes_longer_and_ends_at_the_same_point(monkeypatch, room):
+    operator, g = ill_conditioned(Sphere(60), 1e4, dtype=torch.float64)
+    full = conjugate_gradients(operator, g, 1e-6, rtol=1e-10, max_iter=1000)
+    monkeypatch.setattr(conjugate, "KEPT_ENTRIES_UP_TO", 60 * room)
+    found = conjugate_gradients(operator, g, 1e-6, rtol=1e-10, max_iter=1000)
+    assert full.iterations <= 62 < found.iterations
+    assert found.residual <= 1e-10
+    torch.testing.assert_close(found.x, full.x, atol=0, rtol=1e-5)

@@ -15,8 +15,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fisherfold.fisher.conjugate import Solution
 from fisherfold.fisher.flat import flatten, unflatten
-from fisherfold.fisher.solve import Solution, solve
+from fisherfold.fisher.solve import solve
 from fisherfold.manifolds.base import Manifold, Point, Tangent, arranged, combine, scale, tolerance
 
 

@@ -15,15 +15,14 @@ pseudo-inverse of the paper's local theory, F† = Jᵀ(JJᵀ)⁻¹ H_L⁻¹ (JJ
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from fisherfold.fisher.conjugate import Solution, conjugate_gradients
 from fisherfold.fisher.flat import flatten, unflatten
-from fisherfold.manifolds.base import Manifold, Point, Tangent, arranged, combine, dot, leaves, scale
-from fisherfold.manifolds.lengths import range_factor
+from fisherfold.manifolds.base import Manifold, Point, Tangent, arranged, dot
 
 if TYPE_CHECKING:
     from fisherfold.fisher.operators import FisherOperator
@@ -33,29 +32,6 @@ METHODS = ("structured", "woodbury", "dense", "cg", "factored", "pinv")
 DENSE_UP_TO = 128
 ROWS_UP_TO = 2048
 FACTOR_ENTRIES_UP_TO = 2**25
-# the share of a residual of CG that may lie outside the tangent space
-OUTSIDE = 1e-8
-
-
-@dataclass(frozen=True)
-class Solution:
-    """A direction and how it was found.
-
-    Attributes:
-        x: the direction d with (F + λ I) d ≈ g.
-        method: a name of ``METHODS``.
-        decrease: g·d - ½ d·(F + λ I) d, by how much the quadratic model falls along -d.
-        residual: ‖(F + λ I) d - g‖ / ‖g‖ for ``cg``; 0 for the direct methods, which do not measure it.
-        iterations: products with F that ``cg`` spent.
-        curvature: ``positive``, or ``zero``/``negative`` when ``cg`` met such a direction and stopped before it.
-    """
-
-    x: Tangent
-    method: str
-    decrease: float
-    residual: float = 0.0
-    iterations: int = 0
-    curvature: str = "positive"
 
 
 def choose(operator: FisherOperator) -> str:
@@ -138,104 +114,6 @@ def solve(
         raise ValueError(f"method must be 'auto' or one of {list(METHODS)}, got {method!r}")
     # for an exact solve g·d - ½ d·(F + λ)d = ½ g·d
     return Solution(x, method, decrease=0.5 * float(dot(g, x)))
-
-
-def conjugate_gradients(
-    operator: FisherOperator, g: Tangent, damping: float, *, rtol: float, max_iter: int
-) -> Solution:
-    """Truncated preconditioned conjugate gradients on the tangent space.
-
-    Residuals are projected wherever what rounding has left outside the tangent space, about eps ‖g‖ a step, may count
-    beside them: in every step in float32, late ones in float64. They come from a recursion; where rounding may have
-    parted it from g - (F + λ I) x, a product is spent on the truth, and CG ends if that is larger than what the
-    recursion has said: no smaller residual can be had in this precision.
-
-    A singular F without damping needs a g in its range (a gradient is); otherwise CG ends with curvature ``zero`` and
-    its last iterate, and ``pinv`` is the method to name.
-
-    Args:
-        operator: the Fisher operator F.
-        g: a tangent vector.
-        damping: λ ≥ 0.
-        rtol: relative residual at which to stop.
-        max_iter: products with F that may be spent.
-
-    Returns:
-        The solution, with its residual and the sign of the curvature that ended it; NaN if F is not finite.
-    """
-    # a power of two, 1 for ordinary g: squares of residuals must neither overflow nor vanish
-    unit = float(range_factor(torch.stack([leaf.abs().amax() for leaf in leaves(g)]).amax()))
-    g = scale(1 / unit, g) if unit != 1 else g
-    space = _TangentSystem(operator, g, damping)
-    x, r = scale(0.0, g), space.g
-    z = space.precondition(r)
-    p, rz = z, float(dot(r, z))
-    curvature, steepest, checked = "positive", 0.0, 0
-    drift = 0.0  # a bound on what rounding has put between r and the truth
-    size = left = _length(r)
-    while left > rtol * size and space.products + (drift > left / 2) < max_iter:
-        product = space.product(p)
-        along, length = float(dot(p, product)), float(dot(p, p))
-        if not math.isfinite(along):
-            x = scale(math.nan, x)
-            break
-        if length == 0:  # a singular preconditioner has nothing to say about what is left of r
-            curvature = "zero"
-            break
-        # a curvature at the rounding level of the steepest one seen is no curvature: dividing by it would blow up x
-        steepest = max(steepest, abs(along) / length)
-        if not along > 10 * space.eps * steepest * length:
-            curvature = "negative" if along < -10 * space.eps * steepest * length else "zero"
-            break
-        alpha = rz / along
-        x = combine(1.0, x, alpha, p)
-        r = combine(1.0, r, -alpha, product)
-        left = _length(r)
-        if space.eps * space.products * size > OUTSIDE * left:
-            r = space.project(r)
-            left = _length(r)
-        drift += space.eps * (steepest * _length(x) + left)
-        if drift > left / 2 and space.products >= 2 * checked and space.products < max_iter:
-            truth, drift, checked = space.residual(x), 0.0, space.products
-            gap, (r, left) = _length(combine(1.0, truth, -1.0, r)), (truth, _length(truth))
-            if gap > left / 2:
-                break
-        z = space.precondition(r)
-        rz, previous = float(dot(r, z)), rz
-        p = combine(1.0, z, rz / previous, p)
-    x = space.project(x)
-    if drift > left / 2 and space.products < max_iter:
-        r = space.residual(x)
-    decrease = 0.5 * (float(dot(g, x)) + float(dot(r, x))) * unit * unit
-    x = scale(unit, x) if unit != 1 else x
-    return Solution(x, "cg", decrease, _length(r) / size if size > 0 else 0.0, space.products, curvature)
-
-
-class _TangentSystem:
-    """The damped system (F + λ I) d = g, kept on the tangent space, with the products spent on it."""
-
-    def __init__(self, operator: FisherOperator, g: Tangent, damping: float) -> None:
-        self.operator, self.damping, self.products = operator, damping, 0
-        self.eps = torch.finfo(leaves(g)[0].dtype).eps
-        self.g = self.project(g)
-
-    def project(self, v: Tangent) -> Tangent:
-        return self.operator.manifold.project(self.operator.point, v)
-
-    def product(self, v: Tangent) -> Tangent:
-        self.products += 1
-        return combine(1.0, self.operator._matvec(v), self.damping, v)
-
-    def residual(self, x: Tangent) -> Tangent:
-        return self.project(combine(1.0, self.g, -1.0, self.product(x)))
-
-    def precondition(self, r: Tangent) -> Tangent:
-        z = self.operator.precondition(r, self.damping)
-        return r if z is r else self.project(z)
-
-
-def _length(v: Tangent) -> float:
-    return float(dot(v, v)) ** 0.5
 
 
 def tangent_basis(manifold: Manifold, point: Point) -> Tensor:

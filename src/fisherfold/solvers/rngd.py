@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from fisherfold.fisher.conjugate import Solution
 from fisherfold.fisher.operators import FisherOperator
-from fisherfold.fisher.solve import METHODS, Solution, solve
+from fisherfold.fisher.solve import METHODS, solve
 from fisherfold.manifolds.base import Point, Tangent, dot, is_finite, leaves, scale
 from fisherfold.plain import counted
 from fisherfold.problems.base import Problem
