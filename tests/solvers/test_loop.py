@@ -510,7 +510,26 @@ def test_a_checkpoint_of_a_larger_product_is_refused(tasks, tmp_path):
         (
             {"method": "rsgd", "step": 1.0, "stream": torch.arange(3)},
             ValueError,
-            r"stream must hold indices of shape \(epochs, draws\), got torch.int64 of shape \(3,\)",
+            r"stream must hold int64 or int32 indices of shape \(epochs, draws\), got torch.int64 of shape \(3,\)",
+        ),
+        (
+            {"method": "rsgd", "step": 1.0, "stream": torch.ones(2, 3).bool()},
+            ValueError,
+            r"stream must hold int64 or int32 indices .*, got torch.bool of shape \(2, 3\)",
+        ),
+        (
+            {"method": "rsgd", "step": 1.0, "stream": torch.ones(2, 3).long().to_sparse()},
+            TypeError,
+            "stream must be a dense tensor of sample indices, got torch.sparse_coo",
+        ),
+        *(
+            (
+                {"method": method, "step": 0.1, "sampling": sampling, "stream": torch.zeros(3, 4).long()},
+                ValueError,
+                f"give one of them, got sampling='{sampling}' beside a stream of 3 epochs",
+            )
+            for method in ("rsgd", "rsvrg", "rngd-vr")
+            for sampling in ("shuffle", "replacement")
         ),
         (
             {"method": "rsgd", "step": 0.1, "stream": torch.zeros(1, 4).long(), "max_iter": 2, "stop": NEVER},

@@ -233,20 +233,22 @@ class Draws:
     Args:
         n_samples: the number of samples.
         batch_size: samples per batch; the last batch of an epoch may be shorter.
-        sampling: ``shuffle``, every sample once per epoch, or ``replacement``.
-        stream: the indices of every epoch, shape (epochs, draws), to repeat a recorded run.
+        sampling: ``shuffle``, every sample once per epoch (so it is if not given), or ``replacement``.
+        stream: the indices of every epoch, shape (epochs, draws), to repeat a recorded run; nothing is drawn then.
     """
 
     def __init__(
-        self, n_samples: int, batch_size: int, sampling: str = "shuffle", stream: Tensor | None = None
+        self, n_samples: int, batch_size: int, sampling: str | None = None, stream: Tensor | None = None
     ) -> None:
-        if sampling not in {"shuffle", "replacement"}:
+        if sampling is not None and sampling not in ("shuffle", "replacement"):
             raise ValueError(f"sampling must be 'shuffle' or 'replacement', got {sampling!r}")
-        if stream is not None and not isinstance(stream, Tensor):
-            raise TypeError(f"stream must be a tensor of sample indices, got {type(stream).__name__}")
-        if stream is not None and (stream.ndim != 2 or stream.is_floating_point()):
-            shape = tuple(stream.shape)
-            raise ValueError(f"stream must hold indices of shape (epochs, draws), got {stream.dtype} of shape {shape}")
+        if stream is not None:
+            _check_stream(stream)
+            if sampling is not None:
+                raise ValueError(
+                    f"sampling says how to draw, and stream what was drawn; give one of them, got {sampling=} beside a "
+                    f"stream of {len(stream)} epochs"
+                )
         self.n_samples, self.batch_size, self.sampling, self.stream = n_samples, batch_size, sampling, stream
 
     def epoch(self, state: State) -> Iterator[Tensor]:
@@ -267,8 +269,20 @@ class Draws:
                 held = counted(len(self.stream), "epoch")
                 raise ValueError(f"stream holds {held}, epoch {state.iteration + 1} was asked for")
             order = self.stream[state.iteration]
-        elif self.sampling == "shuffle":
-            order = torch.randperm(self.n_samples, generator=state.generator)
-        else:
+        elif self.sampling == "replacement":
             order = torch.randint(self.n_samples, (self.n_samples,), generator=state.generator)
+        else:
+            order = torch.randperm(self.n_samples, generator=state.generator)
         yield from torch.split(order.to(device), self.batch_size)
+
+
+def _check_stream(stream: Tensor) -> None:
+    if not isinstance(stream, Tensor):
+        raise TypeError(f"stream must be a tensor of sample indices, got {type(stream).__name__}")
+    if stream.layout != torch.strided:
+        raise TypeError(f"stream must be a dense tensor of sample indices, got {stream.layout}")
+    if stream.ndim != 2 or stream.dtype not in {torch.int64, torch.int32}:
+        shape = tuple(stream.shape)
+        raise ValueError(
+            f"stream must hold int64 or int32 indices of shape (epochs, draws), got {stream.dtype} of shape {shape}"
+        )

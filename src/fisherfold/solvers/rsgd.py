@@ -26,8 +26,8 @@ class RSGD(Method):
         step: η₀.
         decay: δ of the schedule.
         batch_size: samples per step; one tenth of the samples if not given.
-        sampling: ``shuffle`` (every sample once per epoch) or ``replacement``.
-        stream: recorded sample indices, shape (epochs, draws).
+        sampling: ``shuffle`` (every sample once per epoch; so it is if not given) or ``replacement``.
+        stream: recorded sample indices, shape (epochs, draws), in place of ``sampling``.
         max_rejections: so many spoilt epochs end the run.
     """
 
@@ -41,7 +41,7 @@ class RSGD(Method):
         step: float,
         decay: float = 0.1,
         batch_size: int | None = None,
-        sampling: str = "shuffle",
+        sampling: str | None = None,
         stream: Tensor | None = None,
         max_rejections: int = 10,
     ) -> None:

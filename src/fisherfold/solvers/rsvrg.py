@@ -31,8 +31,8 @@ class RSVRG(Method):
         problem: the problem.
         step: t, a number or a function of the epoch.
         batch_size: samples per inner step; one tenth of the samples if not given.
-        sampling: ``shuffle`` (every sample once per epoch) or ``replacement``.
-        stream: recorded sample indices, shape (epochs, draws).
+        sampling: ``shuffle`` (every sample once per epoch; so it is if not given) or ``replacement``.
+        stream: recorded sample indices, shape (epochs, draws), in place of ``sampling``.
         max_rejections: so many spoilt epochs in a row end the run.
     """
 
@@ -44,7 +44,7 @@ class RSVRG(Method):
         *,
         step: Schedule,
         batch_size: int | None = None,
-        sampling: str = "shuffle",
+        sampling: str | None = None,
         stream: Tensor | None = None,
         max_rejections: int = 10,
     ) -> None:
@@ -104,8 +104,8 @@ class RNGDVR(RSVRG):
         fisher: one of the problem's ``fisher_kinds``; the first if not given.
         damping: λ, a number or a function of the epoch.
         batch_size: samples per inner step; one tenth of the samples if not given.
-        sampling: ``shuffle`` (every sample once per epoch) or ``replacement``.
-        stream: recorded sample indices, shape (epochs, draws).
+        sampling: ``shuffle`` (every sample once per epoch; so it is if not given) or ``replacement``.
+        stream: recorded sample indices, shape (epochs, draws), in place of ``sampling``.
         max_rejections: so many spoilt epochs in a row end the run.
     """
 
@@ -119,7 +119,7 @@ class RNGDVR(RSVRG):
         fisher: str | None = None,
         damping: Schedule = 0.0,
         batch_size: int | None = None,
-        sampling: str = "shuffle",
+        sampling: str | None = None,
         stream: Tensor | None = None,
         max_rejections: int = 10,
     ) -> None:
