@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
 
 from fisherfold import MKFAC
 from fisherfold.optim import groups as groups_module
@@ -151,3 +152,45 @@ def test_rows_of_zero_are_looked_for_where_something_else_has_changed_the_weight
         for _ in range(3):
             step(net, optimizer)
     assert seen == [3, 3]
+
+
+def test_weights_whose_memory_is_replaced_are_looked_at(looked: list[int]) -> None:
+    """PyTorch counts no change there; pruning ends that way, and so does every cast of a network."""
+    net, reference = network(), network()
+    for each, changed in ((net, False), (reference, True)):
+        optimizer = MKFAC(each, lr=0.01, manifold_lr=0.01)
+        step(each, optimizer)
+        weight = each[0].weight.detach() * torch.tensor([[1.0], [0.0], [5.0]])
+        if changed:
+            with torch.no_grad():
+                each[0].weight.copy_(weight)
+        else:
+            each[0].weight.data = weight.clone()
+        with pytest.warns(UserWarning, match=ZEROS):
+            step(each, optimizer)
+        step(each, optimizer)
+    torch.testing.assert_close(net.state_dict(), reference.state_dict(), rtol=0.0, atol=0.0)
+    torch.testing.assert_close(float(net[0].weight[2].detach().norm()), 5.0)
+    assert len(looked) == 6
+
+
+def test_a_pruned_network_goes_on() -> None:
+    net = network()
+    optimizer = MKFAC(net, lr=0.01, manifold_lr=0.01, momentum=0.0)
+    step(net, optimizer)
+    prune.ln_structured(net[0], "weight", amount=1, n=2, dim=0)
+    step(net, optimizer)
+    prune.remove(net[0], "weight")
+    with pytest.warns(UserWarning, match=ZEROS):
+        step(net, optimizer)
+    assert bool(torch.isfinite(net[0].weight).all())
+
+
+def test_zero_rows_that_nobody_can_see_do_not_become_nan() -> None:
+    net = network()
+    optimizer = MKFAC(net, lr=0.01, manifold_lr=0.01, momentum=0.0)
+    step(net, optimizer)
+    net[0].weight.data[1] = 0.0
+    net[0].weight.grad = torch.zeros_like(net[0].weight)
+    optimizer.step()
+    torch.testing.assert_close(net[0].weight.detach().norm(dim=1), torch.tensor([1.0, 0.0, 1.0], dtype=torch.float64))

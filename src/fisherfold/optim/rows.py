@@ -85,7 +85,8 @@ def sphere_step(
     cosine, sine = torch.cos(angle), torch.sin(angle)
     # sin θ/‖b‖ has the limit η at 0, which the guarded quotient misses, where b = 0 makes it irrelevant
     moved = (cosine * w).addcmul_(sine / speed.clamp_min(torch.finfo(b.dtype).tiny), b, value=-1)
-    moved.div_(torch.linalg.vector_norm(moved, dim=1, keepdim=True))
+    # the guard keeps rows that nobody knows to be zero from becoming NaN where nothing moves them
+    moved.div_(torch.linalg.vector_norm(moved, dim=1, keepdim=True).clamp_min(torch.finfo(b.dtype).tiny))
     shrink = 1.0 if exponential else cosine
     return moved, b.mul_(shrink * cosine).addcmul_(shrink * sine * speed, w)
 
