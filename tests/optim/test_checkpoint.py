@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -126,6 +128,22 @@ def test_curvature_serves_the_model_in_another_precision(before: torch.dtype, af
         layer = optimizer.curvature.layers["5.weight"]
         assert layer.a.dtype == layer.inverse.left.dtype == cast
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+
+
+def test_schedules_in_numpy_leave_a_state_of_plain_numbers() -> None:
+    """``torch.load`` takes no others without trusting the file."""
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+    optimizer = MKFAC(model, momentum=np.float32(0.5))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.5 * (1 + np.cos(epoch)))
+    model(torch.randn(8, 4)).square().sum().backward()
+    optimizer.step()
+    schedule.step()
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+    (first, *_) = torch.load(file, weights_only=True)["param_groups"]
+    assert type(first["lr"]) is type(first["momentum"]) is float
+    assert (first["lr"], first["momentum"]) == (0.05 * 0.5 * (1 + math.cos(1)), 0.5)
 
 
 def test_rows_without_a_direction_survive_a_checkpoint() -> None:

@@ -37,7 +37,8 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
         ({"max_angle": 0.0}, r"max_angle must be in \(0, 3.14159\], got 0"),
         ({"clip": 0.0}, r"clip must be in \(0, inf\), got 0"),
         ({"orthogonality": -0.1}, r"orthogonality must be in \[0, inf\), got -0.1"),
-        ({"max_rows": 0}, "max_rows must be positive or None, got 0"),
+        ({"max_rows": 0}, "max_rows must be a whole number above 0, or None, got 0"),
+        ({"max_rows": 2.5}, "max_rows must be a whole number above 0, or None, got 2.5"),
         ({"basis": "half"}, "basis must be one of 'auto', 'full', got 'half'"),
         ({"basis": 1.5}, r"basis must be in \(0, 1\], got 1.5"),
         ({"fisher": "true"}, "fisher must be one of 'empirical', 'mc', 'persample', got 'true'"),
@@ -57,6 +58,44 @@ def test_bad_options_are_named_and_the_model_is_left_as_it_was(options: dict[str
     with pytest.raises(ValueError, match=message):
         MKFAC(model, **options)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lr": "0.05"}, "lr must be a number, got '0.05'"),
+        ({"manifold_lr": None}, "manifold_lr must be a number, got None"),
+        ({"momentum": "much"}, "momentum must be a number, got 'much'"),
+        ({"damping": torch.ones(2)}, r"damping must be a number, got tensor\(\[1., 1.\]\)"),
+        ({"max_angle": 1j}, "max_angle must be a number, got 1j"),
+        ({"seed": 0.5}, "seed must be a whole number, got 0.5"),
+    ],
+)
+def test_options_that_are_no_numbers_are_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        MKFAC(net(), **options)
+
+
+def test_parameters_that_have_no_values_yet_are_refused() -> None:
+    lazy = nn.Sequential(nn.LazyLinear(6), nn.BatchNorm1d(6))
+    for options in ({}, {"example_input": batch()[0]}):
+        with pytest.raises(ValueError, match=r"0.weight has no shape yet: call the model on a batch first"):
+            MKFAC(lazy, **options)
+    with pytest.raises(ValueError, match="a parameter has no shape yet"):
+        MKFAC([{"params": lazy[0].weight, "manifold": "row"}])
+    with torch.device("meta"):
+        nowhere = net()
+    with pytest.raises(ValueError, match=r"0.weight is on the meta device and has no values: load the model first"):
+        MKFAC(nowhere)
+
+
+@pytest.mark.filterwarnings("ignore:parameters alone are moved by SGD")
+def test_what_is_no_parameter_is_refused() -> None:
+    for given, kind in ((["weights"], "str"), ({"params": net().parameters()}, "str"), ([{"params": [1.0]}], "float")):
+        with pytest.raises(TypeError, match=f"a parameter group must hold parameters, got a {kind} among them"):
+            MKFAC(given)
+    with pytest.raises(ValueError, match="a parameter group must have at least one parameter, got none"):
+        MKFAC([{"manifold": "row"}])
 
 
 def test_nothing_to_optimise() -> None:
@@ -330,8 +369,14 @@ def test_rivals_check_their_numbers(kind: type) -> None:
         kind([weight], lr=-1.0)
     with pytest.raises(ValueError, match="weight_decay must be in"):
         kind([weight], weight_decay=-1.0)
-    with pytest.raises(ValueError, match="delta must be in"):
-        kind([weight], delta=-1.0)
+    for name in ("delta", "eps", "wd_ratio"):
+        with pytest.raises(ValueError, match=f"{name} must be in"):
+            kind([weight], **{name: -1.0})
+    with pytest.raises(TypeError, match=r"lr must be a number, got '0.1'"):
+        kind([weight], lr="0.1")
+    for betas in ((0.9,), (0.9, 0.99, 0.999), 0.9):
+        with pytest.raises(ValueError, match="betas must be two numbers, got "):
+            AdamP([weight], betas=betas)
 
 
 @pytest.mark.parametrize("kind", [SGDP, AdamP])
@@ -381,3 +426,32 @@ def test_a_damping_that_a_schedule_has_spoilt_is_refused(damping: float, mode: s
     with pytest.raises(ValueError, match=rf"damping must be in \(0, inf\), got {damping:g}"):
         opt.refresh([batch], nn.CrossEntropyLoss())
     assert opt.curvature.layers["weight"].inverse is before
+
+
+def test_a_loss_that_is_not_finite_is_no_matter_of_its_reduction() -> None:
+    model, (x, y) = net(), batch()
+    optimizer = MKFAC(model)
+    optimizer.refresh([(x, y)], nn.CrossEntropyLoss())
+    inverse = optimizer.curvature.layers["0.weight"].inverse
+    wrong = x.clone()
+    wrong[0, 0] = torch.inf
+    for _ in range(2):
+        optimizer.refresh([(wrong, y)], nn.CrossEntropyLoss())
+        assert optimizer.curvature.layers["0.weight"].inverse is inverse
+    with pytest.raises(FactorError, match=r"0.weight: its factors are not finite, 3 times in a row"):
+        optimizer.refresh([(wrong, y)], nn.CrossEntropyLoss())
+    with pytest.raises(ValueError, match=r"a batch must have samples, got outputs of shape \(0, 3\)"):
+        optimizer.refresh([(x[:0], y[:0])], nn.CrossEntropyLoss())
+
+
+def test_parameters_that_have_been_replaced_are_named() -> None:
+    """Their steps would lead nowhere: the optimizer holds those that were there before."""
+    model, (x, y) = net(), batch()
+    optimizer = MKFAC(model)
+    optimizer.refresh([(x, y)], nn.CrossEntropyLoss())
+    model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()}, assign=True)
+    message = "0.weight is no longer the parameter that the optimizer was given.*make a new optimizer"
+    with pytest.raises(RuntimeError, match=message):
+        optimizer.refresh([(x, y)], nn.CrossEntropyLoss())
+    with pytest.raises(RuntimeError, match=message), optimizer.statistics():
+        F.cross_entropy(model(x), y).backward()

@@ -32,6 +32,9 @@ class AdamP(ProjectedOptimizer):
         nesterov: Nesterov momentum.
         fuse: compile the update of a parameter with ``torch.compile``.
 
+    Raises:
+        ValueError: if a number is none of those.
+
     Example:
         >>> import torch
         >>> w = torch.nn.Parameter(torch.eye(3))
@@ -54,10 +57,12 @@ class AdamP(ProjectedOptimizer):
         fuse: bool = False,
     ) -> None:
         check_number("lr", lr, 0.0)
+        if not isinstance(betas, (tuple, list)) or len(betas) != 2:
+            raise ValueError(f"betas must be two numbers, got {betas!r}")
         for beta in betas:
             check_number("betas", beta, 0.0, 1.0, below=True)
-        check_number("weight_decay", weight_decay, 0.0)
-        check_number("delta", delta, 0.0)
+        for name, value in (("weight_decay", weight_decay), ("eps", eps), ("delta", delta), ("wd_ratio", wd_ratio)):
+            check_number(name, value, 0.0)
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         rule = {"delta": delta, "wd_ratio": wd_ratio}
         super().__init__(params, {**defaults, **rule, "nesterov": nesterov, "fuse": fuse})

@@ -153,6 +153,20 @@ class Curvature:
         """Those that are not frozen."""
         return [tracked for tracked in self.weights if tracked.weight.requires_grad]
 
+    def refuse_replaced(self) -> None:
+        """Raise if a layer has got another weight than the one that is followed, and moved.
+
+        Raises:
+            RuntimeError: naming the weight.
+        """
+        for tracked in self.live:
+            # reparametrised and pruned layers have theirs elsewhere
+            if any(layer._parameters.get("weight", tracked.weight) is not tracked.weight for layer in tracked.layers):
+                raise RuntimeError(
+                    f"{tracked.name} is no longer the parameter that the optimizer was given, and is not moved by it "
+                    "(load_state_dict(assign=True), for example, replaces parameters): make a new optimizer"
+                )
+
     def fold(
         self, sums: dict[str, FactorSums], decay: float, *, lengths: Mapping[str, Tensor], forgive: bool = False
     ) -> set[str]:

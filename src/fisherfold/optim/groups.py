@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -59,6 +60,7 @@ def findings(model: nn.Module, invariant: Any, example_input: Any, seed: int) ->
     parameters = dict(model.named_parameters())
     if not parameters:
         raise ValueError(f"model must have parameters, {type(model).__name__} has none")
+    _require_values(parameters.items())
     if isinstance(invariant, Mapping):
         unknown = sorted(set(invariant) - set(parameters))
         if unknown:
@@ -72,6 +74,17 @@ def findings(model: nn.Module, invariant: Any, example_input: Any, seed: int) ->
     if example_input is None:
         raise ValueError("invariant='probe' needs example_input, a batch that the model accepts")
     return find_scale_invariant(model, example_input, seed=seed)
+
+
+def _require_values(parameters: Iterable[tuple[str, Any]]) -> None:
+    """Refuse what cannot be scaled: anything but tensors, and tensors that are yet to get their values."""
+    for name, parameter in parameters:
+        if not isinstance(parameter, Tensor):
+            raise TypeError(f"a parameter group must hold parameters, got a {type(parameter).__name__} among them")
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            raise ValueError(f"{name} has no shape yet: call the model on a batch first, then make the optimizer")
+        if parameter.is_meta:
+            raise ValueError(f"{name} is on the meta device and has no values: load the model first")
 
 
 def _kind(parameter: Tensor, spheres: int) -> Any:
@@ -170,9 +183,11 @@ def prepared(
     Raises:
         ValueError: if it has no parameters.
     """
-    full = {**group, "params": [group["params"]] if isinstance(group["params"], Tensor) else list(group["params"])}
+    given = group.get("params", ())
+    full = {**group, "params": [given] if isinstance(given, Tensor) else list(given)}
     if not full["params"]:
         raise ValueError("a parameter group must have at least one parameter, got none")
+    _require_values(p if isinstance(p, tuple) else ("a parameter", p) for p in full["params"])
     pairs = [p if isinstance(p, tuple) else (f"parameter of shape {tuple(p.shape)}", p) for p in full["params"]]
     distributed.refuse_sharded([p for _, p in pairs])
     manifold = full.get("manifold", defaults["manifold"])
@@ -338,6 +353,22 @@ def require_finite_gradients(optimizer: torch.optim.Optimizer) -> None:
             if parameter.grad is not None and not bool(torch.isfinite(parameter.grad).all()):
                 name = names(optimizer)[id(parameter)]
                 raise FloatingPointError(f"the gradient of {name} is not finite; no parameter was changed")
+
+
+def with_plain_numbers(packed: Mapping[str, Any]) -> dict[str, Any]:
+    """A saved state in which schedules have left no numbers of NumPy, which ``torch.load(weights_only=True)`` refuses.
+
+    Args:
+        packed: what ``torch.optim.Optimizer.state_dict`` returns.
+
+    Returns:
+        The same, with groups of plain numbers.
+    """
+    groups = [
+        {key: value.item() if isinstance(value, np.generic) else value for key, value in group.items()}
+        for group in packed["param_groups"]
+    ]
+    return {**packed, "param_groups": groups}
 
 
 def check_same_architecture(optimizer: MKFAC, saved: Mapping[str, Any]) -> None:

@@ -351,6 +351,7 @@ class MKFAC(torch.optim.Optimizer):
 
     def _collector(self, model: nn.Module) -> Collector:
         self._constrain_freed()
+        self.curvature.refuse_replaced()
         return Collector(
             model,
             self.curvature.live,
@@ -530,7 +531,8 @@ class MKFAC(torch.optim.Optimizer):
             A dictionary that ``torch.load(weights_only=True)`` accepts.
         """
         counters = {"age": int(self._age), "refreshes": self._refreshes}
-        return {**super().state_dict(), "curvature": self.curvature.state(), "counters": counters}
+        packed = groups.with_plain_numbers(super().state_dict())
+        return {**packed, "curvature": self.curvature.state(), "counters": counters}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a saved state, to the bit.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from numbers import Integral
 from typing import Any
 
 from torch import nn
@@ -65,6 +66,7 @@ def check_options(given: Mapping[str, Any]) -> None:
         given: the constructor's arguments by name.
 
     Raises:
+        TypeError: if the seed is no whole number.
         ValueError: naming the argument, the value and what was expected.
     """
     _check_source(given)
@@ -77,8 +79,10 @@ def check_options(given: Mapping[str, Any]) -> None:
     if given["clip"] is not None:
         check_number("clip", given["clip"], 0.0, open_below=True)
     check_number("orthogonality", given["orthogonality"], 0.0)
-    if given["max_rows"] is not None and given["max_rows"] < 1:
-        raise ValueError(f"max_rows must be positive or None, got {given['max_rows']}")
+    if (rows := given["max_rows"]) is not None and (not isinstance(rows, Integral) or rows < 1):
+        raise ValueError(f"max_rows must be a whole number above 0, or None, got {rows!r}")
+    if not isinstance(given["seed"], Integral):
+        raise TypeError(f"seed must be a whole number, got {given['seed']!r}")
     basis = given["basis"]
     if isinstance(basis, str):
         choice("basis", basis, ("auto", "full"))
@@ -115,9 +119,15 @@ def check_number(
         below: whether the upper end is excluded.
 
     Raises:
+        TypeError: if it is no number.
         ValueError: if it does not.
     """
-    number = float(value)
+    try:
+        number = float(value)
+    except (TypeError, ValueError, RuntimeError):  # of what is no number, of text, and of complex tensors
+        raise TypeError(f"{name} must be a number, got {value!r}") from None
+    if isinstance(value, str):  # that of a number is none
+        raise TypeError(f"{name} must be a number, got {value!r}")
     good = (number > low if open_below else number >= low) and (number < high if below else number <= high)
     if not good or math.isnan(number):
         left, right = "(" if open_below else "[", ")" if below or high == math.inf else "]"

@@ -56,8 +56,8 @@ class SGDP(ProjectedOptimizer):
     ) -> None:
         check_number("lr", lr, 0.0)
         check_number("momentum", momentum, 0.0, 1.0, below=True)
-        check_number("weight_decay", weight_decay, 0.0)
-        check_number("delta", delta, 0.0)
+        for name, value in (("weight_decay", weight_decay), ("eps", eps), ("delta", delta), ("wd_ratio", wd_ratio)):
+            check_number(name, value, 0.0)
         defaults = {"lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay}
         rule = {"eps": eps, "delta": delta, "wd_ratio": wd_ratio}
         super().__init__(params, {**defaults, **rule, "nesterov": nesterov, "fuse": fuse})

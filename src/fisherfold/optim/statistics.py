@@ -116,7 +116,7 @@ def check_reduction(outputs: Any, targets: Any, loss_fn: LossFunction, loss: Ten
         reduction: ``"mean"`` or ``"sum"``.
 
     Raises:
-        ValueError: if it is not.
+        ValueError: if it is not, or there are no samples.
     """
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         shape = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
@@ -125,9 +125,11 @@ def check_reduction(outputs: Any, targets: Any, loss_fn: LossFunction, loss: Ten
         return
     with torch.no_grad():
         doubled = _doubled(outputs, targets, loss_fn, 0)
-    if doubled is None:
-        return
+    if not len(outputs):
+        raise ValueError(f"a batch must have samples, got outputs of shape {tuple(outputs.shape)}")
     value = float(loss.detach())
+    if doubled is None or not math.isfinite(value):  # what has diverged says nothing; its factors are counted as failed
+        return
     if not _same(doubled, value if reduction == "mean" else 2 * value, value):
         seen = f"{doubled / value:.3g}" if value else "more than 0"
         raise ValueError(
