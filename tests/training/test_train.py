@@ -317,6 +317,11 @@ def test_logs_of_earlier_releases_have_nan_in_them(tmp_path: Path) -> None:
     assert (old.best, old.ended) == (10.0, "diverged")
     old.write(path)
     assert path.read_text() == new
+    path.write_text("\n" + new + "\n\n")  # an editor may leave blank lines
+    assert RunLog.read(path).best == 10.0
+    path.write_text("\n")
+    with pytest.raises(ValueError, match="no log of a training run: it is empty; move it away"):
+        RunLog.read(path)
     path.write_text(new.splitlines()[0] + '\n["epoch"]\n')
     with pytest.raises(ValueError, match="no log of a training run"):
         RunLog.read(path)
@@ -406,6 +411,28 @@ def test_seeds_given_twice_are_trained_once_and_those_beyond_reach_refused(
     assert logs[0].epochs[0]["side_by_side"] == 2
     with pytest.raises(ValueError, match=r"seed must be between -1000000000000 and 1000000000000, got 20261116"):
         train("cifar10", "wrn10_1", "sgd", seeds=[20261116041600], **changes)
+
+
+def test_numbers_of_numpy_and_devices_are_taken_and_what_is_none_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = random_pool(32)
+    monkeypatch.setattr(ImagePool, "load", lambda *_, **__: pool)
+    changes: dict[str, Any] = {"batch": 16, "epochs": 1, "folder": tmp_path, "device": torch.device("cpu")}
+    plain = train("cifar10", "wrn10_1", "sgd", seeds=[1], lr=0.5, **changes)
+    numbers = {"lr": np.float32(0.5), **changes, "epochs": np.int64(1)}
+    logs = train("cifar10", "wrn10_1", "sgd", seeds=np.arange(2), **numbers)
+    assert [log.header["seed"] for log in logs] == [0, 1]
+    assert logs[1:] == plain  # it was read, not trained again
+    assert Run(settings("sgd", "cifar10", "wrn10_1", batch=16), "wrn10_1", pool, seed=np.int64(1)).header["seed"] == 1
+    for seeds in (3, "01", [1.5], [None]):
+        with pytest.raises(TypeError, match="seeds must be a list of whole numbers, got "):
+            train("cifar10", "wrn10_1", "sgd", seeds=seeds, **changes)
+    for every in (-1, 1.5):
+        with pytest.raises(ValueError, match=f"checkpoint_every must be a whole number, at least 0, got {every}"):
+            train("cifar10", "wrn10_1", "sgd", checkpoint_every=every, **changes)
+    with pytest.raises(ValueError, match="device must be 'auto', 'cpu' or 'cuda', got 'cpu:1'"):
+        train("cifar10", "wrn10_1", "sgd", **{**changes, "device": "cpu:1"})
 
 
 def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:

@@ -89,11 +89,14 @@ class RunLog:
         if not Path(path).is_file():
             raise FileNotFoundError(f"there is no file {path}")
         try:
-            lines = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
+            text = Path(path).read_text(encoding="utf-8")
+            lines = [json.loads(line) for line in text.splitlines() if line.strip()]
+            if not lines:
+                raise ValueError("it is empty")
             head = dict(lines[0])
             epochs = [_numbers(entry) for entry in lines[1:] if "epoch" in entry]
             ended = next((entry["ended"] for entry in lines[1:] if "ended" in entry), "")
-        except (IndexError, AttributeError, TypeError, ValueError) as error:
+        except (AttributeError, TypeError, ValueError) as error:
             raise ValueError(f"{path} is no log of a training run: {error}; move it away and run again") from None
         if head.pop("format", None) != FORMAT:
             raise ValueError(f"{path} is no log of a training run: its first line has no format {FORMAT!r}")

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from fisherfold.training.options import Settings
 
 MODELS = ("wrn16_4", "vgg16bn")
@@ -141,7 +143,8 @@ def settings(preset: str, dataset: str, model: str, **changes: Any) -> Settings:
         raise ValueError(f"dataset must be cifar10 or cifar100, got {dataset!r}")
     if model != "vgg16bn" and not re.fullmatch(r"wrn\d+_\d+", model):
         raise ValueError(f"model must be vgg16bn or wrnD_K, such as wrn16_4, got {model!r}")
-    return replace(PRESETS[preset]((dataset, model[:3])), **changes)
+    plain = {name: value.item() if isinstance(value, np.generic) else value for name, value in changes.items()}
+    return replace(PRESETS[preset]((dataset, model[:3])), **plain)
 
 
 def preset_of(chosen: Settings, dataset: str, model: str) -> str:

@@ -8,6 +8,7 @@ is training all the same. Learning rates are tensors that the schedule fills bet
 from __future__ import annotations
 
 import math
+import operator
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -65,6 +66,7 @@ class Run:
     ) -> None:
         if len(pool) < settings.batch:
             raise ValueError(f"a batch of {settings.batch} needs as many images, the pool has {len(pool)}")
+        seed = operator.index(seed)
         if abs(seed) > LARGEST_SEED:
             raise ValueError(f"seed must be between {-LARGEST_SEED} and {LARGEST_SEED}, got {seed}")
         self.settings, self.model_name, self.pool, self.seed = settings, model, pool, seed

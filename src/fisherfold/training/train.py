@@ -8,6 +8,7 @@ checkpoint lets its run go on from the last one written.
 from __future__ import annotations
 
 import datetime
+import operator
 import os
 import subprocess  # nosec B404
 import sys
@@ -15,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +61,7 @@ def train(
     *,
     seeds: Sequence[int] = (0,),
     folder: str | os.PathLike[str] = "runs",
-    device: str = "auto",
+    device: str | torch.device = "auto",
     split: str = "test",
     images: int | None = None,
     data: str | os.PathLike[str] | None = None,
@@ -89,9 +91,16 @@ def train(
         One log per seed.
 
     Raises:
-        ValueError: if another process is training one of the runs in this folder.
+        TypeError: if seeds are not a list of whole numbers.
+        ValueError: if another process is training one of the runs in this folder, or ``checkpoint_every`` is no number
+            of epochs.
     """
-    seeds = list(dict.fromkeys(seeds))
+    try:
+        seeds = list(dict.fromkeys(map(operator.index, seeds)))  # whole numbers of any type
+    except TypeError:
+        raise TypeError(f"seeds must be a list of whole numbers, got {seeds!r}") from None
+    if not isinstance(checkpoint_every, Integral) or checkpoint_every < 0:
+        raise ValueError(f"checkpoint_every must be a whole number, at least 0, got {checkpoint_every!r}")
     chosen = settings(preset, dataset, model, **changes)
     place = pick_device(device)
     target = make_folder(folder)
@@ -284,11 +293,11 @@ def commit() -> str:
     return asked.stdout.strip()
 
 
-def pick_device(device: str) -> torch.device:
+def pick_device(device: str | torch.device) -> torch.device:
     """The device of a name.
 
     Args:
-        device: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:1"``.
+        device: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:1"``; or the device itself.
 
     Returns:
         The device.
@@ -296,9 +305,10 @@ def pick_device(device: str) -> torch.device:
     Raises:
         ValueError: if there is no such device here.
     """
+    device = str(device)
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if device.split(":")[0] not in {"cpu", "cuda"}:
+    if device != "cpu" and device.split(":")[0] != "cuda":
         raise ValueError(f"device must be 'auto', 'cpu' or 'cuda', got {device!r}")
     if device != "cpu" and not torch.cuda.is_available():
         raise ValueError(f"device={device!r}, but PyTorch sees no CUDA device here: use --device cpu or auto")
