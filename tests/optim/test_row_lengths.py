@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import warnings
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -194,3 +195,11 @@ def test_zero_rows_that_nobody_can_see_do_not_become_nan() -> None:
     net[0].weight.grad = torch.zeros_like(net[0].weight)
     optimizer.step()
     torch.testing.assert_close(net[0].weight.detach().norm(dim=1), torch.tensor([1.0, 0.0, 1.0], dtype=torch.float64))
+
+
+def test_a_captured_step_does_not_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look waits for the device, which ends a capture."""
+    captured: Any = SimpleNamespace(is_cuda=True, _version=3, data_ptr=lambda: 64)
+    for capturing in (True, False):
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda now=capturing: now)
+        assert lengths_module.Lengths().changed(captured) is not capturing
