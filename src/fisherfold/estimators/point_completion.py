@@ -3,7 +3,8 @@
 ``solver="auto"`` is the natural gradient of ``fisherfold.problems.factors``: half-steps of length 1 with the row-block
 Fisher, the prior covariance of the coefficients carried along, nothing to tune. ``ridge="auto"`` picks λ on a
 validation part along a warm-started path λ = c σ²/s, σ² the variance that offsets leave and s the standard deviation
-of all values, then fits all ratings. Other solvers are those of ``point_solvers``, for the paper's problem.
+of all values, and on below it where its least λ is the best, then fits all ratings. Other solvers are those of
+``point_solvers``, for the paper's problem.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ Callback = Callable[[dict[str, float]], object]
 
 # λ/σ² on the validation path: upwards, because a direction that a large λ has killed does not come back.
 _PATH = tuple(2.0 ** (k / 2) for k in range(2, 13))
+_DOWN, _HELPS = 4.0, 0.999
 _DEFAULT_LEVEL = 8.0
 _ENOUGH_TO_VALIDATE = 50
 _FACTORS = ("rows", "columns", "row_offset", "column_offset")
@@ -212,27 +214,45 @@ def _hash(rows: Tensor, columns: Tensor, seed: int) -> Tensor:
     return (key >> 33) & 0x7FFFFFFF
 
 
+_Trial = tuple[float, float, Factors]  # λ, the validation error and where it was found
+
+
 def _choose_ridge(
     run: _Run, train: Ratings, held_out: Ratings, at: Factors, left: float, penalty: Callable[[float], Penalty]
 ) -> tuple[float, Factors]:
     # A few warm-started half-steps per λ are enough to rank them; stop when two in a row are worse than the best.
-    errors = [(_PATH[0] * left, math.inf, at)]
+    path: list[_Trial] = [(_PATH[0] * left, math.inf, at)]
+    below: list[_Trial] = []
+
+    def tried(level: float, at: Factors, rounds: int) -> _Trial:
+        problem = TwoSided(train, penalty(level * left))
+        for _ in range(rounds):
+            at = problem.balance(problem.row_step(problem.column_step(at)[0])[0])
+        at, _ = problem.column_step(at)
+        error = _rmse(at, held_out)
+        run.record({"ridge": level * left, "validation_rmse": error})
+        return level * left, error, at
+
     best = 0
     with run.interruptible():
         for k, level in enumerate(_PATH):
-            problem = TwoSided(train, penalty(level * left))
-            for _ in range(6 if k == 0 else 3):
-                at = problem.balance(problem.row_step(problem.column_step(at)[0])[0])
-            at, _ = problem.column_step(at)
-            errors.append((level * left, _rmse(at, held_out), at))
-            run.record({"ridge": level * left, "validation_rmse": errors[-1][1]})
-            best = min(range(len(errors)), key=lambda i: errors[i][1])
+            path.append(tried(level, path[-1][2], 6 if k == 0 else 3))
+            best = min(range(len(path)), key=lambda i: path[i][1])
             if run.ended is not None or k + 1 - best >= 2:
                 break
-    return _vertex(errors, best), errors[best][2]
+        # the least λ of the path is the best where there is little noise: go on below it while that helps
+        least, level, helps = torch.finfo(train.dtype).eps ** 0.5, _PATH[0], best == 1
+        while helps and run.ended is None and level >= _DOWN * least:
+            level, before = level / _DOWN, below[-1] if below else path[1]
+            below.append(tried(level, before[2], 3))
+            helps = below[-1][1] < _HELPS * before[1]
+    if below:
+        chosen = min([path[1], *below], key=lambda trial: trial[1])
+        return chosen[0], chosen[2]
+    return _vertex(path, best), path[best][2]
 
 
-def _vertex(errors: list[tuple[float, float, Factors]], best: int) -> float:
+def _vertex(errors: list[_Trial], best: int) -> float:
     # The parabola through the best λ and its neighbours on the logarithmic grid.
     if not 1 < best < len(errors) - 1:
         return errors[best][0]
