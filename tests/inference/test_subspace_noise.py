@@ -14,7 +14,8 @@ from fisherfold import SubspaceRegressor
 from fisherfold.inference import subspace_noise
 from fisherfold.inference.subspace import MarginalSubspaceProblem, SubspacePrior, factor_above_one, posterior
 from fisherfold.inference.subspace_fit import common_noise, fit_marginal
-from fisherfold.inference.subspace_noise import _Search, fit_noise, shared_information, spent_on_shared
+from fisherfold.inference.subspace_information import shared_information, spent_on_shared
+from fisherfold.inference.subspace_noise import _Search, fit_noise
 from fisherfold.inference.subspace_spread import shared_prior
 from fisherfold.problems.tasks import TaskStatistics
 
@@ -70,7 +71,7 @@ def test_the_information_of_the_subspace_is_that_of_the_problem() -> None:
 def test_the_determinant_is_that_of_the_covariances_of_the_targets() -> None:
     """With as many rows as features in a task, whose rows may then be replaced by a root of their Gram matrix."""
     statistics, prior = fitted(rows=4)
-    found = _Search(statistics, "task", 300, 1e-7)._shared(prior)[0]
+    found = _Search(statistics, "task", 300, 1e-7)._place(0.0, prior).value
     assert found == pytest.approx(float(half_log_determinant(statistics, prior)), rel=1e-6)
 
 
@@ -85,7 +86,7 @@ def test_the_parameters_of_each_task_are_the_derivative_in_its_noise() -> None:
         for way in (1, -1):
             noise = prior.noise.clone()
             noise[t] *= math.exp(way * step)
-            sides.append(search._shared(replace(prior, noise=noise))[0])
+            sides.append(search._place(0.0, replace(prior, noise=noise)).value)
         assert float(spent[t]) == pytest.approx(-(sides[0] - sides[1]) / step, rel=1e-6)
 
 

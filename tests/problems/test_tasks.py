@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -95,3 +97,31 @@ def test_errors_name_the_argument():
         TaskStatistics.from_rows(X, y, task, n_tasks=1)
     with pytest.raises(ValueError, match=r"X must have shape \(rows, 3\), got \(6, 2\)"):
         TaskStatistics.empty(2, 3).add(X[:, :2], y, task)
+
+
+def test_products_that_are_kept_are_those_of_the_vectors_asked_for():
+    X, y, task, _ = rows(4, [6, 9, 4])
+    found = TaskStatistics.from_rows(X, y, task)
+    kept = found.keeping()
+    frames = [torch.randn(3, 2, generator=torch.Generator().manual_seed(s), dtype=torch.float64) for s in range(3)]
+    for frame in (*frames, frames[0], frames[2], frames[2].mT.contiguous().mT, frames[2][:, :1]):
+        assert torch.equal(kept.times(frame), found.times(frame))
+        torch.testing.assert_close(kept.times(frame), found.gram @ frame, rtol=1e-13, atol=1e-13)
+    assert kept.times(frames[1]) is kept.times(frames[1].clone())
+    frames[1][0, 0] += 1
+    assert torch.equal(kept.times(frames[1]), found.times(frames[1]))
+    noise = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)
+    torch.testing.assert_close(kept.scaled_gram(noise), (found.gram / noise[:, None, None]).sum(0))
+    # those of other Gram matrices are not theirs
+    other = replace(kept, gram=2 * kept.gram)
+    assert torch.equal(other.times(frames[1]), 2 * found.times(frames[1]))
+    assert torch.equal(kept.times(frames[1]), found.times(frames[1]))
+
+
+def test_the_power_of_residuals_of_one_vector_is_that_of_a_copy_for_each_task():
+    X, y, task, _ = rows(5, [6, 9, 4])
+    found = TaskStatistics.from_rows(X, y, task)
+    shared = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)
+    expected = torch.stack([(X[task == t] @ shared - y[task == t]).square().sum() for t in range(3)])
+    for weights in (shared, shared.expand(3, 3)):
+        torch.testing.assert_close(found.residual_power(weights), expected, rtol=1e-12, atol=0.0)

@@ -95,14 +95,14 @@ def posterior(statistics: TaskStatistics, prior: SubspacePrior) -> TaskPosterior
     """
     frame, noise = prior.frame, prior.noise
     tasks, n, p = statistics.n_tasks, *frame.shape
-    gram_frame = (statistics.gram.reshape(tasks * n, n) @ frame).reshape(tasks, n, p) / noise[:, None, None]
+    gram_frame = statistics.times(frame) / noise[:, None, None]
     inner = (gram_frame.mT.reshape(tasks * p, n) @ frame).reshape(tasks, p, p)
     root = symmetric_root(prior.covariance)
     # B = I + Σ^½ UᵀA_tU Σ^½ / s² is well conditioned whatever Σ is
     factor = factor_above_one(torch.eye(p, dtype=frame.dtype, device=frame.device) + root @ inner @ root)
     half = torch.linalg.solve_triangular(factor, root.expand(tasks, p, p), upper=False)
     covariance = half.mT @ half
-    shifted_cross = statistics.gram @ prior.mean
+    shifted_cross = statistics.times(prior.mean)
     residual = (statistics.cross - shifted_cross) / noise[:, None]
     power = statistics.power - ((2 * statistics.cross - shifted_cross) * prior.mean).sum(-1)
     target = residual @ frame
@@ -255,10 +255,9 @@ def information(statistics: TaskStatistics, noise: Tensor, found: TaskPosterior)
         A symmetric matrix of the size of the features.
     """
     explained = found.scaled_gram_frame @ found.covariance
-    total = torch.einsum("t,tij->ij", 1 / noise, statistics.gram)
     tasks, n, p = explained.shape
     wide, other = explained.mT.reshape(tasks * p, n), found.scaled_gram_frame.mT.reshape(tasks * p, n)
-    total = total - wide.mT @ other
+    total = statistics.scaled_gram(noise) - wide.mT @ other
     return (total + total.mT) / 2
 
 
@@ -282,7 +281,7 @@ def start(statistics: TaskStatistics, *, rank: int) -> SubspacePrior:
     scale = (pooled.gram.diagonal(dim1=-2, dim2=-1).sum() / (n * pooled.counts.sum()).clamp(min=1)).clamp(min=1e-300)
     mean = torch.linalg.solve(pooled.gram[0] + scale * eye, pooled.cross[0])
     tasks = statistics.all_tasks
-    noise = tasks.total(even.residual_power(mean.expand(statistics.n_tasks, n)).sum()) / pooled.counts.sum()
+    noise = tasks.total(even.residual_power(mean).sum()) / pooled.counts.sum()
     noise = noise.clamp(min=noise_floor(statistics))
     residual = even.cross - even.gram @ mean
     own = torch.linalg.solve(even.gram + 10 * scale * eye, residual)
@@ -305,8 +304,8 @@ def noise_floor(statistics: TaskStatistics) -> float:
     Returns:
         A positive number, 1e-12 of the mean squared target.
     """
-    pooled = statistics.pooled()
-    return float(1e-12 * pooled.power.sum() / pooled.counts.sum().clamp(min=1)) or 1e-100
+    power, counts = statistics.all_tasks.total(torch.stack([statistics.power.sum(), statistics.counts.sum()]))
+    return float(1e-12 * power / counts.clamp(min=1)) or 1e-100
 
 
 def start_frame(moment: Tensor, gram: Tensor, rank: int) -> tuple[Tensor, Tensor]:

@@ -113,6 +113,7 @@ def fit_marginal(
     if not 1 <= rank <= statistics.n_features:
         raise ValueError(f"rank must be between 1 and the number of features ({statistics.n_features}), got {rank}")
     prior = start(statistics, rank=rank) if prior is None else prior
+    statistics = statistics.keeping()
     floor = noise_floor(statistics)
     tasks = statistics.all_tasks
     rows = max(float(tasks.total(statistics.counts.sum())), 1.0)
@@ -204,7 +205,7 @@ def revived(statistics: TaskStatistics, prior: SubspacePrior) -> SubspacePrior:
     values, turn = torch.linalg.eigh(prior.covariance)
     frame = prior.frame @ turn
     tasks = statistics.all_tasks
-    weighted = tasks.total(torch.einsum("t,tij->ij", 1 / prior.noise, statistics.gram)) / tasks.size
+    weighted = tasks.total(statistics.scaled_gram(prior.noise)) / tasks.size
     alive = values * ((weighted @ frame) * frame).sum(0) > _DEAD
     if bool(alive.all()):
         return prior
@@ -264,7 +265,7 @@ def expected_moments(statistics: TaskStatistics, prior: SubspacePrior) -> tuple[
     tasks = statistics.all_tasks
     expansion = _expansion(inner, moments, tasks.second_moment(target, found.mean), tasks)
     mean, moments = found.mean @ expansion.mT, expansion @ moments @ expansion.mT
-    offset = statistics.residual_power(prior.mean.expand(statistics.n_tasks, -1)) / scale
+    offset = statistics.residual_power(prior.mean) / scale
     errors = scale * (offset - 2 * (target * mean).sum(-1) + (inner * moments).sum((-2, -1)))
     return tasks.mean(moments), errors.clamp(min=0)
 

@@ -26,13 +26,16 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from fisherfold.inference.subspace import SubspacePrior, TaskPosterior, noise_floor, posterior
+from fisherfold.inference.subspace import SubspacePrior, noise_floor, posterior
 from fisherfold.inference.subspace_fit import NOISE_ROWS, common_noise, expected_moments, update_frame, update_mean
+from fisherfold.inference.subspace_information import shared_information, spent_on_shared
 from fisherfold.inference.subspace_spread import shared_prior
 from fisherfold.problems.tasks import TaskStatistics
 
@@ -133,39 +136,44 @@ def fit_noise(
         return NoiseFit(prior, first)
     common = _mean(places)
     nearest = min(places, key=lambda place: (math.isinf(places[place].value), abs(place - math.log(common))))
-    return NoiseFit(search.learnt(places[nearest], common, 0.0).prior, common)
+    return NoiseFit(search.settled(places[nearest], common, 0.0)[0], common)
 
 
-@dataclass(frozen=True)
 class _Place:
     """A value of the common noise that was looked at: -log p(c | y), and what is learnt with it."""
 
-    value: float
-    prior: SubspacePrior
-    spent: Tensor
+    def __init__(self, value: float, prior: SubspacePrior, make_spent: Callable[[], Tensor]) -> None:
+        self.value, self.prior, self._make_spent = value, prior, make_spent
+
+    @cached_property
+    def spent(self) -> Tensor:
+        """f_t, which only places that others are reached from have to pay for."""
+        made = self._make_spent()
+        del self._make_spent  # it holds the factor of I + R F R
+        return made
 
 
 class _Search:
     """The posterior of the common noise, place by place."""
 
     def __init__(self, statistics: TaskStatistics, noise: str, max_rounds: int, tol: float) -> None:
-        self.statistics, self.noise, self.max_rounds = statistics, noise, max_rounds
+        self.statistics, self.noise, self.max_rounds = statistics.keeping(), noise, max_rounds
         self.tasks, self.floor = statistics.all_tasks, noise_floor(statistics)
         self.rows = float(self.tasks.total(statistics.counts.sum()))
         self.limit = tol * self.rows
-        pooled = statistics.pooled()
-        self.largest = _LARGEST * float(pooled.power.sum() / pooled.counts.sum().clamp(min=1e-300))
+        power = float(self.tasks.total(statistics.power.sum()))
+        self.largest = _LARGEST * power / max(self.rows, 1e-300)
 
     def start(self, prior: SubspacePrior) -> _Place:
         """Where W is taken for known."""
-        return _Place(math.nan, prior, self._shared(prior)[1])
+        return self._place(math.nan, prior)
 
     def places(self, start: _Place, first: float) -> dict[float, _Place]:
         """What is at values of log c, from about the maximum upwards and downwards until the posterior has fallen."""
         doubt = 2 / self.rows + (2 / (NOISE_ROWS * self.tasks.size) if self.noise == "task" else 0.0)
         step = min(_STEP * math.sqrt(doubt), _LONGEST)
         middle = math.log(max(first, self.floor))
-        found = {middle: self.learnt(start, math.exp(middle), _CLOSE)}
+        found = {middle: self.learnt(start, math.exp(middle))}
         for way in (1, -1):
             place = middle
             for number in range(_MOST):
@@ -174,14 +182,21 @@ class _Search:
                 common = math.exp(following)
                 if worth[place] > min(worth.values()) + _FALL or not self.floor <= common <= self.largest:
                     break
-                found[following] = self.learnt(found[place], common, _CLOSE)
+                found[following] = self.learnt(found[place], common)
                 place = following
         return found
 
-    def learnt(self, start: _Place, common: float, close: float) -> _Place:
-        """What is learnt with this c from another place, until a round lowers the loss by no more than ``close``."""
+    def learnt(self, start: _Place, common: float) -> _Place:
+        """What is learnt with this c from another place, as close as the posterior needs it."""
+        prior, value = self.settled(start, common, _CLOSE)
+        return self._place(value, prior)
+
+    def settled(self, start: _Place, common: float, close: float) -> tuple[SubspacePrior, float]:
+        """What is learnt with this c until a round lowers the loss by no more than ``close``, and its -log p(y)."""
         statistics = self.statistics
-        rule = _Rule(common, start.spent, self.noise, self.floor)
+        # one variance for all is c, whatever they have spent
+        spent = start.spent if self.noise == "task" else torch.zeros_like(start.prior.noise)
+        rule = _Rule(common, spent, self.noise, self.floor)
         noise = rule.update(expected_moments(statistics, start.prior)[1], statistics.counts)
         prior = replace(start.prior, noise=noise)
         value, loss = self._loss(prior, rule)
@@ -194,8 +209,7 @@ class _Search:
             prior, value, loss = further, new_value, new_loss
             if gain <= max(self.limit, close):
                 break
-        occam, spent = self._shared(prior)
-        return _Place(value + occam, prior, spent)
+        return prior, value
 
     def _round(self, prior: SubspacePrior, rule: _Rule) -> SubspacePrior:
         prior = update_mean(self.statistics, prior)
@@ -212,13 +226,16 @@ class _Search:
         value = losses + rule.penalty(prior.noise)
         return self.tasks.add(value), self.tasks.add(value - rule.spent / 2 * prior.noise.log())
 
-    def _shared(self, prior: SubspacePrior) -> tuple[float, Tensor]:
-        """½ log det(I + R F R), and f_t of every task that is here."""
+    def _place(self, value: float, prior: SubspacePrior) -> _Place:
+        """The value with ½ log det(I + R F R), and f_t of every task that is here."""
         found, known = posterior(self.statistics, prior), shared_prior(self.statistics, prior)
         assert known is not None, "fit_noise does not search where W is taken for known"
         factor = known.factor(self.tasks.total(shared_information(self.statistics, prior, found)))
-        spent = spent_on_shared(self.statistics, prior, found, known.covariance(factor))
-        return float(factor.diagonal().log().sum()), spent
+
+        def spent() -> Tensor:
+            return spent_on_shared(self.statistics, prior, found, known.covariance(factor))
+
+        return _Place(value + float(factor.diagonal().log().sum()), prior, spent)
 
 
 def _mean(places: dict[float, _Place]) -> float:
@@ -229,58 +246,3 @@ def _mean(places: dict[float, _Place]) -> float:
     widths = [a + b for a, b in zip([0.0, *gaps], [*gaps, 0.0], strict=True)] if gaps else [1.0]
     masses = [width * math.exp(least - places[place].value) for place, width in zip(at, widths, strict=True)]
     return sum(mass * math.exp(place) for mass, place in zip(masses, at, strict=True)) / sum(masses)
-
-
-def shared_information(statistics: TaskStatistics, prior: SubspacePrior, found: TaskPosterior) -> Tensor:
-    """F, the Fisher information of W = [m, U] in the targets, over the tasks that are here.
-
-    Args:
-        statistics: the rows.
-        prior: what it is taken at.
-        found: the posterior of the coefficients there.
-
-    Returns:
-        A symmetric tensor of shape (1 + rank, features, 1 + rank, features).
-    """
-    n, p = prior.frame.shape
-    reach = found.scaled_gram_frame @ found.covariance
-    score = statistics.gram / prior.noise[:, None, None] - reach @ found.scaled_gram_frame.mT
-    right = (prior.covariance - found.covariance).reshape(-1, p * p)
-    information = score.new_zeros((1 + p, n, 1 + p, n))
-    information[0, :, 0, :] = score.sum(0)
-    kronecker = (right.mT @ score.reshape(-1, n * n)).reshape(p, p, n, n).transpose(1, 2)
-    flat = reach.reshape(-1, n * p)
-    crossed = (flat.mT @ flat).reshape(n, p, n, p).permute(3, 0, 1, 2)
-    information[1:, :, 1:, :] = kronecker + crossed
-    return (information + information.permute(2, 3, 0, 1)) / 2
-
-
-def spent_on_shared(
-    statistics: TaskStatistics, prior: SubspacePrior, found: TaskPosterior, covariance: Tensor
-) -> Tensor:
-    """f_t = -⟨K, ∂F/∂log s_t²⟩ with K = R (I + R F R)⁻¹ R.
-
-    With G_t = A_tU/s_t² and I_t = UᵀG_t:  ∂V = V I V,  ∂(G V) = -G V (1 - I V),  ∂S = -S + G V (1 - I V) Gᵀ.
-
-    Args:
-        statistics: the rows.
-        prior: where F is taken.
-        found: the posterior of the coefficients there.
-        covariance: K, shape (1 + rank, features, 1 + rank, features).
-
-    Returns:
-        One number per task that is here.
-    """
-    n, p = prior.frame.shape
-    gram, spread = found.scaled_gram_frame, found.covariance
-    reach, inner = gram @ spread, prior.frame.mT @ gram
-    rest = torch.eye(p, dtype=inner.dtype, device=inner.device) - inner @ spread
-    score = statistics.gram / prior.noise[:, None, None] - reach @ gram.mT
-    falling = score - reach @ rest @ gram.mT
-    right, growing = prior.covariance - spread, spread @ inner @ spread
-    blocks = covariance[1:, :, 1:, :].transpose(1, 2).reshape(p * p, n * n)
-    of_falling, of_score = ((part.reshape(-1, n * n) @ blocks.mT).reshape(-1, p, p) for part in (falling, score))
-    crossed = covariance[1:, :, 1:, :].permute(1, 2, 3, 0).reshape(n * p, n * p)
-    twice = 2 * ((reach.reshape(-1, n * p) @ crossed) * (reach @ rest).reshape(-1, n * p)).sum(-1)
-    mean = falling.reshape(-1, n * n) @ covariance[0, :, 0, :].reshape(-1)
-    return mean + (of_falling * right + of_score * growing).sum((-2, -1)) + twice

@@ -124,7 +124,7 @@ def task_spread(statistics: TaskStatistics, prior: SubspacePrior, noise: str, *,
     Returns:
         The spread of the tasks that are here.
     """
-    tasks = statistics.all_tasks
+    statistics, tasks = statistics.keeping(), statistics.all_tasks
     errors, scale = _errors(statistics, prior), prior.noise
     for _ in range(_ROUNDS):
         here = replace(prior, noise=scale)
@@ -193,9 +193,8 @@ def _shared(statistics: TaskStatistics, prior: SubspacePrior, found: TaskPosteri
     known = shared_prior(statistics, prior)
     if known is None:
         return found.mean.new_zeros((0, n, 0, n))
-    moments = _extended(found.mean, found.second_moment(), k)
-    scaled = statistics.gram / prior.noise[:, None, None]
-    precision = statistics.all_tasks.total(moments.reshape(-1, k * k).mT @ scaled.reshape(-1, n * n))
+    moments = _extended(found.mean, found.second_moment(), k) / prior.noise[:, None, None]
+    precision = statistics.all_tasks.total(moments.reshape(-1, k * k).mT @ statistics.gram.reshape(-1, n * n))
     return known.covariance(known.factor(precision.reshape(k, k, n, n).transpose(1, 2)))
 
 
@@ -238,8 +237,9 @@ class SharedPrior:
         return self._between_roots(torch.cholesky_inverse(factor).reshape(k, n, k, n))
 
     def _between_roots(self, matrix: Tensor) -> Tensor:
-        scaled = matrix * self.units[:, None, None] * self.units
-        return torch.einsum("kl,lims,mr->kirs", self.root, scaled, self.root)
+        k, n = len(self.root), len(self.units)
+        left = (self.root @ matrix.reshape(k, -1)).reshape(k * n, k, n)
+        return (self.root @ left).reshape(k, n, k, n).mul_(self.units[:, None, None]).mul_(self.units)
 
 
 def shared_prior(statistics: TaskStatistics, prior: SubspacePrior) -> SharedPrior | None:
@@ -255,8 +255,8 @@ def shared_prior(statistics: TaskStatistics, prior: SubspacePrior) -> SharedPrio
     n, k = statistics.n_features, 1 + prior.frame.shape[1]
     if n * k > MOST_SHARED:
         return None
-    pooled = statistics.pooled()
-    sizes = pooled.gram[0].diagonal() / pooled.counts
+    tasks, squares = statistics.all_tasks, statistics.gram.diagonal(dim1=-2, dim2=-1)
+    sizes = tasks.total(squares.sum(0)) / tasks.total(statistics.counts.sum())
     spread = sizes.new_zeros((k, k))
     spread[0, 0] = (prior.mean**2 * sizes).sum()
     spread[1:, 1:] = prior.frame.mT @ (prior.frame * sizes[:, None])

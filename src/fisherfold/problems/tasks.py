@@ -10,8 +10,8 @@ over tasks.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -34,6 +34,7 @@ class TaskStatistics:
         sums: the weighted sum of the targets, shape (tasks,).
         counts: the sum of the row weights, the number of rows if there are none, shape (tasks,).
         axis: which tasks are here, if they are shared out over processes; all of them if not given.
+        kept: the last products of every kind, with what they were made from; None to keep none.
 
     Examples:
         >>> X = torch.tensor([[1.0, 0.0], [1.0, 1.0], [1.0, 2.0]])
@@ -48,6 +49,9 @@ class TaskStatistics:
     sums: Tensor
     counts: Tensor
     axis: Axis | None = field(default=None, kw_only=True)
+    kept: dict[str, list[tuple[Tensor, Tensor, Tensor]]] | None = field(
+        default=None, kw_only=True, repr=False, compare=False
+    )
 
     @classmethod
     def empty(cls, n_tasks: int, n_features: int, *, device: torch.device | str | None = None) -> TaskStatistics:
@@ -184,16 +188,60 @@ class TaskStatistics:
         """
         return TaskStatistics(*(self.all_tasks.total(part.sum(0, keepdim=True)) for part in self.parts()))
 
-    def residual_power(self, weights: Tensor) -> Tensor:
-        """‖X_t v_t - y_t‖² for a coefficient vector per task.
+    def keeping(self) -> TaskStatistics:
+        """The same rows, for updates in a row that ask for the same products: the last two of every kind are kept.
+
+        Returns:
+            Statistics that share their tensors with these, and must not be added to.
+        """
+        return replace(self, kept={})
+
+    def times(self, vectors: Tensor) -> Tensor:
+        """A_t V for vectors that all tasks share: the one pass over the Gram matrices that a frame or a mean needs.
 
         Args:
-            weights: v_t, shape (tasks, features).
+            vectors: V, shape (features,) or (features, columns).
+
+        Returns:
+            A tensor of shape (tasks, features) or (tasks, features, columns).
+        """
+        shape, flat = (self.n_tasks, *vectors.shape), self.gram.reshape(-1, self.n_features)
+        # one memory layout: the bits then follow from the values alone, wherever the product was made
+        return self._kept(f"times {vectors.ndim}", vectors, lambda: (flat @ vectors.contiguous()).reshape(shape))
+
+    def scaled_gram(self, noise: Tensor) -> Tensor:
+        """Σ_t A_t/s_t² over the tasks that are here.
+
+        Args:
+            noise: s_t², one per task.
+
+        Returns:
+            A matrix of the size of the features.
+        """
+        return self._kept("scaled", noise, lambda: torch.einsum("t,tij->ij", 1 / noise, self.gram))
+
+    def _kept(self, kind: str, argument: Tensor, make: Callable[[], Tensor]) -> Tensor:
+        if self.kept is None:
+            return make()
+        known = [entry for entry in self.kept.get(kind, []) if entry[0] is self.gram]
+        for _, asked, product in known:
+            if asked.shape == argument.shape and torch.equal(asked, argument):
+                return product
+        made = make()
+        self.kept[kind] = [(self.gram, argument.clone(), made), *known[:1]]
+        return made
+
+    def residual_power(self, weights: Tensor) -> Tensor:
+        """‖X_t v_t - y_t‖² for a coefficient vector per task, or one for all.
+
+        Args:
+            weights: v_t, shape (tasks, features), or (features,) for one.
 
         Returns:
             A tensor of shape (tasks,), not negative.
         """
-        quadratic = ((self.gram @ weights[..., None]).squeeze(-1) * weights).sum(-1)
+        moved = self.times(weights) if weights.ndim == 1 else (self.gram @ weights[..., None]).squeeze(-1)
+        quadratic = (moved * weights).sum(-1)
         return (self.power - 2 * (self.cross * weights).sum(-1) + quadratic).clamp(min=0)
 
     def target_variance(self) -> Tensor:
