@@ -148,6 +148,20 @@ def test_mixed_ids_after_growth():
     assert model.model_.row_ids.numbers(np.array([1, "new", "other"], dtype=object)).tolist() == [1, 3, -1]
 
 
+@pytest.mark.parametrize("inference", ["variational", "point"])
+def test_a_stream_whose_ids_have_changed_their_type_is_refused(inference):
+    """Users 0 to 2 as numbers, then as text of a file: the model would have each of them twice."""
+    model = MatrixCompletion(rank=1, inference=inference).fit(PAIRS, VALUES)
+    with pytest.raises(ValueError, match=r"2 of 2 row ids .* another type: got '0' \(str\), fitted with 0 \(int\)"):
+        model.partial_fit(PAIRS[:2].astype(str), VALUES[:2])
+    assert len(model.model_.row_ids) == 3
+    text = MatrixCompletion(rank=1, inference=inference).fit(PAIRS.astype(str), VALUES)
+    with pytest.raises(ValueError, match=r"as another type: got 0 \(int\), fitted with '0' \(str\)"):
+        text.partial_fit(PAIRS[:2], VALUES[:2])
+    # ids of another type that are known in no form are new ones
+    assert len(model.partial_fit([("a", "b")], [2.0]).model_.row_ids) == 4
+
+
 def test_cv_parameters():
     with pytest.raises(ValueError, match="ranks must not be empty"):
         MatrixCompletionCV(ranks=()).fit(PAIRS, VALUES)

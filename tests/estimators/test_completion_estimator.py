@@ -102,6 +102,25 @@ def test_scikit_learn_tools_work(table):
     assert clone(original).get_params() == original.get_params()
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CS. tensor support is in beta state")
+def test_sparse_tensors_are_sparse_matrices(table):
+    _, pairs, values, _, _ = table
+    matrix = sp.coo_array((values, (pairs[:, 0], pairs[:, 1])), shape=(60, 40))
+    expected = MatrixCompletion(rank=2).fit(matrix).predict(pairs)
+    indices = torch.from_numpy(pairs.T.copy())
+    tensor = torch.sparse_coo_tensor(indices, torch.from_numpy(values), (60, 40), check_invariants=True)
+    for form in (tensor, tensor.to_sparse_csr(), tensor.to_sparse_csc(), tensor.clone().requires_grad_()):
+        np.testing.assert_array_equal(MatrixCompletion(rank=2).fit(form).predict(pairs), expected)
+    half = MatrixCompletion(rank=2).fit(tensor.bfloat16())
+    np.testing.assert_allclose(half.predict(pairs), expected, atol=0.05 * np.std(values))
+    with pytest.raises(ValueError, match=r"a sparse tensor must be a matrix of numbers, got shape \(60, 40, 1\)"):
+        MatrixCompletion(rank=2).fit(tensor.to_dense()[..., None].to_sparse())
+    with pytest.raises(TypeError, match="pairs of ids cannot be a sparse matrix"):
+        MatrixCompletion(rank=2).fit(torch.from_numpy(pairs).to_sparse(), values)
+    with pytest.raises(TypeError, match=r"dense numbers are needed here, got a tensor of layout torch.sparse_coo"):
+        MatrixCompletion(rank=2).fit(pairs, torch.from_numpy(values).to_sparse())
+
+
 def test_recommend_leaves_out_what_was_seen(table):
     holes, pairs, values, _, _ = table
     model = MatrixCompletion(rank=2, clip=False).fit(pairs, values)

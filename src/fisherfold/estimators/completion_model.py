@@ -204,6 +204,7 @@ class CompletionModel:
         elif self._furthest(found.values) is not None:
             self._rescale(np.concatenate([self._given(), found.values]), centred=centred)
             self.n_at_start = 0
+        self._check_forms(found)
         posterior = self.posterior
         for index, ids, side, other in (
             (self.row_ids, found.all_rows, posterior.rows, posterior.columns),
@@ -220,6 +221,18 @@ class CompletionModel:
             self._look_back(duplicates, centred, max_iter=max_iter, tol=tol, seed=seed)
         else:
             absorb(posterior, *self._batch(i, j, found.values))
+
+    def _check_forms(self, found: Observations) -> None:
+        """Refuse ids that are known in another form, numbers as text or text as numbers: they would be new ones."""
+        for name, ids, index in (("row", found.rows, self.row_ids), ("column", found.columns, self.column_ids)):
+            meant = index.meant(ids) if _other_kind(ids, index) else ids[:0]
+            known = np.flatnonzero(index.numbers(meant) >= 0)
+            if len(known):
+                k = known[0]
+                raise ValueError(
+                    f"{len(known)} of {len(ids)} {name} ids were seen before, but as another type: got "
+                    f"{describe(ids[k : k + 1])}, fitted with {describe(meant[k : k + 1])}; convert them"
+                )
 
     def _look_back(self, duplicates: str, centred: bool, **start: Any) -> None:
         rows = np.repeat(np.arange(len(self.row_ids)), self.seen_offsets.diff().numpy())

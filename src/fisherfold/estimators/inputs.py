@@ -46,8 +46,8 @@ def observations(X: Any, y: Any = None) -> Observations:
     """Read a table in any of the accepted forms.
 
     Args:
-        X: pairs of ids with ``y``; or a sparse matrix, an array or a data frame with NaN; or a data frame of the three
-            columns row, column, value without missing entries.
+        X: pairs of ids with ``y``; or a sparse matrix or tensor, an array or a data frame with NaN; or a data frame of
+            the three columns row, column, value without missing entries.
         y: the values of the pairs.
 
     Returns:
@@ -56,7 +56,7 @@ def observations(X: Any, y: Any = None) -> Observations:
     Raises:
         ValueError: if pairs and values differ in number; other faults are named by the readers of each form.
     """
-    X = arrow_as_frame(X)
+    X = _sparse_of_scipy(arrow_as_frame(X))
     if y is not None:
         rows, columns = pairs(X)
         values = numbers(y, "y")
@@ -100,7 +100,7 @@ def pairs(X: Any) -> tuple[Ids, Ids]:
         TypeError: if the table is a sparse matrix.
         ValueError: if it does not have two columns.
     """
-    X = arrow_as_frame(X)
+    X = _sparse_of_scipy(arrow_as_frame(X))
     if scipy.sparse.issparse(X):
         raise TypeError("pairs of ids cannot be a sparse matrix; hand over fit(M) without y, or an (n, 2) array of ids")
     if _is_frame(X):
@@ -196,12 +196,17 @@ def unmasked(X: Any) -> Any:
     Returns:
         A plain array of floats for a masked array or a real tensor, anything else as it is.
 
+    Raises:
+        TypeError: if it is a sparse tensor.
+
     Example:
         >>> unmasked(np.ma.array([1, 2], mask=[False, True]))
         array([ 1., nan])
     """
     if np.ma.isMaskedArray(X):
         return np.ma.filled(X.astype(X.dtype if X.dtype in (np.float32, np.float64) else np.float64), np.nan)
+    if isinstance(X, torch.Tensor) and X.layout != torch.strided:
+        raise TypeError(f"dense numbers are needed here, got a tensor of layout {X.layout}")
     if isinstance(X, torch.Tensor) and not X.is_complex():
         return X.detach().cpu().double().numpy()
     return X
@@ -259,6 +264,17 @@ def _is_frame(X: Any) -> bool:
 def _column(X: Any, place: int) -> Any:
     """A column of a pandas or polars data frame by its place: names may occur twice."""
     return X.iloc[:, place] if hasattr(X, "iloc") else X.to_series(place)
+
+
+def _sparse_of_scipy(X: Any) -> Any:
+    """A sparse tensor as SciPy's matrix of the same entries; anything else as it is."""
+    if not isinstance(X, torch.Tensor) or X.layout == torch.strided:
+        return X
+    coo = X.detach().cpu().to_sparse(layout=torch.sparse_coo).coalesce()
+    if coo.sparse_dim() != 2 or coo.dense_dim() != 0:
+        raise ValueError(f"a sparse tensor must be a matrix of numbers, got shape {tuple(coo.shape)}")
+    values = coo.values() if coo.is_complex() else coo.values().double()  # SciPy has no half precision
+    return scipy.sparse.coo_array((values.numpy(), coo.indices().numpy()), shape=tuple(coo.shape))
 
 
 def _from_sparse(X: Any) -> Observations:
