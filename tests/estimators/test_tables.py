@@ -250,6 +250,14 @@ def test_every_refusal_is_counted(tmp_path):
     assert table.kept.tolist() == [0, 1, 2]
 
 
+def test_values_whose_sum_would_not_be_finite_are_refused(tmp_path):
+    """Files are no less strict than arrays: the mean of two values of 1e308 is infinite."""
+    lines = [*LINES, ("8", "1", "1e308"), ("8", "2", "-1e301"), ("8", "3", "1e300"), ("8", "4", "1e309")]
+    table = read_ratings(write(tmp_path / "a.csv", ",", ("u", "i", "r"), lines))
+    assert table.refused == {"value is not finite": 1, "value is beyond 1e+300": 2}
+    assert table.values.tolist() == [*(float(line[2]) for line in LINES), 1e300]
+
+
 def test_text_in_the_value_column_is_an_error(tmp_path):
     path = write(tmp_path / "a.csv", ",", ("u", "i", "r"), [("1", "2", "good"), ("1", "3", "bad")])
     with pytest.raises(ValueError, match=r"none of 2 lines can be used .*value column 'r' starts with 'good'"):

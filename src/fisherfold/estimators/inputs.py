@@ -18,7 +18,7 @@ import torch
 from fisherfold.estimators.ids import Ids, as_array, id_array, plain
 from fisherfold.plain import counted
 
-_LARGEST = 1e300  # so that the sum of many is finite
+LARGEST = 1e300  # so that the sum of many is finite
 
 
 @dataclass
@@ -82,8 +82,8 @@ def _checked(found: Observations) -> Observations:
             f"the first is {found.values[k]} at row {plain(found.rows[k])!r}, column {plain(found.columns[k])!r}"
         )
     largest = float(np.abs(found.values).max())
-    if largest > _LARGEST:
-        raise ValueError(f"the values must be of absolute value {_LARGEST:g} at most, got {largest:g}")
+    if largest > LARGEST:
+        raise ValueError(f"the values must be of absolute value {LARGEST:g} at most, got {largest:g}")
     return found
 
 

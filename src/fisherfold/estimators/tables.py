@@ -18,6 +18,7 @@ import polars as pl
 
 from fisherfold.estimators.decimals import numbers
 from fisherfold.estimators.ids import Ids
+from fisherfold.estimators.inputs import LARGEST
 from fisherfold.estimators.table_columns import chosen
 from fisherfold.estimators.table_files import SIZE_LIMIT, IsData, TextTable, flat, id_text, read_table
 from fisherfold.plain import counted
@@ -113,15 +114,17 @@ def accepted(
     missing_id = _is_missing(row) | _is_missing(column)
     broken_id = (_is_broken(row) | _is_broken(column)) & ~missing_id
     bad_id = missing_id | broken_id
+    too_large = (value.is_finite() & (value.abs() > LARGEST)).fill_null(False)
     reasons = {
         "missing id": missing_id,
         "id is not UTF-8 text": broken_id,
         "missing value": _is_missing(raw) & ~bad_id,
         "value is not a number": value.is_null() & ~_is_missing(raw) & ~bad_id,
         "value is not finite": ~value.is_finite().fill_null(True) & ~bad_id,
+        f"value is beyond {LARGEST:g}": too_large & ~bad_id,
     }
     refused = {reason: int(mask.sum()) for reason, mask in reasons.items() if mask.any()}
-    good = ~(bad_id | value.is_null() | ~value.is_finite().fill_null(False))
+    good = ~(bad_id | too_large | value.is_null() | ~value.is_finite().fill_null(False))
     return row.filter(good), column.filter(good), value.filter(good), refused, good, mark
 
 
