@@ -453,6 +453,12 @@ def test_a_checkpoint_of_a_larger_product_is_refused(tasks, tmp_path):
     ("options", "error", "message"),
     [
         ({"method": "newton"}, ValueError, r"method must be one of \['rcg', .*\], got 'newton'"),
+        ({"method": ["rngd"]}, ValueError, r"method must be one of \['rcg', .*\], got \['rngd'\]"),
+        ({"checkpoint": 3}, TypeError, "checkpoint must be a path or None, got 3"),
+        ({"solve": ["cg"]}, ValueError, r"solve must be 'auto' or one of .*, got \['cg'\]"),
+        ({"sigma": True}, TypeError, "method 'rngd': sigma must be a number, got bool"),
+        ({"method": "rcg", "contraction": "a"}, TypeError, "method 'rcg': contraction must be a number, got str"),
+        ({"method": "rgd", "sufficient": -1}, ValueError, "sufficient must be a number ≥ 0, got -1"),
         ({"max_iter": -1}, ValueError, "max_iter must be at least 0, got -1"),
         ({"max_iter": 2.5}, TypeError, "max_iter must be a whole number, got 2.5"),
         ({"max_iter": "3"}, TypeError, "max_iter must be a whole number, got '3'"),

@@ -96,7 +96,7 @@ def minimize(
     _check_files(checkpoint, resume, problem.group)
     _check_start(problem, x0)
     x0 = arranged(x0, problem.manifold.point_shape)
-    if method not in METHODS:
+    if method not in tuple(METHODS):
         raise ValueError(f"method must be one of {sorted(METHODS)}, got {method!r}")
     solver = _construct(METHODS[method], problem, options)
     state = _begin(solver, x0, seed, checkpoint if resume else None, tag)
@@ -166,6 +166,8 @@ def _check_parts(problem: Problem, stop: Criterion | None, callback: object, see
 def _check_files(checkpoint: str | os.PathLike[str] | None, resume: bool, group: Group) -> None:
     if resume and checkpoint is None:
         raise ValueError("resume=True needs a checkpoint file, got checkpoint=None")
+    if not isinstance(checkpoint, (str, os.PathLike, type(None))):
+        raise TypeError(f"checkpoint must be a path or None, got {checkpoint!r}")
     with group.together():
         if checkpoint is not None and group.is_first:
             check_place(checkpoint, "checkpoint")

@@ -129,7 +129,7 @@ def positive(name: str, value: float, *, zero: bool = False) -> float:
         TypeError: if it is no number.
         ValueError: if it is not finite, negative, or 0 where that is not allowed.
     """
-    if not isinstance(value, numbers.Real):
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
         raise TypeError(f"{name} must be a number, got {type(value).__name__}")
     if not math.isfinite(value) or value < 0 or (value == 0 and not zero):
         raise ValueError(f"{name} must be a number {'≥' if zero else '>'} 0, got {value}")

@@ -50,7 +50,7 @@ class RCG(Method):
         super().__init__(problem)
         self.first_step = positive("first_step", first_step)
         for name, value in (("sufficient", sufficient), ("contraction", contraction)):
-            if not 0 < value < 1:
+            if not 0 < positive(name, value, zero=True) < 1:
                 raise ValueError(f"{name} must lie between 0 and 1, got {value}")
         self.sufficient, self.contraction = sufficient, contraction
         self.max_trials = at_least_one("max_trials", max_trials)

@@ -121,7 +121,7 @@ class RNGD(Method):
         self.gamma = positive("gamma", gamma)
         if not self.gamma > 1:
             raise ValueError(f"gamma must be greater than 1, got {gamma}")
-        if solve not in {"auto", *METHODS}:
+        if solve not in ("auto", *METHODS):
             raise ValueError(f"solve must be 'auto' or one of {list(METHODS)}, got {solve!r}")
         self.solver, self.forcing = solve, positive("forcing", forcing)
         self.step_size = step if step is None or callable(step) else positive("step", step)
