@@ -10,7 +10,14 @@ import pytest
 import torch
 
 from fisherfold.inference.subspace import MarginalSubspaceProblem, SubspacePrior, information, posterior, start
-from fisherfold.inference.subspace_fit import NOISE_ROWS, _update_moments, fit_marginal, revived, update_mean
+from fisherfold.inference.subspace_fit import (
+    NOISE_ROWS,
+    _settled,
+    _update_moments,
+    fit_marginal,
+    revived,
+    update_mean,
+)
 from fisherfold.problems.tasks import TaskStatistics
 
 SIZES = (7, 3, 11, 1, 5)
@@ -238,6 +245,37 @@ def test_noise_free_data_does_not_end_in_a_division_by_zero():
     fit = fit_marginal(TaskStatistics.from_rows(X, y, task), rank=2, max_rounds=50)
     assert bool(torch.isfinite(fit.weights).all())
     torch.testing.assert_close((X * fit.weights[task]).sum(1), y, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("noise", ["task", "shared"])
+def test_a_loss_that_rises_by_rounding_is_not_taken_for_settled(noise):
+    """Without noise the loss is known to 1e-3 only; the first rise ended the fit, with gains of 0.005 to come."""
+    g = torch.Generator().manual_seed(1)
+    task = torch.arange(160) % 20
+    mean, offsets, directions, X = (
+        torch.randn(shape, generator=g, dtype=torch.float64) for shape in ((6,), (20, 2), (2, 6), (160, 6))
+    )
+    y = (X * (mean + offsets @ directions)[task]).sum(1)
+    fit = fit_marginal(TaskStatistics.from_rows(X, y, task), rank=3, noise=noise)
+    losses = [row["loss"] for row in fit.trace]
+    rise = next(number for number, (a, b) in enumerate(pairwise(losses), 1) if b > a + 1e-7 * 8)
+    assert fit.converged
+    assert losses[-1] < losses[rise - 1] - 0.005
+    assert min(losses[-5:]) >= min(losses[:-5]) - 1e-7 * 8
+
+
+def test_a_loss_has_settled_when_it_stays_or_no_round_of_the_last_finds_a_lower_one():
+    def settled(*losses):
+        return _settled([{"loss": loss} for loss in losses], 0.1)
+
+    assert not settled(3.0)
+    assert not settled(3.0, 2.0)
+    assert settled(3.0, 2.0, 1.95)
+    assert settled(3.0, 2.0, 2.05)
+    assert not settled(3.0, 2.0, 2.5)
+    assert not settled(3.0, 2.0, 2.5, 2.2, 2.5, 2.2)
+    assert settled(3.0, 2.0, 2.5, 2.2, 2.5, 2.2, 2.5)
+    assert not settled(3.0, 2.0, 2.5, 2.2, 2.5, 2.2, 1.5)
 
 
 def test_a_callback_stops_and_errors_name_the_argument():

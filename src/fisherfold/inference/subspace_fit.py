@@ -37,6 +37,9 @@ NOISE_ROWS = 10.0
 # Below this part of the noise a direction is dead: rounds that grow it gain less than any tolerance.
 _DEAD = 1e-4
 
+# Where rounding hides what a round gains, the loss has settled when so many in a row have found no lower one.
+_PATIENCE = 5
+
 # Exact Fisher products touch every Gram matrix; beyond this many numbers the Kronecker form is used.
 _EXACT_ENTRIES = 2**25
 
@@ -139,7 +142,13 @@ def fit_marginal(
 
 
 def _settled(trace: list[dict[str, float]], limit: float) -> bool:
-    return len(trace) > 1 and trace[-2]["loss"] - trace[-1]["loss"] <= limit
+    """Whether the last round changed the loss by no more than the limit, or the last few have found no lower one."""
+    # no update raises the loss: where it rises, as with next to no noise, that is the rounding of squared targets over
+    # the noise, and a single round that still gains is not to be told from it
+    losses = [row["loss"] for row in trace]
+    if len(losses) > 1 and abs(losses[-2] - losses[-1]) <= limit:
+        return True
+    return len(losses) > _PATIENCE and min(losses[-_PATIENCE:]) >= min(losses[:-_PATIENCE]) - limit
 
 
 def new_noise(
