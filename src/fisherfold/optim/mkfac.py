@@ -27,13 +27,13 @@ from fisherfold.optim.factors import Collector, Pass, accumulation_dtype
 from fisherfold.optim.fuse import fused
 from fisherfold.optim.invariance import Finding
 from fisherfold.optim.lengths import Lengths
+from fisherfold.optim.losses import LossFunction, Sampler, check_loss_function, default_sampler
 from fisherfold.optim.options import FISHERS, LOSSES, check_number, check_options, choice
 from fisherfold.optim.precondition import products
 from fisherfold.optim.replica import uncompiled, unwrap
 from fisherfold.optim.report import Diagnosis
 from fisherfold.optim.rows import advance, tangent, unit_factors, update_on_spheres
 from fisherfold.optim.running import carry_over
-from fisherfold.optim.statistics import LossFunction, Sampler
 from fisherfold.optim.streams import Branches
 
 CARRIED = (
@@ -335,9 +335,9 @@ class MKFAC(torch.optim.Optimizer):
                 cross entropy, squared error and binary cross entropy.
         """
         kind = choice("fisher", fisher or self.fisher, FISHERS)
-        statistics.check_loss_function(loss_fn)
+        check_loss_function(loss_fn)
         model = self._model_for_statistics()
-        draw = (sampler or statistics.default_sampler(loss_fn)) if kind == "mc" else None
+        draw = (sampler or default_sampler(loss_fn)) if kind == "mc" else None
         generator = torch.Generator(device=self._device())
         generator.manual_seed(self.seed + 1_000_003 * self._refreshes + rank(self.curvature.process_group))
         with self._norms(model):

@@ -1,4 +1,4 @@
-"""What a statistics pass needs besides hooks: the number of loss terms, sampled targets, per-sample gradients.
+"""Passes over batches from which curvature is taken: with hooks, with sampled targets, with per-sample gradients.
 
 The empirical Fisher uses the targets of the data; the Monte-Carlo Fisher draws them from the model's own predictive
 distribution, which is the Fisher information; both see, under batch norm in training mode, hook gradients that leave
@@ -8,172 +8,27 @@ out how a sample moves the batch's statistics. The per-sample Fisher takes the t
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from fisherfold.optim.factors import Collector, Pass
+from fisherfold.optim.losses import (
+    LossFunction,
+    Sampler,
+    check_reduction,
+    likelihood,
+    n_terms,
+    summed_axes,
+    terms_of_samples,
+)
 from fisherfold.optim.replica import Buffers, call, uncompiled
 from fisherfold.optim.structure import NORMS_PER_CHANNEL
 from fisherfold.optim.weighting import weighted_terms
-
-LossFunction = Callable[[Any, Any], Tensor]
-Sampler = Callable[[Tensor, Tensor, torch.Generator], Tensor]
-
-
-def summed_axes(outputs: Any, targets: Any, loss_fn: LossFunction, reduction: str) -> tuple[int, ...]:
-    """The axes of real-valued targets over which a loss is a sum: those of a mean have a term for every entry.
-
-    A cross entropy with shares of classes has one term for all classes, a squared error one for each entry. Of other
-    losses it is found out: along an axis over which the mean is taken, doubled data leave the loss as it is.
-
-    Args:
-        outputs: what the model returned.
-        targets: the targets.
-        loss_fn: the loss.
-        reduction: ``"mean"`` or ``"sum"``.
-
-    Returns:
-        Axes beyond the first; none for class indices.
-    """
-    if not isinstance(targets, Tensor) or not targets.is_floating_point() or targets.ndim < 2:
-        return ()
-    if isinstance(loss_fn, nn.CrossEntropyLoss) or loss_fn is functional.cross_entropy:
-        return (1,)
-    if reduction == "sum" or not isinstance(outputs, Tensor) or outputs.shape != targets.shape:
-        return ()
-    with torch.no_grad():
-        value = float(loss_fn(outputs, targets))
-        doubled = {axis: _doubled(outputs, targets, loss_fn, axis) for axis in range(1, targets.ndim)}
-    return tuple(axis for axis, seen in doubled.items() if seen is not None and not _same(seen, value, value))
-
-
-def n_terms(outputs: Any, targets: Any, loss_fn: LossFunction, summed: tuple[int, ...], samples: float) -> float:
-    """The number of terms that a mean-reduced loss divides by: targets that are not ignored, or entries of a residual.
-
-    Args:
-        outputs: what the model returned.
-        targets: class indices, or values of the shape of the outputs.
-        loss_fn: its ``ignore_index`` is honoured, -100 by default.
-        summed: the axes of real-valued targets that are summed over.
-        samples: the length of the batch, for targets and outputs that are no tensors.
-
-    Returns:
-        At least 1.
-    """
-    one_for_all = isinstance(targets, Tensor) and targets.ndim == 0 and isinstance(outputs, Tensor) and outputs.ndim > 1
-    if not isinstance(targets, Tensor) or one_for_all:
-        return len(outputs) if isinstance(outputs, Tensor) else max(samples, 1.0)
-    return max(int(terms_of_samples(targets, loss_fn, summed).sum()), 1)
-
-
-def terms_of_samples(targets: Tensor, loss_fn: LossFunction, summed: tuple[int, ...]) -> Tensor:
-    """The number of terms that every sample has in a loss.
-
-    Args:
-        targets: class indices, or values.
-        loss_fn: its ``ignore_index`` is honoured, -100 by default.
-        summed: the axes of real-valued targets that are summed over.
-
-    Returns:
-        Whole numbers, one per sample; none where all targets of a sample are ignored.
-    """
-    rows = targets.unsqueeze(0) if targets.ndim == 0 else targets
-    if targets.is_floating_point():
-        terms = math.prod(n for axis, n in enumerate(rows.shape) if axis and axis not in summed)
-        return torch.full((len(rows),), terms, device=targets.device)
-    named = getattr(loss_fn, "keywords", {})  # of functools.partial
-    ignored = getattr(loss_fn, "ignore_index", named.get("ignore_index", -100))
-    return (rows != ignored).unsqueeze(-1).flatten(1).sum(1)
-
-
-def _doubled(outputs: Tensor, targets: Tensor, loss_fn: LossFunction, axis: int) -> float | None:
-    """The loss of data repeated along an axis; None where something in the loss has the size of that axis."""
-    try:
-        return float(loss_fn(torch.cat([outputs, outputs], axis), torch.cat([targets, targets], axis)))
-    except (RuntimeError, ValueError, IndexError):
-        return None
-
-
-def _same(seen: float, expected: float, value: float) -> bool:
-    return abs(seen - expected) <= 0.05 * abs(value) + 1e-12
-
-
-def check_reduction(outputs: Any, targets: Any, loss_fn: LossFunction, loss: Tensor, reduction: str) -> None:
-    """Raise unless the loss is a scalar, reduced as declared: doubling the batch must keep a mean and double a sum.
-
-    Args:
-        outputs: what the model returned.
-        targets: the targets.
-        loss_fn: the loss.
-        loss: its value.
-        reduction: ``"mean"`` or ``"sum"``.
-
-    Raises:
-        ValueError: if it is not, or there are no samples.
-    """
-    if not isinstance(loss, Tensor) or loss.numel() != 1:
-        shape = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
-        raise ValueError(f"loss_fn must return one number, reduced over the batch, got {shape}")
-    if not (isinstance(outputs, Tensor) and isinstance(targets, Tensor)) or outputs.shape[:1] != targets.shape[:1]:
-        return
-    with torch.no_grad():
-        doubled = _doubled(outputs, targets, loss_fn, 0)
-    if not len(outputs):
-        raise ValueError(f"a batch must have samples, got outputs of shape {tuple(outputs.shape)}")
-    value = float(loss.detach())
-    if doubled is None or not math.isfinite(value):  # what has diverged says nothing; its factors are counted as failed
-        return
-    if not _same(doubled, value if reduction == "mean" else 2 * value, value):
-        seen = f"{doubled / value:.3g}" if value else "more than 0"
-        raise ValueError(
-            f"the loss is not reduced as declared: with reduction={reduction!r} a doubled batch should multiply it by "
-            f"{1 if reduction == 'mean' else 2}, got {seen}; pass the other reduction to the optimizer"
-        )
-
-
-def default_sampler(loss_fn: LossFunction) -> Sampler:
-    """The predictive distribution that belongs to one of PyTorch's losses.
-
-    Args:
-        loss_fn: a cross entropy, mean squared error or binary cross entropy with logits, as module or function.
-
-    Returns:
-        A function of outputs, data targets and a generator that draws targets.
-
-    Raises:
-        ValueError: if the loss is not one of these.
-    """
-    if isinstance(loss_fn, nn.CrossEntropyLoss) or loss_fn is functional.cross_entropy:
-        ignored = getattr(loss_fn, "ignore_index", -100)
-        return lambda z, y, generator: _sample_classes(z, y, generator, ignored)
-    if isinstance(loss_fn, nn.MSELoss) or loss_fn is functional.mse_loss:
-        # (z - y)² is the negative log-likelihood of a Gaussian with variance ½
-        return lambda z, y, generator: (
-            z + 0.5**0.5 * torch.randn(z.shape, generator=generator, dtype=z.dtype, device=z.device)
-        )
-    if isinstance(loss_fn, nn.BCEWithLogitsLoss) or loss_fn is functional.binary_cross_entropy_with_logits:
-        return lambda z, y, generator: torch.bernoulli(z.float().sigmoid(), generator=generator).to(z.dtype)
-    name = getattr(loss_fn, "__name__", type(loss_fn).__name__)
-    raise ValueError(
-        f"fisher='mc' has to draw targets from the model's distribution, which {name} does not tell: "
-        "pass sampler=f(outputs, targets, generator)"
-    )
-
-
-def _sample_classes(logits: Tensor, targets: Tensor, generator: torch.Generator, ignored: int) -> Tensor:
-    probabilities = logits.float().movedim(1, -1).softmax(dim=-1)
-    flat = torch.multinomial(probabilities.reshape(-1, probabilities.shape[-1]), 1, generator=generator)
-    classes = flat.reshape(probabilities.shape[:-1])
-    if targets.is_floating_point():
-        return classes
-    return torch.where(targets == ignored, targets, classes)
 
 
 @contextmanager
@@ -257,35 +112,6 @@ def pairs(batches: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
         yield batch[0], batch[1]
     if empty:
         raise ValueError("batches is empty: give at least one pair of inputs and targets, not an iterator at its end")
-
-
-def check_loss_function(loss_fn: Any) -> None:
-    """Raise unless something can be called with outputs and targets.
-
-    Args:
-        loss_fn: what should be a loss.
-
-    Raises:
-        TypeError: if it is none, or a class of losses.
-    """
-    if isinstance(loss_fn, type):
-        raise TypeError(f"loss_fn must be a loss, such as {loss_fn.__name__}(), got the class {loss_fn.__name__}")
-    if not callable(loss_fn):
-        raise TypeError(f"loss_fn must be a function of outputs and targets, got {loss_fn!r}")
-
-
-def likelihood(loss_fn: LossFunction) -> LossFunction:
-    """The loss of targets that the model itself has drawn: without the smoothing that those of the data get.
-
-    Args:
-        loss_fn: the loss.
-
-    Returns:
-        The loss, or a cross entropy like it; with smoothed draws the Fisher information would be too small.
-    """
-    if type(loss_fn) is not nn.CrossEntropyLoss or not loss_fn.label_smoothing:
-        return loss_fn
-    return nn.CrossEntropyLoss(ignore_index=loss_fn.ignore_index, reduction=loss_fn.reduction)
 
 
 def add_batches(
