@@ -21,7 +21,8 @@ from fisherfold.distributed import Group
 from fisherfold.estimators import decimals, tables
 from fisherfold.estimators.shared_ratings import BATCH, Batch
 from fisherfold.estimators.table_columns import chosen, index_of
-from fisherfold.estimators.table_files import FORMATS, Layout, TextTable, cut, is_parquet, layout_of, scanned
+from fisherfold.estimators.table_files import FORMATS, is_parquet, scanned
+from fisherfold.estimators.text_tables import Layout, TextTable, cut, layout_of
 
 BLOCK = 2**24
 _BEYOND = 2**16

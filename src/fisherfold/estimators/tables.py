@@ -20,7 +20,8 @@ from fisherfold.estimators.decimals import numbers
 from fisherfold.estimators.ids import Ids
 from fisherfold.estimators.inputs import LARGEST
 from fisherfold.estimators.table_columns import chosen
-from fisherfold.estimators.table_files import SIZE_LIMIT, IsData, TextTable, flat, id_text, read_table
+from fisherfold.estimators.table_files import SIZE_LIMIT, flat, id_text, read_table
+from fisherfold.estimators.text_tables import IsData, TextTable
 from fisherfold.plain import counted
 
 
