@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import os
@@ -258,6 +259,20 @@ def test_misplaced_columns_of_pairs_are_refused(tmp_path, kind):
     # other names say nothing about the order
     pairs.write_text("reader,book\n4,3\n")
     assert predicted() == named
+
+
+def test_predictions_are_what_the_name_of_their_file_says(tmp_path):
+    lines = pl.DataFrame([(k % 9, k % 7, k % 5) for k in range(60)], ["user", "item", "stars"], orient="row")
+    lines.write_csv(tmp_path / "ratings.csv")
+    call("fit", tmp_path / "ratings.csv", "--rank", 2, "-o", tmp_path / "model")
+    for name in ("out.csv", "out.csv.gz"):
+        call("predict", tmp_path / "model", tmp_path / "ratings.csv", "-o", tmp_path / name)
+    assert gzip.decompress((tmp_path / "out.csv.gz").read_bytes()) == (tmp_path / "out.csv").read_bytes()
+    for name in ("out.parquet", "out.CSV.ZIP"):
+        words = ["predict", tmp_path / "model", tmp_path / "ratings.csv", "-o", tmp_path / name]
+        refused = CliRunner().invoke(app, ["complete", *map(str, words)])
+        assert f"written as CSV, in a file such as x.csv or x.csv.gz, got {tmp_path / name}" in str(refused.exception)
+        assert not (tmp_path / name).exists()
 
 
 def test_a_column_that_csv_cannot_hold_is_named(tmp_path):

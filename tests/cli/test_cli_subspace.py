@@ -76,6 +76,8 @@ def test_fit_predict_evaluate(table):
     assert errors["rmse"] == pytest.approx(float(np.sqrt(np.mean((values - test["y"].to_numpy()) ** 2))))
     nmse = model.nmse(test[names], test["y"].to_numpy(), task=test["school"].to_numpy())
     assert errors["nmse"] == pytest.approx(nmse)
+    refused = run("predict", folder / "model", folder / "test.csv", "-o", folder / "out.parquet")
+    assert "--output is written as CSV" in str(refused.exception)
 
 
 def test_decimal_commas(table):

@@ -165,7 +165,7 @@ def predict(
     voice: Voice,
     folder: Folder,
     pairs: Annotated[Path, typer.Argument(help="A table whose first two columns are row id and column id.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The CSV file to write.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The CSV file to write, or .csv.gz.")],
     columns: Columns = None, file_format: Format = None, header: Header = None,
     encoding: Encoding = None, unpack_limit: UnpackLimit = 4.0,
     decimal: Annotated[
@@ -179,11 +179,11 @@ def predict(
     from fisherfold.estimators.completion import MatrixCompletion
     from fisherfold.estimators.decimals import check_mark, written
     from fisherfold.estimators.table_columns import in_order
-    from fisherfold.estimators.table_files import as_csv
+    from fisherfold.estimators.table_output import check_csv_name, write_csv
     from fisherfold.estimators.tables import read_pairs
-    from fisherfold.files import write_atomically
 
     check_mark(decimal)
+    check_csv_name(output)
     model = MatrixCompletion.load(folder)
     text = model.model_.row_ids.kind == "objects", model.model_.column_ids.kind == "objects"
     table, rows, ids = read_pairs(
@@ -206,7 +206,7 @@ def predict(
     if spread is not None:
         frame = frame.with_columns(written(spread, decimal).alias("std"))
     frame = frame.with_columns(written(mean, decimal).alias("prediction"))
-    write_atomically(output, as_csv(frame, pairs))
+    write_csv(frame, pairs, output)
     unknown = int(np.count_nonzero(((i < 0) | (j < 0)).cpu().numpy()))
     found = {
         **_read(table.header, len(mean) + sum(table.refused.values()), table.refused), "pairs": len(mean),

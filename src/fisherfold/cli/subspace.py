@@ -150,7 +150,7 @@ def predict(
     voice: Voice,
     model: Model,
     data: Data,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The table with predictions, CSV.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The table with predictions, CSV, or .csv.gz.")],
     std: Annotated[bool, typer.Option("--std", help="Add predictive standard deviations.")] = False,
     unseen: Unseen = "error",
     encoding: Encoding = None,
@@ -159,10 +159,10 @@ def predict(
 ) -> None:
     """Write a table with predictions added to it."""
     from fisherfold.estimators.decimals import written
-    from fisherfold.estimators.table_files import as_csv
+    from fisherfold.estimators.table_output import check_csv_name, write_csv
     from fisherfold.estimators.task_tables import read_tasks
-    from fisherfold.files import write_atomically
 
+    check_csv_name(output)
     roles, fitted = _load(model)
     reading: dict[str, Any] = {"encoding": encoding, "max_bytes": in_bytes(unpack_limit)}
     table = read_tasks(data, roles, with_target=False, decimal=decimal, **reading).known_to(fitted)
@@ -173,7 +173,7 @@ def predict(
     values, deviations = found if std else (found, None)
     added = {f"{roles.target}_predicted": values} | ({} if deviations is None else {f"{roles.target}_std": deviations})
     frame = table.frame.with_columns(**{name: written(each, table.decimal) for name, each in added.items()})
-    write_atomically(output, as_csv(frame, data))
+    write_csv(frame, data, output)
     voice.result("Predicted", {**_read(table), "output": str(output)})
 
 

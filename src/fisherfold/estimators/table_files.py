@@ -131,21 +131,6 @@ def flat(column: pl.Series, path: str | Path, *, dates: bool = True) -> pl.Serie
     return column
 
 
-def as_csv(frame: pl.DataFrame, path: str | Path) -> bytes:
-    """A table as the content of a CSV file.
-
-    Args:
-        frame: the table.
-        path: where it comes from, for the message that names a column which such a file cannot hold.
-
-    Returns:
-        The content, in UTF-8.
-    """
-    for column in frame:
-        flat(column, path)
-    return frame.write_csv().encode()
-
-
 def id_text(column: pl.Series, path: str | Path) -> pl.Series:
     """Ids as whole numbers or text: a float that is a whole number is written as one, and NaN is a missing id.
 
