@@ -1,7 +1,7 @@
 """How many fresh targets lie in the intervals of ``SubspaceRegressor``, by the number of tasks it has learnt from.
 
     OMP_NUM_THREADS=1 python benchmarks/subspace_coverage.py
-    OMP_NUM_THREADS=1 python benchmarks/subspace_coverage.py --draws 10 --shape 40 6 6 --shape 40 3 6
+    OMP_NUM_THREADS=1 python benchmarks/subspace_coverage.py --draws 10 --shape 40 3 6 --shape 40 3 12
 
 Tasks are drawn from the model itself: coefficients with a common mean that differ along two directions, noise of
 variance 1. Per draw, as many fresh rows as rows, and 50 tasks that are not seen (``unseen="mean"``) with ten rows each;
@@ -24,7 +24,10 @@ from fisherfold import SubspaceRegressor
 
 torch.set_num_threads(1)
 Array = np.ndarray[Any, Any]
-SHAPES = [(80, 12, 10), (20, 15, 6), (8, 15, 6), (4, 15, 6), (2, 15, 6), (1, 15, 6), (20, 15, 20)]
+SHAPES = [
+    *[(80, 12, 10), (20, 15, 6), (8, 15, 6), (4, 15, 6), (2, 15, 6), (1, 15, 6), (20, 15, 20)],
+    *[(40, 6, 6), (40, 3, 6), (40, 2, 6), (40, 1, 6)],
+]
 LEVELS = (0.5, 0.9, 0.95)
 UNSEEN, UNSEEN_ROWS, UNSEEN_LEVEL = 50, 10, 0.9
 

@@ -22,6 +22,7 @@ from fisherfold.estimators.imputer import LowRankImputer
 from fisherfold.estimators.subspace import SubspaceRegressor
 from fisherfold.experiments.subspace import split_rows
 from fisherfold.files import MODEL, read_tensors, write_tensors
+from fisherfold.inference.subspace import posterior
 
 needs_data = pytest.mark.skipif(not os.environ.get("FISHERFOLD_DATA"), reason="FISHERFOLD_DATA is not set")
 
@@ -431,7 +432,7 @@ def test_a_file_from_before_doubts_about_what_is_shared_takes_it_for_known(tmp_p
     file = tmp_path / "model" / MODEL
     tensors, header = read_tensors(file, kind="subspace", version=1)
     old = {name: tensor for name, tensor in tensors.items() if not name.startswith("spread.")}
-    assert len(tensors) - len(old) == 5
+    assert len(tensors) - len(old) == 6
     write_tensors(file, old, kind="subspace", version=1, header=header)
     loaded = SubspaceRegressor.load(tmp_path / "model")
     values, deviations = loaded.predict(X, task=task, return_std=True)
@@ -444,6 +445,39 @@ def test_a_file_from_before_doubts_about_what_is_shared_takes_it_for_known(tmp_p
     broken = {**tensors, "spread.shared": tensors["spread.shared"][:2]}
     write_tensors(file, broken, kind="subspace", version=1, header=header)
     with pytest.raises(ValueError, match="what is not known of the shared parts has the size 2, not 3"):
+        SubspaceRegressor.load(tmp_path / "model")
+
+
+def test_a_file_from_before_rows_narrowed_the_doubts_about_what_is_shared_means_what_it_did(tmp_path):
+    X, y, task = rows(noise=0.5)
+    model = SubspaceRegressor(rank=2).fit(X, y, task=task)
+    model.save(tmp_path / "model")
+    file = tmp_path / "model" / MODEL
+    tensors, header = read_tensors(file, kind="subspace", version=1)
+    write_tensors(
+        file, {k: v for k, v in tensors.items() if k != "spread.reach"}, kind="subspace", version=1, header=header
+    )
+    loaded = SubspaceRegressor.load(tmp_path / "model")
+    old = model._spread
+    number = torch.tensor([loaded.task_ids_.tolist().index(t) for t in task])
+    Z = loaded.scaling_(X)
+    inside = Z @ loaded._frame
+    expected = old.noise[number] + torch.einsum("ri,rij,rj->r", inside, old.covariance[number], inside)
+    expected += torch.einsum("rkl,kilj,ri,rj->r", old.moments[number], old.shared, Z, Z)
+    np.testing.assert_allclose(loaded.predict(X, task=task, return_std=True)[1] ** 2, expected.numpy(), rtol=1e-9)
+    known = loaded.fold_in(X[:5], y[:5], ["new"] * 5)._spread
+    assert known.reach.shape == (len(loaded.task_ids_), Z.shape[1], 0)
+    # the noise of the new task stays where its squared errors, rows and parameters of that kind put it
+    weights = loaded._prior.mean + posterior(loaded.statistics_, loaded._prior).mean @ loaded._frame.mT
+    errors = loaded.statistics_.residual_power(weights)[-1]
+    gram = loaded.statistics_.gram[-1] / known.noise[-1]
+    doubt = torch.einsum("kl,kilj->ij", known.moments[-1], known.shared)
+    spent = ((doubt + loaded._frame @ known.covariance[-1] @ loaded._frame.mT) * gram).sum()
+    found = (errors + 10 * known.common[0]) / (5 - spent + 10 - 2)
+    np.testing.assert_allclose(float(known.noise[-1]), float(found), rtol=1e-6)
+    broken = {**tensors, "spread.reach": tensors["spread.reach"][:, :, :1]}
+    write_tensors(file, broken, kind="subspace", version=1, header=header)
+    with pytest.raises(ValueError, match="the reach of its rows has 1 columns, not 2"):
         SubspaceRegressor.load(tmp_path / "model")
 
 

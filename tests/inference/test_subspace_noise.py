@@ -14,9 +14,8 @@ from fisherfold import SubspaceRegressor
 from fisherfold.inference import subspace_noise
 from fisherfold.inference.subspace import MarginalSubspaceProblem, SubspacePrior, factor_above_one, posterior
 from fisherfold.inference.subspace_fit import common_noise, fit_marginal
-from fisherfold.inference.subspace_information import shared_information, spent_on_shared
+from fisherfold.inference.subspace_information import shared_information, shared_prior, spent_on_shared
 from fisherfold.inference.subspace_noise import _Search, fit_noise
-from fisherfold.inference.subspace_spread import shared_prior
 from fisherfold.problems.tasks import TaskStatistics
 
 

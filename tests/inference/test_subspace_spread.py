@@ -10,7 +10,7 @@ import torch
 from scipy.stats import norm
 
 from fisherfold import SubspaceRegressor
-from fisherfold.inference import subspace_spread
+from fisherfold.inference import subspace_information, subspace_spread
 from fisherfold.inference.subspace import SubspacePrior, posterior, symmetric_root
 from fisherfold.inference.subspace_fit import fit_marginal
 from fisherfold.inference.subspace_noise import fit_noise
@@ -34,24 +34,35 @@ def fitted(rows, rank: int = 2, noise: str = "task") -> tuple[TaskStatistics, Su
 
 
 def dense(rows, prior: SubspacePrior, noise: torch.Tensor):
-    """C and the moments of ã_t by the definitions, row by row."""
+    """K, the moments of ã_t and B_t by the definitions, with ½ tr(C⁻¹ dC C⁻¹ dC), C the covariance of the targets."""
     X, y, task = rows
-    n, k, frame = X.shape[1], 1 + prior.frame.shape[1], prior.frame
+    n, k, frame, loading = X.shape[1], 1 + prior.frame.shape[1], prior.frame, prior.frame @ prior.covariance
     sizes = torch.diag((X**2).mean(0))
     found = torch.zeros(k, k, dtype=X.dtype)
     found[0, 0] = prior.mean @ sizes @ prior.mean / n
     found[1:, 1:] = frame.T @ sizes @ frame / n
-    precision, moments = torch.kron(torch.linalg.inv(found).contiguous(), sizes), []
+    precision, moments, moved = torch.kron(torch.linalg.inv(found).contiguous(), sizes), [], []
     for t in range(len(noise)):
         A, features = X[task == t], X[task == t] @ frame
-        covariance = torch.linalg.inv(torch.linalg.inv(prior.covariance) + features.T @ features / noise[t])
-        mean = covariance @ features.T @ (y[task == t] - A @ prior.mean) / noise[t]
+        C = noise[t] * torch.eye(len(A), dtype=X.dtype) + A @ loading @ features.T
+        gain = loading.T @ A.T @ torch.linalg.inv(C)
+        mean, covariance = gain @ (y[task == t] - A @ prior.mean), prior.covariance - gain @ A @ loading
         extended = torch.cat([torch.ones(1, dtype=X.dtype), mean])
         second = torch.outer(extended, extended)
         second[1:, 1:] += covariance
         moments.append(second)
-        precision = precision + torch.kron(second, A.T @ A / noise[t])
-    return torch.linalg.inv(precision).reshape(k, n, k, n), torch.stack(moments)
+        # how the weights m + U E[a_t] follow m
+        moved.append(torch.eye(n, dtype=X.dtype) - frame @ gain @ A)
+        precision[:n, :n] += A.T @ torch.linalg.solve(C, A)
+        changes = []
+        for place in range(n, k * n):
+            step = torch.zeros(k * n, dtype=X.dtype)
+            step[place] = 1
+            half = A @ step.reshape(k, n)[1:].T @ (A @ loading).T
+            changes.append(torch.linalg.solve(C, half + half.T))
+        changes = torch.stack(changes)
+        precision[n:, n:] += torch.einsum("aij,bji->ab", changes, changes) / 2
+    return torch.linalg.inv(precision).reshape(k, n, k, n), torch.stack(moments), torch.stack(moved)
 
 
 @pytest.mark.parametrize("noise", ["task", "shared"])
@@ -59,7 +70,7 @@ def test_the_spread_is_that_of_its_definition(noise: str, monkeypatch: pytest.Mo
     monkeypatch.setattr(subspace_spread, "_SETTLED", 1e-9)
     rows = related()
     statistics, prior, spread = fitted(rows, noise=noise)
-    shared, moments = dense(rows, prior, spread.noise)
+    shared, moments, moved = dense(rows, prior, spread.noise)
     torch.testing.assert_close(spread.shared, shared, rtol=1e-7, atol=1e-9)
     torch.testing.assert_close(spread.moments, moments, rtol=1e-7, atol=1e-9)
     # the noise is where it stays: its mean given squared errors, the rows that are left and the common noise
@@ -69,6 +80,7 @@ def test_the_spread_is_that_of_its_definition(noise: str, monkeypatch: pytest.Mo
     for t in range(6):
         A = X[task == t]
         doubt = sum(moments[t, k, m] * shared[k, :, m, :] for k in range(3) for m in range(3))
+        doubt = moved[t] @ doubt @ moved[t].T
         coefficients = moments[t, 1:, 1:] - torch.outer(moments[t, 0, 1:], moments[t, 0, 1:])
         own = prior.frame @ coefficients @ prior.frame.T
         errors[t] = ((y[task == t] - A @ weights[t]) ** 2).sum()
@@ -152,7 +164,7 @@ def test_tasks_without_new_rows_keep_what_was_known_of_them() -> None:
 
 def test_beyond_a_size_what_is_shared_is_taken_for_known(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = related()
-    monkeypatch.setattr(subspace_spread, "MOST_SHARED", 11)
+    monkeypatch.setattr(subspace_information, "MOST_SHARED", 11)
     statistics, prior, spread = fitted(rows)
     assert spread.shared.shape == (0, 4, 0, 4)
     known = replace(prior, noise=spread.noise, covariance=spread.unseen)

@@ -454,7 +454,7 @@ class SubspaceRegressor(SharedTaskFits, RegressorMixin, TaskEstimator):  # type:
     def _set_marginal(self, prior: SubspacePrior, spread: TaskSpread) -> None:
         found, tasks = posterior(self.statistics_, prior), self.statistics_.all_tasks
         prior = replace(prior, noise=tasks.gather(prior.noise))
-        per_task = {name: tasks.gather(getattr(spread, name)) for name in ("moments", "covariance", "noise")}
+        per_task = {name: tasks.gather(getattr(spread, name)) for name in ("moments", "covariance", "reach", "noise")}
         self._prior, self._frame, self._spread = prior, prior.frame, replace(spread, **per_task)
         self.prior_covariance_ = np.asarray(prior.covariance.numpy())
         self.noise_variance_ = np.asarray(self._spread.noise.numpy())

@@ -165,6 +165,12 @@ def _restore_spread(tensors: dict[str, Tensor], model: Any, tasks: int) -> TaskS
         raise ValueError(f"what is not known of the shared parts has the size {size}, not {1 + rank}")
     shapes = {"shared": (size, n, size, n), "moments": (tasks, size, size), "unseen": (rank, rank)}
     shapes |= {"noise": (tasks,), "common": (1,)}
+    # files of earlier versions do not have it
+    tensors = {"spread.reach": covariance.new_zeros((tasks, n, 0))} | tensors
+    columns = take(tensors, "spread.reach", None).shape[-1]
+    if columns not in {0, max(size - 1, 0)}:
+        raise ValueError(f"the reach of its rows has {columns} columns, not {max(size - 1, 0)}")
+    shapes["reach"] = (tasks, n, columns)
     return TaskSpread(
         covariance=covariance, **{name: take(tensors, f"spread.{name}", shape) for name, shape in shapes.items()}
     )

@@ -12,8 +12,8 @@ flat in log c, at the W that makes y most likely, with F the Fisher information 
 
     F = blockdiag(Σ_t S_t,  Σ_t (Σ - V_t) ⊗ S_t + (H ↦ G_t V_t Hᵀ G_t V_t)),    G_t = A_tU/s_t²,
 
-R² the covariance of the prior of W (``inference.subspace_spread``) and the last sum the prior that draws the noise of
-tasks together; where all tasks have one noise variance, it is c. The noise of a task becomes
+R² the covariance of the prior of W (``inference.subspace_information``) and the last sum the prior that draws the
+noise of tasks together; where all tasks have one noise variance, it is c. The noise of a task becomes
 
     s_t² = (E‖ε_t‖² + ρc) / (n_t - f_t + ρ),    f_t = -∂ log det(I + R F R)/∂ log s_t²,
 
@@ -35,8 +35,7 @@ from torch import Tensor
 
 from fisherfold.inference.subspace import SubspacePrior, noise_floor, posterior
 from fisherfold.inference.subspace_fit import NOISE_ROWS, common_noise, expected_moments, update_frame, update_mean
-from fisherfold.inference.subspace_information import shared_information, spent_on_shared
-from fisherfold.inference.subspace_spread import shared_prior
+from fisherfold.inference.subspace_information import shared_information, shared_prior, spent_on_shared
 from fisherfold.problems.tasks import TaskStatistics
 
 # Where W takes no more of the rows than this part, c is the maximum over what is left of them: off by the square of it.

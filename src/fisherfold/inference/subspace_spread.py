@@ -1,16 +1,16 @@
 """How well the weights of tasks are known, with what all tasks share not taken for known.
 
 Mean and subspace of ``inference.subspace`` are learnt from the rows too. The weights of a task are w_t = W ã_t for
-W = [m, U] and ã_t = (1, a_t). Given the moments E[ã_t ã_tᵀ], log p(y | W) is quadratic in W, and with a Gaussian prior
-W has the posterior precision
+W = [m, U] and ã_t = (1, a_t). With the coefficients integrated out W has, by Laplace's method, the covariance
 
-    Σ_t E[ã_t ã_tᵀ] ⊗ A_t/s_t² + Ψ⁻¹ ⊗ D,    Ψ = blockdiag(mᵀDm, UᵀDU)/n,    D = diag(Σ_t A_t)/rows,
+    K = (F + Ψ⁻¹ ⊗ D)⁻¹,    Ψ = blockdiag(mᵀDm, UᵀDU)/n,    D = diag(Σ_t A_t)/rows,
 
-half a step of mean-field variational inference from the maximum. The prior has the size of what was found, in the units
-of the features; a direction in which no task differs has no moments, and leaves no doubt. With C_kl the blocks of the
-inverse and V_t the covariance of a_t,
+F its Fisher information (``inference.subspace_information``). The prior has the size of what was found, in the units of
+the features; a direction in which no task differs has no moments, and leaves no doubt. When W moves by H, the rows of a
+task move its coefficients against it, and its weights move by B_t H E[ã_t] but for what the residuals add. With V_t the
+covariance of a_t and G_t = A_tU/s_t²,
 
-    Cov(w_t) = U V_t Uᵀ + Σ_kl E[ã_t ã_tᵀ]_kl C_kl,
+    Cov(w_t) = U V_t Uᵀ + B_t (Σ_kl E[ã_t ã_tᵀ]_kl K_kl) B_tᵀ,    B_t = I - U V_t G_tᵀ,
 
 and the noise of a task is the mean of what its squared errors e_t, its rows n_t and the common noise c leave for it,
 
@@ -30,15 +30,9 @@ import torch
 from torch import Tensor
 
 from fisherfold.distributed import Axis
-from fisherfold.inference.subspace import (
-    SubspacePrior,
-    TaskPosterior,
-    factor_above_one,
-    noise_floor,
-    posterior,
-    symmetric_root,
-)
+from fisherfold.inference.subspace import SubspacePrior, TaskPosterior, noise_floor, posterior
 from fisherfold.inference.subspace_fit import NOISE_ROWS
+from fisherfold.inference.subspace_information import shared_doubt, shared_information, shared_prior
 from fisherfold.problems.tasks import TaskStatistics
 
 # The noise is found in a few rounds: the effective numbers of parameters hardly depend on it.
@@ -46,19 +40,18 @@ _ROUNDS, _SETTLED = 20, 1e-4
 # That of tasks that are folded in must not depend on where the rounds began.
 _FOLDED_ROUNDS, _FOLDED = 200, 1e-10
 
-# So many numbers in W at most: its covariance has their square. What is shared is taken for known beyond.
-MOST_SHARED = 2048
-
 
 @dataclass(frozen=True)
 class TaskSpread:
     """What is not known of the weights of each task, and its noise.
 
     Attributes:
-        shared: C, the covariance of [m, U], shape (1 + rank, features, 1 + rank, features), or (0, features, 0,
+        shared: K, the covariance of [m, U], shape (1 + rank, features, 1 + rank, features), or (0, features, 0,
             features) where what is shared is taken for known.
         moments: E[ã_t ã_tᵀ], shape (tasks, 1 + rank, 1 + rank), or (tasks, 0, 0).
         covariance: V_t of the coefficients, shape (tasks, rank, rank).
+        reach: G_t V_t, shape (tasks, features, rank), or (tasks, features, 0) where what is shared is taken for known,
+            and in models of earlier versions, whose K is that of W given the moments and whose B_t is I.
         unseen: the covariance of the coefficients of a task that was not seen, shape (rank, rank).
         noise: the variance of a fresh target around its mean, shape (tasks,).
         common: what the noise of all tasks is drawn towards, shape (1,).
@@ -67,6 +60,7 @@ class TaskSpread:
     shared: Tensor
     moments: Tensor
     covariance: Tensor
+    reach: Tensor
     unseen: Tensor
     noise: Tensor
     common: Tensor
@@ -85,7 +79,8 @@ class TaskSpread:
         """
         n, tasks = len(prior.mean), len(covariance)
         nothing = covariance.new_zeros((0, n, 0, n)), covariance.new_zeros((tasks, 0, 0))
-        return cls(*nothing, covariance, prior.covariance, prior.noise, covariance.new_tensor([common]))
+        reach, known = covariance.new_zeros((tasks, n, 0)), (prior.covariance, prior.noise)
+        return cls(*nothing, covariance, reach, *known, covariance.new_tensor([common]))
 
     def variance(self, features: Tensor, task: Tensor, frame: Tensor) -> Tensor:
         """The variance of fresh targets.
@@ -107,8 +102,11 @@ class TaskSpread:
         found = noise[task] + ((covariance[task] @ inside[..., None]).squeeze(-1) * inside).sum(-1).clamp(min=0)
         for number in torch.unique(task).tolist():
             rows = task == number
-            doubt = torch.einsum("kl,kilj->ij", moments[number], self.shared)
-            found[rows] += ((features[rows] @ doubt) * features[rows]).sum(-1).clamp(min=0)
+            doubt, moved = torch.einsum("kl,kilj->ij", moments[number], self.shared), features[rows]
+            if number >= 0:
+                reach = self.reach[number]
+                moved = moved - inside[rows, : reach.shape[1]] @ reach.mT
+            found[rows] += ((moved @ doubt) * moved).sum(-1).clamp(min=0)
         return found
 
 
@@ -125,20 +123,22 @@ def task_spread(statistics: TaskStatistics, prior: SubspacePrior, noise: str, *,
         The spread of the tasks that are here.
     """
     statistics, tasks = statistics.keeping(), statistics.all_tasks
-    errors, scale = _errors(statistics, prior), prior.noise
+    errors, secants = _errors(statistics, prior), _Secants()
+    scale = torch.full_like(errors, common) if noise == "shared" else prior.noise
     for _ in range(_ROUNDS):
         here = replace(prior, noise=scale)
         found = posterior(statistics, here)
         shared = _shared(statistics, here, found)
-        spent = _spent(statistics, here, shared, found)
-        before, scale = scale, _noise(statistics, errors, spent, common, noise)
-        if _settled(before, scale, tasks, _SETTLED):
+        spent = _spent(statistics, here, shared, found, _reach(found, shared))
+        wanted = _noise(statistics, errors, spent, common, noise)
+        if _settled(scale, wanted, tasks, _SETTLED):
             break
+        scale = secants.step(scale, wanted)
     found = posterior(statistics, replace(prior, noise=scale))
     count = float(tasks.total((statistics.counts > 0).sum()))
     unseen = prior.covariance * (count + 1) / max(count - 1, 1.0)
-    moments = _moments(found, shared)
-    return TaskSpread(shared, moments, found.covariance, unseen, scale, scale.new_tensor([common]))
+    per_task = _moments(found, shared), found.covariance, _reach(found, shared)
+    return TaskSpread(shared, *per_task, unseen, scale, scale.new_tensor([common]))
 
 
 def grown_spread(
@@ -159,14 +159,18 @@ def grown_spread(
     added = statistics.n_tasks - len(known.noise)
     scale = torch.cat([known.noise, known.common.expand(added)])
     own, errors = statistics.select(changed), _errors(statistics, prior)[changed]
+    size, secants = known.reach.shape[-1], _Secants()
     for _ in range(_FOLDED_ROUNDS if noise == "task" else 0):
         here = replace(prior, noise=scale[changed])
-        spent = _spent(own, here, known.shared, posterior(own, here))
-        before, scale[changed] = scale[changed], _noise(own, errors, spent, float(known.common), noise)
-        if _settled(before, scale[changed], own.all_tasks, _FOLDED):
+        found = posterior(own, here)
+        spent = _spent(own, here, known.shared, found, _reach(found, known.shared)[..., :size])
+        wanted = _noise(own, errors, spent, float(known.common), noise)
+        if _settled(scale[changed], wanted, own.all_tasks, _FOLDED):
             break
+        scale[changed] = secants.step(scale[changed], wanted)
     found = posterior(statistics, replace(prior, noise=scale))
-    return replace(known, moments=_moments(found, known.shared), covariance=found.covariance, noise=scale)
+    moments, reach = _moments(found, known.shared), _reach(found, known.shared)[..., :size]
+    return replace(known, moments=moments, covariance=found.covariance, reach=reach, noise=scale)
 
 
 def _errors(statistics: TaskStatistics, prior: SubspacePrior) -> Tensor:
@@ -179,6 +183,11 @@ def _moments(found: TaskPosterior, shared: Tensor) -> Tensor:
     return _extended(found.mean, found.second_moment(), len(shared))
 
 
+def _reach(found: TaskPosterior, shared: Tensor) -> Tensor:
+    """G_t V_t, or nothing of it where what is shared is taken for known."""
+    return (found.scaled_gram_frame @ found.covariance)[..., : max(len(shared) - 1, 0)]
+
+
 def _extended(mean: Tensor, second_moment: Tensor, size: int) -> Tensor:
     """The second moments of (1, a) from the moments of a; those of the first so many entries."""
     extended = torch.cat([torch.ones_like(mean[:, :1]), mean], 1)
@@ -188,89 +197,39 @@ def _extended(mean: Tensor, second_moment: Tensor, size: int) -> Tensor:
 
 
 def _shared(statistics: TaskStatistics, prior: SubspacePrior, found: TaskPosterior) -> Tensor:
-    """C, the covariance of W given the moments of the coefficients."""
-    n, k = statistics.n_features, 1 + found.mean.shape[1]
+    """K, the covariance of W with the coefficients integrated out."""
     known = shared_prior(statistics, prior)
     if known is None:
+        n = statistics.n_features
         return found.mean.new_zeros((0, n, 0, n))
-    moments = _extended(found.mean, found.second_moment(), k) / prior.noise[:, None, None]
-    precision = statistics.all_tasks.total(moments.reshape(-1, k * k).mT @ statistics.gram.reshape(-1, n * n))
-    return known.covariance(known.factor(precision.reshape(k, k, n, n).transpose(1, 2)))
+    return known.covariance(known.factor(statistics.all_tasks.total(shared_information(statistics, prior, found))))
 
 
-@dataclass(frozen=True)
-class SharedPrior:
-    """The Gaussian prior Ψ ⊗ D⁻¹ of W = [m, U].
-
-    Attributes:
-        root: Ψ^½, shape (1 + rank, 1 + rank).
-        units: the diagonal of D^-½, shape (features,).
-    """
-
-    root: Tensor
-    units: Tensor
-
-    def factor(self, precision: Tensor) -> Tensor:
-        """The Cholesky factor of I + R P R, with R = Ψ^½ ⊗ D^-½ and P the precision that the likelihood gives to W.
-
-        Args:
-            precision: P, shape (1 + rank, features, 1 + rank, features).
-
-        Returns:
-            A lower triangular matrix.
-        """
-        size = len(self.root) * len(self.units)
-        inner = self._between_roots(precision).reshape(size, size)
-        inner.diagonal().add_(1.0)
-        return factor_above_one(inner)
-
-    def covariance(self, factor: Tensor) -> Tensor:
-        """R (I + R P R)⁻¹ R, the covariance of W.
-
-        Args:
-            factor: from ``factor``.
-
-        Returns:
-            A tensor of shape (1 + rank, features, 1 + rank, features).
-        """
-        k, n = len(self.root), len(self.units)
-        return self._between_roots(torch.cholesky_inverse(factor).reshape(k, n, k, n))
-
-    def _between_roots(self, matrix: Tensor) -> Tensor:
-        k, n = len(self.root), len(self.units)
-        left = (self.root @ matrix.reshape(k, -1)).reshape(k * n, k, n)
-        return (self.root @ left).reshape(k, n, k, n).mul_(self.units[:, None, None]).mul_(self.units)
-
-
-def shared_prior(statistics: TaskStatistics, prior: SubspacePrior) -> SharedPrior | None:
-    """The prior of what all tasks share, of the size of what was found.
-
-    Args:
-        statistics: the rows.
-        prior: what was found.
-
-    Returns:
-        The prior, or None where W is too large and taken for known.
-    """
-    n, k = statistics.n_features, 1 + prior.frame.shape[1]
-    if n * k > MOST_SHARED:
-        return None
-    tasks, squares = statistics.all_tasks, statistics.gram.diagonal(dim1=-2, dim2=-1)
-    sizes = tasks.total(squares.sum(0)) / tasks.total(statistics.counts.sum())
-    spread = sizes.new_zeros((k, k))
-    spread[0, 0] = (prior.mean**2 * sizes).sum()
-    spread[1:, 1:] = prior.frame.mT @ (prior.frame * sizes[:, None])
-    spread = spread / (sizes > 0).sum().clamp(min=1)  # features that are zero in all rows are none
-    return SharedPrior(symmetric_root(spread), torch.where(sizes > 0, sizes, 1.0).rsqrt())
-
-
-def _spent(statistics: TaskStatistics, prior: SubspacePrior, shared: Tensor, found: TaskPosterior) -> Tensor:
+def _spent(
+    statistics: TaskStatistics, prior: SubspacePrior, shared: Tensor, found: TaskPosterior, reach: Tensor
+) -> Tensor:
     """tr(A_t Cov(w_t))/s_t², the effective number of parameters of each task."""
-    n, k, tasks = statistics.n_features, len(shared), statistics.n_tasks
-    blocks = shared.transpose(1, 2).reshape(k * k, n * n)
-    doubts = (statistics.gram.reshape(tasks, n * n) @ blocks.mT) * _moments(found, shared).reshape(tasks, k * k)
-    own = (prior.frame.mT @ statistics.gram @ prior.frame) * found.covariance
-    return (doubts.sum(-1) + own.sum((-2, -1))) / prior.noise
+    inner = prior.frame.mT @ found.scaled_gram_frame
+    own = (inner * found.covariance).sum((-2, -1))
+    return own + shared_doubt(statistics, prior, found, shared, _moments(found, shared), reach)
+
+
+class _Secants:
+    """Steps to where the noise of every task is what is found with it: secants in its logarithm, one per task.
+
+    More noise leaves a task fewer parameters, hence more rows and less noise: plain repetition swings about the end.
+    """
+
+    def __init__(self) -> None:
+        self._last: tuple[Tensor, Tensor] | None = None
+
+    def step(self, scale: Tensor, wanted: Tensor) -> Tensor:
+        miss, slope = (wanted / scale).log(), -torch.ones_like(scale)
+        if self._last is not None:
+            before, moved = self._last
+            slope = torch.where(moved == 0, slope, (miss - before) / moved).clamp(-2.0, -0.5)
+        self._last = miss, -miss / slope
+        return scale * self._last[1].exp()
 
 
 def _settled(before: Tensor, after: Tensor, tasks: Axis, tolerance: float) -> bool:
