@@ -6,7 +6,7 @@ import torch
 from fisherfold.fisher import DenseFisher, conjugate
 from fisherfold.fisher.conjugate import conjugate_gradients
 from fisherfold.fisher.flat import flatten, unflatten
-from fisherfold.manifolds import Grassmann, Oblique, Product, Sphere, Stiefel
+from fisherfold.manifolds import Euclidean, Grassmann, Oblique, Product, Sphere, Stiefel
 from fisherfold.manifolds.base import combine, tree_map
 
 MANIFOLDS = [
@@ -16,7 +16,7 @@ MANIFOLDS = [
 
 
 def ill_conditioned(manifold, condition, *, dtype=torch.float32, kind=DenseFisher):
-    """An operator with eigenvalues spread evenly over 1 to 1/condition, and a tangent vector."""
+    """An operator with eigenvalues spread evenly, by their logarithms, over 1 to 1/condition, and a tangent vector."""
     generator = torch.Generator().manual_seed(0)
     x = manifold.random_point(generator=generator, dtype=dtype)
     size = flatten(x).numel()
@@ -138,6 +138,22 @@ def test_float32_reaches_what_it_can_hold_at_a_condition_of_a_million(manifold):
     assert true_residual(operator, g, solution.x, 1e-7) <= 3 * attainable
     assert float((flatten(double(solution.x)) - expected).norm()) <= 0.02 * float(expected.norm())
     assert solution.iterations <= 4 * manifold.dim
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_lone_flat_direction_does_not_end_cg_before_float32_must(seed):
+    # one eigenvalue of 1e-6 below others of 0.02 to 1: x is almost all along its eigenvector, and what rounding leaves
+    # of the others there is as large as g itself
+    generator = torch.Generator().manual_seed(seed)
+    basis = torch.linalg.qr(torch.randn(40, 40, generator=generator, dtype=torch.float64)).Q
+    values = torch.linspace(1, 1e-6, 40, dtype=torch.float64)
+    operator = DenseFisher(Euclidean(40), torch.zeros(40), (basis * values @ basis.T).float())
+    g = torch.randn(40, generator=generator)
+    solution = conjugate_gradients(operator, g, 0.0, rtol=1e-5, max_iter=400)
+    expected = torch.linalg.solve(operator.matrix.double(), g.double())
+    attainable = torch.finfo(torch.float32).eps * float(expected.norm() / g.double().norm())
+    assert true_residual(operator, g, solution.x, 0.0) <= 3 * attainable
+    assert solution.iterations <= 100
 
 
 @pytest.mark.parametrize("room", [0, 1, 9, 40])

@@ -60,8 +60,9 @@ def conjugate_gradients(
 
     Residuals are projected wherever what rounding has left outside the tangent space, about eps ‖g‖ a step, may count
     beside them: in every step in float32, late ones in float64. They come from a recursion; where rounding may have
-    parted it from g - (F + λ I) x, a product is spent on the truth, and CG ends if that is larger than what the
-    recursion has said: no smaller residual can be had in this precision, about eps ‖F‖ ‖x‖ / ‖g‖.
+    parted it from g - (F + λ I) x, a product is spent on the truth, and CG begins anew from that if it is another one.
+    Where beginning anew has not halved it, CG ends: no smaller residual can be had in this precision, about
+    eps ‖F‖ ‖x‖ / ‖g‖.
 
     A singular F without damping needs a g in its range (a gradient is); otherwise CG ends with curvature ``zero`` and
     its last iterate, and ``pinv`` is the method to name.
@@ -106,6 +107,8 @@ class _Recursion:
         self.curvature, self.steepest = "positive", 0.0
         self._begin(space.g)
         self.size, self.goal = self.left, rtol * self.left
+        # beside a long x along a flat direction rounding may leave more residual than x = 0 has, though x is near
+        self.first = math.inf
 
     def _begin(self, r: Tangent) -> None:
         """Go on from the residual r of x, with no memory."""
@@ -140,7 +143,7 @@ class _Recursion:
             self.drift, self.checked, self.left_then = gap, self.space.products, self.left
             return False
         self._begin(truth)
-        return not self.left <= before / 2
+        return not self.left < before / 2
 
     def step(self) -> None:
         """One step, with one product, unless there is no curvature along the direction."""
