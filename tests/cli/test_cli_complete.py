@@ -166,13 +166,19 @@ def test_fit_says_what_to_do_next(ratings, tmp_path):
 
 def test_evaluate_has_error_bars(ratings):
     found = json.loads(call("evaluate", ratings, "--rank", 1, "--folds", 4, "--json"))
-    assert found["folds"] == 4
+    assert (found["folds"], found["rank"]) == (4, 1)
     assert 0.05 < found["rmse"]["mean"] < 0.4
     assert found["rmse"]["standard error"] > 0
     assert 0.6 < found["covered by 90 % intervals"]["mean"] <= 1
     assert "±" in call("evaluate", ratings, "--rank", 1, "--folds", 2, "--unpack-limit", "inf")
     point = json.loads(call("evaluate", ratings, "--rank", 1, "--folds", 2, "--inference", "point", "--json"))
     assert set(point) >= {"rmse", "mae"}
+
+
+def test_evaluate_says_which_rank_every_fold_has_chosen(ratings):
+    found = json.loads(call("evaluate", ratings, "--rank", "auto", "--folds", 2, "--json"))
+    assert len(found["rank"]) == 2
+    assert set(found["rank"]) <= {2, 5, 10, 20}
 
 
 def test_evaluate_holds_out_pairs_not_lines(ratings, tmp_path):

@@ -275,15 +275,18 @@ def evaluate(
         duplicates=duplicates, max_iter=max_iter, n_jobs=threads,
     )  # fmt: skip
     parts = list(KFold(folds, shuffle=True, random_state=seed).split(pairs.values))
-    scores = []
+    scores, ranks = [], []
     with voice.progress("evaluating", folds) as bar:
         for number, (train, test) in enumerate(parts, start=1):
             bar.say(f"fold {number} of {folds}")
-            scores.append(_score(model, pairs, train, test))
+            score, used = _score(model, pairs, train, test)
+            scores.append(score)
+            ranks.append(used)
             bar.advance()
     found: dict[str, Any] = {
         "file": str(file), **_read(table.header, table.n_read, table.refused), "decimal mark": table.decimal,
         "merged": len(table.values) - len(pairs.values), "folds": folds,
+        "rank": ranks if rank == "auto" else ranks[0],
     }  # fmt: skip
     for name in scores[0]:
         values = np.array([score[name] for score in scores])
@@ -310,8 +313,8 @@ def _observed(table: RatingTable) -> Observations:
     return Observations(table.rows, table.columns, table.values, table.rows, table.columns)
 
 
-def _score(model: MatrixCompletion, pairs: Observations, train: Any, test: Any) -> dict[str, float]:
-    """Errors on one fold, and what the 90 % intervals cover."""
+def _score(model: MatrixCompletion, pairs: Observations, train: Any, test: Any) -> tuple[dict[str, float], int]:
+    """Errors on one fold, and what the 90 % intervals cover; and the rank that it was fitted with."""
     import numpy as np
     from sklearn.base import clone
 
@@ -326,7 +329,7 @@ def _score(model: MatrixCompletion, pairs: Observations, train: Any, test: Any) 
     scores = {"rmse": float(np.sqrt(np.mean(error**2))), "mae": float(np.mean(np.abs(error)))}
     if std is not None:
         scores["covered by 90 % intervals"] = float(np.mean(np.abs(error) <= 1.6449 * std))
-    return scores
+    return scores, inside.posterior.rank
 
 
 def _read(header: list[str] | None, lines: int, refused: dict[str, int]) -> dict[str, Any]:
