@@ -271,14 +271,18 @@ def test_predictions_are_what_the_name_of_their_file_says(tmp_path):
     lines = pl.DataFrame([(k % 9, k % 7, k % 5) for k in range(60)], ["user", "item", "stars"], orient="row")
     lines.write_csv(tmp_path / "ratings.csv")
     call("fit", tmp_path / "ratings.csv", "--rank", 2, "-o", tmp_path / "model")
-    for name in ("out.csv", "out.csv.gz"):
-        call("predict", tmp_path / "model", tmp_path / "ratings.csv", "-o", tmp_path / name)
+    for name in ("out.csv", "out.csv.gz", "out.PARQUET"):
+        call("predict", tmp_path / "model", tmp_path / "ratings.csv", "-o", tmp_path / name, "--std")
     assert gzip.decompress((tmp_path / "out.csv.gz").read_bytes()) == (tmp_path / "out.csv").read_bytes()
-    for name in ("out.parquet", "out.CSV.ZIP"):
-        words = ["predict", tmp_path / "model", tmp_path / "ratings.csv", "-o", tmp_path / name]
-        refused = CliRunner().invoke(app, ["complete", *map(str, words)])
-        assert f"written as CSV, in a file such as x.csv or x.csv.gz, got {tmp_path / name}" in str(refused.exception)
-        assert not (tmp_path / name).exists()
+    found, expected = pl.read_parquet(tmp_path / "out.PARQUET"), pl.read_csv(tmp_path / "out.csv")
+    assert found.columns == ["user", "item", "stars", "std", "prediction"]
+    for name in ("std", "prediction"):
+        assert found[name].dtype.is_float()
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-6)
+    words = ["predict", tmp_path / "model", tmp_path / "ratings.csv", "-o", tmp_path / "out.CSV.ZIP"]
+    refused = CliRunner().invoke(app, ["complete", *map(str, words)])
+    assert f"as x.csv, x.csv.gz or x.parquet, got {tmp_path / 'out.CSV.ZIP'}" in str(refused.exception)
+    assert not (tmp_path / "out.CSV.ZIP").exists()
 
 
 def test_a_column_that_csv_cannot_hold_is_named(tmp_path):

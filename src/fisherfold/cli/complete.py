@@ -165,7 +165,7 @@ def predict(
     voice: Voice,
     folder: Folder,
     pairs: Annotated[Path, typer.Argument(help="A table whose first two columns are row id and column id.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The CSV file to write, or .csv.gz.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write: .csv, .csv.gz or .parquet.")],
     columns: Columns = None, file_format: Format = None, header: Header = None,
     encoding: Encoding = None, unpack_limit: UnpackLimit = 4.0,
     decimal: Annotated[
@@ -177,13 +177,13 @@ def predict(
     import numpy as np
 
     from fisherfold.estimators.completion import MatrixCompletion
-    from fisherfold.estimators.decimals import check_mark, written
+    from fisherfold.estimators.decimals import check_mark
     from fisherfold.estimators.table_columns import in_order
-    from fisherfold.estimators.table_output import check_csv_name, write_csv
+    from fisherfold.estimators.table_output import check_name, write_predictions
     from fisherfold.estimators.tables import read_pairs
 
     check_mark(decimal)
-    check_csv_name(output)
+    check_name(output)
     model = MatrixCompletion.load(folder)
     text = model.model_.row_ids.kind == "objects", model.model_.column_ids.kind == "objects"
     table, rows, ids = read_pairs(
@@ -203,10 +203,8 @@ def predict(
     with voice.progress(f"predicting {counted(len(frame), 'pair', form=',')}"):
         mean, spread = inside.predict(i, j, with_std=std, clip=model.clip)
     frame = frame.drop([name for name in ("prediction", *(["std"] if std else [])) if name in frame.columns])
-    if spread is not None:
-        frame = frame.with_columns(written(spread, decimal).alias("std"))
-    frame = frame.with_columns(written(mean, decimal).alias("prediction"))
-    write_csv(frame, pairs, output)
+    added = {"prediction": mean} if spread is None else {"std": spread, "prediction": mean}
+    write_predictions(frame, added, pairs, output, decimal)
     unknown = int(np.count_nonzero(((i < 0) | (j < 0)).cpu().numpy()))
     found = {
         **_read(table.header, len(mean) + sum(table.refused.values()), table.refused), "pairs": len(mean),

@@ -150,7 +150,7 @@ def predict(
     voice: Voice,
     model: Model,
     data: Data,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The table with predictions, CSV, or .csv.gz.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The table to write: .csv, .csv.gz or .parquet.")],
     std: Annotated[bool, typer.Option("--std", help="Add predictive standard deviations.")] = False,
     unseen: Unseen = "error",
     encoding: Encoding = None,
@@ -158,11 +158,10 @@ def predict(
     unpack_limit: UnpackLimit = 4.0,
 ) -> None:
     """Write a table with predictions added to it."""
-    from fisherfold.estimators.decimals import written
-    from fisherfold.estimators.table_output import check_csv_name, write_csv
+    from fisherfold.estimators.table_output import check_name, write_predictions
     from fisherfold.estimators.task_tables import read_tasks
 
-    check_csv_name(output)
+    check_name(output)
     roles, fitted = _load(model)
     reading: dict[str, Any] = {"encoding": encoding, "max_bytes": in_bytes(unpack_limit)}
     table = read_tasks(data, roles, with_target=False, decimal=decimal, **reading).known_to(fitted)
@@ -172,8 +171,7 @@ def predict(
     found = fitted.predict(table.X, task=table.task, unseen=unseen, **options)
     values, deviations = found if std else (found, None)
     added = {f"{roles.target}_predicted": values} | ({} if deviations is None else {f"{roles.target}_std": deviations})
-    frame = table.frame.with_columns(**{name: written(each, table.decimal) for name, each in added.items()})
-    write_csv(frame, data, output)
+    write_predictions(table.frame, added, data, output, table.decimal)
     voice.result("Predicted", {**_read(table), "output": str(output)})
 
 

@@ -1,20 +1,25 @@
-"""Tables with predictions as files: CSV in UTF-8, packed with gzip where the name ends with .gz."""
+"""Tables with predictions as files: CSV in UTF-8, packed with gzip where the name ends with .gz, or Parquet."""
 
 from __future__ import annotations
 
 import gzip
+import io
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
+from fisherfold.estimators.decimals import written
 from fisherfold.estimators.table_files import flat
 from fisherfold.files import write_atomically
 
-# Whoever opens such a file expects another format than CSV, or another packing than gzip.
-_OTHERS = (".parquet", ".pq", ".feather", ".arrow", ".json", ".xlsx", ".xls", ".zip", ".bz2", ".xz", ".zst", ".7z")
+_PARQUET = (".parquet", ".pq")
+# Whoever opens such a file expects another format, or another packing than gzip.
+_OTHERS = (".feather", ".arrow", ".json", ".xlsx", ".xls", ".zip", ".bz2", ".xz", ".zst", ".7z")
 
 
-def check_csv_name(output: Path) -> None:
+def check_name(output: Path) -> None:
     """Look whether a name says what will be in the file, before the work whose result it is to hold.
 
     Args:
@@ -24,17 +29,27 @@ def check_csv_name(output: Path) -> None:
         ValueError: if its ending stands for another format.
     """
     if output.suffix.lower() in _OTHERS:
-        raise ValueError(f"--output is written as CSV, in a file such as x.csv or x.csv.gz, got {output}")
+        raise ValueError(f"--output is written as CSV or Parquet, as x.csv, x.csv.gz or x.parquet, got {output}")
 
 
-def write_csv(frame: pl.DataFrame, source: str | Path, output: Path) -> None:
-    """Write a table.
+def write_predictions(
+    frame: pl.DataFrame, added: Mapping[str, Any], source: str | Path, output: Path, mark: str
+) -> None:  # fmt: skip
+    """Write a table with columns added to it.
 
     Args:
         frame: the table.
-        source: where it comes from, for the message that names a column which such a file cannot hold.
-        output: the file; packed if its name ends with .gz.
+        added: the columns, by name and in order.
+        source: where the table comes from, for the message that names a column which a file of text cannot hold.
+        output: the file; Parquet if its name says so, else CSV, packed if its name ends with .gz.
+        mark: the decimal mark of numbers in text.
     """
+    if output.suffix.lower() in _PARQUET:
+        buffer = io.BytesIO()
+        frame.with_columns(**{name: pl.Series(values) for name, values in added.items()}).write_parquet(buffer)
+        write_atomically(output, buffer.getvalue())
+        return
+    frame = frame.with_columns(**{name: written(values, mark) for name, values in added.items()})
     for column in frame:
         flat(column, source)
     content = frame.write_csv().encode()
