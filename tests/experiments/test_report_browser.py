@@ -44,7 +44,12 @@ def file(tmp_path_factory):
     cubes = Series("cubes", {"x": powers}, {"y": Band(*3 * [[t**3 for t in powers]])})
     theory = Chart("the remainder", {"x": "t"}, {"y": "the remainder"}, [cubes], True, True)
     other = Section("two", "Two", "another claim", "no claim", charts=[theory], files=["a b/t<i>.csv"])
-    return write_page([section, other], tmp_path_factory.mktemp("page"), title=HOSTILE, lead="lead")
+    # four charts of a section: not all methods are in all of them
+    names = ("abc", "bdca", "e", "ae")
+    line = {"x": {"x": [0.0, 1.0]}, "y": {"y": Band([0.0, 1.0], [0.0, 1.0], [0.0, 1.0])}}
+    several = [Chart(word, {"x": "x"}, {"y": "y"}, [Series(label, **line) for label in word]) for word in names]
+    third = Section("three", "Three", "a third claim", "no claim", charts=several)
+    return write_page([section, other, third], tmp_path_factory.mktemp("page"), title=HOSTILE, lead="lead")
 
 
 def test_nothing_is_asked_of_any_host_and_nothing_fails(browser, file):
@@ -83,6 +88,19 @@ def test_a_click_in_the_legend_hides_a_method_and_brings_it_back(browser, file):
     assert "halving" not in browser.ask("document.querySelector('.tip').textContent")
     browser.click(first)
     assert browser.ask(curves) == 2
+
+
+def test_a_method_has_the_same_pen_in_all_charts_of_a_section(browser, file):
+    browser.open(file)
+    buttons = "[...document.querySelectorAll('#three .chart')].map((c) => [...c.querySelectorAll('.legend button')]"
+    found = browser.ask(f"{buttons}.map((b) => [b.textContent, b.querySelector('line').getAttribute('style')]))")
+    charts = [dict(chart) for chart in found]
+    first, second, third, fourth = charts
+    assert {label: second[label] for label in "abc"} == first
+    assert len(set(second.values())) == 4
+    # what has no others beside it begins anew, and makes room where it has
+    assert third["e"] == first["a"] == fourth["a"] != fourth["e"]
+    assert "stroke-width: 2.8" in first["a"]
 
 
 def choose(browser, selector, value):

@@ -59,10 +59,24 @@
     return { place, ticks: log ? logTicks(low, high, count) : linearTicks(low, high, count) };
   };
 
+  // a method has one pen in all charts of a section; one that is new takes the first that is free
+  const pens = (labels, known) => {
+    const taken = new Set();
+    const take = (n) => { taken.add(n); return n; };
+    const own = labels.map((label) => (known.has(label) && !taken.has(known.get(label)) ? take(known.get(label)) : null));
+    return labels.map((label, i) => {
+      let n = own[i] ?? 0;
+      while (own[i] === null && taken.has(n)) n += 1;
+      if (!known.has(label)) known.set(label, n);
+      return take(n);
+    });
+  };
+
   class Chart {
-    constructor(host, data) {
+    constructor(host, data, known) {
       this.host = host;
       this.data = data;
+      this.pens = pens(data.series.map((series) => series.label), known);
       this.hidden = new Set();
       this.axis = Object.keys(data.axes)[0];
       this.metric = Object.keys(data.metrics)[0];
@@ -117,9 +131,9 @@
       });
     }
 
-    hue(i) { return `var(--c${i % 7})`; }
+    hue(i) { return `var(--c${this.pens[i] % 7})`; }
 
-    pen(i) { return `stroke: ${this.hue(i)}; stroke-dasharray: ${DASHES[i % DASHES.length]}; stroke-width: ${i ? 2 : 2.8}`; }
+    pen(i) { return `stroke: ${this.hue(i)}; stroke-dasharray: ${DASHES[this.pens[i] % DASHES.length]}; stroke-width: ${this.pens[i] ? 2 : 2.8}`; }
 
     width() { return Math.max(280, Math.round(this.plot.clientWidth) || 640); }
 
@@ -244,6 +258,9 @@
 
   theme(document.getElementById("theme"));
   const charts = JSON.parse(document.getElementById("charts").textContent);
-  for (const host of document.querySelectorAll(".chart")) new Chart(host, charts[host.dataset.chart]);
+  for (const section of document.querySelectorAll("section")) {
+    const known = new Map();
+    for (const host of section.querySelectorAll(".chart")) new Chart(host, charts[host.dataset.chart], known);
+  }
   document.querySelectorAll("table.sortable").forEach(sortable);
 })();
