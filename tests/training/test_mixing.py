@@ -71,3 +71,15 @@ def test_draws_depend_on_seed_and_epoch_alone() -> None:
     assert torch.equal(first.boxes, again.boxes)
     assert torch.equal(first.shares, again.shares)
     assert not torch.equal(first.boxes, other.boxes)
+
+
+def test_the_last_epochs_may_be_left_unmixed() -> None:
+    images = torch.randn(4, 3, 32, 32)
+    for changes in ({"cutmix": 1.0}, {"mixup": 0.5}):
+        made = mixing(mixed_until=0.5, **changes)
+        assert not torch.equal(made.mixed(images, torch.tensor(0)), images)
+        made.draw(50)
+        assert torch.equal(made.mixed(images, torch.tensor(0)), images)
+        assert made.share(torch.tensor(0)) == 1
+        made.draw(49)
+        assert not torch.equal(made.mixed(images, torch.tensor(0)), images)

@@ -134,6 +134,7 @@ def test_unknown_names_say_what_is_known() -> None:
         ({"smoothing": 1.0}, "smoothing must be below 1, got 1.0"),
         ({"mixup": -0.5}, "mixup must be a finite number, at least 0, got -0.5"),
         ({"cutmix": 1.5}, "cutmix must be at most 1, got 1.5"),
+        ({"mixed_until": 1.5}, "mixed_until must be at most 1, got 1.5"),
         ({"cutmix": 0.5, "mixup": 0.2}, "images are mixed by weight (mixup) or by patches (cutmix), not both"),
         ({"euclidean": "adam"}, "euclidean must be 'sgd' or 'kfac', got 'adam'"),
         ({"average": -1}, "average must be at least 0 and whole, got -1"),

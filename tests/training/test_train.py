@@ -95,6 +95,7 @@ def test_runs_side_by_side_are_the_runs_alone(tmp_path: Path) -> None:
         {"ahead": 0.2},
         {"mixup": 0.5},
         {"cutmix": 0.7},
+        {"cutmix": 0.7, "mixed_until": 0.4},
         {"dropout": 0.3, "average": 2},
         {"ascent": 0.1, "ascent_start": 0.4, "ascent_parts": 2},
         {"ascent": 0.1, "ascent_scales": 0.1, "ascent_start": 0.4},

@@ -7,7 +7,7 @@ A batch x is mixed with itself in reverse order x', and its loss L with that of 
 Of mixup, m = s ~ Beta(α, α) (Zhang, Cissé, Dauphin and Lopez-Paz, arXiv 1710.09412). Of cutmix, m is 0 in a box of the
 image and 1 elsewhere, and s is the share of the image outside (Yun, Han, Oh, Chun, Choe and Yoo, arXiv 1905.04899):
 with a probability p, a box of sides √(1 - u) of the image's, u uniform, around a uniform pixel, cut off at the border.
-There is one draw per batch, all those of an epoch from seed and epoch alone.
+There is one draw per batch, all those of an epoch from seed and epoch alone; the last epochs may be left unmixed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Mixing:
     """How the batches of an epoch are mixed; filled anew for every epoch, in the same memory.
 
     Args:
-        settings: ``mixup`` is α, ``cutmix`` is p; with neither, images stay as they are.
+        settings: ``mixup`` is α, ``cutmix`` is p; with neither, or after ``mixed_until``, images stay as they are.
         steps: batches per epoch.
         side: of an image, in pixels.
         seed: of the run.
@@ -35,7 +35,8 @@ class Mixing:
     """
 
     def __init__(self, settings: Settings, *, steps: int, side: int, seed: int, device: torch.device) -> None:
-        self.mixup, self.cutmix, self.seed = settings.mixup, settings.cutmix, seed
+        self.settings, self.seed = settings, seed
+        self.mixup, self.cutmix = settings.mixup, settings.cutmix
         self.shares = torch.ones(steps, device=device)
         self.boxes = torch.zeros(steps, 4, dtype=torch.int64, device=device)
         self.pixels = torch.arange(side, device=device)
@@ -50,6 +51,10 @@ class Mixing:
         Args:
             epoch: its number.
         """
+        if not self.settings.mixes_at(epoch):
+            self.shares.fill_(1)
+            self.boxes.zero_()
+            return
         draws = np.random.default_rng([abs(self.seed), epoch, self.seed < 0])
         steps, side = len(self.shares), len(self.pixels)
         if self.mixup:

@@ -42,6 +42,7 @@ class Settings:
             none.
         cutmix: the probability with which a batch has a patch of its images, and its part of their losses, replaced by
             those of other images; 0 for none.
+        mixed_until: the share of the epochs from which on images are no longer mixed; 1 to mix them to the end.
         teaching: the share of the loss, at the end of training, that is the divergence from what the network of the
             averaged weights answers to the same images; it grows from none in proportion to the epochs.
         temperature: what the logits of both networks are divided by there.
@@ -88,6 +89,7 @@ class Settings:
     smoothing: float = 0.0
     mixup: float = 0.0
     cutmix: float = 0.0
+    mixed_until: float = 1.0
     teaching: float = 0.0
     temperature: float = 1.0
     noise: float = 0.0
@@ -133,8 +135,9 @@ class Settings:
             )
         if self.mixup and self.cutmix:
             raise ValueError("images are mixed by weight (mixup) or by patches (cutmix), not both")
-        if self.cutmix > 1:
-            raise ValueError(f"cutmix must be at most 1, got {self.cutmix!r}")
+        for name in ("cutmix", "mixed_until"):
+            if getattr(self, name) > 1:
+                raise ValueError(f"{name} must be at most 1, got {getattr(self, name)!r}")
         if self.teaching and not self.average:
             raise ValueError("teaching needs averaged weights, got average=0")
         if self.teaching and not self.temperature > 0:
@@ -198,6 +201,17 @@ class Settings:
             True from ``ascent_start`` on, where there is an ascent.
         """
         return (self.ascent or self.ascent_scales) > 0 and epoch >= round(self.ascent_start * self.epochs)
+
+    def mixes_at(self, epoch: int) -> bool:
+        """Whether images of an epoch may be mixed.
+
+        Args:
+            epoch: counted from 0.
+
+        Returns:
+            True before ``mixed_until``, where there is mixing.
+        """
+        return (self.mixup or self.cutmix) > 0 and epoch < round(self.mixed_until * self.epochs)
 
     def teaching_at(self, epoch: int) -> float:
         """The share of the averaged network's answers in the loss of an epoch.

@@ -7,6 +7,7 @@ is training all the same. Learning rates are tensors that the schedule fills bet
 
 from __future__ import annotations
 
+import copy
 import math
 import operator
 import warnings
@@ -135,13 +136,7 @@ class Run:
             path: the file.
         """
         self._wait()
-        state = {
-            "network": self.network.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "epochs": self.done_epochs,
-            "averaged": self.averaged.state_dict() if self.averaged else {},
-        }
-        checkpoint.save(path, state, self.header)
+        checkpoint.save(path, self._state(), self.header)
 
     def load(self, path: str) -> None:
         """Go on from a checkpoint.
@@ -149,7 +144,32 @@ class Run:
         Args:
             path: the file.
         """
-        state = checkpoint.load(path, self.header, self.device)
+        self._restore(checkpoint.load(path, self.header, self.device))
+
+    def branch(self, settings: Settings) -> Run:
+        """Another run that goes on from where this one is, after a whole epoch, with other settings from here on.
+
+        Args:
+            settings: for the same optimizer, and averaged weights if these have them; they are taken to have led here
+                as well, which ``first_difference`` tells.
+
+        Returns:
+            The new run; this one stays as it is.
+        """
+        other = Run(settings, self.model_name, self.pool, seed=self.seed, compiled=self.compiled)
+        self._wait()
+        other._restore(copy.deepcopy(self._state()))
+        return other
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "network": self.network.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "epochs": self.done_epochs,
+            "averaged": self.averaged.state_dict() if self.averaged else {},
+        }
+
+    def _restore(self, state: dict[str, Any]) -> None:
         self.network.load_state_dict(state["network"])
         if self.averaged:
             self.averaged.load_state_dict(state["averaged"])

@@ -167,21 +167,8 @@ def train_side_by_side(
     """
     active = [job for job in jobs if not job.log.ended]
     while active and (until is None or time.monotonic() < until):
-        start = time.perf_counter()
-        for job in active:
-            job.run.begin_epoch()
-        for index in range(max(job.run.steps_per_epoch for job in active)):
-            for job in active:
-                if index < job.run.steps_per_epoch:
-                    job.run.step(index)
-        for job in active:
-            job.run.judge()
-        entries = [job.run.end_epoch() for job in active]
-        together = len(active) + beside()
-        seconds = (time.perf_counter() - start) / together
-        for job, entry in zip(active, entries, strict=True):
-            entry |= {"seconds": round(seconds, 4), "side_by_side": together}
-            _record(job, entry, checkpoint_every)
+        for job, entry in zip(active, train_epoch(active, beside), strict=True):
+            record(job, entry, checkpoint_every)
             tell(job, entry)
         active = [job for job in active if not job.log.ended]
         for job in [job for job in active if not wanted(job)]:
@@ -192,7 +179,39 @@ def train_side_by_side(
     return all(job.log.ended for job in jobs)
 
 
-def _record(job: Job, entry: dict[str, Any], checkpoint_every: int) -> None:
+def train_epoch(jobs: Sequence[Job], beside: Callable[[], int] = lambda: 0) -> list[dict[str, Any]]:
+    """Train several runs for an epoch, in turns.
+
+    Args:
+        jobs: the runs; their logs stay as they are.
+        beside: as for ``train_side_by_side``.
+
+    Returns:
+        The epoch's entry of each.
+    """
+    start = time.perf_counter()
+    for job in jobs:
+        job.run.begin_epoch()
+    for index in range(max(job.run.steps_per_epoch for job in jobs)):
+        for job in jobs:
+            if index < job.run.steps_per_epoch:
+                job.run.step(index)
+    for job in jobs:
+        job.run.judge()
+    entries = [job.run.end_epoch() for job in jobs]
+    together = len(jobs) + beside()
+    seconds = (time.perf_counter() - start) / together
+    return [entry | {"seconds": round(seconds, 4), "side_by_side": together} for entry in entries]
+
+
+def record(job: Job, entry: dict[str, Any], checkpoint_every: int = 0) -> None:
+    """Write an epoch into a run's log, and a checkpoint where one is due.
+
+    Args:
+        job: the run.
+        entry: of ``train_epoch``.
+        checkpoint_every: epochs between checkpoints; 0 for none.
+    """
     job.log.epochs.append(entry)
     if not finite(entry):
         job.log.ended = "diverged"
@@ -204,6 +223,19 @@ def _record(job: Job, entry: dict[str, Any], checkpoint_every: int) -> None:
         job.checkpoint.unlink(missing_ok=True)
     elif checkpoint_every and job.run.done_epochs % checkpoint_every == 0:
         job.run.save(str(job.checkpoint))
+
+
+def new_job(run: Run, path: Path) -> Job:
+    """Join a run to its files, whatever is there.
+
+    Args:
+        run: the run.
+        path: of its log, which is not written yet.
+
+    Returns:
+        The run with a log of no epochs.
+    """
+    return Job(run, RunLog({**run.header, "preset": run.settings.preset, **provenance(run.device)}), path)
 
 
 def open_job(run: Run, path: Path) -> Job:
@@ -219,12 +251,11 @@ def open_job(run: Run, path: Path) -> Job:
     Raises:
         ValueError: if the log lacks epochs that the checkpoint has behind it, which a log of the rest would hide.
     """
-    log = RunLog({**run.header, "preset": run.settings.preset, **provenance(run.device)})
-    job = Job(run, log, path)
+    job = new_job(run, path)
     if job.checkpoint.is_file():
         run.load(str(job.checkpoint))
-        log.epochs = RunLog.read(path).epochs[: run.done_epochs] if path.is_file() else []
-        if [entry["epoch"] for entry in log.epochs] != list(range(1, run.done_epochs + 1)):
+        job.log.epochs = RunLog.read(path).epochs[: run.done_epochs] if path.is_file() else []
+        if [entry["epoch"] for entry in job.log.epochs] != list(range(1, run.done_epochs + 1)):
             behind = counted(run.done_epochs, "epoch")
             raise ValueError(
                 f"{job.checkpoint} has {behind} behind it, which are not all in {path.name}: put that "
