@@ -128,3 +128,9 @@ def test_the_accuracies_of_cifar_are_those_that_were_logged():
         words += f", {len(cell.runs)} seeds" if len(cell.runs) > 1 else ""
         expected.setdefault(cell.optimizer, []).append(words)
     assert shown == list(expected.values())
+
+
+@pytest.mark.skipif(not PAGES, reason="the documentation is not part of an installed package")
+def test_the_citation_names_this_version():
+    lines = (ROOT / "CITATION.cff").read_text(encoding="utf-8").splitlines()
+    assert f"version: {fisherfold.__version__}" in lines
