@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -20,9 +19,6 @@ from fisherfold.optim.options import check_hyperparameters, choice
 from fisherfold.optim.rows import directed, unit_rows
 from fisherfold.optim.structure import guess_from_structure
 from fisherfold.plain import counted
-
-if TYPE_CHECKING:
-    from fisherfold.optim.mkfac import MKFAC
 
 
 def grouped_weights(model: nn.Module | None) -> set[nn.Parameter]:
@@ -353,70 +349,3 @@ def require_finite_gradients(optimizer: torch.optim.Optimizer) -> None:
             if parameter.grad is not None and not bool(torch.isfinite(parameter.grad).all()):
                 name = names(optimizer)[id(parameter)]
                 raise FloatingPointError(f"the gradient of {name} is not finite; no parameter was changed")
-
-
-def with_plain_numbers(packed: Mapping[str, Any]) -> dict[str, Any]:
-    """A saved state in which schedules have left no numbers of NumPy, which ``torch.load(weights_only=True)`` refuses.
-
-    Args:
-        packed: what ``torch.optim.Optimizer.state_dict`` returns.
-
-    Returns:
-        The same, with groups of plain numbers.
-    """
-    groups = [
-        {key: value.item() if isinstance(value, np.generic) else value for key, value in group.items()}
-        for group in packed["param_groups"]
-    ]
-    return {**packed, "param_groups": groups}
-
-
-def check_same_architecture(optimizer: MKFAC, saved: Mapping[str, Any]) -> None:
-    """Raise unless a saved state belongs to the same parameters.
-
-    Args:
-        optimizer: the optimizer that is to take it.
-        saved: its new state.
-
-    Raises:
-        ValueError: naming the first difference.
-    """
-    if "curvature" not in saved:
-        raise ValueError(f"the state has no curvature: it was not saved by {type(optimizer).__name__}")
-    sizes = [len(group["params"]) for group in optimizer.param_groups]
-    theirs = [len(group["params"]) for group in saved["param_groups"]]
-    if sizes != theirs:
-        raise ValueError(f"the state is of another architecture: groups of {theirs} parameters, expected {sizes}")
-    for group, other in zip(optimizer.param_groups, saved["param_groups"], strict=True):
-        for mine, name in zip(group.get("param_names", []), other.get("param_names", []), strict=False):
-            if mine != name:
-                raise ValueError(f"the state is of another architecture: it has {name!r} where {mine!r} is expected")
-        for parameter, key in zip(group["params"], other["params"], strict=True):
-            state = saved["state"].get(key, {})
-            if group["manifold"] != "none" and state and ("balance" in state) != optimizer.balanced:
-                raise ValueError(
-                    f"the state was saved with balanced={'balance' in state}, where manifold_lr has another meaning, "
-                    f"expected balanced={optimizer.balanced}"
-                )
-            buffer = state.get("momentum_buffer")
-            if buffer is not None and buffer.shape != parameter.shape:
-                name = names(optimizer)[id(parameter)]
-                raise ValueError(
-                    f"the state is of another architecture: {name} has shape {tuple(buffer.shape)} there, "
-                    f"expected {tuple(parameter.shape)}"
-                )
-    mine_tracked = optimizer.curvature.layers.keys()
-    if mine_tracked != set(saved["curvature"]):
-        odd = min(mine_tracked ^ set(saved["curvature"]))
-        raise ValueError(
-            f"the state is of another architecture or treatment: only one of the two has curvature for {odd}"
-        )
-    for name, layer in optimizer.curvature.layers.items():
-        entry = saved["curvature"][name]
-        inverse = entry["inverse"] or {"left": entry["g"], "right": entry["a"]}
-        orders = tuple(len(inverse[side]) for side in ("left", "right") if inverse[side] is not None)
-        if orders and orders != layer.tracked.sizes:
-            raise ValueError(
-                f"the state is of another architecture: the factors of {name} have orders {orders} there, "
-                f"expected {layer.tracked.sizes}"
-            )

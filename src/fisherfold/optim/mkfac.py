@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 from torch.optim.sgd import sgd
 
-from fisherfold.optim import groups, report, statistics
+from fisherfold.optim import groups, report, saving, statistics
 from fisherfold.optim.curvature import Curvature, CurvatureOptions, gradient_matrix, in_layout_of, track
 from fisherfold.optim.distributed import rank
 from fisherfold.optim.factors import Collector, Pass, accumulation_dtype
@@ -531,7 +531,7 @@ class MKFAC(torch.optim.Optimizer):
             A dictionary that ``torch.load(weights_only=True)`` accepts.
         """
         counters = {"age": int(self._age), "refreshes": self._refreshes}
-        packed = groups.with_plain_numbers(super().state_dict())
+        packed = saving.with_plain_numbers(super().state_dict())
         return {**packed, "curvature": self.curvature.state(), "counters": counters}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -540,18 +540,9 @@ class MKFAC(torch.optim.Optimizer):
         Args:
             state_dict: what ``state_dict`` returned for an optimizer of the same model.
         """
-        groups.check_same_architecture(self, state_dict)
+        saving.check_same_architecture(self, state_dict)
         rates = [group["lr"] for group in self.param_groups]
         super().load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})
-        for group, rate in zip(self.param_groups, rates, strict=True):
-            if isinstance(rate, Tensor):  # captured graphs read this tensor
-                group["lr"] = rate.copy_(torch.as_tensor(group["lr"]))
-        saved = [state_dict["state"].get(key, {}) for group in state_dict["param_groups"] for key in group["params"]]
-        for (parameter, _, _), before in zip(self._entries(), saved, strict=True):
-            for key, value in before.items():
-                # loading has cast them to the dtype of the parameter, and copied nothing that fitted
-                kept = value if key in ("alive", "balance") else self.state[parameter][key]
-                self.state[parameter][key] = kept.to(parameter.device, copy=True)
-        self.curvature.load(state_dict["curvature"])
+        saving.take_over(self, state_dict, rates)
         self._age.fill_(int(state_dict["counters"]["age"]))
         self._refreshes = int(state_dict["counters"]["refreshes"])

@@ -1,0 +1,107 @@
+"""Saved states of MKFAC and its halves: what they hold, whose they are, and how an optimizer goes on from one.
+
+The curvature has its own place beside the state that ``torch.optim.Optimizer`` keeps, because loading casts that state
+to the dtype of the parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fisherfold.optim.groups import names
+
+if TYPE_CHECKING:
+    from fisherfold.optim.mkfac import MKFAC
+
+
+def with_plain_numbers(packed: Mapping[str, Any]) -> dict[str, Any]:
+    """A saved state in which schedules have left no numbers of NumPy, which ``torch.load(weights_only=True)`` refuses.
+
+    Args:
+        packed: what ``torch.optim.Optimizer.state_dict`` returns.
+
+    Returns:
+        The same, with groups of plain numbers.
+    """
+    groups = [
+        {key: value.item() if isinstance(value, np.generic) else value for key, value in group.items()}
+        for group in packed["param_groups"]
+    ]
+    return {**packed, "param_groups": groups}
+
+
+def check_same_architecture(optimizer: MKFAC, saved: Mapping[str, Any]) -> None:
+    """Raise unless a saved state belongs to the same parameters.
+
+    Args:
+        optimizer: the optimizer that is to take it.
+        saved: its new state.
+
+    Raises:
+        ValueError: naming the first difference.
+    """
+    if "curvature" not in saved:
+        raise ValueError(f"the state has no curvature: it was not saved by {type(optimizer).__name__}")
+    sizes = [len(group["params"]) for group in optimizer.param_groups]
+    theirs = [len(group["params"]) for group in saved["param_groups"]]
+    if sizes != theirs:
+        raise ValueError(f"the state is of another architecture: groups of {theirs} parameters, expected {sizes}")
+    for group, other in zip(optimizer.param_groups, saved["param_groups"], strict=True):
+        for mine, name in zip(group.get("param_names", []), other.get("param_names", []), strict=False):
+            if mine != name:
+                raise ValueError(f"the state is of another architecture: it has {name!r} where {mine!r} is expected")
+        for parameter, key in zip(group["params"], other["params"], strict=True):
+            state = saved["state"].get(key, {})
+            if group["manifold"] != "none" and state and ("balance" in state) != optimizer.balanced:
+                raise ValueError(
+                    f"the state was saved with balanced={'balance' in state}, where manifold_lr has another meaning, "
+                    f"expected balanced={optimizer.balanced}"
+                )
+            buffer = state.get("momentum_buffer")
+            if buffer is not None and buffer.shape != parameter.shape:
+                name = names(optimizer)[id(parameter)]
+                raise ValueError(
+                    f"the state is of another architecture: {name} has shape {tuple(buffer.shape)} there, "
+                    f"expected {tuple(parameter.shape)}"
+                )
+    mine_tracked = optimizer.curvature.layers.keys()
+    if mine_tracked != set(saved["curvature"]):
+        odd = min(mine_tracked ^ set(saved["curvature"]))
+        raise ValueError(
+            f"the state is of another architecture or treatment: only one of the two has curvature for {odd}"
+        )
+    for name, layer in optimizer.curvature.layers.items():
+        entry = saved["curvature"][name]
+        inverse = entry["inverse"] or {"left": entry["g"], "right": entry["a"]}
+        orders = tuple(len(inverse[side]) for side in ("left", "right") if inverse[side] is not None)
+        if orders and orders != layer.tracked.sizes:
+            raise ValueError(
+                f"the state is of another architecture: the factors of {name} have orders {orders} there, "
+                f"expected {layer.tracked.sizes}"
+            )
+
+
+def take_over(optimizer: MKFAC, saved: Mapping[str, Any], rates: Sequence[Any]) -> None:
+    """Put back what loading by the base class has left out or cast.
+
+    Args:
+        optimizer: with the groups and the state of the base class loaded.
+        saved: the whole saved state.
+        rates: the learning rates of the groups before that.
+    """
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        if isinstance(rate, Tensor):  # captured graphs read this tensor
+            group["lr"] = rate.copy_(torch.as_tensor(group["lr"]))
+    before = [saved["state"].get(key, {}) for group in saved["param_groups"] for key in group["params"]]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for parameter, state in zip(parameters, before, strict=True):
+        for key, value in state.items():
+            # loading has cast them to the dtype of the parameter, and copied nothing that fitted
+            kept = value if key in ("alive", "balance") else optimizer.state[parameter][key]
+            optimizer.state[parameter][key] = kept.to(parameter.device, copy=True)
+    optimizer.curvature.load(saved["curvature"])
