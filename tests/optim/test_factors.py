@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from fisherfold.optim.curvature import track
 from fisherfold.optim.factors import Collector, FactorSums, input_rows, output_rows
@@ -638,6 +639,28 @@ def test_samples_are_counted_however_the_model_is_called(way: str) -> None:
         found.append(collected(opt))
     assert len(found[1]) == 4
     torch.testing.assert_close(found[0], found[1])
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_layers_that_a_checkpoint_computes_again_begin_no_pass(reentrant: bool) -> None:
+    """Parts of a model are called, on batches of different sizes: the first layer of each tells how large it is."""
+    torch.manual_seed(0)
+    net = Autoencoder().double()
+    batches = [torch.randn(n, 4, dtype=torch.float64, requires_grad=True) for n in (10, 6, 14)]
+    ways: list[Callable[[Tensor], Tensor]] = [
+        lambda x: net.decoder(net.encoder(x).tanh()),
+        lambda x: net.decoder(checkpoint(lambda t: net.encoder(t).tanh(), x, use_reentrant=reentrant)),
+    ]
+    found = []
+    for run in ways:
+        opt = KFAC(net)
+        with opt.statistics():
+            for x in batches:
+                F.mse_loss(run(x), x.detach()).backward()
+        found.append(collected(opt))
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
+    inputs = torch.cat([F.pad(x.detach(), (0, 1), value=1.0) for x in batches])
+    torch.testing.assert_close(found[1][0], inputs.T @ inputs / 30)
 
 
 @pytest.mark.parametrize("way", ["whole", "parts", "dictionary", "list"])

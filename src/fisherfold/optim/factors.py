@@ -337,6 +337,14 @@ class Collector:
         self._ended, self._begun_by_layer = False, by_layer
         return self._current
 
+    def _pass_of_layer(self, length: int) -> Pass:
+        """The pass that a layer is reached in; where no call of the model begins passes, the layer may be its first."""
+        # checkpoints compute layers once more in the middle of the backward pass, for the pass that it is of
+        recomputed = torch._C._current_graph_task_id() != -1
+        if self._current is None or (self._begun_by_layer and self._ended and not recomputed):
+            return self._begin(length, by_layer=True)
+        return self._current
+
     def _forward_hook(self, tracked: TrackedWeight) -> Callable[..., None]:
         def hook(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
             if not (isinstance(output, Tensor) and output.requires_grad):
@@ -344,7 +352,7 @@ class Collector:
             x = (args[0] if args else kwargs["input"]).detach()
             if not is_product(layer, x, output.detach()):
                 return
-            this_pass = self._current or self._begin(len(x) if x.ndim > 1 else 1, by_layer=True)
+            this_pass = self._pass_of_layer(len(x) if x.ndim > 1 else 1)
             add = partial(self._add, tracked, layer, x, this_pass)
             output.register_hook(add)  # type: ignore[no-untyped-call]
 
@@ -355,8 +363,6 @@ class Collector:
             return  # with create_graph: a gradient that the loss is made of (a penalty on it), not that of the loss
         if this_pass is self._current:
             self._ended = True
-            if self._begun_by_layer:  # no call of the model will begin the next one
-                self._current = None
         sums = self.sums.get(tracked.name) or tracked.new_sums()
         self.sums[tracked.name] = sums
         phase = self.calls.get(tracked.name, 0)
