@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -294,6 +295,54 @@ def test_bad_input_is_named() -> None:
         find_scale_invariant(stuck, torch.randn(2, 3))
     with pytest.raises(TypeError, match=r"must be a torch\.nn\.Module, not its parameters, got generator"):
         find_scale_invariant(nn.Linear(2, 2).parameters(), torch.randn(2, 2))
+
+
+def test_an_example_that_batch_norms_hide_everything_of_is_refused() -> None:
+    """Of two values per channel a batch norm makes ±1, of one value 0: gradients before it are rounding errors."""
+    torch.manual_seed(0)
+    mlp = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+    with pytest.raises(ValueError, match=r"too few samples: batch norm '1' sees two values .* three samples or more"):
+        find_scale_invariant(mlp, torch.randn(2, 5))
+    assert find_scale_invariant(mlp, torch.randn(3, 5))["0.weight"].kind == "row"
+
+    parts = (nn.Conv2d(2, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    cnn = nn.Sequential(*parts, nn.Linear(6, 4), nn.BatchNorm1d(4))
+    alike = torch.randn(1, 2, 7, 7).expand(8, -1, -1, -1)
+    for example in (torch.zeros(8, 2, 7, 7), torch.ones(8, 2, 7, 7), alike):
+        with pytest.raises(ValueError, match=r"\(shapes \[\(8, 2, 7, 7\)\]\) are all alike: batch norm '[16]'"):
+            find_scale_invariant(cnn, example)
+    with pytest.raises(ValueError, match="are all alike: batch norm '1' sees one value"):
+        find_scale_invariant(nn.Sequential(*parts[:3]), torch.zeros(1, 2, 7, 7))
+
+
+class OnRunningStatistics(nn.BatchNorm1d):
+    def train(self, mode: bool = True) -> OnRunningStatistics:
+        return super().train(False)
+
+
+def test_samples_may_be_alike_where_no_batch_norm_hides_anything() -> None:
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Conv2d(2, 6, 3), nn.BatchNorm2d(6), nn.ReLU())
+    alike = torch.randn(1, 2, 7, 7).expand(4, -1, -1, -1)
+    for example in (alike, alike[:1], torch.randn(2, 2, 7, 7)):  # they have places that differ
+        assert find_scale_invariant(layers, example)["0.weight"].kind == "row"
+    normed = nn.Sequential(nn.Linear(5, 6, bias=False), nn.LayerNorm(6))
+    assert find_scale_invariant(normed, torch.ones(2, 5))["0.weight"].kind == "tensor"
+    frozen = nn.Sequential(*normed, OnRunningStatistics(6))
+    assert find_scale_invariant(frozen, torch.randn(2, 5))["0.weight"].kind == "tensor"
+
+
+@dataclass(slots=True)
+class Answer:
+    logits: Tensor
+    hidden: Tensor
+
+
+def test_outputs_may_be_data_classes_of_any_kind() -> None:
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4))
+    net = Net(lambda s, x: Answer(s.head(s.body(x)), x), body=body, head=nn.Linear(4, 3))
+    assert find_scale_invariant(net, torch.randn(8, 5))["body.0.weight"].kind == "row"
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from fisherfold.optim.examples import refuse_constant_inputs, refuse_two_samples, samples_are_alike
 from fisherfold.optim.generic import Points
 from fisherfold.optim.replica import SMALL_EPSILON, Replica, unwrap
 
@@ -77,7 +78,7 @@ def find_scale_invariant(model: nn.Module, example_input: Any, *, seed: int = 0)
         model: any module; it is copied, and neither its parameters, buffers, gradients, hooks nor the random state
             are touched.
         example_input: a batch that the model accepts: a tensor, a tuple of positional arguments or a mapping of keyword
-            arguments. At least two samples, as for training with batch norm.
+            arguments. Three samples or more, not all alike: of fewer a batch norm may hide what is before it.
         seed: of the generic values, the random cotangents and factors.
 
     Returns:
@@ -86,7 +87,7 @@ def find_scale_invariant(model: nn.Module, example_input: Any, *, seed: int = 0)
     Raises:
         TypeError: if it is no module.
         ValueError: if the model has no parameters, cannot be copied, rejects the example input or returns no
-            differentiable output.
+            differentiable output, or if a batch norm sees too little of an input to tell.
 
     Example:
         >>> import torch
@@ -113,11 +114,15 @@ class _Probe:
     def __init__(self, replica: Replica) -> None:
         self.replica, self.parameters = replica, replica.parameters
         self.generator = torch.Generator().manual_seed(replica.seed)
-        replica.forward()  # complaints about the input come from the model's own values
+        refuse_two_samples(replica)  # complaints about the input come from the model's own values
         replica.scale_epsilons(SMALL_EPSILON)
         self.points = Points(replica.model, replica.seed)
         self.size = self.smallest = 0.0
         self.place, self.statistics = self._measure()
+        if samples_are_alike(replica):
+            if self.place is not None:
+                self.points.move(*self.place)
+            refuse_constant_inputs(replica)
 
     def _measure(self) -> tuple[tuple[str, int] | None, Statistics]:
         """The largest statistics over generic points, and one of these points; None where only the own values work."""

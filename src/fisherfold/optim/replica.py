@@ -12,6 +12,7 @@ import types
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import fields, is_dataclass
 from functools import partial
 from typing import Any
 
@@ -126,9 +127,9 @@ class Replica:
         name = type(self.model).__name__
         try:
             with uncompiled():  # parts of it may be compiled: nobody trains in float64
-                outputs = _tensors(call(self.model, self.input))
+                outputs = tensors_in(call(self.model, self.input))
         except Exception as error:
-            shapes = [tuple(t.shape) for t in _tensors(self.input)]
+            shapes = [tuple(t.shape) for t in tensors_in(self.input)]
             message = f"example_input (shapes {shapes}) was rejected by {name} in float64 training mode: {error}"
             raise ValueError(message) from error
         outputs = [torch.view_as_real(t) if t.is_complex() else t for t in outputs]
@@ -225,16 +226,23 @@ def _widened(t: Tensor) -> Tensor:
     return t.to(torch.complex128) if t.is_complex() else t.double() if t.is_floating_point() else t
 
 
-def _tensors(tree: Any) -> list[Tensor]:
-    """The tensors in nested tuples, lists, mappings and objects with attributes."""
+def tensors_in(tree: Any) -> list[Tensor]:
+    """The tensors in nested tuples, lists, mappings and data classes.
+
+    Args:
+        tree: what a model takes or returns.
+
+    Returns:
+        All of them, in order.
+    """
     if isinstance(tree, Tensor):
         return [tree]
     if isinstance(tree, Mapping):
-        return [t for value in tree.values() for t in _tensors(value)]
+        return [t for value in tree.values() for t in tensors_in(value)]
     if isinstance(tree, tuple | list):
-        return [t for value in tree for t in _tensors(value)]
-    if hasattr(tree, "__dataclass_fields__"):
-        return [t for value in vars(tree).values() for t in _tensors(value)]
+        return [t for value in tree for t in tensors_in(value)]
+    if is_dataclass(tree):
+        return [t for field in fields(tree) for t in tensors_in(getattr(tree, field.name, None))]
     return []
 
 
