@@ -214,6 +214,22 @@ def test_values_that_are_not_finite_are_named() -> None:
     assert "not finite at the model's own values" in find_scale_invariant(net, example)["0.weight"].reason
 
 
+def test_masked_logits_hide_no_invariance() -> None:
+    torch.manual_seed(0)
+    mask = torch.tensor([False, True, False])
+    body, example = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.ReLU()), torch.randn(8, 5)
+    net = Net(lambda s, x: s.head(s.body(x)).masked_fill(mask, -torch.inf), body=body, head=nn.Linear(4, 3))
+    plain = Net(lambda s, x: s.head(s.body(x)).masked_fill(mask, 0.0), body=body, head=net.head)
+    found, expected = (find_scale_invariant(n, example) for n in (net, plain))
+    assert {key: f.kind for key, f in found.items() if f.kind != "none"} == {"body.0.weight": "row"}
+    assert found["body.0.weight"].rescaling == pytest.approx(expected["body.0.weight"].rescaling)
+    # what the scale of a weight decides is no mask
+    wide = nn.Sequential(nn.Linear(5, 32), nn.BatchNorm1d(32))
+    lengths = wide[0].weight.detach().norm(dim=1).median()
+    edge = Net(lambda s, x: s.body(x).where(s.body[0].weight.norm(dim=1) > lengths, torch.inf), body=wide)
+    assert find_scale_invariant(edge, example)["body.0.weight"].kind == "none"
+
+
 def test_synchronised_batch_norm_is_probed_on_a_cpu() -> None:
     net = nn.Sequential(nn.Conv2d(3, 6, 3), nn.SyncBatchNorm(6), nn.ReLU(), nn.Flatten(), nn.Linear(54, 3))
     assert find_scale_invariant(net, torch.randn(4, 3, 5, 5))["0.weight"].kind == "row"

@@ -172,7 +172,7 @@ class _Probe:
         torch.autograd.backward(live, cotangents)  # reentrant checkpoints refuse autograd.grad
         gradients = [w.grad.to_dense() if w.grad is not None and w.grad.is_sparse else w.grad for w in weights.values()]
         self.replica.model.zero_grad()
-        size = _size(live)
+        size = _size(_unmasked(live))
         return {
             name: _euler_statistics(weight.detach(), gradient, size)
             for (name, weight), gradient in zip(weights.items(), gradients, strict=True)
@@ -277,7 +277,7 @@ class _Probe:
         if not names:
             return {}
         base = [t.detach() for t in self.replica.forward(draw)]
-        self.size = _size(base)
+        self.size = _size(_unmasked(base))
         joint = self._rescaling_change(names, findings, base, draw)
         if joint < threshold:
             return dict.fromkeys(names, joint)
@@ -290,12 +290,20 @@ class _Probe:
         factors = {name: self._random_factors(name, findings[name].spheres) for name in names}
         with self.replica.scaled(factors):
             changed = [t.detach() for t in self.replica.forward(draw)]
-        difference = _size([s - t for s, t in zip(changed, base, strict=True)])
-        return difference / max(_size(base), self.smallest, 1e-150)
+        # infinite entries, such as masked logits, are the same ones as before
+        difference = _size([torch.where(s == t, 0.0, s - t) for s, t in zip(changed, base, strict=True)])
+        return difference / max(_size(_unmasked(base)), self.smallest, 1e-150)
 
 
 def _kind(weight: Tensor, spheres: int) -> Kind:
     return "row" if spheres == len(weight) else "tensor" if spheres == 1 else "group"
+
+
+def _unmasked(outputs: list[Tensor]) -> list[Tensor]:
+    """Outputs with 0 in the place of infinite entries, unless there are no others."""
+    if not any(bool(t.isfinite().any()) for t in outputs):
+        return outputs
+    return [t.masked_fill(t.isinf(), 0.0) for t in outputs]
 
 
 def _size(outputs: list[Tensor]) -> float:
