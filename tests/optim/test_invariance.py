@@ -372,6 +372,32 @@ def test_structure_never_claims_what_the_probe_denies(name: str) -> None:
     assert all(f.guessed and f.reason.startswith("guess") for f in guesses.values())
 
 
+class Traceable(nn.Module):
+    """A layer before a batch norm, whose weight or bias is used once more."""
+
+    def __init__(self, use: str) -> None:
+        super().__init__()
+        self.use, self.enc, self.bn, self.table = use, nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Embedding(6, 5)
+        if use == "embedding":
+            self.table.weight = self.enc.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden: Tensor = self.bn(self.enc(self.table(x)))
+        if self.use == "decoder":
+            return nn.functional.linear(hidden, self.enc.weight.t())
+        return hidden * self.enc.bias
+
+
+@pytest.mark.parametrize("use", ["decoder", "embedding", "bias"])
+def test_structure_sees_weights_that_something_else_uses_too(use: str) -> None:
+    torch.manual_seed(0)
+    net = Traceable(use)
+    guess = guess_from_structure(net)["enc.weight"]
+    assert guess.reason.endswith("(symbolic trace)")
+    assert guess.kind == ("row" if use == "bias" else "none")
+    assert (find_scale_invariant(net, torch.arange(6))["enc.weight"].kind == "row") == (use == "bias")
+
+
 def test_structure_on_an_untraceable_model() -> None:
     body = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6))
     net = Net(lambda s, x: s.body(x) if float(x.sum()) > 0 else -s.body(x), body=body)

@@ -7,6 +7,7 @@ instance norms only is invariant row by row.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import fx, nn
@@ -22,9 +23,10 @@ MATRIX_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 def guess_from_structure(model: nn.Module) -> dict[str, Finding]:
     """Guess the scale-invariant weights from the data flow between modules, without running the model.
 
-    A matrix layer is called row invariant when every use of its output is a batch or instance norm: read off the
-    symbolic trace, or, where the model cannot be traced, off neighbours in an ``nn.Sequential``. It sees no functional
-    normalisation and no layer or group norm, so it misses more than the probe; every verdict is marked as a guess.
+    A matrix layer is called row invariant when every use of its output is a batch or instance norm, and nothing else
+    uses its weight: read off the symbolic trace, or, where the model cannot be traced, off neighbours in an
+    ``nn.Sequential``. It sees no functional normalisation and no layer or group norm, so it misses more than the probe;
+    every verdict is marked as a guess.
 
     Args:
         model: any module.
@@ -88,13 +90,24 @@ def uses_of_layers(model: nn.Module) -> tuple[list[tuple[Any, nn.Module | None]]
 
 def _traced(model: nn.Module) -> list[tuple[Any, nn.Module | None]]:
     modules = dict(model.named_modules())
+    layers = {id(m.weight): m for m in modules.values() if isinstance(m, MATRIX_LAYERS)}
+    named = {name: id(parameter) for name, parameter in model.named_parameters(remove_duplicate=False)}
     pairs: list[tuple[Any, nn.Module | None]] = []
     for node in fx.symbolic_trace(model).graph.nodes:
         layer = modules.get(str(node.target)) if node.op == "call_module" else None
+        taken = _parameters_taken(node, layer, named)
+        pairs += [(layers[key], None) for key in taken if key in layers]  # a use besides that of the layer itself
         if isinstance(layer, MATRIX_LAYERS):
             users = [modules.get(str(u.target)) if u.op == "call_module" else None for u in node.users]
             pairs += [(layer, user) for user in users or [None]]
     return pairs
+
+
+def _parameters_taken(node: fx.Node, module: nn.Module | None, named: Mapping[str, int]) -> Iterable[int]:
+    """The parameters that a node uses by themselves, or through a module that is no matrix layer."""
+    if node.op == "get_attr":
+        return [named[name] for name in (str(node.target),) if name in named]
+    return () if module is None or isinstance(module, MATRIX_LAYERS) else map(id, module.parameters())
 
 
 def _in_sequentials(model: nn.Module) -> list[tuple[Any, nn.Module | None]]:
