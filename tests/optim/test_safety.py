@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -153,6 +154,39 @@ def test_eval_mode_at_refresh() -> None:
     with pytest.raises(ValueError, match="batch norm '1' is in eval mode"), optimizer.statistics():
         pass
     KFAC(model).refresh([(x, y)], nn.CrossEntropyLoss())  # without spheres there is nothing to break
+
+
+@pytest.mark.parametrize("kind", [SGDG, MKFAC])
+def test_lengths_that_matter_are_a_warning(kind: type[MKFAC]) -> None:
+    """Behind a frozen norm in evaluation mode rows are not invariant; steps say so, once, by what gradients show."""
+    torch.manual_seed(0)
+    x, y = torch.randn(64, 3, 8, 8), torch.randint(3, (64,))
+    first, last = nn.BatchNorm2d(8), nn.BatchNorm2d(8)
+    convolutions = nn.Conv2d(3, 8, 3, bias=False), nn.Conv2d(8, 8, 3)
+    net = nn.Sequential(convolutions[0], first, nn.ReLU(), convolutions[1], last, nn.Flatten(), nn.Linear(128, 3))
+    opt = kind(net, lr=0.01, manifold_lr=0.01, example_input=x)
+
+    def step(*modes: bool, judged: bool = False) -> None:
+        for norm, mode in zip((first, last), modes, strict=True):
+            norm.train(mode)
+        opt.zero_grad()
+        F.cross_entropy(net(x), y).backward()
+        if judged:
+            net.eval()
+        opt.step()
+        net.train()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step(True, True)
+        step(True, True, judged=True)  # the gradient is that of training
+        net[0].weight.requires_grad_(False)
+        step(False, True)  # nothing that is trained is before it
+    with pytest.warns(UserWarning, match=r"^3.weight is kept at unit length, .* length matters: batch norm '4' is in"):
+        step(False, False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step(False, False)
 
 
 @pytest.mark.parametrize(("declared", "actual"), [("mean", "sum"), ("sum", "mean")])

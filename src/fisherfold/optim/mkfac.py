@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 from torch.optim.sgd import sgd
 
-from fisherfold.optim import groups, report, saving, statistics
+from fisherfold.optim import groups, norms, report, saving, statistics
 from fisherfold.optim.curvature import Curvature, CurvatureOptions, gradient_matrix, in_layout_of, track
 from fisherfold.optim.distributed import rank
 from fisherfold.optim.factors import Collector, Pass, accumulation_dtype
@@ -111,6 +111,7 @@ class MKFAC(torch.optim.Optimizer):
     """
 
     uses_curvature = True
+    _idle: frozenset[str] = frozenset()  # norms in evaluation mode at the last step
 
     def __init__(
         self,
@@ -381,7 +382,7 @@ class MKFAC(torch.optim.Optimizer):
     def _norms(self, model: nn.Module) -> AbstractContextManager[None]:
         """Watches over the norms that make the weights before them scale invariant, where such weights are trained."""
         curved = any(spheres and parameter.requires_grad for parameter, _, spheres in self._entries())
-        return statistics.norms_in_training(model) if curved else nullcontext()
+        return norms.norms_in_training(model) if curved else nullcontext()
 
     def _fold(self, collector: Collector, decay: float, *, invert: bool, forgive: bool) -> None:
         if not collector.sums and self.curvature.live:
@@ -424,6 +425,7 @@ class MKFAC(torch.optim.Optimizer):
         groups.make_dense(self)
         if not self.capturable:
             groups.require_finite_gradients(self)
+            norms.warn_of_lengths_that_matter(self)
         with self._products():
             directions = self._euclidean_directions()
             for group in self.param_groups:

@@ -27,7 +27,6 @@ from fisherfold.optim.losses import (
     terms_of_samples,
 )
 from fisherfold.optim.replica import Buffers, call, uncompiled
-from fisherfold.optim.structure import NORMS_PER_CHANNEL
 from fisherfold.optim.weighting import weighted_terms
 
 
@@ -48,39 +47,6 @@ def preserved(model: nn.Module) -> Iterator[None]:
             yield
         finally:
             buffers.put_back()
-
-
-@contextmanager
-def norms_in_training(model: nn.Module) -> Iterator[None]:
-    """Refuse norms on their running statistics, before which weights are not scale invariant.
-
-    One that is itself trained is refused at once, another where what comes in depends on something that is trained: a
-    frozen part of a network, whose norms are not in training mode either, may lie before the rest.
-
-    Args:
-        model: the module.
-
-    Yields:
-        Nothing.
-    """
-    norms = {m: name for name, m in model.named_modules() if isinstance(m, NORMS_PER_CHANNEL)}
-    idle = {m: name for m, name in norms.items() if not m.training and m.running_mean is not None}
-
-    def check(norm: Any, given: tuple[Any, ...]) -> None:
-        if any(isinstance(t, Tensor) and t.requires_grad for t in given):
-            raise ValueError(
-                f"batch norm {idle[norm]!r} is in eval mode, where the weights before it are not scale invariant: call "
-                "model.train() before statistics are taken (running statistics are left untouched by refresh)"
-            )
-
-    for norm in idle:
-        check(norm, tuple(norm.parameters()))
-    handles = [norm.register_forward_pre_hook(check) for norm in idle]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def pairs(batches: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
