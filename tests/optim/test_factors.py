@@ -537,6 +537,27 @@ def test_what_can_be_tracked() -> None:
     }
 
 
+class WithEmptyLayers(nn.Module):
+    def __init__(self, full: nn.Linear) -> None:
+        super().__init__()
+        self.full, self.no_inputs, self.no_outputs = full, nn.Linear(0, 3, bias=False), nn.Linear(4, 0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.full(x) + self.no_inputs(x[:, :0]) + self.no_outputs(x).sum()
+        return found
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_layers_without_entries_have_no_curvature_and_disturb_nothing() -> None:
+    torch.manual_seed(0)
+    full, x, y = nn.Linear(4, 3), torch.randn(8, 4), torch.randint(3, (8,))
+    plain, model = KFAC(full), KFAC(WithEmptyLayers(full))
+    for opt in (plain, model):
+        opt.refresh([(x, y)], nn.CrossEntropyLoss())
+    torch.testing.assert_close(collected(model), collected(plain))
+    assert model.refused == {f"{name}.weight": "first order: it is empty" for name in ("no_inputs", "no_outputs")}
+
+
 class Standardised(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         rows = self.weight.flatten(1)

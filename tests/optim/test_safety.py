@@ -489,3 +489,12 @@ def test_parameters_that_have_been_replaced_are_named() -> None:
         optimizer.refresh([(x, y)], nn.CrossEntropyLoss())
     with pytest.raises(RuntimeError, match=message), optimizer.statistics():
         F.cross_entropy(model(x), y).backward()
+    other = net()
+    optimizer = MKFAC(other)
+    nn.utils.prune.identity(other[0], "weight")  # the parameter is there, under another name
+    optimizer.refresh([(x, y)], nn.CrossEntropyLoss())
+    nn.utils.prune.remove(other[0], "weight")
+    optimizer = MKFAC(other)
+    nn.utils.parametrizations.weight_norm(other[0])
+    with pytest.raises(RuntimeError, match=message):
+        optimizer.refresh([(x, y)], nn.CrossEntropyLoss())

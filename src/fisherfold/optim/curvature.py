@@ -160,11 +160,12 @@ class Curvature:
             RuntimeError: naming the weight.
         """
         for tracked in self.live:
-            # reparametrised and pruned layers have theirs elsewhere
-            if any(layer._parameters.get("weight", tracked.weight) is not tracked.weight for layer in tracked.layers):
+            # reparametrised and pruned layers have theirs under another name
+            if not all(any(p is tracked.weight for p in layer.parameters()) for layer in tracked.layers):
                 raise RuntimeError(
                     f"{tracked.name} is no longer the parameter that the optimizer was given, and is not moved by it "
-                    "(load_state_dict(assign=True), for example, replaces parameters): make a new optimizer"
+                    "(load_state_dict(assign=True) and weight_norm, for example, replace parameters): make a new "
+                    "optimizer"
                 )
 
     def fold(
@@ -421,8 +422,8 @@ def track(
             kinds = ", ".join(sorted({type(module).__name__ for module, _ in uses})) or "no module"
             refused[name] = f"first order: a parameter of {kinds}"
             continue
-        if layers[0].weight.is_complex():
-            refused[name] = "first order: its numbers are complex"
+        if layers[0].weight.is_complex() or not layers[0].weight.numel():
+            refused[name] = "first order: " + ("its numbers are complex" if layers[0].weight.numel() else "it is empty")
             continue
         if len({(type(layer), getattr(layer, "groups", 1)) for layer in layers}) > 1:
             refused[name] = "first order: tied between different kinds of layers"
