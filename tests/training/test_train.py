@@ -292,6 +292,22 @@ def test_the_judged_network_has_averaged_weights_and_its_own_norms(
     assert not torch.equal(run.network.blocks[0].bn1.running_mean, first.running_mean)
 
 
+@pytest.mark.parametrize("preset", ["kfac", "mkfac"])
+def test_a_gradient_that_is_not_finite_is_the_end_of_one_run_and_not_of_those_beside_it(
+    tmp_path: Path, preset: str
+) -> None:
+    common = {"batch": 16, "epochs": 3, "refresh_batches": 1}
+    both = [(preset, {"lr": 1e12}), ("sgd", {})]
+    chosen = [settings(name, "cifar10", "wrn10_1", **common, **rates) for name, rates in both]
+    runs = [Run(each, "wrn10_1", random_pool()) for each in chosen]
+    jobs = [open_job(run, tmp_path / f"{number}.jsonl") for number, run in enumerate(runs)]
+    assert train_side_by_side(jobs)
+    found = [RunLog.read(job.path) for job in jobs]
+    assert [log.ended for log in found] == ["diverged", "done"]
+    assert math.isnan(found[0].epochs[-1]["train_loss"])
+    assert [len(log.epochs) < 3 for log in found] == [True, False]
+
+
 def test_a_diverged_run_is_recorded_and_stops(tmp_path: Path) -> None:
     chosen = settings("sgd", "cifar10", "wrn10_1", batch=16, epochs=5, lr=1e12)
     job = open_job(Run(chosen, "wrn10_1", random_pool()), tmp_path / "run.jsonl")

@@ -214,7 +214,10 @@ class Run:
         with self._on_stream(), self._own_draws():
             if not self.cuda or (self.graph is None and index < WARM_UP):
                 self.optimizer.zero_grad(set_to_none=True)
-                self._step()
+                try:
+                    self._step()
+                except FloatingPointError:  # a gradient is not finite: the run has diverged, which its loss tells
+                    self.loss_sum.fill_(math.nan)
                 return
             if self.graph is None:
                 self._capture()
