@@ -89,3 +89,39 @@ def test_a_branch_leaves_the_trunk_alone() -> None:
             run.end_epoch()
     for mine, other in zip(trunk.network.parameters(), undisturbed.network.parameters(), strict=True):
         assert torch.equal(mine, other)
+
+
+@pytest.mark.parametrize(
+    ("changes", "endings", "message"),
+    [
+        ({}, [{"mixed_until": 1.0}], r"ending {'mixed_until': 1.0} trains no epoch differently from the run itself"),
+        ({"cutmix": 0.0}, [{"mixed_until": 0.4}], "trains no epoch differently"),
+        ({}, [{"mixed_until": 0.4}, {"mixed_until": 0.4}], r"ending {'mixed_until': 0.4} is given twice"),
+    ],
+)
+def test_endings_that_would_be_no_runs_of_their_own_are_refused(
+    tmp_path: Path, changes: dict[str, Any], endings: list[dict[str, Any]], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        train_endings(Run(chosen("sgd", **changes), MODEL, pool()), endings, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_nothing_branches_off_a_trunk_that_has_diverged_or_begun(tmp_path: Path) -> None:
+    """It diverges in the first epoch, at whose end the branch would begin."""
+    trunk = Run(chosen("sgd", lr=1e12), MODEL, pool())
+    logs = train_endings(trunk, [{"mixed_until": 0.2}], tmp_path, say=lambda _: None)
+    assert [(len(log.epochs), log.ended) for log in logs] == [(1, "diverged")]
+    with pytest.raises(ValueError, match="the trunk must be fresh, it has 1 epoch behind it"):
+        train_endings(trunk, [{"mixed_until": 0.4}], tmp_path)
+
+
+def test_a_branch_of_other_settings_is_refused() -> None:
+    """The state of its optimizer would bring the momentum and the weight decay of the trunk along."""
+    run = Run(chosen("sgd"), MODEL, pool())
+    with pytest.raises(ValueError, match=r"may change .*; momentum acts from the start"):
+        run.branch(replace(run.settings, momentum=0.5))
+    run.done_epochs = 3
+    with pytest.raises(ValueError, match="must have led here: they train epoch 3 differently, and 3 epochs are behind"):
+        run.branch(replace(run.settings, mixed_until=0.4))
+    assert run.branch(replace(run.settings, mixed_until=0.6)).done_epochs == 3

@@ -15,38 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from fisherfold.files import make_folder
+from fisherfold.plain import counted
 from fisherfold.training.log import RunLog
-from fisherfold.training.options import Settings
+from fisherfold.training.parting import first_difference
 from fisherfold.training.run import Run
 from fisherfold.training.train import Job, log_name, new_job, record, train_epoch
-
-LATE = frozenset({"mixed_until", "ascent", "ascent_scales", "ascent_start", "ascent_parts"})
-
-
-def first_difference(one: Settings, other: Settings) -> int:
-    """The first epoch that two settings train differently.
-
-    Args:
-        one: settings.
-        other: the same, apart from those that may act late.
-
-    Returns:
-        Its number, counted from 0; the number of all epochs where there is none.
-
-    Raises:
-        ValueError: if they differ in anything that acts from the start.
-    """
-    named = other.as_json()
-    early = [name for name, value in one.as_json().items() if value != named[name] and name not in LATE | {"preset"}]
-    if early:
-        raise ValueError(f"an ending may change {', '.join(sorted(LATE))}; {early[0]} acts from the start")
-    epochs = range(one.epochs)
-    return next((epoch for epoch in epochs if _manner(one, epoch) != _manner(other, epoch)), one.epochs)
-
-
-def _manner(settings: Settings, epoch: int) -> tuple[Any, ...]:
-    uphill = (settings.ascent, settings.ascent_scales, settings.ascent_parts)
-    return settings.mixes_at(epoch), uphill if settings.ascends_at(epoch) else None
 
 
 def train_endings(
@@ -70,15 +43,25 @@ def train_endings(
 
     Returns:
         The logs of the branches, in the order of their beginnings, and last that of the trunk; those cut off have no
-        end, and those not begun are left out.
+        end, and those not begun are left out, as all are that would begin where the trunk has diverged.
+
+    Raises:
+        ValueError: if the trunk is not fresh, or an ending trains no epoch differently from it or is given twice.
     """
+    if trunk.done_epochs:
+        raise ValueError(f"the trunk must be fresh, it has {counted(trunk.done_epochs, 'epoch')} behind it")
     chosen = [replace(trunk.settings, **ending) for ending in endings]
     starts = [first_difference(trunk.settings, settings) for settings in chosen]
+    for ending, settings, start in zip(endings, chosen, starts, strict=True):
+        if start == trunk.settings.epochs:
+            raise ValueError(f"the ending {ending} trains no epoch differently from the run itself")
+        if chosen.count(settings) > 1:
+            raise ValueError(f"the ending {ending} is given twice")
     stem = new_job(trunk, _path(trunk, make_folder(folder)))
     jobs: list[Job] = []
     for start in sorted({*starts, trunk.settings.epochs}):
         _advance(stem, start, until, beside)
-        if trunk.done_epochs < start:
+        if stem.log.ended or trunk.done_epochs < start:
             break
         for settings in (s for s, begins in zip(chosen, starts, strict=True) if begins == start):
             branch = trunk.branch(settings)

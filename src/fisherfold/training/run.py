@@ -20,11 +20,13 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 
 from fisherfold.optim import MKFAC, RowAhead, RowAscent, RowNoise, ScaleAscent
+from fisherfold.plain import counted
 from fisherfold.training import checkpoint
 from fisherfold.training.build import build_model, build_optimizer
 from fisherfold.training.data import ImagePool
 from fisherfold.training.mixing import Mixing
 from fisherfold.training.options import Settings
+from fisherfold.training.parting import first_difference
 
 WARM_UP = 3
 LARGEST_SEED = 10**12  # times a million, and epochs added, it is still a whole number of 64 bits
@@ -150,12 +152,20 @@ class Run:
         """Another run that goes on from where this one is, after a whole epoch, with other settings from here on.
 
         Args:
-            settings: for the same optimizer, and averaged weights if these have them; they are taken to have led here
-                as well, which ``first_difference`` tells.
+            settings: which train no epoch differently that is behind.
 
         Returns:
             The new run; this one stays as it is.
+
+        Raises:
+            ValueError: if they do: this run is none of theirs.
         """
+        parting = first_difference(self.settings, settings)
+        if parting < self.done_epochs:
+            raise ValueError(
+                f"settings of a branch must have led here: they train epoch {parting + 1} differently, and "
+                f"{counted(self.done_epochs, 'epoch')} {'is' if self.done_epochs == 1 else 'are'} behind"
+            )
         other = Run(settings, self.model_name, self.pool, seed=self.seed, compiled=self.compiled)
         self._wait()
         other._restore(copy.deepcopy(self._state()))
