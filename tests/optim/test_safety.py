@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils import parametrizations, prune
 
 from fisherfold.optim import KFAC, MKFAC, SGDG, SGDP, AdamP
 from fisherfold.optim import curvature as curvature_module
@@ -491,10 +492,10 @@ def test_parameters_that_have_been_replaced_are_named() -> None:
         F.cross_entropy(model(x), y).backward()
     other = net()
     optimizer = MKFAC(other)
-    nn.utils.prune.identity(other[0], "weight")  # the parameter is there, under another name
+    prune.identity(other[0], "weight")  # the parameter is there, under another name
     optimizer.refresh([(x, y)], nn.CrossEntropyLoss())
-    nn.utils.prune.remove(other[0], "weight")
+    prune.remove(other[0], "weight")
     optimizer = MKFAC(other)
-    nn.utils.parametrizations.weight_norm(other[0])
+    parametrizations.weight_norm(other[0])
     with pytest.raises(RuntimeError, match=message):
         optimizer.refresh([(x, y)], nn.CrossEntropyLoss())
