@@ -324,6 +324,25 @@ def test_refresh_without_anything_to_track_does_nothing() -> None:
         assert optimizer.curvature.layers == {}
 
 
+def test_per_sample_gradients_need_samples_that_can_be_taken_apart() -> None:
+    x, y = batch()
+
+    class Wrapped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = net()
+
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"logits": self.body(x)}
+
+    with pytest.raises(TypeError, match="outputs must be a tensor with one entry or row per sample, got a dict: take"):
+        KFAC(Wrapped()).refresh([(x, y)], lambda z, t: F.cross_entropy(z["logits"], t), fisher="persample")
+    with pytest.raises(TypeError, match=r"targets must be a tensor .*, got a tuple"):
+        KFAC(net()).refresh([(x, (y, y))], lambda z, t: F.cross_entropy(z, t[0]), fisher="persample")
+    with pytest.raises(TypeError, match=r"targets must be a tensor .*, got a number"):
+        KFAC(net()).refresh([(x, torch.tensor(1.0))], lambda z, t: (z - t).square().mean(), fisher="persample")
+
+
 def test_sampler_sees_outputs_that_are_no_tensor() -> None:
     class Named(nn.Module):
         def __init__(self) -> None:

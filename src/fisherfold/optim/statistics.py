@@ -191,6 +191,13 @@ def _looked_at(model: nn.Module, inputs: Any, targets: Any, loss_fn: LossFunctio
     """The axes that a loss sums over, once it is reduced as declared."""
     with preserved(model):
         outputs = call(model, inputs)
+    for what, given in (("outputs", outputs), ("targets", targets)):
+        if not isinstance(given, Tensor) or not given.ndim:
+            raise TypeError(
+                f"fisher='persample' takes samples apart, for which {what} must be a tensor with one entry or row per "
+                f"sample, got {'a number' if isinstance(given, Tensor) else f'a {type(given).__name__}'}: take "
+                "fisher='empirical'"
+            )
     check_reduction(outputs, targets, loss_fn, loss_fn(outputs, targets), reduction)
     return summed_axes(outputs, targets, loss_fn, reduction)
 
