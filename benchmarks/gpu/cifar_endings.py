@@ -13,8 +13,6 @@ import argparse
 import time
 from pathlib import Path
 
-import torch
-
 from fisherfold.training import ImagePool, Run, parse_setting, settings
 from fisherfold.training.endings import train_endings
 from fisherfold.training.train import pick_device
@@ -32,7 +30,6 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--eager", action="store_true", help="do not compile the network")
     given = parser.parse_args()
-    torch.backends.cudnn.benchmark = True
     until = time.monotonic() + 60 * given.minutes
     endings = [dict(parse_setting(word) for word in ending.split(",")) for ending in given.ending]
     pool = ImagePool.load(given.dataset, device=pick_device(given.device), split="validation")

@@ -37,7 +37,6 @@ def share_of_cores(processes: int) -> int:
 
 
 def work(given: argparse.Namespace, number: int, tally: Tally) -> None:
-    torch.backends.cudnn.benchmark = True
     torch.set_num_threads(min(torch.get_num_threads(), share_of_cores(given.processes)))
     mark = f"[{number}] " if given.processes > 1 else ""
     queue = Queue(

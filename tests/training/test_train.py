@@ -23,7 +23,7 @@ from fisherfold.datasets import Images, load_images
 from fisherfold.optim import MKFAC, RowAscent, ScaleAscent
 from fisherfold.training import PRESETS, ImagePool, Run, RunLog, checkpoint, read_logs, settings, train
 from fisherfold.training.checkpoint import pack, unpack
-from fisherfold.training.train import open_job, train_side_by_side
+from fisherfold.training.train import open_job, train_epoch, train_side_by_side
 
 needs_data = pytest.mark.skipif(
     not (Path(os.environ.get("FISHERFOLD_DATA", "/nonexistent")) / "cifar10_train_0.npz").is_file(),
@@ -594,3 +594,15 @@ def test_a_damaged_shard_is_refused(tmp_path: Path) -> None:
     np.savez(shard, **arrays)
     with pytest.raises(ValueError, match=r"cifar10.*train_labels"):
         ImagePool.load("cifar10", folder=tmp_path)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_cudnn_tries_its_algorithms_in_an_epoch_unless_it_must_be_deterministic(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, deterministic: bool
+) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", deterministic)
+    job, seen = open_job(Run(settings("sgd", "cifar10", "wrn10_1", batch=32), "wrn10_1", random_pool()), tmp_path), []
+    monkeypatch.setattr(job.run, "step", lambda _: seen.append(torch.backends.cudnn.benchmark))
+    train_epoch([job])
+    assert seen == [not deterministic] * 2
+    assert not torch.backends.cudnn.benchmark

@@ -13,8 +13,8 @@ import os
 import subprocess  # nosec B404
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
@@ -190,18 +190,30 @@ def train_epoch(jobs: Sequence[Job], beside: Callable[[], int] = lambda: 0) -> l
         The epoch's entry of each.
     """
     start = time.perf_counter()
-    for job in jobs:
-        job.run.begin_epoch()
-    for index in range(max(job.run.steps_per_epoch for job in jobs)):
+    with _fastest_convolutions():
         for job in jobs:
-            if index < job.run.steps_per_epoch:
-                job.run.step(index)
-    for job in jobs:
-        job.run.judge()
+            job.run.begin_epoch()
+        for index in range(max(job.run.steps_per_epoch for job in jobs)):
+            for job in jobs:
+                if index < job.run.steps_per_epoch:
+                    job.run.step(index)
+        for job in jobs:
+            job.run.judge()
     entries = [job.run.end_epoch() for job in jobs]
     together = len(jobs) + beside()
     seconds = (time.perf_counter() - start) / together
     return [entry | {"seconds": round(seconds, 4), "side_by_side": together} for entry in entries]
+
+
+@contextmanager
+def _fastest_convolutions() -> Iterator[None]:
+    """Have cuDNN try its algorithms for shapes that come again and again, unless it is asked to be deterministic."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = before or not torch.backends.cudnn.deterministic
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 def record(job: Job, entry: dict[str, Any], checkpoint_every: int = 0) -> None:
