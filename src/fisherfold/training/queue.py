@@ -3,10 +3,10 @@
 Time on a GPU comes in pieces, so nothing here has to be finished: runs that have ended are skipped, runs that were cut
 off go on from their checkpoints, a run that fails is reported and left out, and a plan that is a file is read again
 after every epoch, so that it can be changed while the queue is at work: what is taken out of it is left with a
-checkpoint. How far a search has come is read off its logs; what it has chosen is written down with the scores of all
-candidates, and is not searched again. Several processes may work through one plan in one folder: each takes what no
-other holds, and towards the end none begins a run that would not end in time while others still do, since it would
-take their part of the device from them.
+checkpoint. How far a search has come is read off its logs; candidates that act late share their first epochs
+(``fisherfold.training.trunks``), and what is chosen is written down with the scores of all, and is not searched again.
+Several processes may work through one plan in one folder: each takes what no other holds, and towards the end none
+begins a run that would not end in time while others still do, since it would take their part of the device from them.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from fisherfold.training.log import CHOICES, RunLog
 from fisherfold.training.plan import Entry
 from fisherfold.training.run import Run
 from fisherfold.training.train import Job, claim, has_ended, log_name, open_job, provenance, train_side_by_side
+from fisherfold.training.trunks import Start, arrange, forget_checkpoints, kept_checkpoint
 
 KEPT = 3
 KINDS_COMPILED = 6  # the compiler gives up on the ninth kind of a network
@@ -108,6 +109,8 @@ class Queue:
         self._plan: Callable[[], Sequence[Entry]] = list
         self._entries: Sequence[Entry] = []
         self._asked: set[Path] | None = None  # by a plan that has changed since the runs in training began
+        self._starts: dict[Path, Start] = {}  # of trials; others of a search wait
+        self._waiting: set[Path] = set()
         self._pools: dict[tuple[str, str], ImagePool] = {}
         self._kinds: set[tuple[Any, ...]] = set()
         self._paces: dict[tuple[str, str], float] = {}  # of networks and presets: seconds per epoch, had it been alone
@@ -132,7 +135,8 @@ class Queue:
             if not missing:
                 return True
             # with nobody else at work a part of a run is better than none
-            ready = [run for run in missing if not self.tally.count or self._ends_in_time(run)]
+            begun = [run for run in missing if self._path(run) not in self._waiting]
+            ready = [run for run in begun if not self.tally.count or self._ends_in_time(run)]
             with self._taken(ready) as group:
                 if group:
                     self.train(group)
@@ -157,7 +161,7 @@ class Queue:
             with self.tally.with_mine(len(jobs)):
                 train_side_by_side(
                     jobs, checkpoint_every=self.checkpoint_every, until=self.until, wanted=self._wanted,
-                    beside=lambda: self.tally.count - len(jobs),
+                    tell=self._keep, beside=lambda: self.tally.count - len(jobs),
                 )  # fmt: skip
         except Exception as error:  # the other runs of the plan are still worth their time
             del jobs
@@ -226,7 +230,8 @@ class Queue:
         """Whether a run would end in time beside those in training; of a kind not seen yet, at the best pace seen."""
         path, best = self._path(entry), min(self._paces.values(), default=0.0)
         pace = self._paces.get((entry.model, entry.preset), best)
-        left = entry.settings().epochs - (len(RunLog.read(path).epochs) if path.is_file() else 0)
+        behind = len(RunLog.read(path).epochs) if path.is_file() else 0
+        left = entry.settings().epochs - max(behind, self._starts.get(path, Start()).epoch)
         return time.monotonic() + left * pace * (self.tally.count + 1) <= self.until
 
     @contextmanager
@@ -260,7 +265,17 @@ class Queue:
         if key not in self._pools:
             self._pools[key] = self.load(entry.dataset, device=self.device, split=entry.split, images=self.images)
         run = Run(entry.settings(), entry.model, self._pools[key], seed=entry.seed, compiled=self.compiled)
-        return open_job(run, self._path(entry))
+        job = open_job(run, self._path(entry))
+        start = self._starts.get(job.path, Start())
+        if start.source is not None and not job.log.epochs:
+            run.load(str(kept_checkpoint(start.source, start.epoch)), of=start.settings)
+            job.log.epochs = RunLog.read(start.source).epochs[: start.epoch]
+        return job
+
+    def _keep(self, job: Job, entry: dict[str, Any]) -> None:
+        """Keep a checkpoint for trials that part from this one after an epoch."""
+        if entry["epoch"] in self._starts.get(job.path, Start()).keep:
+            job.run.save(str(kept_checkpoint(job.path, entry["epoch"])))
 
     # ------------------------------------------------------------------ searches
 
@@ -273,7 +288,10 @@ class Queue:
             for number, epochs in enumerate(entry.rounds, start=1):
                 trials = [entry.trial(candidate, epochs) for candidate in alive]
                 if missing := [trial for trial in trials if self._missing(trial)]:
+                    self._arrange(trials, missing)
                     return missing, None
+                for trial in trials:
+                    forget_checkpoints(self._path(trial))
                 scores = [self._score(trial) for trial in trials]
                 tried += [
                     {"candidate": c, "epochs": epochs, "accuracy": s} for c, s in zip(alive, scores, strict=True)
@@ -284,6 +302,14 @@ class Queue:
             chosen = alive[0]
         self._record(entry, chosen, tried)
         return [], chosen
+
+    def _arrange(self, trials: Sequence[Entry], missing: Sequence[Entry]) -> None:
+        """See which trials may begin, and from where; those that share epochs with another wait for it."""
+        paths = [self._path(trial) for trial in missing]
+        whole = {path: trial.settings() for trial in trials if (path := self._path(trial)) not in self.failed}
+        starts = arrange(whole, paths)
+        self._starts |= starts
+        self._waiting = self._waiting.difference(paths) | (set(paths) - starts.keys())
 
     def _score(self, trial: Entry) -> float:
         """The validation accuracy of a trial's last epoch; 0 for one that failed or diverged."""

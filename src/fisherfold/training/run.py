@@ -7,7 +7,6 @@ is training all the same. Learning rates are tensors that the schedule fills bet
 
 from __future__ import annotations
 
-import copy
 import math
 import operator
 import warnings
@@ -20,13 +19,11 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 
 from fisherfold.optim import MKFAC, RowAhead, RowAscent, RowNoise, ScaleAscent
-from fisherfold.plain import counted
 from fisherfold.training import checkpoint
 from fisherfold.training.build import build_model, build_optimizer
 from fisherfold.training.data import ImagePool
 from fisherfold.training.mixing import Mixing
 from fisherfold.training.options import Settings
-from fisherfold.training.parting import first_difference
 
 WARM_UP = 3
 LARGEST_SEED = 10**12  # times a million, and epochs added, it is still a whole number of 64 bits
@@ -140,36 +137,15 @@ class Run:
         self._wait()
         checkpoint.save(path, self._state(), self.header)
 
-    def load(self, path: str) -> None:
+    def load(self, path: str, *, of: Settings | None = None) -> None:
         """Go on from a checkpoint.
 
         Args:
             path: the file.
+            of: settings of the run that wrote it, if it was another one that these would have trained alike so far.
         """
-        self._restore(checkpoint.load(path, self.header, self.device))
-
-    def branch(self, settings: Settings) -> Run:
-        """Another run that goes on from where this one is, after a whole epoch, with other settings from here on.
-
-        Args:
-            settings: which train no epoch differently that is behind.
-
-        Returns:
-            The new run; this one stays as it is.
-
-        Raises:
-            ValueError: if they do: this run is none of theirs.
-        """
-        parting = first_difference(self.settings, settings)
-        if parting < self.done_epochs:
-            raise ValueError(
-                f"settings of a branch must have led here: they train epoch {parting + 1} differently, and "
-                f"{counted(self.done_epochs, 'epoch')} {'is' if self.done_epochs == 1 else 'are'} behind"
-            )
-        other = Run(settings, self.model_name, self.pool, seed=self.seed, compiled=self.compiled)
-        self._wait()
-        other._restore(copy.deepcopy(self._state()))
-        return other
+        led = self.header if of is None else {**self.header, "settings": of.as_json()}
+        self._restore(checkpoint.load(path, led, self.device))
 
     def _state(self) -> dict[str, Any]:
         return {

@@ -168,7 +168,7 @@ def train_side_by_side(
     active = [job for job in jobs if not job.log.ended]
     while active and (until is None or time.monotonic() < until):
         for job, entry in zip(active, train_epoch(active, beside), strict=True):
-            record(job, entry, checkpoint_every)
+            _record(job, entry, checkpoint_every)
             tell(job, entry)
         active = [job for job in active if not job.log.ended]
         for job in [job for job in active if not wanted(job)]:
@@ -216,14 +216,7 @@ def _fastest_convolutions() -> Iterator[None]:
         torch.backends.cudnn.benchmark = before
 
 
-def record(job: Job, entry: dict[str, Any], checkpoint_every: int = 0) -> None:
-    """Write an epoch into a run's log, and a checkpoint where one is due.
-
-    Args:
-        job: the run.
-        entry: of ``train_epoch``.
-        checkpoint_every: epochs between checkpoints; 0 for none.
-    """
+def _record(job: Job, entry: dict[str, Any], checkpoint_every: int) -> None:
     job.log.epochs.append(entry)
     if not finite(entry):
         job.log.ended = "diverged"
@@ -235,19 +228,6 @@ def record(job: Job, entry: dict[str, Any], checkpoint_every: int = 0) -> None:
         job.checkpoint.unlink(missing_ok=True)
     elif checkpoint_every and job.run.done_epochs % checkpoint_every == 0:
         job.run.save(str(job.checkpoint))
-
-
-def new_job(run: Run, path: Path) -> Job:
-    """Join a run to its files, whatever is there.
-
-    Args:
-        run: the run.
-        path: of its log, which is not written yet.
-
-    Returns:
-        The run with a log of no epochs.
-    """
-    return Job(run, RunLog({**run.header, "preset": run.settings.preset, **provenance(run.device)}), path)
 
 
 def open_job(run: Run, path: Path) -> Job:
@@ -263,7 +243,7 @@ def open_job(run: Run, path: Path) -> Job:
     Raises:
         ValueError: if the log lacks epochs that the checkpoint has behind it, which a log of the rest would hide.
     """
-    job = new_job(run, path)
+    job = Job(run, RunLog({**run.header, "preset": run.settings.preset, **provenance(run.device)}), path)
     if job.checkpoint.is_file():
         run.load(str(job.checkpoint))
         job.log.epochs = RunLog.read(path).epochs[: run.done_epochs] if path.is_file() else []
