@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -10,7 +11,10 @@ from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 from fisherfold.cli import app
-from fisherfold.experiments import plots
+from fisherfold.cli.common import Voice
+from fisherfold.cli.reproduce import _table
+from fisherfold.experiments import completion, plots
+from fisherfold.experiments.figures import FigurePlan, FigureResult, Run
 
 
 @pytest.fixture
@@ -50,6 +54,22 @@ def test_the_table_names_the_methods_and_says_who_is_lowest(tmp_path):
     for word in ("RNGD", "RSGD", "RSVRG", "RCG"):
         assert word in run.stdout
     assert "is lowest in" in run.stdout
+
+
+@pytest.mark.parametrize("width", [80, 100, 140])
+def test_the_table_of_a_figure_is_whole_in_every_terminal(width, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", str(width))
+    steps = {"RNGD": 0.05, "RNGD row-block (ours)": None, "MatrixCompletion (our default)": None}
+    last = {"held_out": 108.3599, "refit": 0.6163, "train": 0.6547, "loss": 1.0}
+    last |= {"seconds": 1234.56, "paper_grads": 36.0, "true_grads": 157.0}
+    runs = {name: [Run(name, step, seed, "max_iter", [last]) for seed in (0, 1)] for name, step in steps.items()}
+    plan = FigurePlan("jester", "Jester-1, rank 5", None, (), 36, completion.METRICS)
+    Voice().answer({}, _table(FigureResult(plan, (0, 1), {}, runs)))
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= width
+    words = re.split(r"[\s│┃]+", shown)
+    assert words.count("157") == words.count("36") == words.count("108.3599") == 3
+    assert {"1234.56", "0.6163", "0.6547", "MatrixCompletion", "row-block", "#grad/N", "(true)"} <= set(words)
 
 
 def test_missing_data_is_one_sentence(tmp_path, monkeypatch):

@@ -6,14 +6,14 @@ an interrupted command goes on where it stopped.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import RenderableType
+from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
@@ -230,15 +230,27 @@ def _findings(part: Part) -> Table:
 
 def _table(result: FigureResult) -> Table:
     title = f"{result.plan.title}: final figures, mean ± standard deviation over {counted(len(result.seeds), 'seed')}"
-    table = Table(title=title, show_edge=False, pad_edge=False)  # all words fit into 80 columns
-    for name in ("method", "step", *result.plan.metrics.values(), "seconds", "#grad/N (paper)", "#grad/N (true)"):
-        table.add_column(name, justify="left" if name == "method" else "right", min_width=max(map(len, name.split())))
-    for row in result.table():
-        step = "-" if row["step"] is None else f"{row['step']:.3g}"
-        errors = ("-" if row[c] is None else f"{row[c]:.4f} ± {row[f'{c}_sd']:.4f}" for c in result.plan.metrics)
-        cost = (f"{row['seconds']:.2f}", f"{row['paper_grads']:.0f}", f"{row['true_grads']:.0f}")
-        table.add_row(row["method"], step, *errors, *cost)
+    names = ("method", "step", *result.plan.metrics.values(), "seconds", "#grad/N (paper)", "#grad/N (true)")
+    columns = list(zip(*(_cells(row, result.plan.metrics) for row in result.table()), strict=True))
+    words = [max(map(len, " ".join((name, *cells)).split())) for name, cells in zip(names, columns, strict=True)]
+    lines = [max(width, *map(len, cells)) for width, cells in zip(words, columns, strict=True)]
+    # widths are given: with least widths rich may draw a table that is too wide, and cuts off the last figures
+    room = Console().width - (len(names) - 1)
+    widths = lines if sum(lines) + 2 * len(names) <= room else words
+    padding = (0, int(sum(widths) + 2 * len(names) <= room))
+    table = Table(title=title, show_edge=False, pad_edge=False, padding=padding)
+    for name, width in zip(names, widths, strict=True):
+        table.add_column(name, justify="left" if name == "method" else "right", width=width)
+    for cells in zip(*columns, strict=True):
+        table.add_row(*cells)
     return table
+
+
+def _cells(row: Mapping[str, Any], metrics: Iterable[str]) -> list[str]:
+    step = "-" if row["step"] is None else f"{row['step']:.3g}"
+    errors = ("-" if row[c] is None else f"{row[c]:.4f} ± {row[f'{c}_sd']:.4f}" for c in metrics)
+    cost = (f"{row['seconds']:.2f}", f"{row['paper_grads']:.0f}", f"{row['true_grads']:.0f}")
+    return [row["method"], step, *errors, *cost]
 
 
 def _sentence(claim: dict[str, float], method: str, label: str) -> str:
