@@ -338,7 +338,7 @@ def report(args) -> None:
     for r in records:
         if "tool" in r:
             groups[r["data"], r["rank"], r["threads"], r["tool"], r["sweeps"]].append(r)
-    for name in RANKS:
+    for name in RANKS if groups else ():
         for rank in RANKS[name]:
             print(f"\n### {name}, rank {rank}\n")
             print("| tool | RMSE | Δ, same seeds | CPU s | wall s | loading s | CPU ratio | 2 threads: CPU s, wall s |")
@@ -374,7 +374,8 @@ def report(args) -> None:
         if r.get("coverage"):
             cells = " | ".join(f"{100 * c:.1f}" for c in r["covered"])
             print(f"| {r['data']} | {r['rank']} | {cells} | {r['rmse_sure']:.3f} | {r['rmse_all']:.3f} |")
-    picture(groups, args.picture)
+    if groups:
+        picture(groups, args.picture)
 
 
 def _mean(records) -> dict:
