@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fisherfold import files
-from fisherfold.files import check_place, claimed, read_tensors, write_atomically, write_tensors
+from fisherfold.files import MODEL, check_place, claimed, model_folder, read_tensors, write_atomically, write_tensors
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
 
@@ -172,6 +172,32 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_litter(tmp_path, monkeypa
         write_atomically(tmp_path / "f", b"new")
     assert (tmp_path / "f").read_bytes() == b"old"
     assert [p.name for p in tmp_path.iterdir()] == ["f"]
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
+def test_a_save_that_fails_takes_back_its_own_folders_only(tmp_path, error):
+    def save(name, *, fails, meanwhile=None):
+        with model_folder(tmp_path / name, "thing") as folder:
+            write(folder / MODEL)
+            if meanwhile is not None:
+                save(meanwhile, fails=False)
+            if fails:
+                raise error
+            write_atomically(folder / "model.json", b"{}")
+
+    def left():
+        return sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*"))
+
+    with pytest.raises(type(error)):
+        save("deep/down/a", fails=True)
+    assert left() == []
+    with pytest.raises(type(error)):
+        save("runs/a", fails=True, meanwhile="runs/b")
+    whole = ["runs", "runs/b", f"runs/b/{MODEL}", "runs/b/model.json"]
+    assert left() == sorted(whole)
+    with pytest.raises(type(error)):
+        save("runs/c", fails=True, meanwhile="runs/c")  # two writers of one model
+    assert left() == sorted([*whole, "runs/c", f"runs/c/{MODEL}", "runs/c/model.json"])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere names of files are text")

@@ -14,7 +14,6 @@ import json
 import os
 import re
 import secrets
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, NoReturn
@@ -263,8 +262,19 @@ def model_folder(path: str | os.PathLike[str], kind: str) -> Iterator[Path]:
         yield folder
     except BaseException:
         if first is not None:
-            shutil.rmtree(first, ignore_errors=True)
+            _take_back(folder, first)
         raise
+
+
+def _take_back(folder: Path, first: Path) -> None:
+    """Remove the folders that a failed save has made, up to the first, and nothing that others have put there since."""
+    with contextlib.suppress(OSError):
+        if not (folder / "model.json").exists():  # it is written last
+            (folder / MODEL).unlink(missing_ok=True)
+        for made in (folder, *folder.parents):
+            made.rmdir()
+            if made == first:
+                return
 
 
 def write_tensors(
