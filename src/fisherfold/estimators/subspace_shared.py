@@ -21,7 +21,7 @@ from fisherfold.estimators.checkpoint import all_or_nothing
 from fisherfold.estimators.id_files import objects
 from fisherfold.estimators.parameters import seed_of
 from fisherfold.estimators.shared_ids import cast, joint_index
-from fisherfold.estimators.task_rows import Rows, Scaling, reject_vanishing
+from fisherfold.estimators.task_rows import Rows, Scaling, power_of_two, reject_vanishing
 
 if TYPE_CHECKING:
     from fisherfold.estimators.ids import IdIndex
@@ -147,8 +147,9 @@ def _joint_scaling(
     weights = float(total(weight.sum()))
     n = X.shape[1]
     center = total(weight @ X) / weights if intercept else np.zeros(n)
-    spread = np.sqrt(total(weight @ (X - center) ** 2) / weights)
     largest = group.largest(torch.from_numpy(np.abs(X).max(axis=0, initial=0.0))).numpy()
+    unit = power_of_two(largest)
+    spread = unit * np.sqrt(total(weight @ ((X - center) / unit) ** 2) / weights)
     offset = float(total(weight @ y) / weights) if intercept else 0.0
     return Scaling.of(center, spread, largest, offset, intercept=intercept, scale=scale)
 

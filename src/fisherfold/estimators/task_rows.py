@@ -305,6 +305,22 @@ class Rows:
         return found if axis is None else replace(found, axis=axis)
 
 
+def power_of_two(largest: Array) -> Array:
+    """A unit in which numbers have squares that do not vanish; a power of two, so that dividing rounds nothing.
+
+    Args:
+        largest: the largest absolute value of each feature.
+
+    Returns:
+        The next power of two above each, 1 for 0.
+
+    Example:
+        >>> power_of_two(np.array([3.0, 0.0, 0.25])).tolist()
+        [4.0, 1.0, 0.5]
+    """
+    return np.exp2(np.frexp(largest)[1])
+
+
 @dataclass(frozen=True)
 class Scaling:
     """The map from the user's features to the model's, and back for coefficients.
@@ -339,9 +355,11 @@ class Scaling:
         """
         n = X.shape[1]
         center = np.average(X, axis=0, weights=weight) if intercept else np.zeros(n)
-        spread = np.sqrt(np.average((X - center) ** 2, axis=0, weights=weight))
+        largest = np.abs(X).max(axis=0)
+        unit = power_of_two(largest)
+        spread = unit * np.sqrt(np.average(((X - center) / unit) ** 2, axis=0, weights=weight))
         offset = float(np.average(y.reshape(len(y), -1).mean(axis=1), weights=weight)) if intercept else 0.0
-        return cls.of(center, spread, np.abs(X).max(axis=0), offset, intercept=intercept, scale=scale)
+        return cls.of(center, spread, largest, offset, intercept=intercept, scale=scale)
 
     @classmethod
     def of(
