@@ -12,6 +12,7 @@ import torch
 from fisherfold.distributed import ALONE, Axis, Group
 from fisherfold.estimators.point_completion import fit_point, held_out_entries
 from fisherfold.inference.completion import fit_variational
+from fisherfold.inference.completion_path import gradual_start
 from fisherfold.problems.completion import CompletionProblem
 from fisherfold.problems.ratings import Chunk, Ratings
 from fisherfold.solvers import GradientNorm, MaxSeconds, minimize
@@ -96,6 +97,8 @@ def fits(group: Group, transposed: bool) -> dict[str, Any]:
     found["bound"] = [row["bound"] for row in posterior.trace]
     given = fit_variational(ratings, RANK, max_iter=2, ridge=2.0, set_effects=False, column_offsets=False)
     found["given"] = [given.noise_precision, given.rows.gathered().mean]
+    path = gradual_start(ratings, 6).gathered()  # fewer ratings than coefficients
+    found["path"] = [path.rank, path.noise_precision, path.columns.mean, path.columns.precision, path.rows.precision]
     return found
 
 

@@ -106,3 +106,23 @@ def test_imputer_at_the_edges():
         LowRankImputer().fit(np.full((2, 2), np.nan))
     with pytest.raises(ValueError, match="rank must be a whole number of at least 1, got 0"):
         LowRankImputer(rank=0).fit(np.eye(3))
+
+
+@pytest.mark.parametrize("how", ["fit", "stream", "impute"])
+def test_the_default_rank_finds_what_is_in_small_tables(how):
+    """With fewer values than coefficients all factors were switched off, and the rest was level."""
+    errors = []
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        true = 3 + rng.normal(size=(60, 2)) @ rng.normal(size=(2, 30))
+        holes = rng.random(true.shape) > 0.2
+        given = np.where(holes, np.nan, true + 0.5 * rng.normal(size=true.shape))
+        if how == "impute":
+            found = LowRankImputer(rank=10).fit_transform(given)[holes]
+        else:
+            model, known = MatrixCompletion(), np.argwhere(~holes)
+            for part in np.array_split(rng.permutation(len(known)), 1 if how == "fit" else 3):
+                model.partial_fit(known[part], given[tuple(known[part].T)])
+            found = model.predict(np.argwhere(holes))
+        errors.append(np.sqrt(np.mean((found - true[holes]) ** 2)) / true.std())
+    assert np.mean(errors) < 0.75, errors

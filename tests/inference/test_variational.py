@@ -11,7 +11,8 @@ import torch
 from reference_completion import low_rank
 
 import fisherfold.inference.completion as module
-from fisherfold.inference.completion import fit_variational, half_step, moments
+from fisherfold.inference.completion import fit_variational, half_step, moments, start_posterior
+from fisherfold.inference.completion_path import gradual_start
 from fisherfold.inference.predictive import predict_pairs
 from fisherfold.problems.packed import unpack
 from fisherfold.problems.ratings import Ratings
@@ -104,6 +105,31 @@ def test_surplus_rank_does_no_harm():
         mean, _ = predict_pairs(posterior, i.flatten(), j.flatten())
         errors.append(float((mean - torch.from_numpy(truth).flatten()).square().mean().sqrt()))
     assert errors[1] < 1.15 * errors[0]
+
+
+@pytest.mark.parametrize("shape", [(60, 30, 0.2, 0.5), (20, 10, 0.6, 0.3)])
+def test_surplus_rank_does_no_harm_with_fewer_ratings_than_coefficients(shape):
+    rows, columns, density, noise = shape
+    i, j = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
+    errors = {2: [], 10: []}
+    for seed in range(6):
+        ratings, truth = low_rank(rows, columns, 2, density, noise, seed)
+        for rank, found in errors.items():
+            posterior = fit_variational(ratings, rank, init=gradual_start(ratings, rank))
+            assert posterior.rank == rank
+            assert [row["iteration"] for row in posterior.trace[:2]] == [1, 2]
+            mean, _ = predict_pairs(posterior, i.flatten(), j.flatten())
+            found.append(float((mean - torch.from_numpy(truth).flatten()).square().mean().sqrt()))
+    assert np.mean(errors[10]) < 1.1 * np.mean(errors[2])
+
+
+def test_a_start_is_gradual_only_where_coefficients_outnumber_ratings():
+    ratings, _ = low_rank(60, 40, 2, 0.3, 0.4, 3)
+    for rank, options in ((ratings.n_ratings // 100, {}), (20, {"ridge": 2.0})):
+        direct, chosen = start_posterior(ratings, rank, **options), gradual_start(ratings, rank, **options)
+        torch.testing.assert_close(chosen.columns.mean, direct.columns.mean, rtol=0, atol=0)
+        assert chosen.noise_precision == direct.noise_precision
+    assert gradual_start(ratings, 20).noise_precision > start_posterior(ratings, 20).noise_precision
 
 
 def test_intervals_cover_what_they_promise():

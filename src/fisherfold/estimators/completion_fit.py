@@ -23,6 +23,7 @@ from fisherfold.estimators.posterior_files import pack_posterior, unpack_posteri
 from fisherfold.estimators.shared_ratings import Prepared, Share, seen_entries, share_out
 from fisherfold.files import sound
 from fisherfold.inference.completion import CompletionPosterior, fit_variational, start_posterior
+from fisherfold.inference.completion_path import gradual_start
 from fisherfold.problems.building import RepeatedPairs
 from fisherfold.problems.ratings import Ratings
 from fisherfold.threads import threads
@@ -246,7 +247,9 @@ def run(
                     return_on_interrupt=options.return_on_interrupt,
                 ))  # fmt: skip
             if posterior is None:
-                posterior = _resumed(saved, ratings) or start_posterior(ratings, options.rank, **_model(options))
+                posterior = _resumed(saved, ratings) or gradual_start(
+                    ratings, options.rank, set_effects=options.rated_sets, **_model(options)
+                )
             posterior = _ascend(ratings, options, posterior, show, saved)
     except KeyboardInterrupt:
         if not options.return_on_interrupt:

@@ -21,6 +21,7 @@ from torch import Tensor
 from fisherfold.estimators.ids import IdIndex, Ids, describe
 from fisherfold.estimators.inputs import Observations
 from fisherfold.inference.completion import CompletionPosterior, fit_variational
+from fisherfold.inference.completion_path import gradual_start
 from fisherfold.inference.predictive import predict_pairs
 from fisherfold.inference.stream import absorb, grow, look_back, prior_member, unknown_member
 from fisherfold.plain import counted
@@ -253,11 +254,12 @@ class CompletionModel:
             look_back(old, ratings)
             return
         self.n_at_start = self.n_at_look
-        self.posterior = fit_variational(
-            ratings, old.rank, ridge=old.fixed_ridge, row_offsets=old.rows.has_offset,
-            column_offsets=old.columns.has_offset, set_effects=old.rows.set_effects is not None,
-            weight_strength=old.weight_strength, **start,
-        )  # fmt: skip
+        kept: dict[str, Any] = {
+            "ridge": old.fixed_ridge, "row_offsets": old.rows.has_offset, "column_offsets": old.columns.has_offset,
+            "set_effects": old.rows.set_effects is not None, "weight_strength": old.weight_strength,
+        }  # fmt: skip
+        first = gradual_start(ratings, old.rank, seed=start["seed"], **kept)
+        self.posterior = fit_variational(ratings, old.rank, init=first, **kept, **start)
 
     def of_new_row(self, columns: Ids, values: Floats, unseen: str) -> CompletionModel:
         """A model of one new row, number 0, and the same columns; these do not move, unknown ones are left out.

@@ -23,6 +23,7 @@ from fisherfold.estimators.checkpoint import all_or_nothing
 from fisherfold.estimators.inputs import unmasked
 from fisherfold.estimators.task_rows import reject_text
 from fisherfold.inference.completion import CompletionPosterior, fit_variational
+from fisherfold.inference.completion_path import gradual_start
 from fisherfold.inference.predictive import predict_pairs
 from fisherfold.inference.sides import Side
 from fisherfold.inference.stream import absorb, grow, prior_member
@@ -106,8 +107,9 @@ class LowRankImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
         ratings = Ratings(rows, columns, (off / self.scale_)[rows, columns], X.shape, dtype=torch.float64)
         seed = parameters.seed_of(self.random_state)
         with threads(n_jobs):
+            start = gradual_start(ratings, self.rank_, set_effects=False, seed=seed)
             posterior = fit_variational(
-                ratings, self.rank_, max_iter=max_iter, tol=tol, set_effects=False, seed=seed
+                ratings, self.rank_, max_iter=max_iter, tol=tol, set_effects=False, init=start
             )
         self.n_iter_ = len(posterior.trace)
         self._posterior = replace(posterior, rows=prior_member(posterior.rows))

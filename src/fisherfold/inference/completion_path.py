@@ -1,18 +1,22 @@
-"""From a fit of low rank to the start of one of higher rank.
+"""From a fit of low rank to the start of one of higher rank, and the start of fits to few ratings.
 
 The new factors are the leading singular vectors of what the old ones leave, P_Ω(X - g - b1ᵀ - 1cᵀ - U Vᵀ); everything
 learnt so far stays. A path over ranks then costs little more than its last fit.
+
+Where there are fewer ratings than coefficients, such a path is the only good start: of many factors at once, each is
+given so little of the variance that the prior switches all of them off before any has found what the data show.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fisherfold.inference.completion import CompletionPosterior
+from fisherfold.inference.completion import CompletionPosterior, fit_variational, start_posterior
 from fisherfold.inference.completion_start import FACTOR_SHARE, right_vectors
 from fisherfold.inference.inverse import pack
 from fisherfold.inference.sides import Side
@@ -21,6 +25,32 @@ from fisherfold.problems.packed import unpack
 from fisherfold.problems.ratings import Ratings
 
 _CHUNK = 2**18
+_RATINGS_EACH = 2  # for each coefficient of the first rank of a gradual start
+_PASSES = 10  # at most, with each rank on the way
+
+
+def gradual_start(ratings: Ratings, rank: int, *, set_effects: bool = True, **model: Any) -> CompletionPosterior:
+    """Where a fit starts: ``start_posterior``, or a path over ranks where ratings are fewer than coefficients.
+
+    Args:
+        ratings: the ratings, centred and of about unit variance.
+        rank: the number of factors.
+        set_effects: as in ``fit_variational``.
+        **model: further options of ``start_posterior``. With a ridge no factor is switched off, and none is held back.
+
+    Returns:
+        The posterior, without a trace.
+    """
+    n, each = ratings.n_ratings, sum(ratings.shape)
+    if model.get("ridge") is not None or n >= rank * each:
+        return start_posterior(ratings, rank, **model)
+    posterior = start_posterior(ratings, min(rank, max(1, n // (_RATINGS_EACH * each))), **model)
+    while posterior.rank < rank:
+        posterior = fit_variational(
+            ratings, posterior.rank, max_iter=_PASSES, set_effects=set_effects, init=posterior, **model
+        )
+        posterior = raise_rank(posterior, ratings, min(2 * posterior.rank, rank), seed=model.get("seed", 0))
+    return posterior
 
 
 def raise_rank(posterior: CompletionPosterior, ratings: Ratings, rank: int, *, seed: int = 0) -> CompletionPosterior:
@@ -44,7 +74,7 @@ def raise_rank(posterior: CompletionPosterior, ratings: Ratings, rank: int, *, s
     rows, columns = posterior.rows, posterior.columns
     by_row = _residuals(ratings.by_row, rows.mean, columns.mean)
     by_column = _residuals(ratings.by_column, columns.mean, rows.mean)
-    variance = max(float(by_row.double().square().mean()), 1e-6)
+    variance = max(ratings.add(by_row.double().square()) / ratings.n_ratings, 1e-6)
     v = right_vectors(ratings, by_row, by_column, extra, torch.Generator().manual_seed(seed))
     v = v * math.sqrt(ratings.n_columns)
     return replace(
@@ -57,7 +87,7 @@ def raise_rank(posterior: CompletionPosterior, ratings: Ratings, rank: int, *, s
 def _residuals(groups: Grouped, own: Tensor, other: Tensor) -> Tensor:
     """Values less predictions, in the order of the groups, a bounded number at a time."""
     parts = []
-    for start in range(0, groups.n_ratings, _CHUNK):
+    for start in range(0, max(groups.n_ratings, 1), _CHUNK):  # once for no ratings, of which a process may have none
         stop = min(start + _CHUNK, groups.n_ratings)
         u, v = own[groups.groups(start, stop).long()], other[groups.indices(start, stop).long()]
         fitted = (u[:, :-1] * v[:, :-1]).sum(1) + u[:, -1] + v[:, -1]
