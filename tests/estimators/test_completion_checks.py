@@ -104,6 +104,8 @@ def test_imputer_at_the_edges():
     assert (filled[:, 1] == 0).all()
     with pytest.raises(ValueError, match="X must contain at least one observed value, got only NaN"):
         LowRankImputer().fit(np.full((2, 2), np.nan))
+    with pytest.raises(ValueError, match=r"X must hold values of absolute value 1e\+300 at most, got 1.7e\+308"):
+        LowRankImputer().fit(np.array([[1.7e308, 1.0], [-1.6e308, 2.0], [np.nan, 3.0]]))
     with pytest.raises(ValueError, match="rank must be a whole number of at least 1, got 0"):
         LowRankImputer(rank=0).fit(np.eye(3))
 

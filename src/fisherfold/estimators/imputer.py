@@ -20,7 +20,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from fisherfold.estimators import parameters
 from fisherfold.estimators.checkpoint import all_or_nothing
-from fisherfold.estimators.inputs import unmasked
+from fisherfold.estimators.inputs import LARGEST, unmasked
 from fisherfold.estimators.task_rows import reject_text
 from fisherfold.inference.completion import CompletionPosterior, fit_variational
 from fisherfold.inference.completion_path import gradual_start
@@ -84,7 +84,7 @@ class LowRankImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
             This transformer.
 
         Raises:
-            ValueError: if no value is observed.
+            ValueError: if no value is observed, or one is so large that sums are infinite.
         """
         rank, max_iter = (parameters.whole(name, getattr(self, name), 1) for name in ("rank", "max_iter"))
         tol, n_jobs = parameters.number("tol", self.tol), parameters.jobs(self.n_jobs)
@@ -94,6 +94,8 @@ class LowRankImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
         seen = ~np.isnan(X)
         if not seen.any():
             raise ValueError("X must contain at least one observed value, got only NaN")
+        if (size := float(np.nanmax(np.abs(X)))) > LARGEST:
+            raise ValueError(f"X must hold values of absolute value {LARGEST:g} at most, got {size:g}")
         counts = np.maximum(seen.sum(axis=0), 1)
         self.mean_ = np.where(seen, X, 0).sum(axis=0, dtype=np.float64) / counts
         off = np.where(seen, X - self.mean_, 0)
