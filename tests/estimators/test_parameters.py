@@ -234,6 +234,10 @@ def test_targets_that_are_no_numbers_are_named(inference, targets, expected):
 def test_features_whose_squares_overflow_are_named():
     with pytest.raises(ValueError, match="X must be of absolute value 1e150 at most, so that squares are finite"):
         SubspaceClassifier(2).fit(X * 1e200, Y > 0, task=TASK)
+    fitted = SubspaceRegressor(2).fit(X, Y, task=TASK)
+    for ask in (lambda far: fitted.predict(far, task=TASK, return_std=True), fitted.transform):
+        with pytest.raises(ValueError, match="X must be of absolute value 1e150 at most, so that squares are finite"):
+            ask(X * 1e200)
 
 
 @pytest.mark.parametrize(

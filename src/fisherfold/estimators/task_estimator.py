@@ -118,7 +118,9 @@ class TaskEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         check_is_fitted(self)
         reject_masked(X, "X")
         reject_text(X)
-        return np.asarray(validate_data(self, unmasked(X), reset=False, dtype=np.float64))
+        found = np.asarray(validate_data(self, unmasked(X), reset=False, dtype=np.float64))
+        reject_overflow(found, "X")
+        return found
 
     def _asked(self, X: Any, task: Any) -> TaskRows:
         """Checked features of rows without targets, in any form that ``fit`` takes."""
