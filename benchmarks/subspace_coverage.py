@@ -2,10 +2,12 @@
 
     OMP_NUM_THREADS=1 python benchmarks/subspace_coverage.py
     OMP_NUM_THREADS=1 python benchmarks/subspace_coverage.py --draws 10 --shape 40 3 6 --shape 40 3 12
+    OMP_NUM_THREADS=1 python benchmarks/subspace_coverage.py --beside 2000 --shape 40 1 6 --shape 40 6 6
 
 Tasks are drawn from the model itself: coefficients with a common mean that differ along two directions, noise of
 variance 1. Per draw, as many fresh rows as rows, and 50 tasks that are not seen (``unseen="mean"``) with ten rows each;
-means over the draws, with their standard errors.
+means over the draws, with their standard errors. With ``--beside`` there is one more task of so many rows, which is
+learnt from and not counted.
 """
 
 from __future__ import annotations
@@ -32,18 +34,19 @@ LEVELS = (0.5, 0.9, 0.95)
 UNSEEN, UNSEEN_ROWS, UNSEEN_LEVEL = 50, 10, 0.9
 
 
-def covered(tasks: int, rows: int, features: int, seed: int) -> list[float]:
+def covered(tasks: int, rows: int, features: int, seed: int, beside: int = 0) -> list[float]:
     """The shares of fresh targets in intervals of ``LEVELS``, and of targets of unseen tasks."""
     draw = np.random.default_rng(seed)
     mean, directions = draw.normal(size=features), draw.normal(size=(2, features))
-    weights = mean + draw.normal(size=(tasks + UNSEEN, 2)) @ directions
+    weights = mean + draw.normal(size=(tasks + UNSEEN + (beside > 0), 2)) @ directions
 
     def table(task: Array) -> tuple[Array, Array]:
         x = draw.normal(size=(len(task), features))
         return x, (x * weights[task]).sum(1) + draw.normal(size=len(task))
 
     task, unseen = np.repeat(np.arange(tasks), rows), tasks + np.repeat(np.arange(UNSEEN), UNSEEN_ROWS)
-    model = SubspaceRegressor(rank=2).fit(*table(task), task=task)
+    learnt = np.concatenate([task, np.full(beside, tasks + UNSEEN)])
+    model = SubspaceRegressor(rank=2).fit(*table(learnt), task=learnt)
 
     def inside(x: Array, y: Array, task: Array, levels: Sequence[float]) -> list[float]:
         values, deviations = model.predict(x, task=task, return_std=True, unseen="mean")
@@ -56,12 +59,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draws", type=int, default=40)
     parser.add_argument("--shape", nargs=3, type=int, action="append", help="tasks, rows of each, and features")
+    parser.add_argument("--beside", type=int, default=0, help="the rows of one large task beside them")
     given = parser.parse_args()
     heads = ("tasks", "rows each", "features", *(f"in {100 * level:g} %" for level in LEVELS))
     unseen = f"unseen tasks, in {100 * UNSEEN_LEVEL:g} %"
-    table = Table(*heads, unseen, title=f"targets in their intervals, {given.draws} draws")
+    beside = f", beside a task of {given.beside} rows" if given.beside else ""
+    table = Table(*heads, unseen, title=f"targets in their intervals, {given.draws} draws{beside}")
     for shape in given.shape or SHAPES:
-        shares = 100 * np.array([covered(*shape, seed) for seed in range(given.draws)])
+        shares = 100 * np.array([covered(*shape, seed, given.beside) for seed in range(given.draws)])
         means, errors = shares.mean(0), shares.std(0, ddof=1) / np.sqrt(given.draws)
         table.add_row(*map(str, shape), *(f"{m:.1f} ± {e:.1f}" for m, e in zip(means, errors, strict=True)))
     Console().print(table)
