@@ -64,6 +64,13 @@ def test_polar_survives_huge_and_tiny_entries():
     torch.testing.assert_close(frames.polar(1e30 * wide), frames.polar(wide), atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize(("size", "dtype"), [(1e20, torch.float32), (1e200, torch.float64)])
+def test_polar_of_one_column_is_its_direction_at_every_size(size, dtype):
+    # the square is infinite and the condition of a 1×1 matrix is still 1
+    y = tall(10, 1).to(dtype)
+    torch.testing.assert_close(frames.polar(size * y), y / y.norm(), atol=10 * torch.finfo(dtype).eps, rtol=0)
+
+
 def test_polar_of_nan_is_nan_only_where_it_must():
     y = tall(6, 2, 2)
     y[0, 3, 1] = torch.nan

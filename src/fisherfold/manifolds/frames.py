@@ -76,9 +76,10 @@ def polar(y: Tensor) -> Tensor:
     """
     gram = cross(y, y)
     values, vectors = eigh(gram)
-    # Squares below the floor have underflown. Written so that NaN fails as well.
+    # Squares below the floor have underflown, and infinite ones overflown. Written so that NaN fails as well.
     floor = torch.finfo(y.dtype).tiny / torch.finfo(y.dtype).eps
-    if not holds(values[..., -1] <= MAX_CONDITION * (values[..., 0] - floor)):
+    largest = values[..., -1]
+    if not holds((largest <= MAX_CONDITION * (values[..., 0] - floor)) & (largest < torch.inf)):
         return _polar_by_qr(y)
     return y @ inverse_root(gram, values.detach(), vectors.detach()).to(y.dtype)
 
