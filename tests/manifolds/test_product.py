@@ -55,6 +55,16 @@ def test_bad_arguments_are_named_with_their_place():
         NESTED.transport(x, x, v, method="parallel")
 
 
+def test_factors_have_one_batch():
+    x, _ = draw(NESTED, 4)
+    other = {"u": x["u"], "rest": {"w": x["rest"]["w"][0], "b": x["rest"]["b"][0]}}
+    for call in (NESTED.check_point, NESTED.violation, lambda p: NESTED.dist(p, p), lambda p: NESTED.norm(p, p)):
+        with pytest.raises(ValueError, match=r"x must have the same batch .* \{'u': \(4,\), 'rest': \(\)\}"):
+            call(other)
+    with pytest.raises(ValueError, match=r"x\['rest'\] must have the same batch .* \{'w': \(4,\), 'b': \(2,\)\}"):
+        NESTED.check_point({"u": x["u"], "rest": {"w": x["rest"]["w"], "b": x["rest"]["b"][:2]}})
+
+
 def test_a_factor_without_logarithm_is_named():
     product = Product({"u": Stiefel(4, 2), "w": Sphere(3)})
     x, _ = draw(product)

@@ -244,6 +244,9 @@ class Product(Manifold):
             raise ValueError(f"{name} must have the keys {sorted(self.factors)} of {self!r}, got {sorted(map(str, x))}")
         for key, factor in self.items:
             factor._check_form(x[key], f"{name}[{key!r}]")
+        batches = {key: _batch(x[key], factor.point_shape) for key, factor in self.items}
+        if len(set(batches.values())) > 1:
+            raise ValueError(f"{name} must have the same batch dimensions in all factors, got {batches}")
 
     # The hooks of the base class speak of one tensor; a product has none, and every public method above goes around
     # them.
@@ -266,3 +269,11 @@ class Product(Manifold):
 
     def __repr__(self) -> str:
         return f"Product({self.factors!r})"
+
+
+def _batch(x: Point, shape: Shape) -> tuple[int, ...]:
+    """The leading dimensions of a point whose form is right."""
+    while isinstance(shape, dict):
+        key = next(iter(shape))
+        x, shape = x[key], shape[key]
+    return tuple(x.shape[: x.ndim - len(shape)])
