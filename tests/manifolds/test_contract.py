@@ -163,6 +163,31 @@ def test_half_precision_is_computed_in_float32(manifold, dtype):
         torch.testing.assert_close(moved.float(), expected, atol=2 * eps, rtol=2 * eps)
 
 
+@pytest.mark.parametrize(("size", "count"), [(1.0, 70_000), (300.0, 400), (2e-4, 400)])
+def test_lengths_and_products_in_half_precision_are_those_of_float32(size, count):
+    """Squares leave the range of float16 long before lengths do."""
+    v = torch.full((count,), size, dtype=torch.float16)
+    space, product = Euclidean(count), Product({"a": Euclidean(count), "b": Euclidean()})
+    expected = float(v[0]) * count**0.5
+    tree = {"a": v, "b": v.new_zeros(())}
+    mixed = tree | {"b": torch.zeros(())}
+    for length in (space.norm(v, v), product.norm(tree, tree), product.norm(mixed, mixed)):
+        assert float(length) == pytest.approx(expected, rel=1e-3)
+    assert space.norm(v, v).dtype == product.norm(tree, tree).dtype == torch.float16
+    # the product of two entries has two digits there, their sum has three
+    u = torch.full((count,), 1.2e-3, dtype=torch.float16)
+    assert float(space.inner(u, u, u)) == pytest.approx(float(u[0]) ** 2 * count, rel=1e-3)
+
+
+@pytest.mark.parametrize("manifold", MANIFOLDS, ids=repr)
+def test_a_point_with_many_vectors_is_a_batch_of_that_point(manifold):
+    x, _ = draw(manifold)
+    v = manifold.project(x, torch.randn(3, *x.shape, generator=torch.Generator().manual_seed(2), dtype=x.dtype))
+    for method in manifold.retractions:
+        expected = manifold.retract(x.expand_as(v), v, method=method)
+        torch.testing.assert_close(manifold.retract(x, v, method=method), expected, atol=1e-14, rtol=0)
+
+
 @pytest.mark.parametrize("manifold", MANIFOLDS, ids=repr)
 def test_non_finite_steps_give_non_finite_points_and_no_exception(manifold):
     x, v = draw(manifold, 2)

@@ -16,6 +16,7 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
+from functools import reduce
 from typing import Any
 
 import torch
@@ -226,7 +227,9 @@ class Manifold(ABC):
         self._check_vector(x, u, "u")
         self._check_vector(x, v, "v")
         axes = tuple(range(-len(self.point_shape), 0))
-        return (u * v).sum(dim=axes) if axes else u * v
+        wide_u, wide_v = _widen(u, v)
+        products = wide_u * wide_v
+        return (products.sum(dim=axes) if axes else products).to(u.dtype)
 
     def norm(self, x: Point, v: Tangent) -> Tensor:
         """The length of a tangent vector of any finite size; its derivatives at the zero vector are 0.
@@ -239,6 +242,10 @@ class Manifold(ABC):
             A tensor of the batch shape.
         """
         plain = self.inner(x, v, v).sqrt()
+        dtypes = [leaf.dtype for leaf in leaves(v)]
+        if any(dtype in _HALF for dtype in dtypes):  # a square may leave the numbers that the length does not
+            wide_x, wide_v = (tree_map(lambda leaf: _widen(leaf)[0], tree) for tree in (x, v))
+            return self.norm(wide_x, wide_v).to(reduce(torch.promote_types, dtypes))
         if ordinary(plain):
             return plain
         factor = range_factor(self._largest(v))

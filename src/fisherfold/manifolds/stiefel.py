@@ -91,6 +91,7 @@ def _cayley(x: Tensor, v: Tensor) -> Tensor:
     # all: rotations within the frame would go twice as far. The polar factor at the end removes rounding, which the
     # transform itself would let add up from step to step.
     turned = v - 0.5 * x @ frames.cross(x, v).to(x.dtype)
+    x = x.expand_as(turned)
     a = torch.cat([turned, x], dim=-1)
     b = torch.cat([x, -turned], dim=-1)
     eye = torch.eye(a.shape[-1], dtype=torch.float64, device=x.device)
