@@ -354,6 +354,24 @@ def test_a_fisher_matrix_that_overflows_is_no_crash(solver):
     assert "4 tries in a row" in result.message
 
 
+class Unbounded(Gaussian):
+    """A loss -e^z, which falls for ever and leaves the numbers on its way."""
+
+    def nll(self, z, y):
+        return -z.exp()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("options", [{}, {"solve": "cg"}, {"batch_size": 5}, {"max_rejections": 1100}])
+def test_a_loss_without_lower_bound_ends_with_a_status_and_its_best_point(options, dtype):
+    """Gradients grow as the loss falls, and σ with every rejection: their product is soon beyond all numbers."""
+    x = torch.randn(20, 3, generator=torch.Generator().manual_seed(0)).to(dtype) + 1
+    problem = NLLProblem(Euclidean(3), lambda x, w: x @ w, Unbounded(), x, x[:, 0])
+    result = minimize(problem, torch.zeros(3, dtype=dtype), max_iter=1500, **options)
+    assert result.status == "non_finite"
+    assert result.value == float(problem.loss(result.x)) < -1e20
+
+
 def test_a_step_of_length_zero_is_no_progress():
     """A Fisher operator of NaN gives CG nothing to do; the run must not count that as accepted steps."""
 

@@ -162,7 +162,9 @@ class RNGD(Method):
             first = self._first_sigma(state, operator, gradient, norm)
             state.numbers["sigma"] = state.numbers["first_sigma"] = first
         fixed = self.step_size is not None
-        damping = at("damping", self.damping, state.iteration) if fixed else state.numbers["sigma"] * norm
+        # a loss without lower bound has gradients of any size: more damping than there are numbers is the largest one
+        most = torch.finfo(leaves(state.x)[0].dtype).max
+        damping = at("damping", self.damping, state.iteration) if fixed else min(state.numbers["sigma"] * norm, most)
         solution = self._direction(state, operator, batch, gradient, damping, norm)
         shrink = state.numbers.get("shrink", 1.0)
         length = at("step", self.step_size, state.iteration) * shrink if self.step_size else 1.0
