@@ -5,9 +5,9 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from fisherfold import Gaussian, NLLProblem
-from fisherfold.fisher import DenseFisher, ExactFisher, VarianceReducedFisher
+from fisherfold.fisher import DenseFisher, ExactFisher, RowBlockFisher, VarianceReducedFisher
 from fisherfold.fisher.flat import flatten, unflatten
-from fisherfold.manifolds import Euclidean, Grassmann, Product, Sphere
+from fisherfold.manifolds import Euclidean, Grassmann, Oblique, Product, Sphere
 from fisherfold.manifolds.base import dot, leaves, scale
 
 KINDS = ["exact", "monte-carlo", "empirical", "dense"]
@@ -314,6 +314,20 @@ def test_a_batch_that_holds_a_sample_twice_stays_positive(gaussian_case):
 def test_every_kind_says_what_it_approximates(kind, build):
     case = build("grassmann", "gaussian")
     assert len(case.problem.fisher(case.theta, kind=kind).approximates) > 20
+
+
+def test_a_batch_of_vectors_is_refused():
+    """Row blocks of a square point would be laid along the batch, without a word."""
+    manifold, g = Oblique(3, 3), torch.Generator().manual_seed(0)
+    x = manifold.random_point(generator=g)
+    v = manifold.random_tangent(x.expand(3, 3, 3), generator=g)
+    blocks = torch.eye(3, dtype=x.dtype) * torch.arange(1.0, 4.0, dtype=x.dtype)[:, None, None]
+    problem = NLLProblem(manifold, lambda x, t: x @ t.T, Gaussian(), v[0], v[1])
+    for operator in (RowBlockFisher(manifold, x, blocks), problem.fisher(x), problem.fisher(x, kind="dense")):
+        for name, call in (("v", operator.matvec), ("v", operator.quadratic), ("g", operator.solve)):
+            message = rf"{name} must be a single tangent vector like the point, of shape \(3, 3\), got \(3, 3, 3\)"
+            with pytest.raises(ValueError, match=message):
+                call(v)
 
 
 def test_vectors_that_are_not_tangent_are_refused(build):

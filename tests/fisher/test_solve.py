@@ -248,6 +248,18 @@ def test_the_zero_operator_is_only_damping():
         assert float(operator.solve(g, 0.0, method=method).norm()) == 0
 
 
+@pytest.mark.parametrize("method", ["auto", "dense", "woodbury", "cg", "pinv"])
+def test_a_manifold_of_dimension_zero_has_only_the_direction_zero(method):
+    x = torch.arange(3.0, dtype=torch.float64)
+    problem = NLLProblem(Stiefel(1, 1), lambda x, t: x * t[0, 0], Gaussian(), x, x)
+    theta, g = torch.ones(1, 1, dtype=torch.float64), torch.zeros(1, 1, dtype=torch.float64)
+    exact, matrix = problem.fisher(theta), DenseFisher(Stiefel(1, 1), theta, torch.ones(1, 1, dtype=torch.float64))
+    for operator in (exact, *([matrix] if method != "woodbury" else [])):
+        for damping in (0.0, *([0.1] if method != "pinv" else [])):
+            found = operator.solution(g, damping, method=method)
+            assert float(found.x) == found.decrease == found.residual == 0
+
+
 @pytest.mark.parametrize(
     ("dim", "samples", "outputs", "expected"),
     [
@@ -281,9 +293,11 @@ def test_structure_comes_first_and_no_factor_means_conjugate_gradients():
 def test_bad_arguments_are_named(build):
     case = build("sphere", "gaussian")
     operator, g = case.problem.fisher(case.theta), case.tangent()
-    for damping in (-1e-9, float("nan"), float("inf")):
+    for damping in (-1e-9, float("nan"), float("inf"), None, "large", 1j):
         with pytest.raises(ValueError, match=f"damping must be a number ≥ 0, got {damping}"):
             operator.solve(g, damping)
+    with pytest.raises(ValueError, match=r"damping must be a number ≥ 0, got tensor\(\[0.1000, 0.2000\]\)"):
+        operator.solve(g, torch.tensor([0.1, 0.2]))
     with pytest.raises(ValueError, match=r"method must be 'auto' or one of \['structured', .*\], got 'lu'"):
         operator.solve(g, 0.1, method="lu")
     with pytest.raises(ValueError, match=r"g is not a tangent vector of Sphere\(5\)"):

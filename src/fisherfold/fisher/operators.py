@@ -18,7 +18,7 @@ from torch import Tensor
 from fisherfold.fisher.conjugate import Solution
 from fisherfold.fisher.flat import flatten, unflatten
 from fisherfold.fisher.solve import solve
-from fisherfold.manifolds.base import Manifold, Point, Tangent, arranged, combine, scale, tolerance
+from fisherfold.manifolds.base import Manifold, Point, Tangent, arranged, combine, leaves, scale, tolerance
 
 
 class FisherOperator(ABC):
@@ -52,6 +52,16 @@ class FisherOperator(ABC):
     def _matvec(self, v: Tangent) -> Tangent:
         """The product with a tangent vector, not checked."""
 
+    def _check_vector(self, v: Tangent, name: str) -> None:
+        """Raise unless ``v`` is one tangent vector: a batch of them would be taken for something else."""
+        self.manifold.check_tangent(self.point, v, name=name)
+        for leaf, like in zip(leaves(arranged(v, self.point)), leaves(self.point), strict=True):
+            if leaf.shape != like.shape:
+                raise ValueError(
+                    f"{name} must be a single tangent vector like the point, of shape {tuple(like.shape)}, got "
+                    f"{tuple(leaf.shape)}"
+                )
+
     def matvec(self, v: Tangent) -> Tangent:
         """The product with a tangent vector.
 
@@ -61,7 +71,7 @@ class FisherOperator(ABC):
         Returns:
             A tangent vector at ``point``.
         """
-        self.manifold.check_tangent(self.point, v, name="v")
+        self._check_vector(v, "v")
         return self._matvec(arranged(v, self.point))
 
     def __matmul__(self, v: Tangent) -> Tangent:
@@ -139,7 +149,7 @@ class FisherOperator(ABC):
         Returns:
             The direction with the method, its residual and its iterations.
         """
-        self.manifold.check_tangent(self.point, g, name="g")
+        self._check_vector(g, "g")
         return solve(self, g, damping, method=method, **options)
 
     def solve(self, g: Tangent, damping: float = 0.0, *, method: str = "auto", **options: float) -> Tangent:

@@ -15,6 +15,7 @@ pseudo-inverse of the paper's local theory, F† = Jᵀ(JJᵀ)⁻¹ H_L⁻¹ (JJ
 from __future__ import annotations
 
 import math
+from numbers import Real
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,7 +23,7 @@ from torch import Tensor
 
 from fisherfold.fisher.conjugate import Solution, conjugate_gradients
 from fisherfold.fisher.flat import flatten, unflatten
-from fisherfold.manifolds.base import Manifold, Point, Tangent, arranged, dot
+from fisherfold.manifolds.base import Manifold, Point, Tangent, arranged, dot, scale
 
 if TYPE_CHECKING:
     from fisherfold.fisher.operators import FisherOperator
@@ -76,10 +77,11 @@ def solve(
         The solution.
 
     Raises:
-        ValueError: if a number is negative, or the method is unknown or does not apply.
+        ValueError: if a number is negative or none at all, or the method is unknown or does not apply.
     """
     for name, value in (("damping", damping), ("rtol", rtol)):
-        if not 0 <= value < math.inf:
+        number = isinstance(value, Real) or (isinstance(value, Tensor) and value.numel() == 1)
+        if not number or not 0 <= value < math.inf:
             raise ValueError(f"{name} must be a number ≥ 0, got {value}")
     if max_iter is not None and not max_iter >= 0:
         raise ValueError(f"max_iter must be at least 0, got {max_iter}")
@@ -133,6 +135,8 @@ def tangent_basis(manifold: Manifold, point: Point) -> Tensor:
 
 
 def _in_tangent_basis(operator: FisherOperator, g: Tangent, damping: float) -> Tangent:
+    if operator.manifold.dim == 0:
+        return scale(0.0, g)
     basis = tangent_basis(operator.manifold, operator.point)
     if operator.n_rows is not None:
         coordinates = operator.rows() @ basis
