@@ -7,7 +7,7 @@ from typing import ClassVar
 import pytest
 import torch
 
-from fisherfold.manifolds import Euclidean, Grassmann, Oblique, Product, Sphere, Stiefel, Verdict
+from fisherfold.manifolds import Euclidean, Grassmann, Manifold, Oblique, Product, Sphere, Stiefel, Verdict
 from fisherfold.testing import check_manifold
 
 # Every retraction of every manifold over the full ten thousand float32 steps.
@@ -46,6 +46,31 @@ def test_the_manifolds_of_the_library_pass_with_the_long_run(manifold):
 @pytest.mark.parametrize("seed", [0, 1])
 def test_variants_and_edges_pass(manifold, seed):
     assert all(check_manifold(manifold, steps=100, seed=seed))
+
+
+class PlainSphere(Manifold):
+    """A manifold that somebody wrote as an ordinary class."""
+
+    retraction, retractions, dim, point_shape = "normalize", {"normalize": 2}, 2, (3,)
+
+    def _project(self, x, v):
+        return v - (x * v).sum(-1, keepdim=True) * x
+
+    def _retract(self, x, v, method):
+        return (x + v) / (x + v).norm(dim=-1, keepdim=True)
+
+    def _random(self, shape, generator, dtype, device):
+        y = torch.randn(shape, generator=generator, dtype=dtype, device=device)
+        return y / y.norm(dim=-1, keepdim=True)
+
+    def _constraint_error(self, x):
+        return (x.norm(dim=-1) - 1).abs().amax()
+
+
+def test_a_manifold_may_be_an_ordinary_class():
+    assert all(check_manifold(PlainSphere(), steps=100))
+    with pytest.raises(ValueError, match=r"not a point of PlainSphere\(\): its constraint is violated by 7.32e-01"):
+        PlainSphere().check_point(torch.ones(3))
 
 
 # geoopt's formulas for its default Stiefel manifold: the canonical gradient as projection, a Cayley step without the ½.

@@ -15,7 +15,7 @@ from __future__ import annotations
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import reduce
 from typing import Any
 
@@ -403,7 +403,8 @@ class Manifold(ABC):
 
     def __repr__(self) -> str:
         parts = []
-        for field in fields(self):  # type: ignore[arg-type]  # every manifold of the library is a dataclass
+        chosen: tuple[Field[Any], ...] = fields(self) if is_dataclass(self) else ()  # a user's may be a plain class
+        for field in chosen:
             value = getattr(self, field.name)
             if field.default is MISSING:
                 parts.append(repr(value))
