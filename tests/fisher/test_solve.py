@@ -214,6 +214,19 @@ def test_negative_curvature_is_reported_and_not_followed():
     assert operator.solution(g, 2.0, method="cg").curvature == "positive"
 
 
+def test_direct_solves_refuse_negative_curvature_that_is_not_damped_away():
+    """Left out as if it were rounding, it gave the solution of another system, with a residual of 0."""
+    values = torch.tensor([3.0, 2.0, 0.0, -1.0], dtype=torch.float64)
+    turn = torch.linalg.qr(torch.randn(4, 4, generator=generator(), dtype=torch.float64)).Q
+    matrix = turn @ torch.diag(values) @ turn.T
+    operator = DenseFisher(Euclidean(4), torch.zeros(4, dtype=torch.float64), (matrix + matrix.T) / 2)
+    g = torch.ones(4, dtype=torch.float64)
+    for damping, method in ((0.5, "dense"), (0.0, "dense"), (0.0, "pinv")):
+        with pytest.raises(torch.linalg.LinAlgError, match=r"not positive definite: F has the eigenvalue -1.00e\+00"):
+            operator.solve(g, damping, method=method)
+    agree(turn.T @ operator.solve(g, 1.5, method="dense"), (turn.T @ g) / (values + 1.5), rtol=1e-12)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_zero_curvature_is_reported_and_not_divided_by(dtype):
     """A singular F, no damping, and a g that sticks out of its range: the model has no minimum, and CG says so."""

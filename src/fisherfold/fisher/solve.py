@@ -65,6 +65,9 @@ def solve(
 ) -> Solution:
     """Solve (F + λ I) d = g on the tangent space.
 
+    An operator that is not positive semi-definite, such as a Hessian, must be so with λ I for ``dense`` and ``pinv``,
+    which raise torch.linalg.LinAlgError otherwise; ``cg`` says where it has met negative curvature.
+
     Args:
         operator: the Fisher operator F.
         g: a tangent vector.
@@ -158,6 +161,13 @@ def _solve_positive(matrix: Tensor, rhs: Tensor, damping: float) -> Tensor:
     if well:
         return torch.cholesky_solve(rhs[:, None], factor)[:, 0]
     values, vectors = torch.linalg.eigh(matrix)
+    least = float(values[0])
+    if least < -1e2 * float(_cutoff(values.abs())):
+        # negative curvature that is no rounding, and that the damping has not outweighed
+        raise torch.linalg.LinAlgError(  # type: ignore[attr-defined]  # public, but not listed by torch
+            f"F + λ I is not positive definite: F has the eigenvalue {least:.2e} and the damping is {damping:.2e}; "
+            "use more, or method='cg', which stops before such directions"
+        )
     keep = values > _cutoff(values)
     return _spectral_solve(values[keep], vectors[:, keep], rhs, damping, _rounding(rhs))
 
