@@ -330,6 +330,20 @@ def test_pipes_and_folders_are_called_what_they_are(tmp_path):
         assert str(result.exception) == f"{path} is a {what}, a file is expected"
 
 
+def test_predictions_go_to_standard_output_for_pipes(model, ratings, tmp_path):
+    call("predict", model, ratings, "--std", "-o", tmp_path / "out.csv")
+    words = ["complete", "predict", str(model), str(ratings), "--std", "-o", "-"]
+    found = CliRunner().invoke(app, words)
+    assert found.exit_code == 0
+    assert found.stdout_bytes == (tmp_path / "out.csv").read_bytes()
+    assert "predicted: " in found.stderr
+    assert "with ids not seen in the fit 0" in found.stderr
+    refused = CliRunner().invoke(app, [*words, "--json"])
+    assert refused.exit_code != 0
+    assert "--json and --output - both write to standard output: give a file" in str(refused.exception)
+    assert not Path("-").exists()
+
+
 def test_a_file_with_ids_in_its_index_is_fitted_and_predicted_as_its_columns_are(ratings, tmp_path):
     frame = pl.read_csv(ratings, null_values="bad").drop_nulls().to_pandas()
     frame.set_index(["user", "item"]).to_parquet(tmp_path / "a.parquet")

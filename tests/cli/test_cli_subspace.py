@@ -76,6 +76,8 @@ def test_fit_predict_evaluate(table):
     assert errors["rmse"] == pytest.approx(float(np.sqrt(np.mean((values - test["y"].to_numpy()) ** 2))))
     nmse = model.nmse(test[names], test["y"].to_numpy(), task=test["school"].to_numpy())
     assert errors["nmse"] == pytest.approx(nmse)
+    printed = run("predict", folder / "model", folder / "test.csv", "-o", "-", "--decimal", ".")
+    np.testing.assert_allclose(pl.read_csv(printed.stdout_bytes)["y_predicted"].to_numpy(), values, rtol=1e-9)
     run("predict", folder / "model", folder / "test.csv", "-o", folder / "out.parquet", "--decimal", ".")
     np.testing.assert_allclose(pl.read_parquet(folder / "out.parquet")["y_predicted"].to_numpy(), values, rtol=1e-9)
     refused = run("predict", folder / "model", folder / "test.csv", "-o", folder / "out.xlsx")

@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fisherfold.cli.common import Checkpoint, Decimal, Encoding, UnpackLimit, Voice, command, group, in_bytes, one_of
-from fisherfold.cli.rescue import check_output, write_or_rescue
+from fisherfold.cli.outputs import Predictions, check_output, check_predictions, say_written, write_or_rescue
 from fisherfold.cli.words import printable, typed
 from fisherfold.plain import counted
 
@@ -165,7 +165,7 @@ def predict(
     voice: Voice,
     folder: Folder,
     pairs: Annotated[Path, typer.Argument(help="A table whose first two columns are row id and column id.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write: .csv, .csv.gz or .parquet.")],
+    output: Predictions,
     columns: Columns = None, file_format: Format = None, header: Header = None,
     encoding: Encoding = None, unpack_limit: UnpackLimit = 4.0,
     decimal: Annotated[
@@ -179,11 +179,11 @@ def predict(
     from fisherfold.estimators.completion import MatrixCompletion
     from fisherfold.estimators.decimals import check_mark
     from fisherfold.estimators.table_columns import in_order
-    from fisherfold.estimators.table_output import check_name, write_predictions
+    from fisherfold.estimators.table_output import write_predictions
     from fisherfold.estimators.tables import read_pairs
 
     check_mark(decimal)
-    check_name(output)
+    check_predictions(output, voice)
     model = MatrixCompletion.load(folder)
     text = model.model_.row_ids.kind == "objects", model.model_.column_ids.kind == "objects"
     table, rows, ids = read_pairs(
@@ -208,9 +208,9 @@ def predict(
     unknown = int(np.count_nonzero(((i < 0) | (j < 0)).cpu().numpy()))
     found = {
         **_read(table.header, len(mean) + sum(table.refused.values()), table.refused), "pairs": len(mean),
-        "with ids not seen in the fit": unknown, "written": str(output),
+        "with ids not seen in the fit": unknown,
     }  # fmt: skip
-    voice.result("Predicted", found)
+    say_written(voice, found, output, "written")
 
 
 @command(app, examples=["fisherfold complete recommend model/ 42 -k 5"])

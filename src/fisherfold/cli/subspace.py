@@ -23,7 +23,7 @@ from fisherfold.cli.common import (
     in_bytes,
     one_of,
 )
-from fisherfold.cli.rescue import check_output, write_or_rescue
+from fisherfold.cli.outputs import Predictions, check_output, check_predictions, say_written, write_or_rescue
 from fisherfold.cli.words import typed
 from fisherfold.plain import counted
 
@@ -150,7 +150,7 @@ def predict(
     voice: Voice,
     model: Model,
     data: Data,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The table to write: .csv, .csv.gz or .parquet.")],
+    output: Predictions,
     std: Annotated[bool, typer.Option("--std", help="Add predictive standard deviations.")] = False,
     unseen: Unseen = "error",
     encoding: Encoding = None,
@@ -158,10 +158,10 @@ def predict(
     unpack_limit: UnpackLimit = 4.0,
 ) -> None:
     """Write a table with predictions added to it."""
-    from fisherfold.estimators.table_output import check_name, write_predictions
+    from fisherfold.estimators.table_output import write_predictions
     from fisherfold.estimators.task_tables import read_tasks
 
-    check_name(output)
+    check_predictions(output, voice)
     roles, fitted = _load(model)
     reading: dict[str, Any] = {"encoding": encoding, "max_bytes": in_bytes(unpack_limit)}
     table = read_tasks(data, roles, with_target=False, decimal=decimal, **reading).known_to(fitted)
@@ -172,7 +172,7 @@ def predict(
     values, deviations = found if std else (found, None)
     added = {f"{roles.target}_predicted": values} | ({} if deviations is None else {f"{roles.target}_std": deviations})
     write_predictions(table.frame, added, data, output, table.decimal)
-    voice.result("Predicted", {**_read(table), "output": str(output)})
+    say_written(voice, _read(table), output, "output")
 
 
 @command(app, examples=["fisherfold subspace evaluate model/ held_out.csv"])

@@ -1,9 +1,13 @@
-"""Tables with predictions as files: CSV in UTF-8, packed with gzip where the name ends with .gz, or Parquet."""
+"""Tables with predictions as files: CSV in UTF-8, packed with gzip where the name ends with .gz, or Parquet.
+
+A name of ``-`` stands for standard output, which is given CSV.
+"""
 
 from __future__ import annotations
 
 import gzip
 import io
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +18,7 @@ from fisherfold.estimators.decimals import written
 from fisherfold.estimators.table_files import flat
 from fisherfold.files import write_atomically
 
+STANDARD_OUTPUT = Path("-")
 _PARQUET = (".parquet", ".pq")
 # Whoever opens such a file expects another format, or another packing than gzip.
 _OTHERS = (".feather", ".arrow", ".json", ".xlsx", ".xls", ".zip", ".bz2", ".xz", ".zst", ".7z")
@@ -41,7 +46,7 @@ def write_predictions(
         frame: the table.
         added: the columns, by name and in order.
         source: where the table comes from, for the message that names a column which a file of text cannot hold.
-        output: the file; Parquet if its name says so, else CSV, packed if its name ends with .gz.
+        output: the file; Parquet if its name says so, else CSV, packed if its name ends with .gz; or standard output.
         mark: the decimal mark of numbers in text.
     """
     if output.suffix.lower() in _PARQUET:
@@ -53,5 +58,9 @@ def write_predictions(
     for column in frame:
         flat(column, source)
     content = frame.write_csv().encode()
+    if output == STANDARD_OUTPUT:
+        sys.stdout.buffer.write(content)
+        sys.stdout.flush()
+        return
     # no time in the header: the same table gives the same bytes
     write_atomically(output, gzip.compress(content, mtime=0) if output.suffix.lower() == ".gz" else content)
