@@ -110,6 +110,17 @@ def test_a_leader_that_fails_holds_up_nobody(tmp_path: Path, monkeypatch: pytest
     assert [trial["accuracy"] > 0 for trial in tried] == [False, True, True]
 
 
+def test_a_damaged_log_of_a_leader_holds_up_nobody(tmp_path: Path, trained: list[int]) -> None:
+    plan = search("sgd", LATE[:3])
+    assert queue(tmp_path).work(lambda: plan if len(trained) < 4 else [])
+    (leader,) = (tmp_path / "search").glob("cifar*.jsonl")
+    leader.write_text("{")
+    assert queue(tmp_path).work(lambda: plan)
+    tried = json.loads((tmp_path / "search" / CHOICES).read_text())["tried"]
+    assert [trial["accuracy"] > 0 for trial in tried] == [False, True, True]
+    assert not list(tmp_path.rglob("*after*.safetensors"))
+
+
 def test_candidates_that_act_early_wait_for_nobody(tmp_path: Path, trained: list[int]) -> None:
     assert queue(tmp_path).work(lambda: search("sgd", [{"lr": 0.1}, {"lr": 0.05}]))
     assert sorted(trained) == sorted([*range(5)] * 2)

@@ -36,14 +36,13 @@ class Mixing:
 
     def __init__(self, settings: Settings, *, steps: int, side: int, seed: int, device: torch.device) -> None:
         self.settings, self.seed = settings, seed
-        self.mixup, self.cutmix = settings.mixup, settings.cutmix
         self.shares = torch.ones(steps, device=device)
         self.boxes = torch.zeros(steps, 4, dtype=torch.int64, device=device)
         self.pixels = torch.arange(side, device=device)
 
     def __bool__(self) -> bool:
         """Whether anything is mixed."""
-        return bool(self.mixup or self.cutmix)
+        return bool(self.settings.mixup or self.settings.cutmix)
 
     def draw(self, epoch: int) -> None:
         """Draw what the batches of an epoch are mixed by.
@@ -57,11 +56,11 @@ class Mixing:
             return
         draws = np.random.default_rng([abs(self.seed), epoch, self.seed < 0])
         steps, side = len(self.shares), len(self.pixels)
-        if self.mixup:
-            shares = draws.beta(self.mixup, self.mixup, size=steps)
+        if self.settings.mixup:
+            shares = draws.beta(self.settings.mixup, self.settings.mixup, size=steps)
             self.shares.copy_(torch.from_numpy(shares))
-        if self.cutmix:
-            boxes = draw_boxes(draws, steps, side, self.cutmix)
+        if self.settings.cutmix:
+            boxes = draw_boxes(draws, steps, side, self.settings.cutmix)
             inside = (boxes[:, 1] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 2])
             self.boxes.copy_(torch.from_numpy(boxes))
             self.shares.copy_(torch.from_numpy(1 - inside / side**2))
@@ -87,9 +86,9 @@ class Mixing:
         Returns:
             Images of the same shape.
         """
-        if self.mixup:
+        if self.settings.mixup:
             return torch.lerp(images.flip(0), images, self.share(step))
-        if self.cutmix:
+        if self.settings.cutmix:
             top, bottom, left, right = self.boxes.index_select(0, step.reshape(1)).unbind(dim=1)
             rows = (self.pixels >= top) & (self.pixels < bottom)
             columns = (self.pixels >= left) & (self.pixels < right)

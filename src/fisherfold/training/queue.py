@@ -135,8 +135,8 @@ class Queue:
             if not missing:
                 return True
             # with nobody else at work a part of a run is better than none
-            begun = [run for run in missing if self._path(run) not in self._waiting]
-            ready = [run for run in begun if not self.tally.count or self._ends_in_time(run)]
+            free = [run for run in missing if self._path(run) not in self._waiting]
+            ready = [run for run in free if not self.tally.count or self._ends_in_time(run)]
             with self._taken(ready) as group:
                 if group:
                     self.train(group)

@@ -135,7 +135,13 @@ class Run:
             path: the file.
         """
         self._wait()
-        checkpoint.save(path, self._state(), self.header)
+        state = {
+            "network": self.network.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "epochs": self.done_epochs,
+            "averaged": self.averaged.state_dict() if self.averaged else {},
+        }
+        checkpoint.save(path, state, self.header)
 
     def load(self, path: str, *, of: Settings | None = None) -> None:
         """Go on from a checkpoint.
@@ -145,17 +151,7 @@ class Run:
             of: settings of the run that wrote it, if it was another one that these would have trained alike so far.
         """
         led = self.header if of is None else {**self.header, "settings": of.as_json()}
-        self._restore(checkpoint.load(path, led, self.device))
-
-    def _state(self) -> dict[str, Any]:
-        return {
-            "network": self.network.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "epochs": self.done_epochs,
-            "averaged": self.averaged.state_dict() if self.averaged else {},
-        }
-
-    def _restore(self, state: dict[str, Any]) -> None:
+        state = checkpoint.load(path, led, self.device)
         self.network.load_state_dict(state["network"])
         if self.averaged:
             self.averaged.load_state_dict(state["averaged"])

@@ -87,7 +87,7 @@ def forget_checkpoints(log: Path) -> None:
     Args:
         log: of the run.
     """
-    for epoch in _kept(log):
+    for epoch in _checkpoints(log):
         kept_checkpoint(log, epoch).unlink(missing_ok=True)
 
 
@@ -134,7 +134,10 @@ def _behind(log: Path) -> int:
 
 
 def _kept(log: Path) -> list[int]:
-    """After which of the epochs in its log a run has kept checkpoints."""
+    """After which of the epochs in its log a run has kept checkpoints; it may have gone back behind others."""
+    return [epoch for epoch in _checkpoints(log) if epoch <= _behind(log)]
+
+
+def _checkpoints(log: Path) -> list[int]:
     name = re.compile(re.escape(log.stem) + r"\.after(\d+)\.safetensors")
-    epochs = [int(found[1]) for path in log.parent.iterdir() if (found := name.fullmatch(path.name))]
-    return [epoch for epoch in epochs if epoch <= _behind(log)]
+    return [int(found[1]) for path in log.parent.iterdir() if (found := name.fullmatch(path.name))]
