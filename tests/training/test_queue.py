@@ -411,3 +411,56 @@ def test_one_graph_serves_all_runs_of_a_network() -> None:
         seen.append((queue_module._kind(entry), len(graphs)))
     assert [count for _, count in seen] == [1, 1, 1, 2]
     assert len({kind for kind, _ in seen}) == 2
+
+
+def test_a_choice_made_without_a_trial_that_failed_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, lines = entries({"candidates": [{"lr": 0.0}, {"lr": 0.05}], "rounds": [2], "batch": 8, "epochs": 2}), []
+    step = queue_module.Run.step
+
+    def failing(self: Any, index: int) -> None:
+        if self.settings.lr:
+            raise RuntimeError("out of memory")
+        step(self, index)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(queue_module.Run, "step", failing)
+        assert queue(tmp_path, lines.append, width=1).work(lambda: plan)
+    (record,) = [json.loads(line) for line in (tmp_path / "search" / CHOICES).read_text().splitlines()]
+    assert [trial["accuracy"] is None for trial in record["tried"]] == [False, True]
+    assert record["chosen"] == {"lr": 0.0}
+    assert any(line.endswith("chosen {'lr': 0.0} of 2 trials, 1 of which failed") for line in lines)
+    assert queue(tmp_path, width=1).work(lambda: plan)
+    first, second = [json.loads(line) for line in (tmp_path / "search" / CHOICES).read_text().splitlines()]
+    assert first == record
+    assert second["chosen"] == {"lr": 0.05}
+    assert len(names(tmp_path)) == 2
+    assert queue(tmp_path, width=1).work(lambda: plan)
+    assert len(names(tmp_path)) == 2  # the newer choice is the one that counts
+
+
+def test_a_search_of_which_all_trials_failed_chooses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(self: Any, index: int) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(queue_module.Run, "step", failing)
+    assert queue(tmp_path).work(lambda: entries({"candidates": [{"lr": 0.0}, {"lr": 0.05}], "rounds": [1]}))
+    assert names(tmp_path) == []
+    assert names(tmp_path / "search") == []
+
+
+def test_the_pace_of_a_run_is_known_from_logs_of_others(tmp_path: Path) -> None:
+    assert queue(tmp_path).work(lambda: entries({"preset": "sgd"}, {"preset": "sgd", "seed": 1}))
+    for path, seconds in zip(sorted(tmp_path.glob("*.jsonl")), (3.0, 5.0), strict=True):
+        log = RunLog.read(path)
+        log.epochs[0]["seconds"] = seconds
+        log.write(path)
+    (tmp_path / "damaged.jsonl").write_text("{")
+    tally, run = Tally(), entries({"preset": "sgd", "epochs": 10, "seed": 2})[0]
+    fresh = queue(tmp_path, tally=tally)
+    with tally.with_mine(2):  # and this one: three at once, 4 s each by the median of the two
+        fresh.until = queue_module.time.monotonic() + 110
+        assert not fresh._ends_in_time(run)
+        fresh.until = queue_module.time.monotonic() + 130
+        assert fresh._ends_in_time(run)

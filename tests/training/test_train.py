@@ -76,6 +76,22 @@ def test_200_steps_learn_and_a_resumed_run_is_the_same(preset: str, real: ImageP
     assert [e["train_loss"] for e in again.log.epochs] == losses
 
 
+@pytest.mark.parametrize("preset", ["sgd", "sgdp", "adam", "adamp"])
+def test_what_is_loaded_lies_in_memory_as_the_weights_do(preset: str, tmp_path: Path) -> None:
+    """Fused kernels on a GPU refuse anything else."""
+    chosen = settings(preset, "cifar10", "wrn10_1", batch=16, epochs=2)
+    before, after = (Run(chosen, "wrn10_1", random_pool(32)) for _ in range(2))
+    train_epoch([open_job(before, tmp_path / "before.jsonl")])
+    before.save(str(tmp_path / "kept.safetensors"))
+    after.load(str(tmp_path / "kept.safetensors"))
+    states = [(p, state) for p, state in after.optimizer.state.items() if p.dim() == 4]
+    assert states
+    for weight, state in states:
+        moments = [value for value in state.values() if isinstance(value, torch.Tensor) and value.dim() == 4]
+        assert moments
+        assert all(moment.stride() == weight.stride() for moment in moments)
+
+
 def test_runs_side_by_side_are_the_runs_alone(tmp_path: Path) -> None:
     pool = random_pool()
     chosen = settings("mkfac", "cifar10", "wrn10_1", batch=16, epochs=2, refresh_batches=2)

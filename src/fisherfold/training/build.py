@@ -10,8 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from fisherfold.optim import KFAC, MKFAC, SGDG, SGDP, AdamP
+from fisherfold.optim.curvature import in_layout_of
 from fisherfold.optim.models import vgg16_bn, wide_resnet
 from fisherfold.training.options import Settings
+
+LAID_OUT_ALIKE = ("sgd", "sgdp", "adam", "adamp")  # curvature is kept in rows, and momentum beside it
 
 
 def build_model(name: str, classes: int, *, dropout: float = 0.0) -> nn.Module:
@@ -43,7 +46,8 @@ def build_model(name: str, classes: int, *, dropout: float = 0.0) -> nn.Module:
 def build_optimizer(settings: Settings, model: nn.Module, example: Tensor) -> torch.optim.Optimizer:
     """The optimizer of a network.
 
-    On a CUDA device its learning rates are tensors there, so that a captured step follows them.
+    On a CUDA device its learning rates are tensors there, so that a captured step follows them. What SGD, SGDP, Adam
+    and AdamP load is laid out in memory as the parameters are: files do not keep that, and fused kernels ask for it.
 
     Args:
         settings: which one, and how.
@@ -53,7 +57,17 @@ def build_optimizer(settings: Settings, model: nn.Module, example: Tensor) -> to
     Returns:
         The optimizer.
     """
-    return BUILDERS[settings.optimizer](settings, model, example)
+    optimizer = BUILDERS[settings.optimizer](settings, model, example)
+    if settings.optimizer in LAID_OUT_ALIKE:
+        optimizer.register_load_state_dict_post_hook(_lay_out)
+    return optimizer
+
+
+def _lay_out(optimizer: torch.optim.Optimizer) -> None:
+    for parameter, state in optimizer.state.items():
+        for name, value in state.items():
+            if isinstance(value, Tensor) and value.shape == parameter.shape:
+                state[name] = in_layout_of(parameter, value)
 
 
 def _rate(settings: Settings, model: nn.Module) -> Any:

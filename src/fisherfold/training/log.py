@@ -10,7 +10,9 @@ from __future__ import annotations
 import json
 import math
 import os
+import statistics
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -123,3 +125,23 @@ def read_logs(folder: str | os.PathLike[str]) -> list[RunLog]:
         The runs in the order of their file names.
     """
     return [RunLog.read(path) for path in sorted(Path(folder).glob("*.jsonl")) if path.name != CHOICES]
+
+
+def paces(folders: Iterable[str | os.PathLike[str]], device: str) -> dict[tuple[str, str], float]:
+    """How long epochs have taken on a device.
+
+    Args:
+        folders: of logs; those that cannot be read are passed over.
+        device: as logs name it.
+
+    Returns:
+        Seconds per epoch, the median of all runs, by network and preset.
+    """
+    found: dict[tuple[str, str], list[float]] = {}
+    for path in (path for folder in folders for path in sorted(Path(folder).glob("*.jsonl"))):
+        with suppress(KeyError, TypeError, ValueError):
+            log = RunLog.read(path)
+            if log.header["device"] == device and log.epochs:
+                mean = statistics.fmean(entry["seconds"] for entry in log.epochs)
+                found.setdefault((log.header["model"], log.header["preset"]), []).append(mean)
+    return {key: statistics.median(times) for key, times in found.items()}

@@ -12,7 +12,6 @@ begins a run that would not end in time while others still do, since it would ta
 from __future__ import annotations
 
 import gc
-import json
 import multiprocessing
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,10 +21,11 @@ from typing import Any
 
 import torch
 
-from fisherfold.files import claimed, make_folder, parse_json, write_atomically
+from fisherfold.files import make_folder
 from fisherfold.plain import counted
+from fisherfold.training.choices import Choices
 from fisherfold.training.data import ImagePool
-from fisherfold.training.log import CHOICES, RunLog
+from fisherfold.training.log import RunLog, paces
 from fisherfold.training.plan import Entry
 from fisherfold.training.run import Run
 from fisherfold.training.train import Job, claim, has_ended, log_name, open_job, provenance, train_side_by_side
@@ -103,6 +103,7 @@ class Queue:
             raise ValueError(f"minutes and width must be positive, got {minutes} and {width}")
         self.folder, self.device, self.width, self.images = make_folder(folder), device, width, images
         self.searches, self.tally = make_folder(self.folder / "search"), tally or Tally()
+        self.choices = Choices(self.searches)
         self.compiled, self.checkpoint_every, self.load, self.say = compiled, checkpoint_every, load, say
         self.until = time.monotonic() + 60 * minutes
         self.failed: set[Path] = set()
@@ -114,6 +115,7 @@ class Queue:
         self._pools: dict[tuple[str, str], ImagePool] = {}
         self._kinds: set[tuple[Any, ...]] = set()
         self._paces: dict[tuple[str, str], float] = {}  # of networks and presets: seconds per epoch, had it been alone
+        self._logged: dict[tuple[str, str], float] | None = None  # the same, of earlier runs
 
     @property
     def over(self) -> bool:
@@ -218,7 +220,7 @@ class Queue:
     def _due(self, entry: Entry) -> list[Entry]:
         """The runs that an entry asks for now: itself, what its search has chosen, or trials of its search."""
         if entry.stages:
-            chosen = self._recorded(entry)
+            chosen = self.choices.of(entry, self._given_up)
             if chosen is None:
                 trials, chosen = self._search(entry)
                 if chosen is None:
@@ -227,12 +229,19 @@ class Queue:
         return [entry] if self._missing(entry) else []
 
     def _ends_in_time(self, entry: Entry) -> bool:
-        """Whether a run would end in time beside those in training; of a kind not seen yet, at the best pace seen."""
-        path, best = self._path(entry), min(self._paces.values(), default=0.0)
-        pace = self._paces.get((entry.model, entry.preset), best)
+        """Whether a run would end in time beside those in training."""
+        path, pace = self._path(entry), self._pace(entry.model, entry.preset)
         behind = len(RunLog.read(path).epochs) if path.is_file() else 0
         left = entry.settings().epochs - max(behind, self._starts.get(path, Start()).epoch)
         return time.monotonic() + left * pace * (self.tally.count + 1) <= self.until
+
+    def _pace(self, model: str, preset: str) -> float:
+        """As seen here, or else as other runs have it in their logs; of a kind never seen, the best pace seen here."""
+        if (model, preset) not in self._paces:
+            if self._logged is None:
+                self._logged = paces([self.folder, self.searches], provenance(self.device)["device"])
+            return self._logged.get((model, preset), min(self._paces.values(), default=0.0))
+        return self._paces[model, preset]
 
     @contextmanager
     def _taken(self, missing: Sequence[Entry]) -> Iterator[list[Entry]]:
@@ -290,17 +299,22 @@ class Queue:
                 if missing := [trial for trial in trials if self._missing(trial)]:
                     self._arrange(trials, missing)
                     return missing, None
-                for trial in trials:
-                    forget_checkpoints(self._path(trial))
+                if all(map(self._given_up, trials)):
+                    return [], None
+                if not any(map(self._given_up, trials)):
+                    for trial in trials:
+                        forget_checkpoints(self._path(trial))
                 scores = [self._score(trial) for trial in trials]
-                tried += [
-                    {"candidate": c, "epochs": epochs, "accuracy": s} for c, s in zip(alive, scores, strict=True)
-                ]
-                order = sorted(range(len(alive)), key=lambda i: -scores[i])
+                tried += [{"candidate": c, "epochs": epochs, "accuracy": s} for c, s in zip(alive, scores, strict=True)]
+                order = sorted(range(len(alive)), key=lambda i: -(scores[i] or 0.0))
                 kept = 1 if number == len(entry.rounds) else -(-len(alive) // KEPT)
                 alive = [alive[i] for i in order[:kept]]
             chosen = alive[0]
-        self._record(entry, chosen, tried)
+        if self.choices.add(entry, chosen, tried, provenance(self.device)):
+            failed = sum(each["accuracy"] is None for each in tried)
+            beside = f", {failed} of which failed" if failed else ""
+            what = f"{entry.dataset} {entry.model} {entry.preset}"
+            self.say(f"{what}: chosen {chosen} of {counted(len(tried), 'trial')}{beside}")
         return [], chosen
 
     def _arrange(self, trials: Sequence[Entry], missing: Sequence[Entry]) -> None:
@@ -311,37 +325,15 @@ class Queue:
         self._starts |= starts
         self._waiting = self._waiting.difference(paths) | (set(paths) - starts.keys())
 
-    def _score(self, trial: Entry) -> float:
-        """The validation accuracy of a trial's last epoch; 0 for one that failed or diverged."""
-        path = self._path(trial)
-        log = None if path in self.failed else RunLog.read(path)
-        return log.last if log is not None and log.ended == "done" else 0.0
+    def _given_up(self, trial: Entry) -> bool:
+        return self._path(trial) in self.failed
 
-    def _record(self, entry: Entry, chosen: dict[str, Any], tried: Sequence[dict[str, Any]]) -> None:
-        """Write a choice down, unless another process has done so or is about to."""
-        path = self.searches / CHOICES
-        with claimed(path.with_name(f".{CHOICES}.claim")) as mine:
-            if not mine or self._recorded(entry) is not None:
-                return
-            record = {**_question(entry), "chosen": chosen, "tried": tried, **provenance(self.device)}
-            before = path.read_text(encoding="utf-8") if path.is_file() else ""
-            write_atomically(path, (before + json.dumps(record) + "\n").encode())
-        self.say(f"{entry.dataset} {entry.model} {entry.preset}: chosen {chosen} of {counted(len(tried), 'trial')}")
-
-    def _recorded(self, entry: Entry) -> dict[str, Any] | None:
-        """What a search has chosen before."""
-        path = self.searches / CHOICES
-        if not path.is_file():
+    def _score(self, trial: Entry) -> float | None:
+        """The validation accuracy of a trial's last epoch; 0 for one that diverged, None for one that failed."""
+        if self._given_up(trial):
             return None
-        question = json.loads(json.dumps(_question(entry)))
-        try:
-            for line in path.read_text(encoding="utf-8").splitlines():
-                record = parse_json(line)
-                if all(record.get(key) == value for key, value in question.items()):
-                    return dict(record["chosen"])
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ValueError(f"{path} holds a line that is no record of a choice: {error}") from None
-        return None
+        log = RunLog.read(self._path(trial))
+        return log.last if log.ended == "done" else 0.0
 
 
 def _kind(entry: Entry) -> tuple[Any, ...]:
@@ -349,12 +341,6 @@ def _kind(entry: Entry) -> tuple[Any, ...]:
     chosen = entry.settings()
     network = (entry.dataset, entry.model, chosen.batch, chosen.dropout)
     return (*network, chosen.momentum, chosen.balanced, chosen.max_angle, chosen.clip, chosen.orthogonality)
-
-
-def _question(entry: Entry) -> dict[str, Any]:
-    """What a search asks: a record answers it where all of this is the same."""
-    names = {"dataset": entry.dataset, "model": entry.model, "preset": entry.preset, "changes": entry.changes}
-    return {**names, "candidates": entry.stages, "rounds": entry.rounds}
 
 
 def _account(job: Job) -> str:
