@@ -80,6 +80,40 @@ def test_thinned_rows_cover_all_positions_in_turn_and_keep_the_scale() -> None:
     torch.testing.assert_close(total, full.T @ full)
 
 
+@pytest.mark.parametrize("shape", [(4, 2, 1, 64), (4, 2, 64, 1), (64, 2, 1, 1), (16, 2, 2, 8)])
+def test_no_grid_of_thinned_rows_is_without_rows(shape: tuple[int, ...]) -> None:
+    """Signals as images of one row, and maps of one place: the other axis and then the samples are thinned out."""
+    torch.manual_seed(0)
+    layer, phases = nn.Conv2d(2, 3, 1, bias=False), 16
+    x, weights = torch.randn(shape, dtype=torch.float64), torch.rand(shape[0], dtype=torch.float64)
+    full, each = input_rows(layer, x, weights=weights)
+    plain, weighted = torch.zeros(2, 2, 2, dtype=torch.float64)
+    for phase in range(phases):
+        rows, scale = input_rows(layer, x, max_rows=16, phase=phase)
+        kept, scales = input_rows(layer, x, max_rows=16, phase=phase, weights=weights)
+        assert torch.equal(kept, rows)
+        assert len(rows) == 16
+        plain += scale * rows.T @ rows / phases
+        weighted += torch.einsum("ri,r,rj->ij", kept, scales, kept) / phases
+    torch.testing.assert_close(plain, full.T @ full)
+    torch.testing.assert_close(weighted, torch.einsum("ri,r,rj->ij", full, each, full))
+
+
+def test_curvature_of_signals_is_there_on_every_grid() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 4, (1, 5)), nn.Flatten(), nn.LazyLinear(3))
+    x, y = torch.randn(32, 2, 1, 1000), torch.randint(3, (32,))
+    model(x)
+    full, thinned = KFAC(model, max_rows=None), KFAC(model)
+    full.refresh([(x, y)], nn.CrossEntropyLoss())
+    for _ in range(5):
+        thinned.refresh([(x, y)], nn.CrossEntropyLoss())
+        expected, seen = (optimizer.curvature.layers["0.weight"].a for optimizer in (full, thinned))
+        assert expected is not None
+        assert seen is not None
+        assert float(torch.trace(seen)) == pytest.approx(float(torch.trace(expected)), rel=0.05)
+
+
 def exact_trace(model: nn.Module, weight: nn.Parameter, x: Tensor) -> float:
     """The trace of the Fisher block, (1/N) Σ_n tr(J_nᵀ (diag p - ppᵀ) J_n), by torch.func."""
     name = next(key for key, p in model.named_parameters() if p is weight)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -49,7 +49,8 @@ def input_rows(
     """The vectors that a layer multiplies by the rows of its weight.
 
     Where there are more than ``max_rows`` of them (and more than their length), positions are thinned out on a regular
-    grid, whose origin moves with ``phase``, so that successive calls see all positions in turn.
+    grid, and samples where there are not enough positions; its origin moves with ``phase``, so that successive calls
+    see all rows in turn.
 
     Args:
         layer: a Linear or convolution.
@@ -64,7 +65,7 @@ def input_rows(
     """
     if isinstance(layer, nn.Linear):
         rows = x.reshape(-1, x.shape[-1])
-        (step,) = _grid(len(rows), rows.shape[1], max_rows, 1)
+        (step,) = _grid(len(rows), rows.shape[1], max_rows, (len(rows),))
         kept = rows[phase % step :: step]
         scale = len(rows) / max(len(kept), 1)
         return kept, scale if weights is None else scale * _spread(weights, len(rows))[phase % step :: step]
@@ -72,9 +73,12 @@ def input_rows(
     spatial = patches.ndim // 2 - 1
     total = len(patches) * patches.shape[2 : 2 + spatial].numel()
     length = layer.weight[0].numel()  # type: ignore[index]
-    for axis, step in enumerate(_grid(total, length, max_rows, spatial)):
-        patches = patches[(slice(None),) * (2 + axis) + (slice(phase % step, None, step),)]
-        phase //= step
+    *steps, step = _grid(total, length, max_rows, (*patches.shape[2 : 2 + spatial], len(patches)))
+    for axis, spacing in enumerate(steps):
+        patches = patches[(slice(None),) * (2 + axis) + (slice(phase % spacing, None, spacing),)]
+        phase //= spacing
+    patches = patches[phase % step :: step]
+    weights = None if weights is None else weights[phase % step :: step]
     groups = int(layer.groups)  # type: ignore[arg-type]
     kept_rows = len(patches) * patches.shape[2 : 2 + spatial].numel()
     rows = patches.movedim(1, 1 + spatial).reshape(kept_rows * groups, length)
@@ -87,13 +91,16 @@ def _spread(weights: Tensor, rows: int) -> Tensor:
     return weights.repeat_interleave(rows // max(len(weights), 1))
 
 
-def _grid(total: int, length: int, max_rows: int | None, axes: int) -> list[int]:
-    """Spacings, powers of two along the axes in turn, that leave about max(max_rows, length) of the rows."""
-    spacing = [1] * axes
-    if max_rows is not None:
-        doublings = round(math.log2(max(total / max(max_rows, length), 1.0)))
-        for index in range(doublings):
-            spacing[index % axes] *= 2
+def _grid(total: int, length: int, max_rows: int | None, sizes: Sequence[int]) -> list[int]:
+    """Spacings, powers of two along axes of these sizes, that leave about max(max_rows, length) of the rows."""
+    spacing = [1] * len(sizes)
+    doublings = 0 if max_rows is None else round(math.log2(max(total / max(max_rows, length), 1.0)))
+    last = len(sizes) - 1  # over samples: its turn comes when no other axis is left
+    for _ in range(doublings):
+        # beyond the size of an axis some grids would hold no row at all
+        wide = [axis for axis, size in enumerate(sizes) if 2 * spacing[axis] <= size]
+        if wide:
+            spacing[min(wide, key=lambda axis: (axis == last, spacing[axis]))] *= 2
     return spacing
 
 
