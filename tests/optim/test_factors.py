@@ -865,3 +865,56 @@ def test_ignored_targets_of_a_partial_function_are_not_counted() -> None:
         opt.refresh([(x, y)], loss_fn)
         found.append(collected(opt))
     torch.testing.assert_close(found[0], found[1])
+
+
+class Experts(nn.Module):
+    """Samples go to one of three layers: to the first or the second by the sign of an entry, never to the third."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        chosen, hidden = (x[:, 0] > 0).long(), torch.zeros_like(x)
+        for index, expert in enumerate(self.experts):
+            here = (chosen == index).nonzero().flatten()
+            hidden = hidden.index_add(0, here, expert(x[here]))
+        return self.head(hidden.tanh())
+
+
+def test_an_expert_without_samples_is_no_failure_and_keeps_its_curvature() -> None:
+    torch.manual_seed(0)
+    model = Experts().double()
+    x, y = torch.randn(12, 4, dtype=torch.float64), torch.randint(3, (12,))
+    loss_fn = nn.CrossEntropyLoss()
+    optimizer = KFAC(model, damping=0.1, max_rows=None)
+    optimizer.refresh([(x, y)], loss_fn)
+    kept = optimizer.curvature.layers["experts.1.weight"]
+    before = kept.a
+    assert before is not None
+    below = x.clone()
+    below[:, 0] = -below[:, 0].abs()
+    for _ in range(4):
+        optimizer.refresh([(below, y)], loss_fn)
+    assert kept.a is before
+    assert kept.failures == 0
+    assert optimizer.curvature.layers["experts.2.weight"].a is None
+    # the share of samples that an expert gets is in its factor: D counts them all
+    rows = torch.cat([x[x[:, 0] > 0], torch.ones(int((x[:, 0] > 0).sum()), 1, dtype=torch.float64)], dim=1)
+    torch.testing.assert_close(before, rows.T @ rows / len(x))
+
+
+def test_a_batch_of_no_samples_adds_nothing() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv1d(4, 4, 3, groups=2), nn.Flatten(), nn.Linear(12, 3)).double()
+    x, y = torch.randn(6, 4, 5, dtype=torch.float64), torch.randint(3, (6,))
+    plain, other = KFAC(model, damping=0.1), KFAC(model, damping=0.1)
+    with plain.statistics():
+        F.cross_entropy(model(x), y).backward()
+    with other.statistics():
+        F.cross_entropy(model(x), y).backward()
+        model(x[:0]).sum().backward()
+    for name, layer in plain.curvature.layers.items():
+        torch.testing.assert_close(other.curvature.layers[name].a, layer.a, rtol=0, atol=0)
+        torch.testing.assert_close(other.curvature.layers[name].g, layer.g, rtol=0, atol=0)

@@ -187,7 +187,8 @@ class Curvature:
         joint = distributed.reduce_sums(sums, self.weights, self.process_group)
         renewed = set()
         for name, layer in self.layers.items():
-            if name not in joint:
+            # an expert that no sample was sent to has been called, and nothing is known of it
+            if name not in joint or not joint[name].rows:
                 continue
             a, g = joint.pop(name).finish()
             if bool(torch.isfinite(a).all()) and bool(torch.isfinite(g).all()):

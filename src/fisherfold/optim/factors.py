@@ -418,5 +418,5 @@ def _add_gram(total: Tensor, rows: Tensor, weight: float) -> None:
 
 def _block_gram(rows: Tensor, groups: int) -> Tensor:
     """``rowsᵀ rows`` without the blocks between different groups of columns."""
-    blocks = rows.reshape(len(rows), groups, -1).permute(1, 2, 0)
+    blocks = rows.reshape(len(rows), groups, rows.shape[1] // groups).permute(1, 2, 0)
     return torch.block_diag(*(blocks @ blocks.transpose(1, 2)))  # type: ignore[no-untyped-call]
