@@ -192,6 +192,67 @@ def test_state_of_another_architecture_is_refused_and_nothing_changes() -> None:
     assert torch.equal(optimizer.curvature.layers["0.weight"].a, before)
 
 
+def two_layers(kind: type, *, swapped: bool, named: bool = True) -> tuple[nn.Sequential, Any]:
+    """Two weights of one shape, each in a group of its own; one of them on spheres under MKFAC."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.BatchNorm1d(8, affine=False), nn.Linear(8, 8, bias=False))
+    groups: list[dict[str, Any]] = [{"params": [model[0].weight]}, {"params": [model[2].weight], "lr": 0.02}]
+    if kind is MKFAC:
+        groups[0]["manifold"] = "row"
+    order = groups[::-1] if swapped else groups
+    return model, kind(order, model_of_groups=model if named else None, **({"damping": 0.1} if named else {}))
+
+
+def train_two_layers(model: nn.Module, optimizer: Any, steps: int) -> None:
+    generator = torch.Generator().manual_seed(steps)
+    x, y = torch.randn(16, 8, generator=generator), torch.randint(8, (16,), generator=generator)
+    for _ in range(steps):
+        with optimizer.statistics():
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("kind", [KFAC, MKFAC])
+def test_groups_in_another_order_are_told_apart_by_the_names_in_their_module(kind: type) -> None:
+    """Weights of one shape would get each other's curvature, momentum and manifold."""
+    model, optimizer = two_layers(kind, swapped=False)
+    train_two_layers(model, optimizer, 2)
+    _, other = two_layers(kind, swapped=True)
+    with pytest.raises(ValueError, match=r"in another order: it has .0.weight. where .2.weight. is expected"):
+        other.load_state_dict(optimizer.state_dict())
+    assert "0.weight" in optimizer.report()
+    model[2].weight.grad[0, 0] = math.nan
+    with pytest.raises(FloatingPointError, match=r"the gradient of 2.weight is not finite"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("kind", [KFAC, MKFAC])
+def test_states_of_groups_from_before_they_had_names_are_gone_on_from(kind: type) -> None:
+    model, optimizer = two_layers(kind, swapped=False)
+    train_two_layers(model, optimizer, 2)
+    saved = optimizer.state_dict()
+    groups = [{key: value for key, value in group.items() if key != "param_names"} for group in saved["param_groups"]]
+    places = {"0.weight": "group 0, parameter 0", "2.weight": "group 1, parameter 0"}
+    old = {**saved, "param_groups": groups, "curvature": {places[k]: v for k, v in saved["curvature"].items()}}
+    twin, resumed = two_layers(kind, swapped=False)
+    twin.load_state_dict(model.state_dict())
+    resumed.load_state_dict(through_a_file(old))
+    for net, going_on in ((model, optimizer), (twin, resumed)):
+        train_two_layers(net, going_on, 3)
+    for mine, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+    if kind is MKFAC:
+        with pytest.raises(ValueError, match=r"another order: 2.weight is on 0 spheres, .* there on 8"):
+            two_layers(kind, swapped=True)[1].load_state_dict(old)
+
+
+def test_manifolds_tell_groups_without_names_apart() -> None:
+    saved = two_layers(MKFAC, swapped=False, named=False)[1].state_dict()
+    with pytest.raises(ValueError, match=r"another order: group 0, parameter 0 is on 0 spheres, .* there on 8"):
+        two_layers(MKFAC, swapped=True, named=False)[1].load_state_dict(saved)
+
+
 @pytest.mark.parametrize("inverted", [True, False])
 def test_curvature_of_another_size_is_refused_before_the_first_step(inverted: bool) -> None:
     """No momentum tells the sizes apart then."""

@@ -210,8 +210,7 @@ def named(parameters: Iterable[Any], model: nn.Module | None, number: int) -> li
     """
     known = {} if model is None else {id(p): name for name, p in model.named_parameters()}
     return [
-        p if isinstance(p, tuple) else (known.get(id(p), f"group {number}, parameter {index}"), p)
-        for index, p in enumerate(parameters)
+        p if isinstance(p, tuple) else (known.get(id(p), place(number, index)), p) for index, p in enumerate(parameters)
     ]
 
 
@@ -256,6 +255,19 @@ def refuse_decay_on_spheres(group: Mapping[str, Any]) -> None:
         )
 
 
+def place(number: int, index: int) -> str:
+    """What a parameter is called that has no name.
+
+    Args:
+        number: of its group.
+        index: in the group.
+
+    Returns:
+        Words.
+    """
+    return f"group {number}, parameter {index}"
+
+
 def names(optimizer: torch.optim.Optimizer) -> dict[int, str]:
     """The name of every parameter by ``id``, made up from its place where it has none.
 
@@ -267,7 +279,7 @@ def names(optimizer: torch.optim.Optimizer) -> dict[int, str]:
     """
     found: dict[int, str] = {}
     for number, group in enumerate(optimizer.param_groups):
-        given = group.get("param_names") or [f"group {number}, parameter {i}" for i in range(len(group["params"]))]
+        given = group.get("param_names") or [place(number, index) for index in range(len(group["params"]))]
         found |= {id(p): name for name, p in zip(given, group["params"], strict=True)}
     return found
 

@@ -185,7 +185,8 @@ class MKFAC(torch.optim.Optimizer):
             param_group: as for any optimizer.
         """
         group = groups.prepared(param_group, self.defaults, self.manifold_lr, capturable=self.capturable)
-        if self.param_groups and "param_names" in self.param_groups[0]:
+        # groups have names all or none; those from before their names were looked up have none
+        if "param_names" in self.param_groups[0] if self.param_groups else self.model is not None:
             group["params"] = groups.named(group["params"], self.model, len(self.param_groups))
         groups.check_group({**self.defaults, **group})
         super().add_param_group(group)
@@ -542,6 +543,7 @@ class MKFAC(torch.optim.Optimizer):
         Args:
             state_dict: what ``state_dict`` returned for an optimizer of the same model.
         """
+        state_dict = saving.by_names(self, state_dict)
         saving.check_same_architecture(self, state_dict)
         rates = [group["lr"] for group in self.param_groups]
         super().load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})

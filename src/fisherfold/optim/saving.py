@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fisherfold.optim.groups import names
+from fisherfold.optim.groups import names, place
+from fisherfold.plain import counted
 
 if TYPE_CHECKING:
     from fisherfold.optim.mkfac import MKFAC
@@ -35,6 +36,36 @@ def with_plain_numbers(packed: Mapping[str, Any]) -> dict[str, Any]:
     return {**packed, "param_groups": groups}
 
 
+def by_names(optimizer: MKFAC, saved: Mapping[str, Any]) -> dict[str, Any]:
+    """A saved state whose curvature goes by the names of the parameters.
+
+    Groups given with their module once had no names, and curvature went by the places of the parameters in them.
+
+    Args:
+        optimizer: the optimizer that is to take it.
+        saved: its new state.
+
+    Returns:
+        The state, with other keys where it is of that time.
+
+    Raises:
+        ValueError: if it is from then, and a weight has another manifold at its place: nothing else tells them apart.
+    """
+    if "curvature" not in saved or any("param_names" in group for group in saved["param_groups"]):
+        return dict(saved)
+    known: dict[str, str] = {}
+    for number, (group, other) in enumerate(zip(optimizer.param_groups, saved["param_groups"], strict=False)):
+        mine = [names(optimizer)[id(parameter)] for parameter in group["params"]]
+        known |= {place(number, index): name for index, name in enumerate(mine)}
+        for name, here, there in zip(mine, group["spheres"], other.get("spheres", []), strict=False):
+            if here != there:
+                raise ValueError(
+                    f"the state is of another treatment, or its groups are in another order: {name} is on "
+                    f"{counted(here, 'sphere')}, and what has its place there on {there}"
+                )
+    return {**saved, "curvature": {known.get(key, key): entry for key, entry in saved["curvature"].items()}}
+
+
 def check_same_architecture(optimizer: MKFAC, saved: Mapping[str, Any]) -> None:
     """Raise unless a saved state belongs to the same parameters.
 
@@ -46,7 +77,10 @@ def check_same_architecture(optimizer: MKFAC, saved: Mapping[str, Any]) -> None:
         ValueError: naming the first difference.
     """
     if "curvature" not in saved:
-        raise ValueError(f"the state has no curvature: it was not saved by {type(optimizer).__name__}")
+        raise ValueError(
+            f"the state has no curvature: it was not saved by {type(optimizer).__name__}.state_dict(), or by something "
+            "that keeps the entries of other optimizers alone"
+        )
     sizes = [len(group["params"]) for group in optimizer.param_groups]
     theirs = [len(group["params"]) for group in saved["param_groups"]]
     if sizes != theirs:
@@ -54,7 +88,10 @@ def check_same_architecture(optimizer: MKFAC, saved: Mapping[str, Any]) -> None:
     for group, other in zip(optimizer.param_groups, saved["param_groups"], strict=True):
         for mine, name in zip(group.get("param_names", []), other.get("param_names", []), strict=False):
             if mine != name:
-                raise ValueError(f"the state is of another architecture: it has {name!r} where {mine!r} is expected")
+                raise ValueError(
+                    "the state is of another architecture, or its groups are in another order: "
+                    f"it has {name!r} where {mine!r} is expected"
+                )
         for parameter, key in zip(group["params"], other["params"], strict=True):
             state = saved["state"].get(key, {})
             if group["manifold"] != "none" and state and ("balance" in state) != optimizer.balanced:
