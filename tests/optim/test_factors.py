@@ -918,3 +918,50 @@ def test_a_batch_of_no_samples_adds_nothing() -> None:
     for name, layer in plain.curvature.layers.items():
         torch.testing.assert_close(other.curvature.layers[name].a, layer.a, rtol=0, atol=0)
         torch.testing.assert_close(other.curvature.layers[name].g, layer.g, rtol=0, atol=0)
+
+
+class LastOfLSTM(nn.Module):
+    """A layer before a recurrent one, whose backward pass knows no ``vmap``, and one that nothing reaches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.lstm, self.head = nn.Linear(3, 3), nn.LSTM(3, 5, batch_first=True), nn.Linear(5, 2)
+        self.unused = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.lstm(self.first(x))[0][:, -1])
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_per_sample_gradients_through_what_knows_no_vmap_are_taken_one_by_one() -> None:
+    torch.manual_seed(0)
+    model = LastOfLSTM()
+    x, y = torch.randn(6, 4, 3), torch.randint(2, (6,))
+    optimizer = KFAC(model, damping=0.1, fisher="persample")
+    optimizer.refresh([(x, y)], nn.CrossEntropyLoss())
+    layer = optimizer.curvature.layers["first.weight"]
+    stack = []
+    for sample, label in zip(x, y, strict=True):
+        loss = F.cross_entropy(model(sample[None]), label[None])
+        weight, bias = torch.autograd.grad(loss, [model.first.weight, model.first.bias])
+        stack.append(torch.cat([weight, bias[:, None]], dim=1))
+    rows = torch.stack(stack)
+    trace = rows.square().sum() / 6
+    torch.testing.assert_close(layer.a, torch.einsum("nij,nik->jk", rows, rows) / 6 / trace.sqrt())
+    torch.testing.assert_close(layer.g, torch.einsum("nij,nkj->ik", rows, rows) / 6 / trace.sqrt())
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_per_sample_gradients_are_taken_under_autocast() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 2))
+    x, y = torch.randn(6, 2, 4, 4), torch.randint(2, (6,))
+    full, narrow = (KFAC(model, damping=0.1, fisher="persample") for _ in range(2))
+    full.refresh([(x, y)], nn.CrossEntropyLoss())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        narrow.refresh([(x, y)], nn.CrossEntropyLoss())
+    for name, layer in full.curvature.layers.items():
+        assert layer.g is not None
+        torch.testing.assert_close(
+            narrow.curvature.layers[name].g, layer.g, rtol=0.05, atol=0.05 * float(layer.g.max())
+        )

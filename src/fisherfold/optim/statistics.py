@@ -8,7 +8,7 @@ out how a sample moves the batch's statistics. The per-sample Fisher takes the t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -228,9 +228,8 @@ def _add_per_sample(
         each = torch.vmap(lambda z, y: loss_fn(z[None], y[None]))(outputs, targets)
         return each * counts.to(each.dtype) if reduction == "mean" else each
 
-    values, pullback = torch.func.vjp(losses, chosen)  # type: ignore[misc]
-    (gradients,) = torch.vmap(pullback)(torch.eye(len(values), dtype=values.dtype, device=values.device))
-    with torch.autocast(values.device.type, enabled=False):
+    gradients = _gradients(losses, chosen)
+    with torch.autocast(targets.device.type, enabled=False):
         for tracked in collector.weights:
             entry = collector.sums.setdefault(tracked.name, tracked.new_sums())
             stack = gradients[names[id(tracked.weight)]].flatten(2).to(entry.a.dtype)
@@ -241,8 +240,22 @@ def _add_per_sample(
             entry.a += torch.einsum("nij,nik->jk", stack, stack)
             entry.g += torch.einsum("nij,nkj->ik", stack, stack)
             entry.samples += samples
-            entry.rows += len(values)
+            entry.rows += len(stack)
             entry.paired = True
+
+
+def _gradients(losses: Callable[[dict[str, Tensor]], Tensor], at: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The gradients of all losses, stacked: in one pass, or one after the other."""
+    try:
+        values, pullback = torch.func.vjp(losses, at)  # type: ignore[misc]
+        (stacks,) = torch.vmap(pullback)(torch.eye(len(values), dtype=values.dtype, device=values.device))
+    except RuntimeError:  # not every operation knows these transforms: recurrent layers, norms under autocast
+        leaves = {name: value.requires_grad_() for name, value in at.items()}
+        with torch.enable_grad():
+            each = losses(leaves).unbind()
+        gradient = partial(torch.autograd.grad, inputs=list(leaves.values()), retain_graph=True, materialize_grads=True)
+        stacks = dict(zip(leaves, map(torch.stack, zip(*map(gradient, each), strict=True)), strict=True))
+    return stacks
 
 
 class _Caller(nn.Module):
