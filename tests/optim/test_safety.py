@@ -415,6 +415,23 @@ def test_sharded_parameters_are_refused() -> None:
     with pytest.raises(ValueError, match=r"parameters sharded by FSDP are not supported.*use DistributedDataParallel"):
         MKFAC([{"params": [FlatParameter(torch.randn(6))], "manifold": "none"}])
 
+    class Sharded(nn.Linear):  # as fully_shard makes them
+        def __deepcopy__(self, _memo: Any) -> Any:
+            raise AssertionError("FSDP does not support deepcopy")
+
+    sharded = Sharded(3, 3)
+    sharded.weight = FlatParameter(torch.randn(3, 3))
+    with pytest.raises(ValueError, match=r"sharded by FSDP are not supported \(got a FlatParameter of shape \(3, 3\)"):
+        MKFAC(sharded, example_input=torch.randn(4, 3))
+
+    class FullyShardedDataParallel(nn.Sequential):  # with use_orig_params=True
+        pass
+
+    wrapped = nn.Sequential(nn.Linear(3, 3), FullyShardedDataParallel(nn.Linear(3, 2)))
+    for kind in (MKFAC, KFAC, SGDG):
+        with pytest.raises(ValueError, match=r"sharded by FSDP are not supported \(it wraps 1\): use Distributed"):
+            kind(wrapped)
+
 
 @pytest.mark.parametrize("kind", [SGDP, AdamP])
 def test_rivals_check_their_numbers(kind: type) -> None:

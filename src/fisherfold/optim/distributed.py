@@ -60,6 +60,24 @@ def refuse_sharded(parameters: Sequence[nn.Parameter]) -> None:
             )
 
 
+def refuse_sharded_parts(model: nn.Module) -> None:
+    """Raise if FSDP has sharded a module or a part of it, before anybody tries to copy it.
+
+    Args:
+        model: whose parameters may look like ordinary ones (``use_orig_params=True``) and be pieces of them.
+
+    Raises:
+        ValueError: if there is a part that FSDP wraps.
+    """
+    for name, module in model.named_modules():
+        if type(module).__name__ == "FullyShardedDataParallel":
+            raise ValueError(
+                f"parameters sharded by FSDP are not supported (it wraps {name or 'the model'}): "
+                "use DistributedDataParallel, which keeps whole weights on every rank"
+            )
+    refuse_sharded(list(model.parameters()))
+
+
 def reduce_sums(
     sums: dict[str, FactorSums], weights: Sequence[TrackedWeight], group: Any = None
 ) -> dict[str, FactorSums]:

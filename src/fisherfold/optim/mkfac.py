@@ -22,7 +22,7 @@ from torch.optim.sgd import sgd
 
 from fisherfold.optim import groups, norms, report, saving, statistics
 from fisherfold.optim.curvature import Curvature, CurvatureOptions, gradient_matrix, in_layout_of, track
-from fisherfold.optim.distributed import rank
+from fisherfold.optim.distributed import rank, refuse_sharded_parts
 from fisherfold.optim.factors import Collector, Pass, accumulation_dtype
 from fisherfold.optim.fuse import fused
 from fisherfold.optim.invariance import Finding
@@ -151,6 +151,8 @@ class MKFAC(torch.optim.Optimizer):
         self.capturable, self.allow_tf32, self.seed = capturable, allow_tf32, seed
         self.clip, self.orthogonality = clip, orthogonality
         self.model = unwrap(model) if isinstance(model, nn.Module) else model_of_groups and unwrap(model_of_groups)
+        if self.model is not None:
+            refuse_sharded_parts(self.model)
         self.manifold_lr, self.euclidean = manifold_lr, euclidean
         self.fuse, self._branches, self._lengths = fuse, Branches(), Lengths()
         self.findings: dict[str, Finding] = {}
