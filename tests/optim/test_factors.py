@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from fisherfold.optim.curvature import track
+from fisherfold.optim.curvature import LayerCurvature, track
 from fisherfold.optim.factors import Collector, FactorSums, input_rows, output_rows
 from fisherfold.optim.kfac import KFAC
 from fisherfold.optim.mkfac import MKFAC
@@ -965,3 +965,33 @@ def test_per_sample_gradients_are_taken_under_autocast() -> None:
         torch.testing.assert_close(
             narrow.curvature.layers[name].g, layer.g, rtol=0.05, atol=0.05 * float(layer.g.max())
         )
+
+
+@pytest.mark.parametrize("name", ["tokens", "entries"])
+def test_statistics_that_are_told_the_number_of_terms_agree_with_refresh(name: str) -> None:
+    """A mean over tokens, or over the entries of a squared error, has more terms than samples."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 5)).double()
+    x = torch.randn(6, 7, 4, dtype=torch.float64)
+    y = torch.randint(5, (6, 7)) if name == "tokens" else torch.randn(6, 7, 5, dtype=torch.float64)
+
+    def loss_fn(outputs: Tensor, targets: Tensor) -> Tensor:
+        flat = (outputs.flatten(0, 1), targets.flatten(0, 1))
+        return F.cross_entropy(*flat) if name == "tokens" else F.mse_loss(*flat)
+
+    counted, told, untold = (KFAC(model, damping=0.1) for _ in range(3))
+    counted.refresh([(x, y)], loss_fn)
+    with told.statistics(samples=y.numel()):
+        loss_fn(model(x), y).backward()
+    with untold.statistics():
+        loss_fn(model(x), y).backward()
+    for key in counted.curvature.layers:
+        expected, seen, small = (_trace(optimizer.curvature.layers[key]) for optimizer in (counted, told, untold))
+        assert seen == pytest.approx(expected)
+        assert small == pytest.approx(expected * len(x) / y.numel())
+
+
+def _trace(layer: LayerCurvature) -> float:
+    assert layer.a is not None
+    assert layer.g is not None
+    return float(torch.trace(layer.a) * torch.trace(layer.g)) / layer.mass**2

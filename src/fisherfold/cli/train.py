@@ -42,7 +42,10 @@ Replace = Annotated[
 Validation = Annotated[
     bool, typer.Option("--validation", help="Judge by a tenth of the training images, left out, not by the test set.")
 ]
-Images = Annotated[int | None, typer.Option("--images", min=1, help="Only so many training images, for a trial.")]
+Images = Annotated[
+    int | None,
+    typer.Option("--images", min=1, help="Only so many training images, and a fifth as many to judge by, for a trial."),
+]
 Batch = Annotated[int | None, typer.Option("--batch", min=1, help="Images per step, if not 128.")]
 Every = Annotated[int, typer.Option("--checkpoint-every", min=0, help="Epochs between checkpoints; 0 for none.")]
 Board = Annotated[Path | None, typer.Option("--tensorboard", help="Write curves for TensorBoard into this folder.")]

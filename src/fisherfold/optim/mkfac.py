@@ -277,7 +277,8 @@ class MKFAC(torch.optim.Optimizer):
             enabled: False makes it a no-op, for ``statistics(enabled=step % 10 == 0)``.
             invert: False only updates the factors.
             samples: the number of terms in the loss's mean, per pass; by default the length of the model's first input,
-                or of the first layer's where parts of the model are called by themselves.
+                or of the first layer's where parts of the model are called by themselves. A mean over the tokens of
+                sequences or the entries of a squared error has more: ``targets.numel()``.
             accumulation: by how many micro-batches each loss is divided.
             losses: what the losses of several backward passes are parts of: a ``"mean"`` or a ``"sum"``.
             grad_scaler: a ``torch.amp.GradScaler`` that scaled the loss.
