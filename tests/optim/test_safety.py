@@ -450,6 +450,27 @@ def test_rivals_check_their_numbers(kind: type) -> None:
             AdamP([weight], betas=betas)
 
 
+@pytest.mark.parametrize(
+    ("kind", "entry", "message"),
+    [
+        (SGDP, {"momentum": 1.0}, r"momentum must be in \[0, 1\), got 1"),
+        (SGDP, {"dampening": 2.0}, r"dampening must be in \[0, 1\], got 2"),
+        (SGDP, {"weight_decay": -1.0}, "weight_decay must be in"),
+        (AdamP, {"betas": (1.5, 0.9)}, r"betas must be in \[0, 1\), got 1.5"),
+        (AdamP, {"betas": 0.9}, "betas must be two numbers, got 0.9"),
+        (AdamP, {"lr": -1.0}, "lr must be in"),
+    ],
+)
+def test_rivals_check_the_numbers_of_groups(kind: type, entry: dict[str, Any], message: str) -> None:
+    weight, other = (nn.Parameter(torch.randn(3, 3)) for _ in range(2))
+    with pytest.raises(ValueError, match=message):
+        kind([{"params": [weight], **entry}])
+    optimizer = kind([weight])
+    with pytest.raises(ValueError, match=message):
+        optimizer.add_param_group({"params": [other], **entry})
+    assert len(optimizer.param_groups) == 1
+
+
 @pytest.mark.parametrize("kind", [SGDP, AdamP])
 def test_rivals_accept_weights_without_rows(kind: type) -> None:
     weight = nn.Parameter(torch.ones(0, 3))

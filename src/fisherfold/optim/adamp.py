@@ -7,7 +7,7 @@ With the usual bias-corrected moments m̂, v̂:  d = Π(m̂/(√v̂ + ε)),  w �
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -32,9 +32,6 @@ class AdamP(ProjectedOptimizer):
         nesterov: Nesterov momentum.
         fuse: compile the update of a parameter with ``torch.compile``.
 
-    Raises:
-        ValueError: if a number is none of those.
-
     Example:
         >>> import torch
         >>> w = torch.nn.Parameter(torch.eye(3))
@@ -56,16 +53,18 @@ class AdamP(ProjectedOptimizer):
         nesterov: bool = False,
         fuse: bool = False,
     ) -> None:
-        check_number("lr", lr, 0.0)
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        rule = {"delta": delta, "wd_ratio": wd_ratio}
+        super().__init__(params, {**defaults, **rule, "nesterov": nesterov, "fuse": fuse})
+
+    @override
+    def _check(self, group: Mapping[str, Any]) -> None:
+        super()._check(group)
+        betas = group["betas"]
         if not isinstance(betas, (tuple, list)) or len(betas) != 2:
             raise ValueError(f"betas must be two numbers, got {betas!r}")
         for beta in betas:
             check_number("betas", beta, 0.0, 1.0, below=True)
-        for name, value in (("weight_decay", weight_decay), ("eps", eps), ("delta", delta), ("wd_ratio", wd_ratio)):
-            check_number(name, value, 0.0)
-        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        rule = {"delta": delta, "wd_ratio": wd_ratio}
-        super().__init__(params, {**defaults, **rule, "nesterov": nesterov, "fuse": fuse})
 
     @override
     def _update(self, w: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]) -> None:

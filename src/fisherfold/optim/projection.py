@@ -8,13 +8,14 @@ twice per weight and step; here the choice is made on the device.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fisherfold.optim.groups import make_dense, refuse_unused
+from fisherfold.optim.options import check_number
 
 
 class ProjectedOptimizer(torch.optim.Optimizer):
@@ -36,6 +37,7 @@ class ProjectedOptimizer(torch.optim.Optimizer):
             ValueError: if there are complex numbers in it, whose angles are others.
         """
         refuse_unused(param_group, ("maximize",))
+        self._check({**self.defaults, **param_group})
         super().add_param_group(param_group)
         if any(parameter.is_complex() for parameter in self.param_groups[-1]["params"]):
             self.param_groups.pop()
@@ -61,6 +63,11 @@ class ProjectedOptimizer(torch.optim.Optimizer):
                 if parameter.grad is not None:
                     self._update(parameter, parameter.grad, group)
         return loss
+
+    def _check(self, group: Mapping[str, Any]) -> None:
+        """Raise unless the numbers of a complete group are in their ranges."""
+        for name in ("lr", "weight_decay", "eps", "delta", "wd_ratio"):
+            check_number(name, group[name], 0.0)
 
     @abstractmethod
     def _update(self, w: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ projection of ``projection.py`` and ρ = ``wd_ratio`` where it acted, else 1.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -54,13 +54,15 @@ class SGDP(ProjectedOptimizer):
         wd_ratio: float = 0.1,
         fuse: bool = False,
     ) -> None:
-        check_number("lr", lr, 0.0)
-        check_number("momentum", momentum, 0.0, 1.0, below=True)
-        for name, value in (("weight_decay", weight_decay), ("eps", eps), ("delta", delta), ("wd_ratio", wd_ratio)):
-            check_number(name, value, 0.0)
         defaults = {"lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay}
         rule = {"eps": eps, "delta": delta, "wd_ratio": wd_ratio}
         super().__init__(params, {**defaults, **rule, "nesterov": nesterov, "fuse": fuse})
+
+    @override
+    def _check(self, group: Mapping[str, Any]) -> None:
+        super()._check(group)
+        check_number("momentum", group["momentum"], 0.0, 1.0, below=True)
+        check_number("dampening", group["dampening"], 0.0, 1.0)
 
     @override
     def _update(self, w: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]) -> None:
