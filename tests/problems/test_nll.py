@@ -394,6 +394,38 @@ def test_a_model_of_the_wrong_shape_is_named_whatever_is_asked_first(model, mess
         CALLS[call](problem, torch.zeros(2, 1))
 
 
+@pytest.mark.parametrize("call", sorted(CALLS))
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (lambda x, t: (x - x.mean(0)) @ t, "treat samples independently, got other outputs for the first of 4 alone"),
+        (lambda x, t: (x / x.std(0)) @ t, "treat samples independently, got other outputs for the first of 4 alone"),
+        (lambda x, t: torch.log_softmax(x @ t, 0), "treat samples independently"),
+        (lambda x, t: nn.functional.dropout(x, 0.5) @ t, "the same outputs twice: nothing in it may be drawn"),
+    ],
+    ids=["mean", "deviation", "softmax", "dropout"],
+)
+@pytest.mark.filterwarnings("ignore:std... degrees of freedom")
+def test_a_function_that_mixes_samples_or_draws_is_refused_whatever_is_asked_first(model, message, call):
+    """Jacobians of single samples are not those of the loss: the dense Fisher matrix of centred inputs would be 0."""
+    torch.manual_seed(0)
+    x = torch.randn(9, 2, generator=generator())
+    problem = NLLProblem(Euclidean(2, 1), model, Gaussian(), x, x[:, :1])
+    with pytest.raises(ValueError, match=message):
+        CALLS[call](problem, torch.ones(2, 1))
+
+
+def test_a_model_that_drops_the_dimension_of_a_single_sample_is_named_where_one_is_asked_for():
+    x = torch.randn(9, 2, generator=generator(), dtype=torch.float64)
+    plain = NLLProblem(Euclidean(2, 1), lambda x, t: (x @ t)[:, 0], Gaussian(), x, x[:, 0])
+    squeezed = NLLProblem(Euclidean(2, 1), lambda x, t: (x @ t).squeeze(), Gaussian(), x, x[:, 0])
+    start = torch.zeros(2, 1, dtype=torch.float64)
+    for call in ("per_sample_gradients", "jacobian"):
+        with pytest.raises(ValueError, match=r"\(1, ...\), got \(\); a batch of one keeps its first dimension"):
+            CALLS[call](squeezed, start)
+    assert torch.equal(minimize(squeezed, start, "rcg").x, minimize(plain, start, "rcg").x)
+
+
 def test_targets_outside_the_first_batch_are_checked_too():
     y = torch.tensor([0.0, 1.0, 1.0, 2.0])
     problem = NLLProblem(Euclidean(2), lambda x, t: x @ t, Bernoulli(), X, y)

@@ -1,18 +1,51 @@
-"""Is a network a function of its parameters, sample by sample, as the loss of a problem must be?
+"""Is a model a function of its parameters, sample by sample, as the loss of a problem must be?
 
     z_i = f(x_i, θ),    not of other samples, of chance, or of what was computed before
 
-Layers that are known to be none are named; for all others a few samples are run.
+Layers of a network that are known to be none are named; for all others, and for functions, a few samples are run.
 """
 
 from __future__ import annotations
 
-from typing import cast
+from collections.abc import Callable
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-FEW = 4  # samples that a network is looked at with
+from fisherfold.manifolds.base import Point
+
+FEW = 4  # samples that a model is looked at with
+
+
+@torch.no_grad()
+def check_independence(model: Callable[[Any, Any], Tensor], theta: Point, x: Tensor) -> None:
+    """Raise where the first of a few samples has other outputs alone.
+
+    Its Jacobian, taken alone, would then not be that of the loss, and Fisher matrices would be wrong without a word. A
+    model that gives another form for one sample is left to those who ask it for one.
+
+    Args:
+        model: a function of inputs and parameter.
+        theta: the parameter.
+        x: inputs.
+
+    Raises:
+        ValueError: if outputs differ that must not.
+    """
+    few = x[:FEW]
+    whole = model(few, theta)
+    if len(few) < 2 or not isinstance(whole, Tensor) or whole.ndim == 0 or not bool(whole.isfinite().all()):
+        return
+    alone = model(few[:1], theta)
+    if not isinstance(alone, Tensor) or alone.shape != whole[:1].shape or _alike(whole[:1], alone):
+        return
+    if not _alike(whole, model(few, theta)):
+        raise ValueError("model must give the same outputs twice: nothing in it may be drawn at random")
+    raise ValueError(
+        f"model must treat samples independently, got other outputs for the first of {len(few)} alone: means, standard "
+        "deviations and the like over the samples must be computed before, from all of x"
+    )
 
 
 def check_layers(module: nn.Module) -> None:

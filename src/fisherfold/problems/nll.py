@@ -26,7 +26,7 @@ from fisherfold.fisher.rowblock import RowBlockFisher
 from fisherfold.manifolds import Euclidean, Manifold, Product
 from fisherfold.manifolds.base import Point, Tangent, leaves, tree_map
 from fisherfold.problems.base import Problem
-from fisherfold.problems.networks import check_behaviour, check_layers
+from fisherfold.problems.networks import check_behaviour, check_independence, check_layers
 
 
 class NLLProblem(Problem):
@@ -34,7 +34,8 @@ class NLLProblem(Problem):
 
     Args:
         manifold: where θ lives.
-        model: ``model(x, theta)``, a torch function of a batch of inputs and the parameter.
+        model: ``model(x, theta)``, a torch function of a batch of inputs and the parameter that treats samples
+            independently: a batch of one sample has the row that the sample has among others.
         likelihood: the distribution of a target given the model's output.
         x: inputs, first dimension N.
         y: targets, first dimension N, in the form that the likelihood takes.
@@ -89,6 +90,8 @@ class NLLProblem(Problem):
         self.seed = seed
         self.chunk_size = chunk_size
         self._outputs_checked = False
+        self._independence_checked = False
+        self._alone_checked = False
         self._last: _Evaluation | None = None
         self._adjoint = AdjointTest()
 
@@ -294,9 +297,11 @@ class NLLProblem(Problem):
         return z
 
     def _check_model(self, theta: Point) -> None:
-        """Raise before a mismatch of model and targets becomes an error of torch.func."""
-        if not self._outputs_checked:
-            self._outputs(theta, self.inputs[:1])
+        """Raise before a mismatch of model and targets, or a lost dimension, becomes an error of torch.func."""
+        self._check_independence(theta)
+        if not self._alone_checked:
+            _check_outputs(self._outputs(theta, self.inputs[:1]), self.inputs[:1])
+            self._alone_checked = True
 
     def _samples(self, batch: Tensor | None) -> tuple[Tensor, Tensor]:
         if batch is None:
@@ -313,6 +318,12 @@ class NLLProblem(Problem):
             if self.inputs.is_floating_point() and leaf.dtype != self.inputs.dtype:
                 raise ValueError(f"theta must have the dtype {self.inputs.dtype} of the data x, got {leaf.dtype}")
         self.manifold.check_point(theta, name="theta")
+        self._check_independence(theta)
+
+    def _check_independence(self, theta: Point) -> None:
+        if not self._independence_checked:
+            check_independence(self.model, theta, self.inputs)
+            self._independence_checked = True
 
 
 @dataclass(frozen=True)
@@ -398,6 +409,7 @@ def _check_data(x: Tensor, y: Tensor) -> None:
 def _check_outputs(z: Tensor, inputs: Tensor) -> None:
     if not isinstance(z, Tensor) or z.ndim == 0 or len(z) != len(inputs):
         seen = tuple(z.shape) if isinstance(z, Tensor) else type(z).__name__
-        raise ValueError(f"model must return a tensor with one row per sample, ({len(inputs)}, ...), got {seen}")
+        hint = "; a batch of one keeps its first dimension, which squeeze() drops" if len(inputs) == 1 else ""
+        raise ValueError(f"model must return a tensor with one row per sample, ({len(inputs)}, ...), got {seen}{hint}")
     if not z.is_floating_point():
         raise ValueError(f"model must return a floating tensor, got {z.dtype}")
