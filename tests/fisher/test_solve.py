@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fisherfold import Gaussian, NLLProblem
+from fisherfold import Gaussian, NLLProblem, Poisson
 from fisherfold.fisher import DenseFisher, FisherOperator, KroneckerFisher, solve
 from fisherfold.fisher import solve as solve_module_function
 from fisherfold.fisher.flat import flatten, unflatten
@@ -241,6 +241,25 @@ def test_zero_curvature_is_reported_and_not_divided_by(dtype):
     # the model has only fallen, and nothing was divided by rounding
     assert solution.decrease > 0
     assert float(x.norm()) < 1e6 * float(g.norm())
+    # who asks for the direction alone is told so
+    with pytest.warns(RuntimeWarning, match=r"cg ended before a direction of zero curvature .* use more damping, or"):
+        assert torch.equal(operator.solve(g.to(dtype), method="cg", rtol=1e-10), solution.x)
+
+
+def test_what_one_hot_levels_and_an_intercept_leave_open_is_not_solved_for_without_a_word():
+    """150 levels and an intercept, a null space of one dimension: a variance of 2e8 was that of the intercept."""
+    drawn, levels = generator(1), 150
+    level = torch.randint(levels, (2000,), generator=drawn)
+    y = torch.poisson(torch.full((2000,), 3.0, dtype=torch.float64), generator=drawn)
+    problem = NLLProblem(Euclidean(levels + 1), lambda x, b: b[0] + b[1:][x], Poisson(), level, y)
+    operator = problem.fisher(torch.ones(levels + 1, dtype=torch.float64))
+    units = torch.eye(levels + 1, dtype=torch.float64)
+    inverse = torch.linalg.pinv(operator.dense(), rtol=1e-12, hermitian=True)
+    contrast, intercept = units[1] - units[2], units[0]
+    agree(operator.solve(contrast), inverse @ contrast, rtol=1e-8)
+    with pytest.warns(RuntimeWarning, match=r"relative residual of \d.*: F \+ λ I with λ = 0 is singular"):
+        operator.solve(intercept)
+    agree(operator.solve(intercept, method="pinv"), inverse @ intercept, rtol=1e-8)
 
 
 def test_a_zero_gradient_needs_no_product():

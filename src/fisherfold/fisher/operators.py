@@ -9,6 +9,7 @@ gives (F + λ I)⁻¹ g on the tangent space by the method that the rule of ``fi
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
@@ -142,8 +143,8 @@ class FisherOperator(ABC):
 
         Args:
             g: a tangent vector at ``point``.
-            damping: λ ≥ 0; with 0 a singular operator is inverted on its range.
-            method: ``auto`` or a name of ``fisherfold.fisher.solve.METHODS``.
+            damping: λ ≥ 0; with 0 a singular operator is inverted on its range, where ``cg`` needs g to lie.
+            method: ``auto``, ``structured``, ``woodbury``, ``dense``, ``cg``, ``factored`` or ``pinv``.
             **options: for truncated CG: ``rtol``, ``max_iter``.
 
         Returns:
@@ -153,18 +154,33 @@ class FisherOperator(ABC):
         return solve(self, g, damping, method=method, **options)
 
     def solve(self, g: Tangent, damping: float = 0.0, *, method: str = "auto", **options: float) -> Tangent:
-        """Solve (F + λ I) d = g on the tangent space.
+        """Solve (F + λ I) d = g on the tangent space, with a warning where CG has found no solution.
+
+        Without damping a singular F has one for g in its range only. ``auto`` takes ``cg`` for more than 128
+        dimensions, and for operators without a factor W; ``pinv`` gives F† g for any g, by forming a matrix.
 
         Args:
             g: a tangent vector at ``point``.
-            damping: λ ≥ 0; with 0 a singular operator is inverted on its range.
-            method: ``auto`` or a name of ``fisherfold.fisher.solve.METHODS``.
+            damping: λ ≥ 0; with 0 a singular operator is inverted on its range, where ``cg`` needs g to lie.
+            method: ``auto``, ``structured``, ``woodbury``, ``dense``, ``cg``, ``factored`` or ``pinv``.
             **options: for truncated CG: ``rtol``, ``max_iter``.
 
         Returns:
             The direction d, a tangent vector.
         """
-        return self.solution(g, damping, method=method, **options).x
+        found = self.solution(g, damping, method=method, **options)
+        rounding = torch.finfo(leaves(self.point)[0].dtype).eps ** 0.5
+        # where F g is 0 at once, 0 is F† g
+        moved = any(bool(leaf.any()) for leaf in leaves(found.x))
+        if found.curvature != "positive" and found.residual > rounding and moved:
+            warnings.warn(
+                f"cg ended before a direction of {found.curvature} curvature with a relative residual of "
+                f"{found.residual:.1e}: F + λ I with λ = {float(damping):g} is singular or indefinite, and this d is "
+                "no solution; use more damping, or method='pinv' for F† g",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return found.x
 
     def dense(self) -> Tensor:
         """The matrix of the operator on flattened ambient vectors, P F P: the slow reference, for small problems.
