@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import re
 
 import numpy as np
 import pytest
@@ -64,6 +65,19 @@ def test_sizes_are_whole_numbers_of_any_type(whole):
         assert type(manifold.dim) is int
         assert all(type(size) is int for size in manifold.point_shape)
         assert torch.equal(draw(manifold)[0], draw(plain)[0])
+
+
+@pytest.mark.parametrize("manifold", [Sphere(4), Product({"a": Stiefel(3, 2), "b": Euclidean(2)})], ids=repr)
+def test_what_is_no_batch_dimension_and_no_generator_is_named(manifold):
+    for batch in [((3,),), (-1,), (2, 1.5), ("3",)]:
+        seen = re.escape(", ".join(map(repr, batch)))
+        with pytest.raises(ValueError, match=r"whole numbers ≥ 0, as in random_point\(3, 2\), got " + seen):
+            manifold.random_point(*batch)
+    with pytest.raises(TypeError, match=r"generator must be a torch.Generator or None, got 3; a seed goes into"):
+        manifold.random_point(generator=3)
+    with pytest.raises(TypeError, match=r"generator must be a torch.Generator or None, got 3; a seed goes into"):
+        manifold.random_tangent(manifold.random_point(), generator=3)
+    assert all(leaf.shape[:2] == (0, 2) for leaf in leaves(manifold.random_point(np.int64(0), torch.tensor(2))))
 
 
 @pytest.mark.parametrize("manifold", MANIFOLDS, ids=repr)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from fisherfold import Gaussian, NLLProblem, Problem, minimize
+from fisherfold import Gaussian, NLLProblem, Problem, check_fisher, minimize
 from fisherfold.fisher import DenseFisher
 from fisherfold.manifolds import Euclidean, Grassmann, Sphere
 from fisherfold.problems import CompletionProblem, Ratings
@@ -47,6 +47,24 @@ def test_the_defaults_are_made_of_the_three_abstract_methods():
     assert torch.equal(gradient, problem.gradient(x))
     assert problem.metrics(x) == {}
     assert problem.fisher_kinds == ("exact",)
+
+
+class Measured(Pull):
+    """With the divergence ½ ‖x - y‖² of normal distributions around x and y, or a wrong one."""
+
+    def __init__(self, anchors, factor=0.5):
+        super().__init__(anchors)
+        self.factor = factor
+
+    def kl(self, x, other):
+        return self.factor * (x - other).square().sum()
+
+
+def test_the_fisher_information_of_an_own_problem_is_checked_against_its_divergence():
+    with pytest.raises(TypeError, match=r"mean divergence as kl\(x, other\), as NLLProblem has; Pull has none"):
+        check_fisher(pull())
+    assert check_fisher(Measured(pull().anchors))
+    assert not check_fisher(Measured(pull().anchors, 0.6))
 
 
 def test_a_snapshot_gradient_is_exact_for_a_quadratic_and_unbiased_in_general():

@@ -271,14 +271,16 @@ class Manifold(ABC):
             A point of shape ``(*batch, *point_shape)``.
 
         Raises:
-            ValueError: if the dtype is not a floating one.
+            ValueError: if the dtype is not a floating one, or a dimension is not a whole number ≥ 0.
         """
+        sizes = _batch_sizes(batch)
+        _check_generator(generator)
         if not dtype.is_floating_point:
             raise ValueError(f"dtype must be a floating dtype, got {dtype}")
         if device is None and generator is not None:
             device = generator.device
         wide = torch.float32 if dtype in _HALF else dtype
-        return self._random((*batch, *self.point_shape), generator, wide, device).to(dtype)
+        return self._random((*sizes, *self.point_shape), generator, wide, device).to(dtype)
 
     def random_tangent(self, x: Point, *, generator: torch.Generator | None = None) -> Tangent:
         """A random tangent vector of unit length, uniform in direction.
@@ -290,6 +292,7 @@ class Manifold(ABC):
         Returns:
             A tangent vector at ``x``.
         """
+        _check_generator(generator)
         v = self._gaussian_tangent(x, generator)
         length = self.norm(x, v)
         # A manifold of dimension 0 has only the zero vector. Projecting again removes the rounding that the division
@@ -442,3 +445,20 @@ def positive_integer(value: Any, name: str) -> int:
     if whole < 1:
         raise ValueError(f"{name} must be a positive integer, got {value!r}")
     return whole
+
+
+def _batch_sizes(batch: tuple[Any, ...]) -> tuple[int, ...]:
+    try:
+        sizes = tuple(map(operator.index, batch))
+    except TypeError:
+        sizes = (-1,)
+    if any(size < 0 for size in sizes):
+        seen = ", ".join(map(repr, batch))
+        raise ValueError(f"batch dimensions must be whole numbers ≥ 0, as in random_point(3, 2), got {seen}")
+    return sizes
+
+
+def _check_generator(generator: object) -> None:
+    if not isinstance(generator, (torch.Generator, type(None))):
+        seed = "; a seed goes into torch.Generator().manual_seed(seed)" if isinstance(generator, int) else ""
+        raise TypeError(f"generator must be a torch.Generator or None, got {generator!r}{seed}")

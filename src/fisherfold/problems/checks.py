@@ -12,7 +12,6 @@ import torch
 from fisherfold.manifolds.base import Point, Tangent, leaves, scale
 from fisherfold.manifolds.verdict import Verdict, slope, slope_at_least
 from fisherfold.problems.base import Problem
-from fisherfold.problems.nll import NLLProblem
 
 _STEPS = [0.3 * 10 ** (-k / 4) for k in range(19)]
 
@@ -48,12 +47,12 @@ def check_gradient(problem: Problem, x: Point | None = None, d: Tangent | None =
 
 
 def check_fisher(
-    problem: NLLProblem, x: Point | None = None, d: Tangent | None = None, *, kind: str = "exact", seed: int = 0
+    problem: Problem, x: Point | None = None, d: Tangent | None = None, *, kind: str = "exact", seed: int = 0
 ) -> Verdict:
     """Measure how fast ½ t² <d, F d> becomes the divergence along a retraction: Theorem 1 as a test.
 
     Args:
-        problem: the problem, in float64.
+        problem: the problem, in float64: an ``NLLProblem``, or one of your own with its divergence as ``kl(x, other)``.
         x: a point; random if not given.
         d: a unit tangent vector at ``x``; random if not given.
         kind: the Fisher information to test; only those that are exact can pass.
@@ -61,6 +60,9 @@ def check_fisher(
 
     Returns:
         A verdict with the measured slope beside 3.
+
+    Raises:
+        TypeError: if the problem has no divergence.
 
     Examples:
         >>> from fisherfold import Bernoulli, NLLProblem
@@ -71,10 +73,14 @@ def check_fisher(
         >>> bool(check_fisher(problem))
         True
     """
+    divergence = getattr(problem, "kl", None)
+    if not callable(divergence):
+        kind_of = type(problem).__name__
+        raise TypeError(f"problem must have its mean divergence as kl(x, other), as NLLProblem has; {kind_of} has none")
     x, d = _random(problem, x, d, seed)
     manifold = problem.manifold
     length = float(problem.fisher(x, kind=kind).quadratic(d))
-    divergences = [float(problem.kl(x, manifold.retract(x, scale(t, d)))) for t in _STEPS]
+    divergences = [float(divergence(x, manifold.retract(x, scale(t, d)))) for t in _STEPS]
     errors = [abs(kl - 0.5 * t**2 * length) for t, kl in zip(_STEPS, divergences, strict=True)]
     # a divergence is a difference of numbers of order one, whatever its own size
     noise = 4 * torch.finfo(leaves(x)[0].dtype).eps * max(1.0, divergences[0])

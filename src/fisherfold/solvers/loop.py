@@ -264,7 +264,9 @@ def _verdict(state: State, stop: Criterion, max_iter: int) -> tuple[str, str] | 
         return state.failure
     if (met := stop.met(state)) is not None:
         return met
-    made = counted(max_iter, "iteration is made", "iterations are made")
+    made = counted(state.iteration, "iteration is made", "iterations are made")
+    # a run that is resumed may have made more already
+    made += f", max_iter is {max_iter}" if state.iteration > max_iter else ""
     return ("max_iter", made) if state.iteration >= max_iter else None
 
 
