@@ -415,6 +415,50 @@ def test_a_function_that_mixes_samples_or_draws_is_refused_whatever_is_asked_fir
         CALLS[call](problem, torch.ones(2, 1))
 
 
+def test_samples_that_are_mixed_show_as_soon_as_outputs_are_not_zero():
+    x = torch.randn(9, 2, generator=generator(), dtype=torch.float64)
+    problem = NLLProblem(Euclidean(2), lambda x, t: (x - x.mean(0)) @ t, Gaussian(), x, x[:, 0])
+    with pytest.raises(ValueError, match="model must treat samples independently"):
+        minimize(problem, torch.zeros(2, dtype=torch.float64), max_iter=3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_outputs_that_are_nothing_but_rounding_are_no_mixed_samples(dtype):
+    """One sample alone goes through other kernels, and has other rounding errors, which are all there is at 0."""
+    x = torch.randn(9, 2, generator=generator(), dtype=dtype)
+    problem = NLLProblem(
+        Euclidean(2), lambda x, t: x @ t + len(x) * torch.finfo(dtype).eps, Gaussian(), x, torch.zeros(9, dtype=dtype)
+    )
+    assert float(problem.loss(torch.zeros(2, dtype=dtype))) < 1e-10
+    torch.testing.assert_close(problem.gradient(torch.ones(2, dtype=dtype)), x.T @ x.sum(1) / 9)
+
+
+EXPOSURES = torch.linspace(0.5, 2.0, 9)[:, None]
+
+
+@pytest.mark.parametrize("call", sorted(CALLS))
+@pytest.mark.parametrize(
+    ("samples", "message"),
+    [
+        (9, r"any number of samples, but fails with the first 4 of 9 \(.*\); .* must be columns of x"),
+        (3, r"one row per sample, \(1, 1\) for the first sample alone, got \(3, 1\); .* must be columns of x"),
+    ],
+)
+def test_a_function_with_numbers_of_samples_inside_is_refused(samples, message, call):
+    """For one sample alone all exposures were taken in, and the first one counted: F was 28 in place of 46."""
+    x = torch.randn(samples, 2, generator=generator())
+    problem = NLLProblem(Euclidean(2, 1), lambda x, t: x @ t * EXPOSURES[:samples], Gaussian(), x, x[:, :1])
+    with pytest.raises(ValueError, match=message):
+        CALLS[call](problem, torch.ones(2, 1))
+
+
+def test_a_model_that_fails_with_all_samples_says_so_itself():
+    x = torch.randn(9, 3, generator=generator())
+    problem = NLLProblem(Euclidean(2, 1), lambda x, t: x @ t, Gaussian(), x, x[:, :1])
+    with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied"):
+        problem.loss(torch.ones(2, 1))
+
+
 def test_a_model_that_drops_the_dimension_of_a_single_sample_is_named_where_one_is_asked_for():
     x = torch.randn(9, 2, generator=generator(), dtype=torch.float64)
     plain = NLLProblem(Euclidean(2, 1), lambda x, t: (x @ t)[:, 0], Gaussian(), x, x[:, 0])

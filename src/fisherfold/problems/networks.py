@@ -16,36 +16,59 @@ from torch import Tensor, nn
 from fisherfold.manifolds.base import Point
 
 FEW = 4  # samples that a model is looked at with
+BELONGS = "numbers that belong to single samples, such as exposures or weights, must be columns of x"
 
 
 @torch.no_grad()
-def check_independence(model: Callable[[Any, Any], Tensor], theta: Point, x: Tensor) -> None:
-    """Raise where the first of a few samples has other outputs alone.
+def check_independence(model: Callable[[Any, Any], Tensor], theta: Point, x: Tensor) -> bool:
+    """Raise where the first of a few samples has other outputs alone, or the model cannot do without the others.
 
     Its Jacobian, taken alone, would then not be that of the loss, and Fisher matrices would be wrong without a word. A
-    model that gives another form for one sample is left to those who ask it for one.
+    model that only drops the dimension of a single sample is left to those who ask it for one.
 
     Args:
         model: a function of inputs and parameter.
         theta: the parameter.
         x: inputs.
 
+    Returns:
+        Whether these outputs could tell: zeros, which a linear model gives at 0, rounding errors and NaN cannot.
+
     Raises:
         ValueError: if outputs differ that must not.
     """
-    few = x[:FEW]
-    whole = model(few, theta)
-    if len(few) < 2 or not isinstance(whole, Tensor) or whole.ndim == 0 or not bool(whole.isfinite().all()):
-        return
-    alone = model(few[:1], theta)
-    if not isinstance(alone, Tensor) or alone.shape != whole[:1].shape or _alike(whole[:1], alone):
-        return
+    few, whole = x[:FEW], _outputs_of(model, theta, x, FEW)
+    rows = len(whole) if isinstance(whole, Tensor) and whole.ndim else 0
+    if len(x) < 2 or rows != len(few) or not whole.is_floating_point():
+        return True  # what is wrong with all samples is named elsewhere
+    alone = _outputs_of(model, theta, x, 1)
+    if not isinstance(alone, Tensor) or alone.numel() != whole[:1].numel():
+        seen = tuple(alone.shape) if isinstance(alone, Tensor) else type(alone).__name__
+        expected = f"{(1, *whole.shape[1:])} for the first sample alone"
+        raise ValueError(f"model must return one row per sample, {expected}, got {seen}; {BELONGS}")
+    size = float(few.abs().max()) if few.is_floating_point() and few.numel() else 1.0
+    rounding = 1e3 * torch.finfo(whole.dtype).eps * max(1.0, size)
+    if not bool(whole.isfinite().all()) or max(float(z.abs().max()) for z in (alone, whole[:1])) <= rounding:
+        return False
+    if alone.shape != whole[:1].shape or _alike(whole[:1], alone):
+        return True
     if not _alike(whole, model(few, theta)):
         raise ValueError("model must give the same outputs twice: nothing in it may be drawn at random")
     raise ValueError(
         f"model must treat samples independently, got other outputs for the first of {len(few)} alone: means, standard "
         "deviations and the like over the samples must be computed before, from all of x"
     )
+
+
+def _outputs_of(model: Callable[[Any, Any], Tensor], theta: Point, x: Tensor, count: int) -> Tensor:
+    """The outputs of the first samples."""
+    try:
+        return model(x[:count], theta)
+    except (RuntimeError, IndexError, ValueError) as error:
+        model(x, theta)  # what fails with all samples, too, says so itself
+        raise ValueError(
+            f"model must take any number of samples, but fails with the first {count} of {len(x)} ({error}); {BELONGS}"
+        ) from error
 
 
 def check_layers(module: nn.Module) -> None:

@@ -322,8 +322,7 @@ class NLLProblem(Problem):
 
     def _check_independence(self, theta: Point) -> None:
         if not self._independence_checked:
-            check_independence(self.model, theta, self.inputs)
-            self._independence_checked = True
+            self._independence_checked = check_independence(self.model, theta, self.inputs)
 
 
 @dataclass(frozen=True)
