@@ -39,7 +39,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
-from fisherfold.cli.words import cell, printable
+from fisherfold.cli.words import cell, named, printable
 from fisherfold.plain import finite
 
 DONE, FAILED, UNUSABLE, INTERRUPTED = 0, 1, 2, 130
@@ -63,8 +63,11 @@ UnpackLimit = Annotated[
 ]
 Checkpoint = Annotated[
     Path | None,
-    typer.Option("--checkpoint", help="Keep where the fit stands in this file; the same command goes on from it."),
-]
+    typer.Option(
+        "--checkpoint", help="Keep where the fit stands in this file; the same command goes on from it.",
+        callback=named("--checkpoint", "a file"),
+    ),
+]  # fmt: skip
 _SHARED = {"as_json": AsJson, "quiet": Quiet, "verbose": Verbose, "debug": Debug}
 
 

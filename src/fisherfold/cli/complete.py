@@ -15,8 +15,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from fisherfold.cli.common import Checkpoint, Decimal, Encoding, UnpackLimit, Voice, command, group, in_bytes, one_of
-from fisherfold.cli.outputs import Predictions, check_output, check_predictions, say_written, write_or_rescue
-from fisherfold.cli.words import printable, typed
+from fisherfold.cli.outputs import Output, Predictions, check_output, check_predictions, say_written, write_or_rescue
+from fisherfold.cli.words import named, printable, typed
 from fisherfold.plain import counted
 
 if TYPE_CHECKING:
@@ -31,8 +31,11 @@ app = group(
 
 _AUTO_RANKS = (2, 5, 10, 20)
 
-File = Annotated[Path, typer.Argument(help="Ratings: CSV, TSV, '::' or Parquet with row id, column id and value.")]
-Folder = Annotated[Path, typer.Argument(help="The folder of a fitted model.")]
+File = Annotated[
+    Path,
+    typer.Argument(help="Ratings: CSV, TSV, '::' or Parquet with row id, column id and value; - reads standard input."),
+]
+Folder = Annotated[Path, typer.Argument(help="The folder of a fitted model.", callback=named("the model", "a folder"))]
 Columns = Annotated[
     str | None, typer.Option("--columns", "-c", help="Columns by name or position, as in user,item,rating or 1,2,3.")
 ]
@@ -89,7 +92,7 @@ MaxIter = Annotated[int, typer.Option("--max-iter", help="The largest number of 
     ],
 )
 def fit(
-    voice: Voice, file: File, output: Annotated[Path, typer.Option("--output", "-o", help="The folder of the model.")],
+    voice: Voice, file: File, output: Output,
     rank: Rank = "10", seed: Seed = 0, columns: Columns = None, file_format: Format = None, header: Header = None,
     encoding: Encoding = None, decimal: Decimal = None, unpack_limit: UnpackLimit = 4.0,
     inference: Inference = "variational", solver: Solver = "auto", offsets: Offsets = "both", ridge: Ridge = None,
@@ -104,6 +107,7 @@ def fit(
 
     from fisherfold.distributed import joined, under_torchrun
     from fisherfold.estimators.io import KIND
+    from fisherfold.estimators.table_sources import spoken
     from fisherfold.estimators.tables import read_ratings
 
     check_output(output, KIND)
@@ -131,7 +135,7 @@ def fit(
                 file, columns=_split(columns), file_format=file_format, header=header, encoding=encoding,
                 decimal=decimal, max_bytes=in_bytes(unpack_limit),
             )  # fmt: skip
-            voice.detail(f"read {counted(table.n_read, 'line', form=',')} of {file}")
+            voice.detail(f"read {counted(table.n_read, 'line', form=',')} of {spoken(file)}")
             n_read, refused, names, mark = table.n_read, table.refused, table.header, table.decimal
             began = time.perf_counter()
             model.fit_observations(_observed(table))
@@ -145,7 +149,7 @@ def fit(
         return
     inside = model.model_
     found: dict[str, Any] = {
-        "file": str(file), **_read(names, n_read, refused), "decimal mark": mark, "rows": len(inside.row_ids),
+        "file": str(spoken(file)), **_read(names, n_read, refused), "decimal mark": mark, "rows": len(inside.row_ids),
         "columns": len(inside.column_ids), "ratings": inside.posterior.n_ratings, "merged": model.n_duplicates_,
         "rank": inside.posterior.rank, "passes": model.n_iter_, "converged": model.converged_,
         "interrupted": model.interrupted_, "noise": model.noise_, "seconds": seconds, "model": str(output),
@@ -156,15 +160,24 @@ def fit(
         found["went on from a checkpoint"] = resumed
     if hasattr(model, "cv_results_"):
         found["cv_rmse"] = dict(zip(map(str, model.cv_results_["rank"]), model.cv_results_["mean_rmse"], strict=True))
-    voice.result(f"Completed {file.name}", found)
+    voice.result(f"Completed {spoken(file).name}", found)
     voice.remark(f"next: fisherfold complete recommend {typed(output, inside.row_ids.labels[0])}")
 
 
-@command(app, examples=["fisherfold complete predict model/ pairs.csv -o predictions.csv"])
+@command(
+    app,
+    examples=[
+        "fisherfold complete predict model/ pairs.csv -o predictions.csv",
+        "fisherfold complete predict model/ - -o -",
+    ],
+)
 def predict(
     voice: Voice,
     folder: Folder,
-    pairs: Annotated[Path, typer.Argument(help="A table whose first two columns are row id and column id.")],
+    pairs: Annotated[
+        Path,
+        typer.Argument(help="A table whose first two columns are row id and column id; - reads standard input."),
+    ],
     output: Predictions,
     columns: Columns = None, file_format: Format = None, header: Header = None,
     encoding: Encoding = None, unpack_limit: UnpackLimit = 4.0,
@@ -180,6 +193,7 @@ def predict(
     from fisherfold.estimators.decimals import check_mark
     from fisherfold.estimators.table_columns import in_order
     from fisherfold.estimators.table_output import write_predictions
+    from fisherfold.estimators.table_sources import spoken
     from fisherfold.estimators.tables import read_pairs
 
     check_mark(decimal)
@@ -193,7 +207,7 @@ def predict(
     known, names = list(getattr(model, "feature_names_in_", ())), in_order(table.header or [], table.index, 2)
     if columns is None and known and names[:2] != known and {*known} <= {*names}:
         raise ValueError(
-            f"{pairs}: the first columns are {', '.join(names[:2])}, those of the fit were {', '.join(known)}; "
+            f"{spoken(pairs)}: the first columns are {', '.join(names[:2])}, those of the fit were {', '.join(known)}; "
             f"put these first, or name them with --columns {','.join(known)}"
         )
     frame, inside = table.frame, model.model_
@@ -204,7 +218,7 @@ def predict(
         mean, spread = inside.predict(i, j, with_std=std, clip=model.clip)
     frame = frame.drop([name for name in ("prediction", *(["std"] if std else [])) if name in frame.columns])
     added = {"prediction": mean} if spread is None else {"std": spread, "prediction": mean}
-    write_predictions(frame, added, pairs, output, decimal)
+    write_predictions(frame, added, spoken(pairs), output, decimal)
     unknown = int(np.count_nonzero(((i < 0) | (j < 0)).cpu().numpy()))
     found = {
         **_read(table.header, len(mean) + sum(table.refused.values()), table.refused), "pairs": len(mean),
@@ -259,6 +273,7 @@ def evaluate(
     from sklearn.model_selection import KFold
 
     from fisherfold.estimators.completion_fit import merged
+    from fisherfold.estimators.table_sources import spoken
     from fisherfold.estimators.tables import read_ratings
 
     table = read_ratings(
@@ -282,14 +297,14 @@ def evaluate(
             ranks.append(used)
             bar.advance()
     found: dict[str, Any] = {
-        "file": str(file), **_read(table.header, table.n_read, table.refused), "decimal mark": table.decimal,
+        "file": str(spoken(file)), **_read(table.header, table.n_read, table.refused), "decimal mark": table.decimal,
         "merged": len(table.values) - len(pairs.values), "folds": folds,
         "rank": ranks if rank == "auto" else ranks[0],
     }  # fmt: skip
     for name in scores[0]:
         values = np.array([score[name] for score in scores])
         found[name] = {"mean": float(values.mean()), "standard error": float(values.std(ddof=1) / np.sqrt(folds))}
-    voice.result(f"Held-out errors on {file.name}", found)
+    voice.result(f"Held-out errors on {spoken(file).name}", found)
 
 
 def _estimator(rank: str, **options: Any) -> MatrixCompletion:

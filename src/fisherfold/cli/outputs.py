@@ -12,8 +12,12 @@ from typing import Annotated, Any
 import typer
 
 from fisherfold.cli.common import Voice
-from fisherfold.cli.words import cell
+from fisherfold.cli.words import cell, named
 
+Output = Annotated[
+    Path,
+    typer.Option("--output", "-o", help="The folder of the model.", callback=named("--output of a model", "a folder")),
+]
 Predictions = Annotated[
     Path,
     typer.Option("--output", "-o", help="The table to write: .csv, .csv.gz or .parquet; - prints CSV."),

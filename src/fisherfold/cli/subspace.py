@@ -23,8 +23,8 @@ from fisherfold.cli.common import (
     in_bytes,
     one_of,
 )
-from fisherfold.cli.outputs import Predictions, check_output, check_predictions, say_written, write_or_rescue
-from fisherfold.cli.words import typed
+from fisherfold.cli.outputs import Output, Predictions, check_output, check_predictions, say_written, write_or_rescue
+from fisherfold.cli.words import named, typed
 from fisherfold.plain import counted
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ app = group(
     examples=["fisherfold subspace fit pupils.csv --target score --task school -o model/"],
 )
 
-Data = Annotated[Path, typer.Argument(help="A table with a header: CSV, TSV or Parquet.")]
+Data = Annotated[Path, typer.Argument(help="A table with a header: CSV, TSV or Parquet; - reads standard input.")]
 Unseen = Annotated[
     str,
     typer.Option(
@@ -44,7 +44,10 @@ Unseen = Annotated[
         autocompletion=one_of("error", "mean"),
     ),
 ]
-Model = Annotated[Path, typer.Argument(help="A folder written by `fisherfold subspace fit`.")]
+Model = Annotated[
+    Path,
+    typer.Argument(help="A folder written by `fisherfold subspace fit`.", callback=named("the model", "a folder")),
+]
 
 
 @command(
@@ -58,7 +61,7 @@ def fit(
     voice: Voice,
     data: Data,
     target: Annotated[str, typer.Option("--target", help="The column to predict.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The folder for the model.")],
+    output: Output,
     task: Annotated[str | None, typer.Option("--task", help="The column that names the task of each row.")] = None,
     features: Annotated[
         str | None, typer.Option("--features", help="Feature columns, separated by commas; all others if not given.")
@@ -86,7 +89,8 @@ def fit(
     from fisherfold.estimators.subspace_classifier import SubspaceClassifier
     from fisherfold.estimators.subspace_files import KIND, save_model
     from fisherfold.estimators.table_files import read_table
-    from fisherfold.estimators.task_tables import choose_columns, read_tasks
+    from fisherfold.estimators.table_sources import spoken
+    from fisherfold.estimators.task_tables import choose_columns, rows_of
 
     check_output(output, KIND)
     if classify and inference is not None:
@@ -107,8 +111,9 @@ def fit(
             raise ValueError("over several processes there is regression from UTF-8 text, no --classify or --encoding")
         _fit_shared(voice, model, data, output, {**naming, "decimal": decimal}, began)
         return
-    roles = choose_columns(read_table(data, header=True, **reading).frame, **naming)
-    table = read_tasks(data, roles, with_target=True, numeric_target=not classify, **reading)
+    read = read_table(data, header=True, **reading)
+    roles = choose_columns(read.frame, **naming)
+    table = rows_of(read, spoken(data), roles, with_target=True, numeric_target=not classify, decimal=decimal)
     with voice.progress(f"fitting {counted(len(table.X), 'row', form=',')}", model.max_iter) as bar:
         _watch(model, bar)
         model.fit(table.X, table.y, task=table.task)
@@ -159,6 +164,7 @@ def predict(
 ) -> None:
     """Write a table with predictions added to it."""
     from fisherfold.estimators.table_output import write_predictions
+    from fisherfold.estimators.table_sources import spoken
     from fisherfold.estimators.task_tables import read_tasks
 
     check_predictions(output, voice)
@@ -171,7 +177,7 @@ def predict(
     found = fitted.predict(table.X, task=table.task, unseen=unseen, **options)
     values, deviations = found if std else (found, None)
     added = {f"{roles.target}_predicted": values} | ({} if deviations is None else {f"{roles.target}_std": deviations})
-    write_predictions(table.frame, added, data, output, table.decimal)
+    write_predictions(table.frame, added, spoken(data), output, table.decimal)
     say_written(voice, _read(table), output, "output")
 
 
@@ -181,6 +187,7 @@ def evaluate(
     decimal: Decimal = None, unpack_limit: UnpackLimit = 4.0,
 ) -> None:  # fmt: skip
     """Compare predictions with known targets."""
+    from fisherfold.estimators.table_sources import spoken
     from fisherfold.estimators.task_tables import read_tasks
 
     roles, fitted = _load(model)
@@ -198,7 +205,7 @@ def evaluate(
         known, given = (list(map(str, values)) for values in (fitted.classes_.tolist(), table.classes()))
         if new := [name for name in given if name not in known]:
             told = f"column {roles.target!r} holds {', '.join(new[:5])}"
-            raise ValueError(f"{data}: {told}; the classes are {', '.join(known)}")
+            raise ValueError(f"{spoken(data)}: {told}; the classes are {', '.join(known)}")
         probabilities = fitted.predict_proba(table.X, task=table.task, unseen=unseen)
         facts["accuracy"] = fitted.score(table.X, table.y, task=table.task, unseen=unseen)
         facts["log_loss"] = float(log_loss(table.y, probabilities, labels=fitted.classes_))

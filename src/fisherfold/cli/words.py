@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 from unicodedata import category
 
@@ -70,6 +71,25 @@ def typed(*arguments: object) -> str:
     """
     words = [str(argument) for argument in arguments]
     return shlex.join(["--", *words] if any(word.startswith("-") for word in words) else words)
+
+
+def named(what: str, expected: str) -> Callable[[Path | None], Path | None]:
+    """Refuse ``-`` where it cannot stand for standard input or output.
+
+    Args:
+        what: the option or the argument.
+        expected: what it is the name of.
+
+    Returns:
+        What ``typer.Option(callback=...)`` takes.
+    """
+
+    def checked(given: Path | None) -> Path | None:
+        if given == Path("-"):
+            raise ValueError(f"{what} must be {expected}, got -, which is standard input or output of tables")
+        return given
+
+    return checked
 
 
 def _form(value: float) -> str:

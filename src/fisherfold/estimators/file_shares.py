@@ -22,7 +22,8 @@ from fisherfold.estimators import decimals, tables
 from fisherfold.estimators.shared_ratings import BATCH, Batch
 from fisherfold.estimators.table_columns import chosen, index_of
 from fisherfold.estimators.table_files import FORMATS, is_parquet, scanned
-from fisherfold.estimators.text_tables import Layout, TextTable, cut, layout_of
+from fisherfold.estimators.table_sources import is_standard_input
+from fisherfold.estimators.text_tables import Layout, TextTable, cut, layout_of, reject_binary
 
 BLOCK = 2**24
 _BEYOND = 2**16
@@ -55,6 +56,8 @@ class FileShare:
         self.index: list[str] = []
         self._decimal = decimal
         with group.together():
+            if is_standard_input(self.path):
+                raise ValueError("standard input cannot be shared by several processes: name a file that all can read")
             if not self.path.is_file():
                 raise FileNotFoundError(f"there is no file {self.path}")
             if file_format is not None and file_format not in FORMATS:
@@ -190,6 +193,7 @@ def _layout(path: Path, file_format: str | None, header: bool | None, decimal: s
     line = plain.split(b"\n", 1)[0].rstrip(b"\r")
     if not line.strip():
         raise ValueError(f"{path} is empty")
+    reject_binary(path, plain, line)
     if b"\r" in line or (b"\n" not in plain and len(start) == _LONGEST_LINE):
         raise ValueError(f"{path} has no line ends that it could be cut at; convert it to Unix line ends first")
     return layout_of(path, line.decode("utf-8", errors="replace"), file_format, header, decimal)

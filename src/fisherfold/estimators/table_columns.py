@@ -7,6 +7,7 @@ columns, and to Parquet behind them, where it says so: an index that holds the i
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -15,17 +16,17 @@ _RATINGS = ("rating", "ratings", "score", "stars")
 _MARK, _LENGTH = b"PAR1", 4
 
 
-def index_of(file: Path, columns: list[str]) -> list[str]:
+def index_of(source: Path | bytes, columns: list[str]) -> list[str]:
     """The columns of a Parquet file that were the index of a pandas data frame.
 
     Args:
-        file: the file.
+        source: the file, or its content.
         columns: the names of its columns.
 
     Returns:
         Their names, level by level; nothing where the file does not say, or the index was a range.
     """
-    with file.open("rb") as opened:
+    with io.BytesIO(source) if isinstance(source, bytes) else source.open("rb") as opened:
         size = opened.seek(0, 2)
         end = len(_MARK) + _LENGTH
         opened.seek(max(size - end, 0))

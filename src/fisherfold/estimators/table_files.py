@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import codecs
 import gzip
+import io
 import zlib
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import polars as pl
 
 from fisherfold.estimators.decimals import check_mark
 from fisherfold.estimators.table_columns import index_of
+from fisherfold.estimators.table_sources import content, head, opened, spoken
 from fisherfold.estimators.text_tables import IsData, TextTable, cut, first_line, for_polars, layout_of
 from fisherfold.plain import counted
 
@@ -31,7 +33,7 @@ def read_table(
     """Read a table of any accepted format.
 
     Args:
-        path: the file.
+        path: the file; ``-`` for standard input.
         file_format: ``csv``, ``tsv``, ``::`` or ``parquet``; found out if not given.
         header: whether the first line names the columns; it does if none of its fields is a number, unless told.
         encoding: of text that is neither UTF-8 nor UTF-16 with a byte order mark.
@@ -43,24 +45,18 @@ def read_table(
         The table; columns without a header are called column_1, column_2, ...
 
     Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: if the file is empty, too large unpacked, or no table, or no file but a folder or a pipe.
+        ValueError: if the file is empty, too large unpacked, or no table.
     """
-    file = Path(path)
-    if not file.is_file():
-        if file.exists():
-            raise ValueError(f"{file} is a {'folder' if file.is_dir() else 'device or a pipe'}, a file is expected")
-        raise FileNotFoundError(f"there is no file {file}")
     if file_format is not None and file_format not in FORMATS:
         raise ValueError(f"format must be one of {', '.join(FORMATS)}, got {file_format!r}")
     check_mark(decimal)
-    with file.open("rb") as opened:
-        start = opened.read(8)
+    file, source = spoken(path), opened(path)
+    start = head(source, 8)
     try:
         if is_parquet(file, start, file_format):
-            frame = _parquet(file, max_bytes)
-            return TextTable(frame, frame.columns, index=index_of(file, frame.columns))
-        source = _text(file, start, encoding, max_bytes)
+            frame = _parquet(file, source, max_bytes)
+            return TextTable(frame, frame.columns, index=index_of(source, frame.columns))
+        source = _text(file, source, start, encoding, max_bytes)
         first, source = first_line(file, source)
         layout = layout_of(file, first, file_format, header, decimal, is_data)
         return cut(source, layout, header=layout.header)
@@ -85,24 +81,24 @@ def is_parquet(file: Path, start: bytes, file_format: str | None) -> bool:
     return file.suffix.lower() in (".parquet", ".pq") or start.startswith(b"PAR1")
 
 
-def scanned(file: Path) -> pl.LazyFrame:
+def scanned(source: Path | bytes) -> pl.LazyFrame:
     """A Parquet file that is not read yet.
 
     Args:
-        file: the file.
+        source: the file, or its content.
 
     Returns:
         Its table, with the text of categories in their place.
     """
-    lazy = pl.scan_parquet(for_polars(file), glob=False, hive_partitioning=False)
+    lazy = pl.scan_parquet(for_polars(source), glob=False, hive_partitioning=False)
     # a way to pack text, of which polars would make no numbers
     packed = [name for name, kind in lazy.collect_schema().items() if kind in (pl.Categorical, pl.Enum)]
     return lazy.with_columns(pl.col(packed).cast(pl.String)) if packed else lazy
 
 
-def _parquet(file: Path, max_bytes: int) -> pl.DataFrame:
+def _parquet(file: Path, source: Path | bytes, max_bytes: int) -> pl.DataFrame:
     """A Parquet file, unless a few bytes of it stand for more rows than fit."""
-    lazy = scanned(file)
+    lazy = scanned(source)
     width = len(lazy.collect_schema())
     rows = int(lazy.select(pl.len()).collect().item())
     if rows * width * 8 > max_bytes:
@@ -160,30 +156,30 @@ def _too_large(file: Path, what: str, max_bytes: int) -> str:
     return f"{file} unpacks to {what}, {max_bytes:,} bytes are allowed; raise the limit (max_bytes, --unpack-limit)"
 
 
-def _text(file: Path, start: bytes, encoding: str | None, max_bytes: int) -> Path | bytes:
-    """The file itself if it is plain UTF-8, else its content as UTF-8."""
+def _text(file: Path, source: Path | bytes, start: bytes, encoding: str | None, max_bytes: int) -> Path | bytes:
+    """The source itself if it is plain UTF-8, else its content as UTF-8."""
     for magic, name in _PACKED.items():
         if start.startswith(magic):
             raise ValueError(f"{file} is packed with {name}; unpack it first (only gzip is unpacked here)")
-    content = _gunzip(file, max_bytes) if start[:2] == b"\x1f\x8b" else None
-    start = start if content is None else content[:8]
+    if start[:2] == b"\x1f\x8b":
+        source = _gunzip(file, source, max_bytes)
+        start = source[:8]
     if start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
         encoding = "utf-16"
     if encoding is not None:
-        content = file.read_bytes() if content is None else content
         try:
-            return content.decode(encoding).encode()
+            return content(source).decode(encoding).encode()
         except LookupError:
             raise ValueError(f"there is no encoding {encoding!r}; latin-1 and utf-16 are examples") from None
         except UnicodeError as error:
             raise ValueError(f"{file} is not {encoding} text: {error}") from None
-    return file if content is None else content
+    return source
 
 
-def _gunzip(file: Path, max_bytes: int) -> bytes:
+def _gunzip(file: Path, source: Path | bytes, max_bytes: int) -> bytes:
     parts, size = [], 0
     try:
-        with gzip.open(file) as stream:
+        with gzip.open(io.BytesIO(source) if isinstance(source, bytes) else source) as stream:
             while part := stream.read(2**20):
                 size += len(part)
                 if size > max_bytes:

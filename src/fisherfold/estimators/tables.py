@@ -21,6 +21,7 @@ from fisherfold.estimators.ids import Ids
 from fisherfold.estimators.inputs import LARGEST
 from fisherfold.estimators.table_columns import chosen
 from fisherfold.estimators.table_files import SIZE_LIMIT, flat, id_text, read_table
+from fisherfold.estimators.table_sources import spoken
 from fisherfold.estimators.text_tables import IsData, TextTable
 from fisherfold.plain import counted
 
@@ -65,7 +66,7 @@ def read_ratings(
     """Read (row id, column id, value) lines.
 
     Args:
-        path: the file, gzip included.
+        path: the file, gzip included; ``-`` for standard input.
         columns: the three columns by name or by position from 1; the first three if not given, ids from the index of a
             data frame before them.
         file_format: ``csv``, ``tsv``, ``::`` or ``parquet``; found out if not given.
@@ -83,7 +84,7 @@ def read_ratings(
     found = read_table(
         path, file_format=file_format, header=header, encoding=encoding, decimal=decimal, max_bytes=max_bytes
     )
-    frame = found.frame
+    frame, path = found.frame, spoken(path)
     names = chosen(frame.columns, columns, ("row", "column", "value"), path, found.header, found.index)
     row, column, value, refused, good, mark = accepted(frame, names, path, decimal)
     refused = found.refused | refused
@@ -137,7 +138,7 @@ def read_pairs(
     """Read (row id, column id) lines of a file whose other columns are kept.
 
     Args:
-        path: the file.
+        path: the file; ``-`` for standard input.
         text: whether row ids, and column ids, are text in the model that they are meant for.
         columns: the two columns by name or by position from 1; the first two if not given.
         file_format: as for ``read_ratings``.
@@ -155,6 +156,7 @@ def read_pairs(
     table = read_table(
         path, file_format=file_format, header=header, encoding=encoding, max_bytes=max_bytes, is_data=is_data
     )
+    path = spoken(path)
     names = chosen(table.frame.columns, columns, ("row", "column"), path, table.header, table.index)
     found = []
     for name, as_text in zip(names, text, strict=True):

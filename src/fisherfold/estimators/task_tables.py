@@ -15,6 +15,8 @@ from fisherfold.estimators.decimals import numbers, parse
 from fisherfold.estimators.file_shares import FileShare
 from fisherfold.estimators.ids import IdIndex, id_array
 from fisherfold.estimators.table_files import flat, id_text, read_table
+from fisherfold.estimators.table_sources import spoken
+from fisherfold.estimators.text_tables import TextTable
 
 
 @dataclass(frozen=True)
@@ -154,7 +156,7 @@ def read_tasks(
     """Read rows by their roles.
 
     Args:
-        path: a CSV, TSV or Parquet file.
+        path: a CSV, TSV or Parquet file; ``-`` for standard input.
         roles: what the columns stand for.
         with_target: whether the target is needed.
         numeric_target: whether it is a number (else a class).
@@ -163,11 +165,31 @@ def read_tasks(
 
     Returns:
         The rows.
+    """
+    read = read_table(path, header=True, decimal=decimal, **reading)
+    return rows_of(read, spoken(path), roles, with_target=with_target, numeric_target=numeric_target, decimal=decimal)
+
+
+def rows_of(
+    read: TextTable, path: str | Path, roles: Roles, *, with_target: bool, numeric_target: bool = True,
+    decimal: str | None = None,
+) -> TaskTable:  # fmt: skip
+    """The rows of a table that has been read, by their roles.
+
+    Args:
+        read: the table.
+        path: where it comes from, for messages.
+        roles: what the columns stand for.
+        with_target: whether the target is needed.
+        numeric_target: whether it is a number (else a class).
+        decimal: the decimal mark, as for ``read_tasks``.
+
+    Returns:
+        The rows.
 
     Raises:
         ValueError: if a column is missing, a cell is missing or no number, or there are no rows.
     """
-    read = read_table(path, header=True, decimal=decimal, **reading)
     frame = read.frame
     needed = [*roles.features, *([roles.task] if roles.task else []), *([roles.target] if with_target else [])]
     if absent := [name for name in needed if name not in frame.columns]:

@@ -16,6 +16,7 @@ from pathlib import Path
 import polars as pl
 
 from fisherfold.estimators.decimals import is_comma_number
+from fisherfold.estimators.table_sources import content, head
 
 _SEPARATORS = {"csv": ",", "tsv": "\t", "tab": "\t", "psv": "|"}
 _FIRST_LINE = 2**20
@@ -133,26 +134,38 @@ def first_line(file: Path, source: Path | bytes) -> tuple[str, Path | bytes]:
     Raises:
         ValueError: if there is no such line, or one that no table has.
     """
-    if isinstance(source, bytes):
-        head = source[:_FIRST_LINE]
-    else:
-        with source.open("rb") as opened:
-            head = opened.read(_FIRST_LINE)
-    plain = head.removeprefix(codecs.BOM_UTF8)
+    plain = head(source, _FIRST_LINE).removeprefix(codecs.BOM_UTF8)
     if b"\n" not in plain and b"\r" in plain:
-        whole = (source if isinstance(source, bytes) else source.read_bytes()).replace(b"\r", b"\n")
-        return first_line(file, whole)
+        return first_line(file, content(source).replace(b"\r", b"\n"))
     if plain[:1] in (b"\n", b"\r"):
-        whole = source if isinstance(source, bytes) else source.read_bytes()
-        stripped = whole.removeprefix(codecs.BOM_UTF8).lstrip(b"\r\n")
+        stripped = content(source).removeprefix(codecs.BOM_UTF8).lstrip(b"\r\n")
         if stripped:
             return first_line(file, stripped)
     line = plain.split(b"\n", 1)[0].rstrip(b"\r")
     if not line.strip():
         raise ValueError(f"{file} is empty" if not plain.strip() else f"{file} starts with a blank line")
+    reject_binary(file, plain, line)
     if len(line) >= _FIRST_LINE - 4:
         raise ValueError(f"{file} is no table: its first line has more than {_FIRST_LINE:,} bytes")
     return line.decode("utf-8", errors="replace"), source
+
+
+def reject_binary(file: Path, start: bytes, line: bytes) -> None:
+    """Refuse a picture, a program or a pickle, of which decoding with replacements would make one odd column.
+
+    Args:
+        file: the file, for messages.
+        start: its first bytes.
+        line: those of its first line.
+
+    Raises:
+        ValueError: if the line has NUL bytes, or they follow on a line that is not UTF-8; ids below may have them.
+    """
+    if b"\0" in line or (b"\0" in start and "\ufffd" in line.decode("utf-8", errors="replace")):
+        raise ValueError(
+            f"{file} is binary, not text: NUL bytes are at its start; if it is UTF-16 without a byte order mark, name "
+            "that (encoding, --encoding utf-16-le)"
+        )
 
 
 def _separator(file: Path, first: str, file_format: str | None) -> str:
@@ -218,30 +231,27 @@ def _lines(source: Path | bytes, width: int) -> pl.DataFrame:
 
 def _plain(source: Path | bytes) -> Path | bytes:
     """The source for the fast reader, which would unpack on its own, without a limit, what looks packed."""
-    if isinstance(source, bytes):
-        start = source[:4]
-    else:
-        with source.open("rb") as opened:
-            start = opened.read(4)
-    if start.startswith(_UNPACKED_BY_READER):
+    if head(source, 4).startswith(_UNPACKED_BY_READER):
         raise pl.exceptions.ComputeError("packed twice")
-    return for_polars(source) if isinstance(source, Path) else source
+    return for_polars(source)
 
 
-def for_polars(file: Path) -> Path | bytes:
+def for_polars(source: Path | bytes) -> Path | bytes:
     """A file as polars may be told of it.
 
     Args:
-        file: the file.
+        source: the file, or its content.
 
     Returns:
         An absolute path, which is nobody's home folder and no address; the content if its name is not UTF-8.
     """
-    found = file.resolve()
+    if isinstance(source, bytes):
+        return source
+    found = source.resolve()
     try:
         str(found).encode()
     except UnicodeEncodeError:
-        return file.read_bytes()
+        return source.read_bytes()
     return found
 
 
@@ -249,8 +259,7 @@ def _slowly(
     source: Path | bytes, separator: str, names: list[str], header: bool
 ) -> tuple[pl.DataFrame, dict[str, int]]:
     """Line by line, for files that the fast reader refuses as a whole: only the broken lines are refused."""
-    content = source if isinstance(source, bytes) else source.read_bytes()
-    text = content.removeprefix(codecs.BOM_UTF8).decode("utf-8", errors="replace")
+    text = content(source).removeprefix(codecs.BOM_UTF8).decode("utf-8", errors="replace")
     lines = text.split("\n")
     if lines and not lines[-1]:
         lines.pop()
