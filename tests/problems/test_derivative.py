@@ -1,0 +1,179 @@
+"""Derivatives from values, with errors that hold; gradients that are wrong in the sixth digit are found out."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from fisherfold import Bernoulli, Categorical, Gaussian, NLLProblem, Poisson, check_gradient
+from fisherfold.manifolds import Euclidean, Grassmann, Product, Sphere, Stiefel
+from fisherfold.manifolds.base import scale
+from fisherfold.problems.derivative import derivative
+
+EPS = 2.0**-52
+_RNG = np.random.default_rng(0)
+SLOPES, PLACES = _RNG.normal(size=30), _RNG.normal(size=30)
+
+
+def units(x):
+    return float(np.maximum(0.0, SLOPES * x + PLACES).sum())
+
+
+# functions and their derivatives at 0.3, which is no special place for any of them
+FUNCTIONS = {
+    "exponential": (lambda x: float(np.exp(x)), math.exp(0.3)),
+    "sine": (math.sin, math.cos(0.3)),
+    "quartic": (lambda x: x**4 + x**2, 4 * 0.3**3 + 0.6),
+    "logistic": (lambda x: float(np.log1p(np.exp(3 * x))), 3 / (1 + math.exp(-0.9))),
+    "line": (lambda x: 0.7 * x, 0.7),
+    "constant": (lambda x: 0.7, 0.0),
+    "flat top": (lambda x: math.cos(x - 0.3), 0.0),
+    "flat inflection": (lambda x: (x - 0.3) ** 3, 0.0),
+    "pole": (lambda x: 1 / (1.6 + x), -1 / 1.9**2),
+    "edge of a domain": (lambda x: math.log(x) if x > 0 else math.nan, 1 / 0.3),
+    "kinks": (units, float(SLOPES[SLOPES * 0.3 + PLACES > 0].sum())),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("offset", [0.0, 1e3])
+@pytest.mark.filterwarnings("ignore:overflow encountered")
+def test_derivatives_are_right_within_their_errors_in_all_units(name, offset):
+    f, truth = FUNCTIONS[name]
+    for unit in (1e-12, 1.0, 1e12):
+        for length in (1e-4, 1.0, 1e4):
+            def g(t, unit=unit, length=length):
+                return unit * (offset + f(0.3 + t / length))
+
+            rounding = EPS * abs(g(0.0))
+            value, error = derivative(g, longest=0.3 * max(1.0, length), rounding=rounding)
+            size = unit / length
+            assert abs(value - truth * size) <= 2 * error + 4 * EPS * abs(value), (unit, length)
+            # a loss that never changes may be one that computes in float32
+            assert error <= (1e-4 if name == "constant" else 1e-7) * size * max(1.0, offset), (unit, length)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("how", ["rounded", "noisy"])
+def test_errors_hold_where_values_are_blurred(name, how):
+    f, truth = FUNCTIONS[name]
+    for seed in range(20):
+        blur = 10.0 ** np.random.default_rng(seed).uniform(-12, -5)
+
+        def g(t, seed=seed, blur=blur):
+            if how == "rounded":
+                return float(np.float32(f(0.3 + t)))
+            return f(0.3 + t) + blur * np.random.default_rng([seed, int(np.float64(t).view(np.uint64))]).normal()
+
+        value, error = derivative(g, longest=0.3, rounding=EPS * abs(g(0.0)))
+        assert abs(value - truth) <= 2.5 * error, seed
+
+
+def test_what_a_function_looks_like_from_afar_is_not_its_derivative():
+    """Its mean slope over large steps is level as well, without any spread."""
+    value, error = derivative(lambda t: max(t, -1.0) + max(2 * t, -1e-5), longest=0.3, rounding=EPS)
+    assert abs(value - 3) <= error < 1e-6
+
+
+def test_functions_that_are_not_finite_have_none():
+    assert math.isnan(derivative(lambda t: math.nan, longest=0.3, rounding=EPS)[0])
+    assert derivative(lambda t: math.inf if t else 1.0, longest=0.3, rounding=EPS)[1] == math.inf
+
+
+X = torch.randn(40, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+Y = (X[:, 0] > 0).double()
+SOUND = {
+    "Bernoulli": (Sphere(6), lambda x, w: x @ w, Bernoulli(), Y),
+    "exponential": (Sphere(6), lambda x, w: (x @ w).exp(), Gaussian(), X[:, 0]),
+    "quadratic": (Grassmann(6, 2), lambda x, u: (x @ u).square().sum(-1), Bernoulli(), Y),
+    "classes": (Stiefel(6, 3), lambda x, u: x @ u, Categorical(), torch.arange(40) % 3),
+    "counts": (Euclidean(6), lambda x, w: x @ w, Poisson(), Y),
+    "product": (Product({"w": Sphere(6), "b": Euclidean(1)}), lambda x, p: x @ p["w"] + p["b"], Gaussian(), X[:, 1]),
+    "kinks": (Euclidean(24), lambda x, w: torch.relu(x @ w.reshape(6, 4)).sum(-1), Gaussian(), Y),
+    "large": (Euclidean(6), lambda x, w: 1e9 * (x @ w).tanh(), Gaussian(), 1e9 * Y),
+    "small": (Euclidean(6), lambda x, w: 1e-9 * (x @ w).tanh(), Gaussian(), 1e-9 * Y),
+    "steep": (Euclidean(6), lambda x, w: (1e2 * x @ w).tanh() + x @ w, Gaussian(), Y),
+    "overflow": (Euclidean(6), lambda x, w: torch.exp(100 * (x @ w).square()), Gaussian(), Y),
+}
+BLURRED = {
+    "single inside": (Euclidean(6), lambda x, w: (x.float() @ w.float()).double(), Bernoulli(), Y),
+    "single tanh": (Sphere(6), lambda x, w: (x.float() @ w.float()).tanh().double(), Gaussian(), Y),
+    "offset": (Euclidean(6), lambda x, w: 1e8 + x @ w, Gaussian(), Y),
+    "nearly flat": (Euclidean(6), lambda x, w: 1 + 1e-12 * (x @ w).sin(), Gaussian(), Y),
+    "flat": (Euclidean(6), lambda x, w: 0 * (x @ w), Gaussian(), Y),
+}
+
+
+class Off(NLLProblem):
+    """Gradients in error by a share of them."""
+
+    share = 0.0
+
+    def loss_and_gradient(self, x, batch=None):
+        loss, gradient = super().loss_and_gradient(x, batch)
+        return loss, scale(1 + self.share, gradient)
+
+
+def off(case, share):
+    manifold, model, likelihood, targets = case
+    problem = Off(manifold, model, likelihood, X, targets)
+    problem.share = share
+    return problem
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_gradients_off_by_a_millionth_are_found_out(name):
+    for seed in range(5):
+        point = SOUND[name][0].random_point(generator=torch.Generator().manual_seed(seed))
+        if name == "overflow":
+            point = 0.05 * point
+        verdict = check_gradient(off(SOUND[name], 0.0), point, seed=seed)
+        assert verdict, (seed, str(verdict))
+        for share in (1e-2, 1e-4, -1e-6):
+            verdict = check_gradient(off(SOUND[name], share), point, seed=seed)
+            assert not verdict, (seed, share, str(verdict))
+            assert verdict.measured > verdict.expected
+
+
+@pytest.mark.parametrize("name", BLURRED)
+def test_right_gradients_of_blurred_losses_pass(name):
+    for seed in range(20):
+        verdict = check_gradient(off(BLURRED[name], 0.0), seed=seed)
+        assert verdict, (seed, str(verdict))
+    if name in ("single inside", "single tanh"):
+        found = [bool(check_gradient(off(BLURRED[name], 0.05), seed=seed)) for seed in range(20)]
+        assert sum(found) <= 2  # where the loss hardly changes along the vector
+
+
+def test_problems_in_single_precision_and_vectors_of_any_length():
+    x, y = X.float(), Y.float()
+    problem = NLLProblem(Sphere(6), lambda x, w: x @ w, Bernoulli(), x, y)
+    start = problem.manifold.random_point(generator=torch.Generator().manual_seed(0), dtype=torch.float32)
+    assert check_gradient(problem, start)
+    case = off(SOUND["Bernoulli"], 1e-6)
+    point = case.manifold.random_point(generator=torch.Generator().manual_seed(0))
+    vector = case.manifold.random_tangent(point, generator=torch.Generator().manual_seed(1))
+    for length in (1e-6, 1.0, 1e6):
+        assert not check_gradient(case, point, length * vector)
+        assert check_gradient(off(SOUND["Bernoulli"], 0.0), point, length * vector)
+    with pytest.raises(ValueError, match=r"d must be a tangent vector of positive length, got one of length 0\.0"):
+        check_gradient(case, point, 0 * vector)
+
+
+def test_a_manifold_without_directions_has_nothing_to_find_out():
+    assert check_gradient(NLLProblem(Stiefel(1, 1), lambda x, w: x[:, :1] @ w, Gaussian(), X, X[:, :1]))
+
+
+def test_a_point_drawn_from_the_same_seed_leaves_a_vector_to_look_along():
+    point = Sphere(6).random_point(generator=torch.Generator().manual_seed(3))
+    assert not check_gradient(off(SOUND["Bernoulli"], 1e-4), point, seed=3)
+
+
+def test_the_verdict_says_what_was_compared():
+    verdict = check_gradient(off(SOUND["Bernoulli"], 1e-4), seed=1)
+    assert str(verdict).startswith("FAILED: gradient: differences of the loss are ")
+    assert ", the gradient says " in str(verdict)
+    assert not check_gradient(off((Euclidean(6), lambda x, w: (x @ w).log(), Gaussian(), Y), 0.0))
