@@ -15,6 +15,7 @@ from rich.console import Console
 from fisherfold import Gaussian, NLLProblem, Result, minimize
 from fisherfold.files import write_tensors
 from fisherfold.manifolds import Euclidean, Grassmann, Product, Sphere
+from fisherfold.problems import Problem
 from fisherfold.solvers import (
     GradientNorm,
     LossBelow,
@@ -94,6 +95,41 @@ def test_the_default_is_a_gradient_norm_of_1e_8_where_losses_are_of_ordinary_siz
     assert SmallGradient().reason(state) is None
     state.trace.rows, state.gradient_norm = [{"loss": 0.0, "gradient_norm": 0.0}], 0.0
     assert SmallGradient().reason(state) == "the gradient norm 0.00e+00 is at most 1.0e-08"
+
+
+class Line(Problem):
+    """Ψ(x) = <c, x> + offset on a sphere."""
+
+    n_samples = 1
+
+    def __init__(self, c, offset=0.0):
+        self.manifold, self.c, self.offset = Sphere(len(c)), c, offset
+
+    def loss(self, x, batch=None):
+        return (self.c * x).sum() + self.offset
+
+    def gradient(self, x, batch=None):
+        return self.manifold.project(x, self.c)
+
+    def fisher(self, x, batch=None, *, kind="exact"):
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("unit", [1e-30, 1e-12, 1e-9, 1.0, 1e12])
+@pytest.mark.parametrize("offset", [0.0, -1e-14])
+def test_a_loss_that_starts_at_zero_and_falls_below_it_is_not_converged_there(unit, offset):
+    c, x0 = unit * torch.eye(4, dtype=torch.float64)[0], torch.eye(4, dtype=torch.float64)[1]
+    result = minimize(Line(c, offset * unit), x0, "rcg", max_iter=60)
+    assert result.status == "converged"
+    torch.testing.assert_close(result.x, -c / unit, atol=1e-5, rtol=0)
+
+
+def test_a_solution_without_a_loss_is_one_in_whatever_units():
+    """Its gradient is zero too, and a negative loss of ordinary size is a level to compare with."""
+    c = torch.eye(4, dtype=torch.float64)[0]
+    for unit in (1e-20, 1.0):
+        assert minimize(Line(unit * c, unit), -c, "rcg").iterations == 0
+    assert minimize(Line(c, -5.0), -c + 1e-9 * c.roll(1), "rcg").iterations == 0
 
 
 def test_criteria_are_joined(task):

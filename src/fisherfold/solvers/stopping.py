@@ -125,11 +125,12 @@ class GradientNorm(_Limits):
 class SmallGradient(_Limits):
     """Stop when the full gradient is small whatever the units of the loss Ψ; what ``minimize`` does if not told else.
 
-        ‖g‖ ≤ tol max(1, |Ψ|)    and    ‖g‖ ≤ rtol max(|Ψ₀|, ‖g₀‖²/|Ψ₀|)
+        ‖g‖ ≤ tol max(1, |Ψ|)    and    ‖g‖ ≤ rtol max(|Ψ₀|, ‖g₀‖²/Ψ₀)
 
     With Ψ₀ and g₀ at the start. The first alone would take any start for a solution where the loss is in small units.
     The second is not relative to ‖g₀‖ itself, so that a start at the solution counts as one: there the loss that is
-    left is large beside g₀, or, where none is left, the curvature ‖g₀‖²/|Ψ₀| is.
+    left is large beside g₀, or, where none is left, the curvature ‖g₀‖²/Ψ₀ is. A loss that is not above zero at the
+    start can become negative: what is left of it says nothing of curvature, and ‖g₀‖ takes the place of that term.
     """
 
     tol: float = 1e-8
@@ -138,8 +139,8 @@ class SmallGradient(_Limits):
     @override
     def reason(self, state: State) -> str | None:
         start = state.trace.rows[0]
-        loss, norm = abs(start["loss"]), start["gradient_norm"]
-        scale = max(loss, norm * norm / loss) if loss > 0 else math.inf
+        loss, norm = start["loss"], start["gradient_norm"]
+        scale = max(loss, norm * norm / loss) if loss > 0 else max(-loss, norm) or math.inf
         level = min(self.tol * max(1.0, abs(state.loss)), self.rtol * scale)
         if state.gradient_norm <= level:
             return f"the gradient norm {state.gradient_norm:.2e} is at most {level:.1e}"
