@@ -148,6 +148,51 @@ def test_a_model_of_float_ids_is_asked_by_their_text(tmp_path):
     assert str(refused.exception) == "row ids of this model are numbers, got 'x'"
 
 
+@pytest.mark.parametrize(
+    ("table", "given", "message"),
+    [
+        ("numbers", "1", None),
+        ("numbers", "1.0", None),
+        ("numbers", "01", "row '01' was not in the fit, '1' was: ids are written as the table had them"),
+        ("numbers", "+1", r"row '\+1' was not in the fit, '1' was"),
+        ("numbers", "1_0", "whole numbers, got '1_0'|of another type: got '1_0' .str."),
+        ("numbers", "099", "whole numbers, got '099'|of another type: got '099' .str."),
+        ("padded", "01", None),
+        ("padded", "1", "row '1' was not in the fit, '01' was: ids are written as the table had them"),
+        ("padded", "001", "row '001' was not in the fit, '01' was"),
+        ("both", "1", None),
+        ("both", "01", None),
+    ],
+)
+def test_ids_with_zeros_before_them_mean_the_same_in_words_and_in_files(tmp_path, table, given, message):
+    form = {"numbers": "{}", "padded": "{:02d}", "both": "{}"}[table]
+    lines = [f"{form.format(i)},{j},{i * j % 5}" for i in range(1, 12) for j in range(6) if (i + j) % 3]
+    lines += ["01,2,4"] if table == "both" else []
+    (tmp_path / "r.csv").write_text("\n".join(["user,item,rating", *lines]))
+    call("fit", tmp_path / "r.csv", "--rank", 1, "-o", tmp_path / "m")
+    (tmp_path / "p.csv").write_text(f"user,item\n{given},3\n")
+    for words in (["recommend", given, "-k", 6, "--include-seen"], ["predict", tmp_path / "p.csv", "-o", "-"]):
+        done = CliRunner().invoke(app, ["complete", words[0], str(tmp_path / "m"), *map(str, words[1:]), "-q"])
+        assert (done.exit_code == 0) is (message is None)
+        assert message is None or re.search(message, str(done.exception))
+    if message is None:
+        fitted, row = MatrixCompletion.load(tmp_path / "m"), float(given) if table == "numbers" else given
+        listed = json.loads(call("recommend", tmp_path / "m", given, "-k", 6, "--include-seen", "--json"))[given]
+        [expected] = fitted.predict([(row, 3)])
+        assert [each["prediction"] for each in listed if each["column"] == 3] == [pytest.approx(expected)]
+        assert pl.read_csv(done.stdout_bytes)["prediction"].to_list() == [pytest.approx(expected)]
+
+
+def test_some_ids_that_lost_their_zeros_are_said_and_predicted_as_strangers(tmp_path):
+    lines = [f"{i:02d},{j},{i * j % 5}" for i in range(1, 12) for j in range(6) if (i + j) % 3]
+    (tmp_path / "r.csv").write_text("\n".join(["user,item,rating", *lines]))
+    call("fit", tmp_path / "r.csv", "--rank", 1, "-o", tmp_path / "m")
+    (tmp_path / "p.csv").write_text("user,item\n11,3\n1,3\n2,3\n99,3\n")
+    done = CliRunner().invoke(app, ["complete", "predict", str(tmp_path / "m"), str(tmp_path / "p.csv"), "-o", "-"])
+    assert "p.csv: 2 row ids may have lost zeros, for '1' was not in the fit, '01' was" in done.stderr
+    assert "with ids not seen in the fit 3" in done.stderr
+
+
 def test_a_column_std_of_the_table_stays_unless_it_is_asked_for(model, tmp_path):
     (tmp_path / "pairs.csv").write_text("user,item,std\nu1,3,a\n")
     call("predict", model, tmp_path / "pairs.csv", "-o", tmp_path / "out.csv")

@@ -5,7 +5,6 @@ Files are written under a temporary name and renamed, so that none is ever half 
 
 from __future__ import annotations
 
-import contextlib
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fisherfold.cli.common import Checkpoint, Decimal, Encoding, UnpackLimit, Voice, command, group, in_bytes, one_of
+from fisherfold.cli.given_ids import check_spelling, holds_ids, row_id
 from fisherfold.cli.outputs import Output, Predictions, check_output, check_predictions, say_written, write_or_rescue
 from fisherfold.cli.words import named, printable, typed
 from fisherfold.plain import counted
@@ -202,7 +202,7 @@ def predict(
     text = model.model_.row_ids.kind == "objects", model.model_.column_ids.kind == "objects"
     table, rows, ids = read_pairs(
         pairs, text=text, columns=_split(columns), file_format=file_format, header=header, encoding=encoding,
-        max_bytes=in_bytes(unpack_limit), is_data=lambda fields: _known(model, fields, columns),
+        max_bytes=in_bytes(unpack_limit), is_data=lambda fields: holds_ids(model, fields, _split(columns)),
     )  # fmt: skip
     known, names = list(getattr(model, "feature_names_in_", ())), in_order(table.header or [], table.index, 2)
     if columns is None and known and names[:2] != known and {*known} <= {*names}:
@@ -211,7 +211,10 @@ def predict(
             f"put these first, or name them with --columns {','.join(known)}"
         )
     frame, inside = table.frame, model.model_
-    i, j = inside.locate(inside.row_ids.meant(rows), inside.column_ids.meant(ids), "prior")
+    rows, ids = inside.row_ids.meant(rows), inside.column_ids.meant(ids)
+    for name, index, given in (("row", inside.row_ids, rows), ("column", inside.column_ids, ids)):
+        check_spelling(index, given, name, voice, f"{spoken(pairs)}: ")
+    i, j = inside.locate(rows, ids, "prior")
     if std and inside.inference == "point":
         raise ValueError("--std needs a model of --inference variational: a point estimate has no error bars")
     with voice.progress(f"predicting {counted(len(frame), 'pair', form=',')}"):
@@ -242,7 +245,7 @@ def recommend(
     model = MatrixCompletion.load(folder)
     lists = {}
     for text in row:
-        given = _row_id(model, text)
+        given = row_id(model, text, voice)
         if model.model_.row_ids.numbers([given])[0] < 0:
             voice.remark(f"row {text} was not in the fit: these are the columns that do best on average")
         ids, scores = model.recommend(given, k, exclude_seen=not include_seen)
@@ -348,31 +351,6 @@ def _score(model: MatrixCompletion, pairs: Observations, train: Any, test: Any) 
 def _read(header: list[str] | None, lines: int, refused: dict[str, int]) -> dict[str, Any]:
     """What was read, and what of it was refused."""
     return {"header": "none" if header is None else ", ".join(header), "lines": lines, "refused": refused}
-
-
-def _known(model: MatrixCompletion, fields: list[str], columns: str | None) -> bool:
-    """Whether the first line of a file of pairs holds an id of the model, and so is data, not a header."""
-    from fisherfold.estimators.ids import id_array
-
-    places = [int(word) - 1 for word in _split(columns) or ("1", "2") if word.isdecimal()]
-    sides = (model.model_.row_ids, model.model_.column_ids)
-    words = [(ids, fields[k].strip()) for ids, k in zip(sides, places, strict=False) if 0 <= k < len(fields)]
-    return any(ids.kind == "objects" and ids.numbers(ids.meant(id_array([word], "row")))[0] >= 0 for ids, word in words)
-
-
-def _row_id(model: MatrixCompletion, text: str) -> Any:
-    """The row id that a word of the command line stands for."""
-    from fisherfold.estimators.ids import id_array
-
-    index = model.model_.row_ids
-    found = index.meant(id_array([text], "row"))[0]
-    if index.kind == "objects" or not isinstance(found, str):
-        return found
-    for number in (int, float) if index.labels.dtype.kind == "f" else (int,):
-        with contextlib.suppress(ValueError):
-            return number(text)
-    whole = "" if index.labels.dtype.kind == "f" else "whole "
-    raise ValueError(f"row ids of this model are {whole}numbers, got {text!r}")
 
 
 def _split(columns: str | None) -> tuple[str, ...] | None:

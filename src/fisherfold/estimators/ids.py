@@ -253,7 +253,7 @@ class IdIndex:
             [7, '8', 2.5, '08']
         """
         unknown = np.flatnonzero(self.numbers(ids) < 0)
-        others = [_other_form(value) for value in ids[unknown].tolist()]
+        others = [other_form(value) for value in ids[unknown].tolist()]
         known = self.numbers(others) >= 0 if others else np.zeros(0, dtype=bool)
         if not known.any():
             return ids
@@ -277,8 +277,19 @@ class IdIndex:
         return np.where(self.labels[number] == array, number, -1)
 
 
-def _other_form(value: Any) -> Any:
-    """The text of a number, the number that a text is exactly, and anything else as it is."""
+def other_form(value: Any) -> Any:
+    """The text of a number, the number that a text is exactly, and anything else as it is.
+
+    Args:
+        value: an id.
+
+    Returns:
+        The other form of it.
+
+    Example:
+        >>> other_form("7"), other_form(7), other_form("07")
+        (7, '7', '07')
+    """
     if not isinstance(value, str):
         return str(value) if isinstance(value, (int, float)) else value
     for kind in (int, float):
