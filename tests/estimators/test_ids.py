@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import sys
 import uuid
 from decimal import Decimal
 
@@ -205,7 +206,7 @@ def test_ids_of_another_type_than_in_the_fit():
 _plain_ids = st.recursive(
     st.one_of(
         st.integers(), st.booleans(), st.text(), st.binary(), st.floats(-(2.0**53) + 1, 2.0**53 - 1), st.dates(),
-        st.datetimes(), st.uuids(), st.decimals(allow_nan=False, allow_infinity=False),
+        st.datetimes(), st.uuids(), st.decimals(allow_nan=False, allow_infinity=False), st.times(), st.timedeltas(),
     ),
     lambda inner: st.lists(inner, max_size=3).map(tuple), max_leaves=4,
 )  # fmt: skip
@@ -226,6 +227,78 @@ def test_files_keep_any_ids(ids):
 def test_files_are_not_believed(stored):
     with pytest.raises(ValueError, match=r"an id is|Invalid isoformat"):
         from_json(stored)
+
+
+@pytest.mark.parametrize(
+    ("stored", "message"),
+    [
+        ({"timedelta": "1.5"}, "invalid literal"),
+        ({"timedelta": "9" * 30}, "too large"),
+        ({"time": "25:00"}, "must be in|Invalid isoformat"),
+        ({"datetime64": "7"}, "not enough values"),
+        ({"datetime64": "7 1parsec"}, "Invalid datetime unit"),
+        ({"timedelta64": f"{-(2**63)} 1ns"}, "a time is expected"),
+        ({"period": "600 sometimes"}, "Invalid frequency"),
+        ({"period": "M"}, "not enough values"),
+    ],
+)
+def test_times_of_files_are_not_believed(stored, message):
+    with pytest.raises((ValueError, TypeError, OverflowError), match=message):
+        from_json(stored)
+
+
+SPAN = np.arange(4)
+TIMES = {
+    "timedelta": pd.Series(pd.to_timedelta(SPAN, unit="D")),
+    "nanoseconds": pd.Series(pd.to_timedelta(SPAN, unit="ns")),
+    "list of timedeltas": [pd.Timedelta(k, "h") for k in SPAN],
+    "list of nanoseconds": [pd.Timedelta(k, "ns") for k in SPAN],
+    "list of timestamps": [pd.Timestamp(k) for k in SPAN],
+    "months": SPAN.astype("m8[M]"),
+    "steps of 25 ps": SPAN.astype("m8[25ps]"),
+    "times to the nanosecond": np.datetime64("2020-02-01", "ns") + SPAN.astype("m8[ns]"),
+    "far years": np.array([f"{30000 + k}" for k in SPAN], dtype="M8[Y]"),
+    "of Python": [datetime.timedelta(days=int(k)) for k in SPAN],
+    "of a clock": [datetime.time(int(k), 30) for k in SPAN],
+    "periods of months": pd.Series(pd.period_range("2020-01", periods=4, freq="M")),
+    "periods of weeks": pd.Series(pd.period_range("2020-01", periods=4, freq="W-WED")),
+    "periods in tuples": [("a", pd.Period("2020Q1", "Q") + int(k)) for k in SPAN],
+}
+
+
+@pytest.mark.parametrize("times", TIMES.values(), ids=TIMES.keys())
+def test_times_and_periods_are_kept_in_model_files(tmp_path, times):
+    """Equal, of the same type, and found by the ids that they were made of."""
+    rows = id_array(times, "row")
+    assert len(set(rows.tolist())) == 4
+    assert not any(isinstance(label, int) for label in rows.tolist())
+    pairs = list(zip(np.repeat(objects(rows.tolist()), 2), [0, 1] * 4, strict=True))
+    values = np.arange(8.0)
+    model = MatrixCompletion(1).fit(pairs, values)
+    model.save(tmp_path / "m")
+    again = MatrixCompletion.load(tmp_path / "m")
+    assert same(again.model_.row_ids.labels.tolist(), model.model_.row_ids.labels.tolist())
+    assert again.model_.row_ids.numbers(times).tolist() == [0, 1, 2, 3]
+    assert again.predict(pairs).tolist() == model.predict(pairs).tolist()
+    rng = np.random.default_rng(0)
+    X, y, task = rng.normal(size=(40, 2)), rng.normal(size=40), objects(list(rows.tolist()) * 10)
+    tasks = SubspaceRegressor(1).fit(X, y, task=task)
+    tasks.save(tmp_path / "t")
+    assert SubspaceRegressor.load(tmp_path / "t").predict(X, task=task).tolist() == tasks.predict(X, task=task).tolist()
+
+
+def test_a_file_with_periods_says_that_it_needs_pandas(monkeypatch):
+    stored = to_json(pd.Period("2020-01", "M"), "rows")
+    assert stored == {"period": "600 M"}
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ValueError, match="ids of this file are periods of pandas, which is not installed"):
+        from_json(stored)
+
+
+def test_ids_that_no_file_can_hold_are_named_by_their_type(tmp_path):
+    model = MatrixCompletion(1).fit([(pd.Interval(0, 1), 0), (pd.Interval(1, 2), 1)], [1.0, 2.0])
+    with pytest.raises(TypeError, match=r"ids of rows can be saved if they are .*, got Interval\(0, 1.*\(Interval\)"):
+        model.save(tmp_path / "m")
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])

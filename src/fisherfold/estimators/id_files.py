@@ -2,6 +2,8 @@
 
 Text, numbers and truth values are JSON as they stand. The others are an object with one field, such as
 ``{"date": "2020-02-01"}`` or ``{"tuple": ["a", 1]}``: what is read is equal to what was written, and of the same type.
+Lengths of time are whole numbers of a unit; a period of pandas is its number among those of its frequency, and a file
+that holds one needs pandas to be read.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import math
 import uuid
 from collections.abc import Callable
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,12 +27,44 @@ from fisherfold.estimators.posterior_files import take
 from fisherfold.plain import counted
 
 _NUMBERS = (torch.int64, torch.uint64, torch.float64)
+
+
+def _ticks(time: Any) -> str:
+    unit, step = np.datetime_data(time.dtype)
+    return f"{time.astype(np.int64)} {step}{unit}"
+
+
+def _from_ticks(kind: Any, stored: str) -> Any:
+    count, unit = stored.split()
+    found = kind(int(count), unit)
+    if np.isnat(found):
+        raise ValueError(f"an id is {stored!r}, a time is expected")
+    return found
+
+
+def _from_period(stored: str) -> Any:
+    try:
+        import pandas
+    except ImportError:
+        raise ValueError("ids of this file are periods of pandas, which is not installed") from None
+    number, frequency = stored.split()
+    return pandas.Period(ordinal=int(number), freq=frequency)
+
+
 _KINDS: dict[str, tuple[type, Callable[[Any], str], Callable[[str], Any]]] = {
     "bytes": (bytes, bytes.hex, bytes.fromhex),
     "datetime": (datetime.datetime, datetime.datetime.isoformat, datetime.datetime.fromisoformat),
     "date": (datetime.date, datetime.date.isoformat, datetime.date.fromisoformat),
     "decimal": (Decimal, str, Decimal),
     "uuid": (uuid.UUID, str, uuid.UUID),
+    "time": (datetime.time, datetime.time.isoformat, datetime.time.fromisoformat),
+    "timedelta": (
+        datetime.timedelta,
+        lambda span: str(span // datetime.timedelta(microseconds=1)),
+        lambda stored: datetime.timedelta(microseconds=int(stored)),
+    ),
+    "datetime64": (np.datetime64, _ticks, partial(_from_ticks, np.datetime64)),
+    "timedelta64": (np.timedelta64, _ticks, partial(_from_ticks, np.timedelta64)),
 }
 
 
@@ -59,10 +94,17 @@ def to_json(label: Any, name: str) -> Any:
     for key, (found, write, _) in _KINDS.items():
         if kind is found:
             return {key: write(label)}
+    if _is_period(kind):
+        return {"period": f"{label.ordinal} {label.freqstr}"}
     raise TypeError(
-        f"ids of {name} can be saved if they are text, numbers, tuples, bytes, dates, decimals or UUIDs, "
-        f"got {label!r} ({kind.__name__})"
+        f"ids of {name} can be saved if they are text, numbers, tuples, bytes, dates, times, lengths of time, "
+        f"decimals, UUIDs or periods of pandas, got {label!r} ({kind.__name__})"
     )
+
+
+def _is_period(kind: type) -> bool:
+    """Whether this is the class of pandas, which need not be there."""
+    return kind.__name__ == "Period" and kind.__module__.partition(".")[0] == "pandas"
 
 
 def from_json(stored: Any) -> Any:
@@ -85,6 +127,8 @@ def from_json(stored: Any) -> Any:
             return tuple(map(from_json, content))
         if key in _KINDS and isinstance(content, str):
             return _KINDS[key][2](content)
+        if key == "period" and isinstance(content, str):
+            return _from_period(content)
     raise ValueError(f"an id is {str(stored)[:40]!r}, text, a number or a named kind of id is expected")
 
 

@@ -327,7 +327,8 @@ def plain(label: Any) -> Any:
         label: an id.
 
     Returns:
-        The same without NumPy, pandas or torch; times finer than a microsecond stay what they are.
+        The same without NumPy, pandas or torch; times that Python cannot hold, finer than a microsecond or in months,
+        are those of NumPy.
 
     Example:
         >>> plain(np.int64(5)), plain((np.str_("a"), torch.tensor(2))), plain(np.datetime64("2020-02-01"))
@@ -336,13 +337,32 @@ def plain(label: Any) -> Any:
     if isinstance(label, tuple) and type(label) is tuple:
         return tuple(map(plain, label))
     if isinstance(label, (np.datetime64, np.timedelta64)):
-        coarse = label if not isinstance(label.item(), int) else label.astype(f"{label.dtype.kind}8[us]")
-        return coarse.item() if coarse == label or np.isnat(label) else label
+        return _plain_time(label)
     if isinstance(label, np.generic) or (isinstance(label, torch.Tensor) and label.ndim == 0):
         return label.item()
     if isinstance(label, datetime.datetime) and getattr(label, "nanosecond", None) == 0:
         return label.to_pydatetime()  # type: ignore[attr-defined]
-    return label
+    return _of_numpy(label) if isinstance(label, (datetime.datetime, datetime.timedelta)) else label
+
+
+def _of_numpy(time: Any) -> Any:
+    """A time of pandas, with nanoseconds, or a length of time, without pandas; all others as they are."""
+    if is_missing(time) or getattr(time, "tzinfo", None) is not None:
+        return time
+    for convert in ("to_datetime64", "to_timedelta64"):
+        if hasattr(time, convert):
+            return _plain_time(getattr(time, convert)())
+    return time
+
+
+def _plain_time(label: np.datetime64 | np.timedelta64) -> Any:
+    """A time of NumPy as Python has it, if it is the same."""
+    found = None if np.isnat(label) else label.item()
+    if isinstance(found, int):
+        with contextlib.suppress(TypeError):  # months and years have no fixed length
+            coarse = label.astype(f"{label.dtype.kind}8[us]")
+            found = coarse.item() if coarse == label else found
+    return label if isinstance(found, int) else found
 
 
 def describe(ids: Iterable[Any]) -> str:
