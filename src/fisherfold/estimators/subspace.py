@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from copy import copy
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,31 +14,23 @@ from sklearn.base import RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from fisherfold.distributed import Axis
 from fisherfold.estimators import parameters
-from fisherfold.estimators.checkpoint import FitCheckpoint, all_or_nothing
+from fisherfold.estimators.checkpoint import all_or_nothing
 from fisherfold.estimators.ids import IdIndex
-from fisherfold.estimators.posterior_files import check_trace, take
-from fisherfold.estimators.subspace_point import SOLVERS, choose_ridge, fit_point
-from fisherfold.estimators.subspace_shared import SharedTaskFits, part_of
+from fisherfold.estimators.subspace_learning import SubspaceLearning
+from fisherfold.estimators.subspace_point import SOLVERS
+from fisherfold.estimators.subspace_shared import SharedTaskFits
 from fisherfold.estimators.task_estimator import TaskEstimator
 from fisherfold.estimators.task_rows import Rows, Scaling, reject_vanishing, task_labels
-from fisherfold.files import sound
-from fisherfold.inference.subspace import SubspacePrior, posterior
-from fisherfold.inference.subspace_fit import NOISES, common_noise, fit_marginal, new_noise, revived
-from fisherfold.inference.subspace_noise import fit_noise
-from fisherfold.inference.subspace_spread import TaskSpread, grown_spread, task_spread
-from fisherfold.problems.subspace import SubspaceProblem
+from fisherfold.inference.subspace_fit import NOISES
+from fisherfold.inference.subspace_spread import grown_spread
 from fisherfold.problems.tasks import TaskStatistics
 
 Array = NDArray[Any]
 INFERENCES = ("marginal", "point")
-_OF_ONE_INFERENCE = (
-    *("_prior", "_spread", "_common_noise", "prior_covariance_", "noise_variance_", "ridge_", "ridge_errors_"),
-)
 
 
-class SubspaceRegressor(SharedTaskFits, RegressorMixin, TaskEstimator):  # type: ignore[misc]
+class SubspaceRegressor(SharedTaskFits, SubspaceLearning, RegressorMixin, TaskEstimator):  # type: ignore[misc]
     """Regressions for many tasks whose coefficients share a low-dimensional subspace.
 
     ``inference="marginal"``: y = xᵀ(m + U a_t) + noise with a learnt mean m, subspace U and Gaussian prior on a_t, the
@@ -346,15 +337,6 @@ class SubspaceRegressor(SharedTaskFits, RegressorMixin, TaskEstimator):  # type:
         self.statistics_.add(rows.Z, rows.y, rows.task, sample_weight=rows.weight)
         return torch.unique(rows.task)
 
-    def _grown_prior(self, changed: Tensor) -> SubspacePrior:
-        """The prior with noise variances for all tasks of statistics that have grown."""
-        known = self._prior.noise
-        common = getattr(self, "_common_noise", None)  # files of earlier versions do not have it
-        if common is None:
-            common = common_noise(known, self.noise, Axis.whole(len(known)))
-        noise = new_noise(self.statistics_, self._prior, self.noise, common=common, changed=changed)
-        return replace(self._prior, noise=noise)
-
     def _check_form(self, y: Array, labels: Array | None) -> None:
         """Whether further targets come as those of the fit did: several outputs over shared rows, or one per row."""
         outputs = len(self._index)
@@ -363,106 +345,6 @@ class SubspaceRegressor(SharedTaskFits, RegressorMixin, TaskEstimator):  # type:
             raise ValueError(f"the model was fitted to {outputs} outputs: y must have one column for each, got {given}")
         if not self._outputs and y.ndim == 2 and y.shape[1] != 1:
             raise ValueError(f"y must have one dimension, as in fit, got shape {y.shape}")
-
-    def _learn(self, rows: Rows | None, changed: Tensor | None = None) -> None:
-        """Fit what is shared; with fresh rows the ridge is chosen, with changed tasks learning goes on."""
-        rank = self._frame.shape[1] if rows is None else self._checked_rank(self.statistics_.n_features)
-        if rows is not None:
-            for name in _OF_ONE_INFERENCE:  # an earlier fit may have been of the other kind
-                self.__dict__.pop(name, None)
-        data = self.statistics_.parts()
-        if self.inference == "marginal":
-            saved = self._saved(data, self.statistics_.all_tasks.group)
-            self._learn_marginal(rank, saved, changed)
-            return
-        if rows is not None:
-            self._choose_ridge(rows, rank)
-        saved = self._saved(data, self.statistics_.all_tasks.group, chosen=self.ridge_)
-        frame, weights, result = fit_point(
-            self.statistics_, rank=rank, ridge=self._ridges(), solver=str(self.solver),
-            options=parameters.storable(self.solver_options or {}), max_iter=int(self.max_iter), tol=float(self.tol),
-            seed=parameters.seed_of(self.random_state, 0),
-            frame=None if rows is not None else self._frame, checkpoint=self.checkpoint,
-            tag="" if saved is None else saved.tag,
-            callback=lambda iteration, loss: self._show({"round": iteration, "loss": loss}),
-        )  # fmt: skip
-        self.trace_ = [] if result is None else result.trace.rows
-        self.n_iter_ = 1 if result is None else max(1, result.iterations)
-        self._set_point(frame, weights)
-        if saved is not None:
-            saved.remove()
-
-    def _learn_marginal(self, rank: int, saved: FitCheckpoint | None, changed: Tensor | None) -> None:
-        prior = None if changed is None else revived(self.statistics_, self._grown_prior(changed))
-        trace: list[dict[str, float]] = []
-        tasks = self.statistics_.all_tasks
-        if saved is not None and (found := saved.load()) is not None:
-            n = self.statistics_.n_features
-            shapes = {"mean": (n,), "frame": (n, rank), "covariance": (rank, rank), "noise": (tasks.size,)}
-            with sound(saved.path, "checkpoint"):
-                prior = SubspacePrior(**{name: take(found[0], name, shape) for name, shape in shapes.items()})
-                prior = replace(prior, noise=tasks.part(prior.noise).clone())
-                trace = check_trace(found[1]["trace"])
-
-        def save(prior: SubspacePrior, trace: list[dict[str, float]]) -> None:
-            if saved is not None:
-                saved.save(vars(prior) | {"noise": tasks.gather(prior.noise)}, {"trace": trace})
-
-        fit = fit_marginal(
-            self.statistics_, rank=rank, noise=self.noise, max_rounds=int(self.max_iter), tol=float(self.tol),
-            prior=prior, trace=trace, callback=self._show, save=save,
-        )  # fmt: skip
-        self.trace_, self.n_iter_ = fit.trace, len(fit.trace)
-        noisy = fit_noise(self.statistics_, fit.prior, self.noise, max_rounds=int(self.max_iter), tol=float(self.tol))
-        self._common_noise = noisy.common
-        self._set_marginal(noisy.prior, task_spread(self.statistics_, noisy.prior, self.noise, common=noisy.common))
-        if saved is not None:
-            saved.remove()
-
-    def _choose_ridge(self, rows: Rows, rank: int) -> None:
-        if isinstance(self.ridge, str):
-            self.ridge_: Any
-            self.ridge_, self.ridge_errors_ = choose_ridge(
-                rows, self.statistics_.all_tasks, rank=rank, seed=parameters.seed_of(self.random_state, 0)
-            )
-            return
-        given = np.asarray(self.ridge, dtype=np.float64)
-        if given.ndim == 1 and len(given) != len(self._index):
-            raise ValueError(f"ridge must be one number or one per task ({len(self._index)}), got shape {given.shape}")
-        self.ridge_ = given.item() if given.ndim == 0 else given
-
-    def _ridges(self) -> Tensor:
-        """One ridge per task; tasks that came later get the mean of the given ones."""
-        given = torch.as_tensor(self.ridge_, dtype=torch.float64)
-        if given.ndim == 0 or self.statistics_.all_tasks.is_shared:
-            return part_of(self.statistics_.all_tasks, given)
-        more = self.statistics_.n_tasks - len(given)
-        return torch.cat([given, given.mean().expand(more)]) if more > 0 else given
-
-    def _point_weights(self, frame: Tensor) -> Tensor:
-        if frame.shape[0] == frame.shape[1]:
-            return fit_point(
-                self.statistics_, rank=len(frame), ridge=self._ridges(), solver="rngd", options={}, max_iter=1, tol=0.0,
-                seed=0,
-            )[1]  # fmt: skip
-        return SubspaceProblem(self.statistics_, rank=frame.shape[1], ridge=self._ridges()).coefficients(frame)
-
-    def _set_point(self, frame: Tensor, weights: Tensor) -> None:
-        self._frame = frame
-        self._set_coefficients(self.statistics_.all_tasks.gather(weights) @ frame.mT)
-
-    def _set_marginal(self, prior: SubspacePrior, spread: TaskSpread) -> None:
-        found, tasks = posterior(self.statistics_, prior), self.statistics_.all_tasks
-        prior = replace(prior, noise=tasks.gather(prior.noise))
-        per_task = {name: tasks.gather(getattr(spread, name)) for name in ("moments", "covariance", "reach", "noise")}
-        self._prior, self._frame, self._spread = prior, prior.frame, replace(spread, **per_task)
-        self.prior_covariance_ = np.asarray(prior.covariance.numpy())
-        self.noise_variance_ = np.asarray(self._spread.noise.numpy())
-        self._set_coefficients(prior.mean + tasks.gather(found.mean) @ prior.frame.mT)
-
-    def _set_coefficients(self, weights: Tensor) -> None:
-        self._weights = weights
-        self.coef_, self.intercept_ = self.scaling_.to_user(weights)
 
     def _predict(self, X: Array, numbers: Array, with_std: bool) -> tuple[Array, Array]:
         Z, index = self.scaling_(X), torch.from_numpy(numbers)
