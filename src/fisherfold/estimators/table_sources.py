@@ -35,12 +35,19 @@ def spoken(path: str | Path) -> Path:
     """A table as messages name it.
 
     Args:
-        path: the file, or a name of standard input.
+        path: the file, or a name of a stream.
 
     Returns:
-        The file, or the words for standard input.
+        The file, or the words for a stream.
+
+    Examples:
+        >>> str(spoken("/dev/fd/63"))
+        'pipe 63'
     """
-    return _SPOKEN if is_standard_input(path) else Path(path)
+    if is_standard_input(path):
+        return _SPOKEN
+    file = Path(path)
+    return Path(f"pipe {file.name}") if file.parent == _DESCRIPTORS else file
 
 
 def opened(path: str | Path) -> Path | bytes:
