@@ -54,6 +54,8 @@ def test_the_table_names_the_methods_and_says_who_is_lowest(tmp_path):
     for word in ("RNGD", "RSGD", "RSVRG", "RCG"):
         assert word in run.stdout
     assert "is lowest in" in run.stdout
+    assert "final figures of one seed" in " ".join(run.stdout.split())
+    assert "±" not in run.stdout
 
 
 @pytest.mark.parametrize("width", [80, 100, 140])

@@ -14,7 +14,7 @@ import torch
 from threadpoolctl import threadpool_info
 
 from fisherfold.experiments import figures
-from fisherfold.experiments.figures import FigurePlan, MethodPlan, Run, band, grid_125, run_figure
+from fisherfold.experiments.figures import FigurePlan, FigureResult, MethodPlan, Run, band, grid_125, run_figure
 from fisherfold.experiments.plots import AXES, curves_csv, draw, write_figure
 from fisherfold.problems.subspace import SubspaceProblem
 from fisherfold.problems.tasks import TaskStatistics
@@ -139,6 +139,57 @@ def test_a_run_that_left_the_finite_numbers_is_never_best():
     bad = Run("RSGD", 1.0, 0, "non_finite", [{"loss": math.nan}])
     assert bad.last("loss") == math.inf
     assert figures._best([bad, good]) == 0.1
+
+
+def figure_of(**ends: list[float]) -> FigureResult:
+    """A figure whose methods end at these losses, one per seed."""
+    methods = tuple(MethodPlan(label, "rcg", 1) for label in ends)
+    plan = dataclasses.replace(PLAN, methods=methods, metrics={"error": "error", "other": "other"})
+    counts = {"iteration": 1, "seconds": 0.1, "paper_grads": 1, "true_grads": 1.0, "other": 1.0}
+    runs = {
+        label: [Run(label, None, seed, "max_iter", [counts | {"loss": v, "error": v}]) for seed, v in enumerate(values)]
+        for label, values in ends.items()
+    }
+    return FigureResult(plan, tuple(range(len(ends["RNGD"]))), {"RSGD": runs["RSGD"]}, runs)
+
+
+def test_a_seed_that_diverged_has_no_deviation_and_files_stay_json(tmp_path):
+    result = figure_of(RNGD=[1.0, 2.0], RSGD=[3.0, math.nan])
+    good, bad = result.table()
+    assert (good["error"], good["error_sd"]) == (1.5, pytest.approx(math.sqrt(0.5)))
+    assert (bad["error"], bad["error_sd"]) == (math.inf, None)
+    assert result.claim("error") == {"column": "error", "lowest_in": 2, "seeds": 2, "gap": -math.inf, "gap_sd": None}
+    assert band(result.runs["RSGD"], "paper_grads", "error")[1:] == ([math.inf], [3.0], [math.inf])
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    summary = json.loads(write_figure(result, tmp_path)["json"].read_text(), parse_constant=refuse)
+    assert [row["error"] for row in summary["methods"]] == [1.5, None]
+    assert [run["loss"] for run in summary["search"]["RSGD"]] == [3.0, None]
+
+
+def test_a_single_seed_and_an_error_that_was_not_measured_have_no_deviation():
+    result = figure_of(RNGD=[1.0], RSGD=[2.0])
+    assert all(row[f"{column}_sd"] is None for row in result.table() for column in ("error", "loss", "seconds"))
+    assert result.claim("error")["gap_sd"] is None
+    two = figure_of(RNGD=[1.0, 2.0], RSGD=[2.0, 3.0])
+    for run in two.runs["RSGD"]:
+        del run.rows[-1]["other"]
+    row = two.table()[1]
+    assert (row["other"], row["other_sd"]) == (None, None)
+
+
+@pytest.mark.parametrize("rows", [[], 5, [1], [{"loss": 1.0}]])
+def test_a_record_without_a_curve_is_made_again(tmp_path, rows):
+    plan = dataclasses.replace(PLAN, methods=METHODS[3:])
+    first = run_figure(plan, seeds=1, output=tmp_path)
+    (file,) = (tmp_path / "runs").iterdir()
+    content = json.loads(file.read_bytes())
+    file.write_text(json.dumps(content | {"run": content["run"] | {"rows": rows}}))
+    again = run_figure(plan, seeds=1, output=tmp_path)
+    assert again.runs["RCG"][0].last("loss") == first.runs["RCG"][0].last("loss")
+    assert len(json.loads(file.read_bytes())["run"]["rows"]) == len(first.runs["RCG"][0].rows)
 
 
 def test_the_band_keeps_the_last_value_of_a_run_that_ended_early():

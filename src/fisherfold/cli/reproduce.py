@@ -229,7 +229,8 @@ def _findings(part: Part) -> Table:
 
 
 def _table(result: FigureResult) -> Table:
-    title = f"{result.plan.title}: final figures, mean ± standard deviation over {counted(len(result.seeds), 'seed')}"
+    over = f", mean ± standard deviation over {len(result.seeds)} seeds" if len(result.seeds) > 1 else " of one seed"
+    title = f"{result.plan.title}: final figures{over}"
     names = ("method", "step", *result.plan.metrics.values(), "seconds", "#grad/N (paper)", "#grad/N (true)")
     columns = list(zip(*(_cells(row, result.plan.metrics) for row in result.table()), strict=True))
     words = [max(map(len, " ".join((name, *cells)).split())) for name, cells in zip(names, columns, strict=True)]
@@ -248,14 +249,18 @@ def _table(result: FigureResult) -> Table:
 
 def _cells(row: Mapping[str, Any], metrics: Iterable[str]) -> list[str]:
     step = "-" if row["step"] is None else f"{row['step']:.3g}"
-    errors = ("-" if row[c] is None else f"{row[c]:.4f} ± {row[f'{c}_sd']:.4f}" for c in metrics)
+    errors = ("-" if row[c] is None else f"{row[c]:.4f}{_spread(row[f'{c}_sd'])}" for c in metrics)
     cost = (f"{row['seconds']:.2f}", f"{row['paper_grads']:.0f}", f"{row['true_grads']:.0f}")
     return [row["method"], step, *errors, *cost]
 
 
-def _sentence(claim: dict[str, float], method: str, label: str) -> str:
+def _sentence(claim: Mapping[str, Any], method: str, label: str) -> str:
     seeds = counted(int(claim["seeds"]), "seed")
     return (
         f"{label}: {method} is lowest in {claim['lowest_in']} of {seeds}; against the best other "
-        f"{claim['gap']:+.4f} ± {claim['gap_sd']:.4f}"
+        f"{claim['gap']:+.4f}{_spread(claim['gap_sd'])}"
     )
+
+
+def _spread(deviation: float | None) -> str:
+    return "" if deviation is None else f" ± {deviation:.4f}"

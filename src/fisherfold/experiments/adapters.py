@@ -99,8 +99,8 @@ def _final_table(result: FigureResult) -> Table:
         errors = [row[name] for metric in metrics for name in (metric, f"{metric}_sd")]
         costs = [row["seconds"], row["paper_grads"], row["true_grads"]]
         rows.append([row["method"], row["step"], *errors, *costs])
-    title = f"Final figures, mean and standard deviation over {counted(len(result.seeds), 'seed')}"
-    return Table(title, [*columns, "seconds", "#grad/N (paper)", "#grad/N (true)"], rows)
+    over = f", mean and standard deviation over {len(result.seeds)} seeds" if len(result.seeds) > 1 else " of one seed"
+    return Table(f"Final figures{over}", [*columns, "seconds", "#grad/N (paper)", "#grad/N (true)"], rows)
 
 
 def _search_table(result: FigureResult) -> Table:

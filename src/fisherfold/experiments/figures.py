@@ -15,7 +15,7 @@ import math
 import os
 import re
 import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -34,6 +34,7 @@ Tick = Callable[[int, int], None]
 # a run by the place of its method in the plan, its step and its seed; a spread yields each when it is recorded
 Place = tuple[int, float | None, int]
 Spread = Callable[[list[Place]], Iterable[Place]]
+_COUNTS = frozenset({"loss", "seconds", "paper_grads", "true_grads"})  # what every point of a curve has
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,24 @@ class Run:
     status: str
     rows: list[dict[str, float]]
 
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Run:
+        """The run that a record holds.
+
+        Args:
+            content: its fields.
+
+        Returns:
+            The run.
+
+        Raises:
+            ValueError: if it has no curve.
+        """
+        run = cls(**content)
+        if not run.rows or not all(isinstance(row, dict) and row.keys() >= _COUNTS for row in run.rows):
+            raise ValueError(f"rows must be a list of points with {sorted(_COUNTS)}")
+        return run
+
     def last(self, column: str) -> float:
         """The final value of a column, infinite if the run left the finite numbers.
 
@@ -125,8 +144,7 @@ class Run:
         Returns:
             A number.
         """
-        value = float(self.rows[-1].get(column, math.nan))
-        return value if math.isfinite(value) else math.inf
+        return _ordered(float(self.rows[-1].get(column, math.nan)))
 
 
 @dataclass(frozen=True)
@@ -149,7 +167,7 @@ class FigureResult:
         """Final figures per method: mean and standard deviation over the seeds.
 
         Returns:
-            One row per method; None for an error that a method does not have.
+            One row per method; None for an error that a method does not have, and for deviations that are unknown.
         """
         rows = []
         for label, runs in self.runs.items():
@@ -158,7 +176,7 @@ class FigureResult:
                 known = all(column in run.rows[-1] for run in runs)
                 values = [run.last(column) for run in runs]
                 row[column] = statistics.fmean(values) if known else None
-                row[f"{column}_sd"] = statistics.stdev(values) if known and len(values) > 1 else 0.0
+                row[f"{column}_sd"] = deviation(values) if known else None
             rows.append(row)
         return rows
 
@@ -170,7 +188,7 @@ class FigureResult:
 
         Returns:
             How often it was lowest, and mean and standard deviation over seeds of its final value less the lowest of
-            the others.
+            the others; the deviation is None where it is unknown.
         """
         first, *others = (self.runs[method.label] for method in self.plan.methods if method.paper)
         gaps = [run.last(column) - min(o[i].last(column) for o in others) for i, run in enumerate(first)]
@@ -179,7 +197,7 @@ class FigureResult:
             "lowest_in": sum(gap < 0 for gap in gaps),
             "seeds": len(gaps),
             "gap": statistics.fmean(gaps),
-            "gap_sd": statistics.stdev(gaps) if len(gaps) > 1 else 0.0,
+            "gap_sd": deviation(gaps),
         }
 
     def summary(self) -> dict[str, Any]:
@@ -328,7 +346,7 @@ class Runner:
             file = self._file(method, step, seed)
             # one that cannot be read, from a copy that was cut short for example, is made again
             with suppress(FileNotFoundError, ValueError, KeyError, TypeError):
-                self.made[key] = Run(**json.loads(file.read_bytes())["run"])
+                self.made[key] = Run.from_json(json.loads(file.read_bytes())["run"])
         return self.made.get(key)
 
     def _file(self, method: MethodPlan, step: float | None, seed: int) -> Path:
@@ -383,10 +401,27 @@ def grid_125(largest: float, smallest: float) -> tuple[float, ...]:
     return tuple(v for v in values if smallest * (1 - 1e-9) <= v <= largest * (1 + 1e-9))
 
 
+def deviation(values: Sequence[float]) -> float | None:
+    """The standard deviation over seeds, where there is one to speak of.
+
+    Args:
+        values: one per seed.
+
+    Returns:
+        A number; None of a single seed, and where a run has left the finite numbers.
+
+    Examples:
+        >>> deviation([1.0, 3.0]), deviation([1.0]), deviation([1.0, math.inf])
+        (1.4142135623730951, None, None)
+    """
+    known = len(values) > 1 and all(map(math.isfinite, values))
+    return statistics.stdev(values) if known else None
+
+
 def band(runs: Iterable[Run], x: str, y: str) -> tuple[list[float], list[float], list[float], list[float]]:
     """The curve of a method: median, least and greatest value over the seeds at every iteration.
 
-    A run that ended early keeps its last value.
+    A run that ended early keeps its last value; one that left the finite numbers is infinite there.
 
     Args:
         runs: one per seed.
@@ -401,11 +436,16 @@ def band(runs: Iterable[Run], x: str, y: str) -> tuple[list[float], list[float],
     curves = []
     for row in range(length):
         at = [run.rows[min(row, len(run.rows) - 1)] for run in runs]
-        values = [float(r.get(y, math.nan)) for r in at]
+        values = [_ordered(float(r[y])) if y in r else math.nan for r in at]
         reached = [float(r[x]) for r, run in zip(at, runs, strict=True) if row < len(run.rows)]
         curves.append((statistics.median(reached), statistics.median(values), min(values), max(values)))
     positions, medians, least, greatest = (list(column) for column in zip(*curves, strict=True))
     return positions, medians, least, greatest
+
+
+def _ordered(value: float) -> float:
+    """A value that can be ordered: what is no finite number is worse than any."""
+    return value if math.isfinite(value) else math.inf
 
 
 def _best(runs: list[Run]) -> float:

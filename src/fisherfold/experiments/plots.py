@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from fisherfold.experiments.figures import FigureResult, band
 from fisherfold.files import make_folder, write_atomically
-from fisherfold.plain import counted
+from fisherfold.plain import counted, finite
 
 AXES = {
     "paper_grads": "#grad/N as counted in the paper",
@@ -60,7 +60,7 @@ def _panel(panel: Any, result: FigureResult, axis: str, column: str) -> None:
     panel.grid(alpha=0.3)
     edges = [v for runs in result.runs.values() for values in band(runs, axis, column)[2:] for v in values]
     known = [v for v in edges if math.isfinite(v)]
-    if min(known) > 0 and max(known) > 20 * min(known):
+    if known and min(known) > 0 and max(known) > 20 * min(known):
         panel.set_yscale("log")
 
 
@@ -101,5 +101,5 @@ def write_figure(result: FigureResult, output: str | os.PathLike[str]) -> dict[s
         draw(result).savefig(picture, format="png", dpi=130)
     write_atomically(files["png"], picture.getvalue())
     write_atomically(files["csv"], curves_csv(result).encode())
-    write_atomically(files["json"], json.dumps(result.summary(), indent=1).encode())
+    write_atomically(files["json"], json.dumps(finite(result.summary()), indent=1, allow_nan=False).encode())
     return files
