@@ -121,6 +121,15 @@ def test_all_marks_what_has_no_data_and_goes_on(tmp_path, monkeypatch):
     assert again.stdout.rstrip().endswith(f"report page: {output / 'index.html'}")
 
 
+@pytest.mark.parametrize("name", ["all", "sarcos"])
+def test_a_file_that_was_named_and_is_not_there_is_an_error(tmp_path, name):
+    words = ["reproduce", name, "--quick", "--sarcos-file", str(tmp_path / "none.mat"), "-o", str(tmp_path / "out")]
+    run = CliRunner().invoke(app, words)
+    assert isinstance(run.exception, FileNotFoundError)
+    assert str(run.exception).startswith("sarcos_file must be the file sarcos_inv.mat, there is no file")
+    assert not (tmp_path / "out").exists()
+
+
 def test_missing_data_is_said_on_the_page_too(tmp_path, monkeypatch):
     monkeypatch.setenv("FISHERFOLD_DATA", str(tmp_path))
     CliRunner().invoke(app, ["reproduce", "jester", "--output", str(tmp_path / "out")])

@@ -133,6 +133,21 @@ def test_a_sketch_never_takes_the_place_of_the_whole_experiment(folder, tmp_path
     assert "quick" not in reproduce.sections(whole.output)[2].command
 
 
+def test_runs_of_other_data_are_not_read_for_these(folder, tmp_path):
+    options = Options(quick=True, seeds=1, output=tmp_path / "out")
+    first, *_, section = reproduce.reproduce_figure("school", options)
+    assert section.title == "School, 139 tasks (other data) (quick sketch)"
+    assert any("Not the data that are known as school" in note for note in section.notes)
+    again, *_ = reproduce.reproduce_figure("school", options)
+    assert without_times(again) == without_times(first)
+    arrays = dict(np.load(folder / "school.npz"))
+    np.savez(folder / "school.npz", **arrays | {"y": arrays["y"][::-1]})
+    other, *_ = reproduce.reproduce_figure("school", options)
+    assert other.plan.settings["data"] != first.plan.settings["data"]
+    fresh, *_ = reproduce.reproduce_figure("school", replace(options, output=tmp_path / "fresh"))
+    assert without_times(other) == without_times(fresh) != without_times(first)
+
+
 def test_a_record_that_was_cut_short_is_made_again(folder, tmp_path):
     options = Options(quick=True, seeds=1, output=tmp_path / "out", parts=("invariance",))
     whole, *_ = reproduce.reproduce_figure("school", options)
@@ -151,6 +166,8 @@ def test_a_record_that_was_cut_short_is_made_again(folder, tmp_path):
 
 def test_commands_repeat_what_was_run_and_can_be_typed(tmp_path):
     output, original = tmp_path / "my report", tmp_path / "original files" / "sarcos_inv.mat"
+    original.parent.mkdir()
+    original.touch()
     options = Options(
         quick=True, seeds=2, jobs=2, output=output, device="cuda", parts=("rates", "metric"), sarcos_file=original
     )

@@ -49,6 +49,32 @@ def test_a_sarcos_file_in_the_data_folder_is_found(tmp_path):
     assert "60 rows" in subspace.sarcos(folder=tmp_path).title
 
 
+def test_sarcos_files_of_the_same_length_are_told_apart(tmp_path):
+    values = write_sarcos(tmp_path / "sarcos_inv.mat")
+    one = subspace.sarcos(folder=tmp_path).settings
+    assert one == subspace.sarcos(sarcos_file=tmp_path / "sarcos_inv.mat").settings
+    from scipy.io import savemat
+
+    savemat(tmp_path / "sarcos_inv.mat", {"sarcos_inv": values[::-1]})
+    assert subspace.sarcos(folder=tmp_path).settings != one
+
+
+@needs_data
+def test_sarcos_is_found_in_the_cache_without_a_data_folder(tmp_path, monkeypatch):
+    whole = subspace.sarcos()
+    (tmp_path / "sarcos_7x2000.npz").symlink_to(datasets.data_folder() / "sarcos_7x2000.npz")
+    monkeypatch.setenv("FISHERFOLD_CACHE", str(tmp_path))
+    monkeypatch.delenv("FISHERFOLD_DATA")
+    assert subspace.sarcos().settings == whole.settings
+
+
+@needs_data
+def test_the_data_of_the_record_leave_no_trace_in_the_settings():
+    for plan in (subspace.school(), subspace.sarcos()):
+        assert "data" not in plan.settings
+        assert "other data" not in plan.title
+
+
 def test_a_sarcos_file_of_another_shape_is_refused(tmp_path):
     from scipy.io import savemat
 

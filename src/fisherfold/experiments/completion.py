@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from fisherfold import datasets
 from fisherfold.experiments.figures import FigurePlan, MethodPlan, grid_125
+from fisherfold.experiments.provenance import OTHER, departure
 from fisherfold.manifolds.base import Point
 from fisherfold.problems.base import Problem
 from fisherfold.problems.completion import CompletionProblem
@@ -164,6 +165,7 @@ def _plan(
     steps: tuple[float, ...],
 ) -> FigurePlan:
     data = datasets.load_ratings(dataset, folder=folder)
+    other, departs = departure(dataset, data.rows, data.cols, data.values, folder=folder)
 
     def make(seed: int) -> tuple[Problem, Point]:
         train, test = split(data, per_user, seed)
@@ -184,4 +186,5 @@ def _plan(
         ),
     )  # fmt: skip
     settings = {"rank": RANK, "per_user": per_user, "batch": batch, "ratings": len(data.values), "orientation": "users"}
-    return FigurePlan(name, title, make, methods, budget, METRICS, settings, NOTE)
+    title, note = title + OTHER * bool(departs), f"{NOTE}. {departs}" if departs else NOTE
+    return FigurePlan(name, title, make, methods, budget, METRICS, {**settings, **other}, note)

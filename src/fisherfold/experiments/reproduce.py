@@ -76,6 +76,8 @@ class Options:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         if self.output.exists() and not self.output.is_dir():
             raise ValueError(f"output must be a folder, {self.output} is a file")
+        if self.sarcos_file is not None and not self.sarcos_file.is_file():
+            raise FileNotFoundError(f"sarcos_file must be the file sarcos_inv.mat, there is no file {self.sarcos_file}")
 
     def folder(self, name: str) -> Path:
         """Where the files of an experiment go.

@@ -8,6 +8,7 @@ damping are the paper's divided by the number of tasks. The gradient is the pape
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 
 from fisherfold import datasets
 from fisherfold.experiments.figures import FigurePlan, MethodPlan, grid_125
+from fisherfold.experiments.provenance import OTHER, checksum, departure
 from fisherfold.manifolds.base import Point
 from fisherfold.plain import counted
 from fisherfold.problems.base import Problem
@@ -45,7 +47,12 @@ def school(*, folder: str | os.PathLike[str] | None = None) -> FigurePlan:
         The plan.
     """
     data = datasets.load_tasks("school", folder=folder)
-    return _plan("school", "School, 139 tasks", data.X, data.y, data.task, budget=72, steps=(5.0, 4.0), damping=1e-4)
+    other, note = departure("school", data.X, data.y, data.task, folder=folder)
+    title = "School, 139 tasks" + OTHER * bool(note)
+    return _plan(
+        "school", title, data.X, data.y, data.task, budget=72, steps=(5.0, 4.0), damping=1e-4,
+        note=note, other=other,
+    )  # fmt: skip
 
 
 def sarcos(
@@ -65,11 +72,13 @@ def sarcos(
         table = datasets.load_sarcos_file(original)
         X, y, task = datasets.stack_outputs(table)
         title, note = f"Sarcos, 7 tasks of {counted(len(table.X), 'row', form=',')}", ""
+        other = {"data": checksum(table.X, table.Y)}  # no checksum of that file is known here
     else:
         data = datasets.load_tasks("sarcos_7x2000", folder=folder)
         X, y, task = scaled_per_task(data.X, data.task), data.y, data.task
-        title, note = "Sarcos, 7 tasks of 2,000 rows", STAND_IN
-    return _plan("sarcos", title, X, y, task, budget=90, steps=(1.0,), damping=1e-6, note=note)
+        other, note = departure("sarcos_7x2000", data.X, data.y, data.task, folder=folder)
+        title, note = "Sarcos, 7 tasks of 2,000 rows" + OTHER * bool(note), f"{STAND_IN} {note}".strip()
+    return _plan("sarcos", title, X, y, task, budget=90, steps=(1.0,), damping=1e-6, note=note, other=other)
 
 
 def _original_sarcos(
@@ -77,8 +86,9 @@ def _original_sarcos(
 ) -> Path | None:
     if sarcos_file is not None:
         return Path(sarcos_file)
-    found = datasets.data_folder(folder) / "sarcos_inv.mat"
-    return found if found.is_file() else None
+    given = os.environ.get("FISHERFOLD_DATA", "") if folder is None else folder
+    found = Path(given) / "sarcos_inv.mat"
+    return found if given and found.is_file() else None
 
 
 def scaled_per_task(X: NDArray[Any], task: NDArray[Any]) -> NDArray[Any]:
@@ -136,6 +146,7 @@ def _plan(
     steps: tuple[float, ...],
     damping: float,
     note: str = "",
+    other: Mapping[str, str],
 ) -> FigurePlan:
     n_tasks = int(task.max()) + 1
     tensors = torch.as_tensor(X), torch.as_tensor(y), torch.as_tensor(task, dtype=torch.int64)
@@ -166,5 +177,6 @@ def _plan(
     )
     settings = {
         "rank": RANK, "ridge": RIDGE, "damping": damping, "paper_steps": list(steps), "tasks": n_tasks, "rows": len(y),
+        **other,
     }  # fmt: skip
     return FigurePlan(name, title, make, methods, budget, METRICS, settings, note, one_thread=True)

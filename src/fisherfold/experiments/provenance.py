@@ -1,0 +1,60 @@
+"""Which data a figure was made from: those of the record, whose checksums are known, or others.
+
+Recorded runs are read again instead of made again, so that data which differ must be another run; and a page that shows
+a paper's figure from other data has to say so. Data of the record leave no trace in the settings of a run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fisherfold import datasets
+
+OTHER = " (other data)"  # behind the title of a figure
+
+
+def checksum(*arrays: NDArray[Any]) -> str:
+    """What tells some arrays from others.
+
+    Args:
+        *arrays: numbers.
+
+    Returns:
+        The first 16 digits of a SHA-256 over types, shapes and values.
+
+    Examples:
+        >>> checksum(np.arange(3)) == checksum(np.arange(3)), checksum(np.arange(3)) == checksum(np.arange(3.0))
+        (True, False)
+    """
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(f"{array.dtype.str} {array.shape} ".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()[:16]
+
+
+def departure(
+    name: str, *arrays: NDArray[Any], folder: str | os.PathLike[str] | None = None
+) -> tuple[dict[str, str], str]:
+    """What a plan says of data that are not those of the record.
+
+    Args:
+        name: the data set.
+        *arrays: what was read.
+        folder: where it was read from; as in ``datasets.load``.
+
+    Returns:
+        A checksum for the settings of the runs, and a sentence for the reader; nothing of either if they are the same.
+    """
+    try:
+        datasets.verify(name, folder=folder)
+    except ValueError:
+        return {"data": checksum(*arrays)}, (
+            f"Not the data that are known as {name}: 'fisherfold datasets verify {name}' says what differs."
+        )
+    return {}, ""
