@@ -21,7 +21,8 @@ from matplotlib.figure import Figure
 from fisherfold.cli import reproduce as reproduce_commands
 from fisherfold.experiments import figures, plots, reproduce
 from fisherfold.experiments.reproduce import Options
-from fisherfold.experiments.theory import records
+from fisherfold.experiments.sections import Section
+from fisherfold.experiments.theory import PARTS, Finding, Part, records
 
 
 @pytest.fixture
@@ -213,6 +214,41 @@ def test_a_part_of_the_theory_is_read_and_not_measured_again(tmp_path, monkeypat
         with pytest.raises(AssertionError, match="measured again"):
             reproduce.reproduce_theory(Options(**{"quick": True, "seeds": 1, "output": tmp_path,
                                                   "parts": ("invariance",), **changed}))  # fmt: skip
+
+
+def test_a_part_that_is_run_alone_leaves_the_findings_of_the_others(tmp_path, monkeypatch):
+    def part(settings, only):
+        (name,) = only
+        finding = Finding(f"statement of {name}", 1.0, 1.0, "holds", f"{settings.seeds} seeds")
+        return [Part(name, name, f"{name}.", [finding], [{"x": 1}], Figure(figsize=(1, 1)))]
+
+    monkeypatch.setattr(records, "run_theory", part)
+    options = Options(quick=True, seeds=1, output=tmp_path)
+    reproduce.reproduce_theory(options)
+    (alone,), files = reproduce.reproduce_theory(replace(options, seeds=2, parts=("rates",)))
+    assert sorted(files) == ["rates.csv", "rates.png", "theory.json"]
+    content = json.loads((options.folder("theory") / "theory.json").read_text())
+    assert [row["part"] for row in content["results"]] == list(PARTS)
+    assert [row["note"] for row in content["results"]] == ["2 seeds" if p == "rates" else "1 seeds" for p in PARTS]
+    assert {name: run["seeds"] for name, run in content["settings"].items()} == {p: 1 for p in PARTS} | {"rates": 2}
+    assert alone.name == "rates"
+
+
+@pytest.mark.parametrize("content", [b'{"name": "jest', b"\xff\xfe\x00", b"[]", b"{}"])
+def test_a_damaged_section_costs_its_own_place_on_the_page_and_no_other(folder, tmp_path, content):
+    output = tmp_path / "out"
+    damaged = output / "sections" / "quick" / "jester.json"
+    damaged.parent.mkdir(parents=True)
+    damaged.write_bytes(content)
+    reproduce.reproduce_figure("school", Options(quick=True, seeds=1, output=output))
+    reproduce.mark_missing("movielens", "fetch it", Options(output=output))
+    reproduce.refresh_page(output)
+    jester, movielens, school, *_ = reproduce.sections(output)
+    assert (jester.verdict, jester.why) == ("not run", [f"{damaged} cannot be read: run it again."])
+    assert movielens.verdict == "data not found"
+    assert school.verdict in {"holds", "holds partly", "does not hold"}
+    with pytest.raises(ValueError, match="jester.json is not a section of a report"):
+        Section.load(damaged)
 
 
 def test_options_are_checked(tmp_path):

@@ -24,8 +24,9 @@ from fisherfold.experiments.figures import FigurePlan, FigureResult, Say, Tick, 
 from fisherfold.experiments.plots import write_figure
 from fisherfold.experiments.report import write_page
 from fisherfold.experiments.sections import Section, Table, Verdict
-from fisherfold.experiments.theory import Part, Settings, write_report
-from fisherfold.experiments.theory.records import run_recorded
+from fisherfold.experiments.theory import Part, Settings
+from fisherfold.experiments.theory.records import run_recorded, write_summary
+from fisherfold.experiments.theory.report import write_part
 from fisherfold.experiments.verdicts import RULES
 from fisherfold.experiments.workers import workers
 from fisherfold.files import make_folder
@@ -187,7 +188,7 @@ def reproduce_theory(options: Options) -> tuple[list[Part], dict[str, str]]:
     parts = run_recorded(
         settings, folder, only=options.parts, fresh=options.fresh, jobs=options.jobs, tick=options.tick
     )
-    files = write_report(parts, folder)
+    files = {name: file for part in parts for name, file in write_part(part, folder).items()} | write_summary(folder)
     shown = {"quick": options.quick, "seeds": options.seeds, "device": options.device}
     for part in parts:
         command = replace(options, parts=(part.name,)).command("theory")
@@ -267,30 +268,38 @@ def sections(output: Path) -> list[Section]:
         output: the folder.
 
     Returns:
-        Those that were run, and a place-holder for each that was not.
+        Those that were run, and a place-holder for each that was not or whose file is damaged.
     """
     shown = []
     for name in ORDER:
-        marked = _section_file(output, name)
-        found = _found(output, name)
-        if found is not None:
-            shown.append(found)
-        elif marked.is_file():
-            shown.append(Section.load(marked))
-        else:
-            kind, _, part = name.partition("-")
-            command = Options(output=output, parts=(part,) if part else ()).command(kind)
-            shown.append(_empty(name, "not run", "It has not been run yet.", command))
+        found = _found(output, name) or _read(_section_file(output, name))
+        shown.append(_not_run(output, name) if found is None else found)
     return shown
+
+
+def _not_run(output: Path, name: str) -> Section:
+    kind, _, part = name.partition("-")
+    command = Options(output=output, parts=(part,) if part else ()).command(kind)
+    damaged = [file for quick in (False, True) if (file := _section_file(output, name, quick)).is_file()]
+    reason = f"{damaged[0]} cannot be read: run it again." if damaged else "It has not been run yet."
+    return _empty(name, "not run", reason, command)
 
 
 def _found(output: Path, name: str) -> Section | None:
     """The section of an experiment that was run: the whole one before the sketch."""
     for quick in (False, True):
-        file = _section_file(output, name, quick)
-        if file.is_file() and (section := Section.load(file)).verdict != "data not found":
+        section = _read(_section_file(output, name, quick))
+        if section is not None and section.verdict != "data not found":
             return section
     return None
+
+
+def _read(file: Path) -> Section | None:
+    """A section, if there is one: a damaged one must not keep the page from showing all others."""
+    try:
+        return Section.load(file) if file.is_file() else None
+    except ValueError:
+        return None
 
 
 def _empty(name: str, verdict: Verdict, reason: str, command: str) -> Section:

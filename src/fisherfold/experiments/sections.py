@@ -145,7 +145,7 @@ class Section:
             charts = tuple(chart_from(chart) for chart in content.pop("charts"))
             tables = tuple(Table(**table) for table in content.pop("tables"))
             return cls(**content, charts=charts, tables=tables)
-        except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:  # not JSON and not text are ValueErrors
             raise ValueError(f"{path} is not a section of a report ({error}); delete it and run again") from None
 
 

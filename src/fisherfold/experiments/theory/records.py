@@ -20,7 +20,7 @@ from fisherfold._version import __version__
 from fisherfold.experiments.sections import chart_from
 from fisherfold.experiments.theory import PARTS, run_theory
 from fisherfold.experiments.theory.charts import charts_of
-from fisherfold.experiments.theory.report import Finding, Part, Settings, write_part
+from fisherfold.experiments.theory.report import Finding, Part, Settings, summary, write_part
 from fisherfold.experiments.workers import processes
 from fisherfold.files import make_folder, write_atomically
 from fisherfold.plain import finite
@@ -57,7 +57,8 @@ def run_recorded(
         raise ValueError(f"part must be one of {list(PARTS)}, got {unknown}")
     make_folder(folder)
     names = [name for name in PARTS if not only or name in only]
-    missing = [name for name in names if fresh or _read(folder, name, settings) is None]
+    known = _recorded(folder, settings)
+    missing = [name for name in names if fresh or name not in known]
     done = len(names) - len(missing)
     tick(done, len(names))
     if jobs > 1 and len(missing) > 1:
@@ -70,8 +71,34 @@ def run_recorded(
         for count, name in enumerate(missing, start=1):
             _measure(settings, folder, name)
             tick(done + count, len(names))
-    found = [_read(folder, name, settings) for name in names]
-    return [part for part in found if part is not None]
+    found = _recorded(folder, settings)
+    return [found[name] for name in names if name in found]
+
+
+def write_summary(folder: Path) -> dict[str, str]:
+    """Write ``theory.json``: the findings of all parts that are recorded, and how each was run.
+
+    A part that is run alone leaves the findings of the others there.
+
+    Args:
+        folder: of the records.
+
+    Returns:
+        The file by its name.
+    """
+    found = {name: record for name in PARTS if (record := _read(folder, name)) is not None}
+    content = summary([part for _, part in found.values()])
+    content["settings"] = {name: identity for name, (identity, _) in found.items()}
+    target = folder / "theory.json"
+    text = json.dumps(finite(content), indent=1, ensure_ascii=False, allow_nan=False)
+    write_atomically(target, text.encode())
+    return {target.name: str(target)}
+
+
+def _recorded(folder: Path, settings: Settings) -> dict[str, Part]:
+    """The parts that were run with these settings, by name."""
+    found = {name: _read(folder, name) for name in PARTS}
+    return {name: each[1] for name, each in found.items() if each is not None and each[0] == _identity(settings)}
 
 
 def _measure(settings: Settings, folder: Path, name: str) -> str:
@@ -109,18 +136,17 @@ def _plain(part: Part) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _read(folder: Path, name: str, settings: Settings) -> Part | None:
+def _read(folder: Path, name: str) -> tuple[dict[str, Any], Part] | None:
+    """A recorded part and how it was run."""
     file = _file(folder, name)
     if not file.is_file() or not (folder / f"{name}.png").is_file():
         return None
     try:
         content = json.loads(file.read_bytes())
-        if content["identity"] != _identity(settings):
-            return None
-        stored = content["part"]
+        stored, identity = content["part"], dict(content["identity"])
         findings = [Finding(**finding) for finding in stored.pop("findings")]
         # a record of before the curves were kept has none
         charts = [chart_from(chart) for chart in stored.pop("charts", ())]
-        return Part(**stored, findings=findings, figure=None, charts=charts)
-    except (ValueError, KeyError, TypeError):
+        return identity, Part(**stored, findings=findings, figure=None, charts=charts)
+    except (ValueError, KeyError, TypeError, AttributeError):
         return None  # from a copy that was cut short, for example: it is measured again
