@@ -39,3 +39,28 @@ def test_processes_that_sleep_through_a_signal_end_all_the_same(tmp_path: Path) 
     )
     assert done.stdout == "ended\n"
     assert account.read_text() == "left\n" * 2
+
+
+LEAVES_ON_ITS_OWN = """
+import atexit, os, signal
+from fisherfold.experiments import workers
+
+def start():
+    pass
+
+if __name__ == "__main__":
+    with workers.processes(2, start, ()) as pool:
+        assert pool.map(abs, [-1, -2]) == [1, 2]
+        pool.close()
+        pool.join()
+    print("ended")
+else:
+    atexit.register(os.kill, os.getpid(), signal.SIGTERM)
+"""
+
+
+def test_a_signal_amid_the_clean_up_of_a_process_is_no_trace(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(LEAVES_ON_ITS_OWN)
+    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=120, check=True)
+    assert (done.stdout, done.stderr) == ("ended\n", "")

@@ -6,6 +6,7 @@ travels; the recorded files are the result, so that stopping at any time loses t
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import os
 import signal
@@ -98,6 +99,8 @@ def _interrupts_ignored() -> Iterator[None]:
 def _begin(start: Callable[..., None], arguments: tuple[Any, ...]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _leave)
+    # one that leaves on its own must not be told so again amid its clean-up, which would end in a trace
+    atexit.register(signal.signal, signal.SIGTERM, signal.SIG_IGN)
     start(*arguments)
 
 
