@@ -186,6 +186,34 @@ def test_nothing_is_wider_than_the_screen(browser, file, width):
     assert browser.ask("(box => box.scrollWidth > box.clientWidth)(document.querySelector('#one .scroll'))")
 
 
+def test_paper_shows_whole_tables_and_what_the_curves_are(browser, file):
+    browser.open(file, width=700)
+    browser.call("Emulation.setEmulatedMedia", media="print")
+    try:
+        box = "document.querySelector('#one .sortable').getBoundingClientRect()"
+        assert browser.ask(f"{box}.right") <= 700
+        assert browser.ask("getComputedStyle(document.querySelector('#one .scroll')).overflowX") == "visible"
+        command = "document.querySelector('#one .command code')"
+        assert browser.ask(f"{command}.scrollWidth <= {command}.clientWidth")
+        shown = "(word => document.querySelector(word).getClientRects().length > 0)"
+        assert browser.ask(f"{shown}('#one select.error')")
+        assert browser.ask(f"{shown}('#one .legend button')")
+        assert not browser.ask(f"{shown}('#one .controls button')")
+        assert not browser.ask(f"{shown}('#theme')")
+    finally:
+        browser.call("Emulation.setEmulatedMedia", media="")
+
+
+def test_tables_and_buttons_have_names_that_can_be_read_out(browser, file):
+    browser.open(file)
+    browser.call("Accessibility.enable")
+    nodes = browser.call("Accessibility.getFullAXTree")["nodes"]
+    browser.call("Accessibility.disable")
+    named = [(node["role"]["value"], node.get("name", {}).get("value")) for node in nodes if "role" in node]
+    assert {name for role, name in named if role == "table"} == {"Overview", "numbers"}
+    assert all(name for role, name in named if role in {"button", "combobox", "columnheader", "image", "link"})
+
+
 def test_a_chart_of_one_axis_and_one_error_is_logarithmic_from_the_start_and_says_each_once(browser, file):
     browser.open(file)
     path = browser.ask("document.querySelector('#two .curve').getAttribute('d')")

@@ -137,7 +137,7 @@ def test_the_verdict_of_a_part_of_the_theory():
     part = Part("metric", "T", "S", findings, [], None)
     section = theory_section(part, command="c", folder=Path("theory"), settings={})
     assert section.verdict == "holds partly"
-    assert section.why == ["Of 2 statements 1 hold, 1 do not hold.", "Does not hold: b (measured 0.25)."]
+    assert section.why == ["Of 2 statements 1 holds, 1 does not hold.", "Does not hold: b (measured 0.25)."]
     assert theory_verdict({"holds": 2, "partly": 0}) == "holds"
     assert theory_verdict({"fails": 1}) == "does not hold"
     assert theory_verdict({"partly": 1}) == "holds partly"

@@ -128,8 +128,11 @@ def theory_section(part: Part, *, command: str, folder: Path, settings: Mapping[
     raw = [(folder / file).as_posix() for file in (f"{part.name}.csv", "theory.json")]
     settings = {**settings, "version": __version__}
     seen = Counter(str(finding.verdict) for finding in part.findings)
-    words = {"holds": "hold", "partly": "hold with a restriction", "fails": "do not hold"}
-    counts = ", ".join(f"{seen[verdict]} {word}" for verdict, word in words.items() if seen[verdict])
+    words = {
+        "holds": ("holds", "hold"), "partly": ("holds with a restriction", "hold with a restriction"),
+        "fails": ("does not hold", "do not hold"),
+    }  # fmt: skip
+    counts = ", ".join(counted(seen[verdict], *word) for verdict, word in words.items() if seen[verdict])
     why = [f"Of {counted(len(part.findings), 'statement')} {counts}."]
     why += [f"Does not hold: {f.name} (measured {_number(f.measured)})." for f in part.findings if f.verdict == "fails"]
     rows = [[f.name, f.predicted, f.measured, f.verdict, f.note] for f in part.findings]

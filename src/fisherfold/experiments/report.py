@@ -109,7 +109,7 @@ def _overview(sections: Sequence[Section], rules: Sequence[str]) -> str:
     )
     head = '<tr><th scope="col">experiment</th><th scope="col">verdict</th><th scope="col">the paper says</th></tr>'
     return (
-        '<section id="overview"><h2>Overview</h2><div class="scroll"><table class="overview">'
+        '<section id="overview"><h2>Overview</h2><div class="scroll"><table class="overview" aria-label="Overview">'
         f"<thead>{head}</thead><tbody>{rows}</tbody></table></div>{_rules(rules)}</section>"
     )
 
@@ -194,7 +194,8 @@ def _table(table: Table, *, folded: bool) -> str:
     cells = ("".join(map(_cell, row, numeric)) for row in table.rows)
     rows = "".join(f"<tr>{row}</tr>" for row in cells)
     inside = (
-        f'<div class="scroll"><table class="sortable"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+        f'<div class="scroll"><table class="sortable" aria-label="{_text(table.title)}"><thead><tr>{head}</tr></thead>'
+        f"<tbody>{rows}</tbody></table></div>"
     )
     if folded:
         return f"<details><summary>{_text(table.title)}</summary>{inside}</details>"
