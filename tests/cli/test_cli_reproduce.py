@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,9 +13,10 @@ from typer.testing import CliRunner
 
 from fisherfold.cli import app
 from fisherfold.cli.common import Voice
-from fisherfold.cli.reproduce import _table
+from fisherfold.cli.reproduce import _table, _under_way
 from fisherfold.experiments import completion, plots
 from fisherfold.experiments.figures import FigurePlan, FigureResult, Run
+from fisherfold.experiments.reproduce import Options
 
 
 @pytest.fixture
@@ -42,6 +44,9 @@ def test_json_is_the_summary_and_nothing_else(folder, tmp_path):
     summary = json.loads(run.stdout)
     assert [row["method"] for row in summary["methods"]] == ["RNGD", "RSGD", "RSVRG", "RCG"]
     assert summary["seeds"] == [0, 1]
+    guide = (Path(__file__).parents[2] / "docs" / "guides" / "reproduce.md").read_text(encoding="utf-8")
+    (row,) = (line for line in guide.splitlines() if line.startswith("| `school`, `sarcos`"))
+    assert set(re.findall(r"`(\w+)`", row.split("|")[2])) <= set(summary)
     for kind in ("png", "csv", "json"):
         assert (output / "quick" / "school" / f"school.{kind}").is_file()
     assert len(summary["search"]["RSGD"]) > 3
@@ -128,6 +133,15 @@ def test_a_file_that_was_named_and_is_not_there_is_an_error(tmp_path, name):
     assert isinstance(run.exception, FileNotFoundError)
     assert str(run.exception).startswith("sarcos_file must be the file sarcos_inv.mat, there is no file")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+def test_going_on_after_fresh_says_that_older_records_are_read(tmp_path, fresh):
+    voice = Voice(quiet=True)
+    with _under_way("school", Options(output=tmp_path, fresh=fresh), voice):
+        pass
+    assert ("read as it was recorded before" in voice.resume) == fresh
+    assert voice.resume.endswith(f":\n  fisherfold reproduce school --output {tmp_path}")
 
 
 def test_missing_data_is_said_on_the_page_too(tmp_path, monkeypatch):

@@ -202,7 +202,8 @@ def _under_way(name: str, options: Options, voice: Voice) -> Iterator[tuple[Opti
     Yields:
         The options, telling the progress what is under way, and the progress.
     """
-    voice.resume = f"what was finished is recorded in {options.output}. To go on:\n  {options.command(name)}"
+    before = " (what was not made again yet is then read as it was recorded before)" if options.fresh else ""
+    voice.resume = f"what was finished is recorded in {options.output}. To go on{before}:\n  {options.command(name)}"
     with voice.progress(f"{name}: reading the data") as bar:
         yield replace(options, say=bar.say, tick=bar.tick), bar
 

@@ -3,7 +3,7 @@
 The paper says of the completion figures that RNGD *converges fastest* and of the multi-task figures that it *ends
 lowest*. Both become one number per seed and error: what the first method has less the best of the paper's others. For
 ``lowest`` it is the final error; for ``fastest`` the #grad/N at which the error has come within 5 % of the lowest that
-any of the four reaches. A method is ahead if the number is negative on four seeds of five, level if it is ahead or
+any of the four ends at. A method is ahead if the number is negative on four seeds of five, level if it is ahead or
 within the tolerance on four of five, else behind.
 """
 
