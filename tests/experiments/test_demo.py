@@ -1,6 +1,7 @@
 """The demo's problems: solved to the bottom by rngd, and drawn whole."""
 
 from fisherfold.experiments import demo
+from fisherfold.experiments.adapters import demo_section
 from fisherfold.solvers import GradientNorm, minimize
 
 
@@ -22,6 +23,15 @@ def test_gaps_are_measured_from_the_lowest_loss_of_a_problem_and_the_digits_from
     assert demo.gaps(runs) == {
         ("completion", "rngd"): [2.0, 0.0], ("completion", "rcg"): [2.0, 0.5], ("digits", "sgd"): [2.0, 0.5],
     }  # fmt: skip
+
+
+def test_table_and_page_say_from_where_gaps_are_measured():
+    from fisherfold.cli.demo import _table
+
+    runs = [demo.Run(problem, "sgd", [0.0, 1.0], [2.0, 0.5], 0.1) for problem in demo.TITLES]
+    page = demo_section(runs, command="fisherfold demo").tables[0].title
+    for said in (page, _table(runs).caption):
+        assert "gap: training loss above the lowest found, of the digits above 0" in said
 
 
 def test_the_picture_is_a_png(tmp_path):

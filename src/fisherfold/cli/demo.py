@@ -49,11 +49,11 @@ def demo(
 
 
 def _table(runs: list[Run]) -> Table:
-    from fisherfold.experiments.demo import gaps
+    from fisherfold.experiments.demo import GAP, gaps
 
     table = Table(
         title="Natural gradient (rngd, mkfac) beside first-order methods",
-        caption="gap: training loss above the lowest found; step: the best of a small grid; test: accuracy in %",
+        caption=f"{GAP}; step: the best of a small grid; test: accuracy in %",
     )
     for name in ("problem", "method", "passes", "loss", "gap", "s", "step", "test"):
         table.add_column(name, justify="left" if name in {"problem", "method"} else "right", no_wrap=True)

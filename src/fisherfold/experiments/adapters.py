@@ -191,7 +191,7 @@ def demo_section(runs: Sequence[demo.Run], *, command: str) -> Section:
         for run in runs
     ]  # fmt: skip
     columns = ["problem", "method", "step", "passes", "loss", "gap", "seconds", "test accuracy (%)"]
-    table = Table("Final figures; gap: training loss above the lowest found", columns, rows)
+    table = Table(f"Final figures; {demo.GAP}", columns, rows)
     lead = [_leader(problem, runs) for problem in demo.TITLES]
     return Section(
         "demo", "Three small problems", DEMO, "no claim", lead, {"version": __version__}, command, charts, [table],
