@@ -82,6 +82,45 @@ def test_full_rank_is_ridge_logistic_regression_per_task():
         np.testing.assert_allclose(model.predict_proba(X[:5], task=[name] * 5), expected, rtol=1e-6, atol=1e-8)
 
 
+def unbalanced(tasks=12, per_task=10):
+    rng = np.random.default_rng(0)
+    X, task = rng.normal(size=(tasks * per_task, 3)), np.repeat(np.arange(tasks), per_task)
+    return X, (rng.random(len(X)) < 0.1).astype(int), task
+
+
+def test_a_ridge_draws_tasks_to_the_share_of_the_class():
+    X, y, task = unbalanced()
+    expected = (y.sum() + 0.5) / (len(y) + 1)
+    for rank in (2, 4):
+        model = SubspaceClassifier(rank=rank, ridge=1e6).fit(X, y, task=task)
+        np.testing.assert_allclose(model.predict_proba(X, task=task)[:, 1], expected, rtol=1e-3)
+        model.fold_in(X[:3], y[:3], task=["new"] * 3)
+        np.testing.assert_allclose(model.predict_proba(X[:5], task=["new"] * 5)[:, 1], expected, rtol=1e-3)
+    plain = SubspaceClassifier(rank=2, ridge=1e6, fit_intercept=False).fit(X, y, task=task)
+    np.testing.assert_allclose(plain.predict_proba(X, task=task), 0.5, atol=1e-3)
+
+
+def test_the_common_log_odds_are_given_in_all_rows(tmp_path):
+    X, y, task = unbalanced()
+    weight = np.random.default_rng(1).integers(1, 3, size=len(y))
+    model = SubspaceClassifier(rank=4, ridge=0.7, scale=False).fit(X, y, task=task, sample_weight=weight)
+    odds = np.log(weight[y == 1].sum() + 0.5) - np.log(weight[y == 0].sum() + 0.5)
+    centre = np.average(X, axis=0, weights=weight)
+    chosen = task == 3
+    Z = np.column_stack([X[chosen] - centre, np.ones(chosen.sum())])
+    w = np.append(model.coef_[3], model.intercept_[3] + model.coef_[3] @ centre - odds)
+    gradient = Z.T @ (weight[chosen] * (1 / (1 + np.exp(-odds - Z @ w)) - y[chosen])) + 0.7 * w
+    np.testing.assert_allclose(gradient, 0, atol=1e-9)
+    straight = model.intercept_[task] + (X * model.coef_[task]).sum(1)
+    np.testing.assert_allclose(model.decision_function(X, task=task), straight, atol=1e-12)
+    repeated = [np.repeat(part, weight, axis=0) for part in (X, y, task)]
+    same = SubspaceClassifier(rank=4, ridge=0.7, scale=False).fit(*repeated[:2], task=repeated[2])
+    np.testing.assert_allclose(same.intercept_, model.intercept_, rtol=1e-9)
+    model.save(tmp_path / "model")
+    loaded = SubspaceClassifier.load(tmp_path / "model")
+    np.testing.assert_array_equal(loaded.predict_proba(X, task=task), model.predict_proba(X, task=task))
+
+
 @pytest.mark.parametrize("fisher", ["kronecker", "exact"])
 def test_both_fisher_kinds_lower_the_loss_to_the_same_place(fisher):
     X, y, task = rows()

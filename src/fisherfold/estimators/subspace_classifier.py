@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from copy import copy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -31,8 +32,9 @@ Array = NDArray[Any]
 class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
     """Binary logistic regressions for many tasks whose coefficients share a low-dimensional subspace.
 
-    The log odds of the second class are xᵀ U w_t, with U on the Grassmann manifold moved by RNGD, w_t by damped Newton
-    for all tasks at once, and a ridge on w_t.
+    The log odds of the second class are o + xᵀ U w_t, with U on the Grassmann manifold moved by RNGD, w_t by damped
+    Newton for all tasks at once, and a ridge on w_t. o are the log odds of all rows together (0 without intercepts), so
+    that the ridge draws tasks to the share of the class, and not to one half.
 
     Args:
         rank: the dimension of the subspace, at most the number of features (plus one with an intercept), where every
@@ -115,12 +117,14 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
         self._check_parameters()
         X, y, labels, weight = self._read(X, y, task, sample_weight, reset=True, numeric=False)
         self.classes_ = _two_classes(y)
-        self.scaling_ = Scaling.learn(X, np.zeros(len(X)), weight, intercept=self.fit_intercept, scale=self.scale)
+        scaling = Scaling.learn(X, np.zeros(len(X)), weight, intercept=self.fit_intercept, scale=self.scale)
+        offset = _log_odds_of(y == self.classes_[1], weight) if self.fit_intercept else 0.0
+        self.scaling_ = replace(scaling, offset=offset)
         self._index = IdIndex(np.zeros(1, dtype=np.int64) if labels is None else labels)
         rank = self._checked_rank(X.shape[1] + int(self.fit_intercept))
         rows = self._rows(X, y, labels, weight)
         self.ridge_ = self._choose_ridge(rows, rank) if isinstance(self.ridge, str) else float(self.ridge)
-        saved = self._saved([rows.X, rows.y, rows.task, rows.weight], chosen=self.ridge_)
+        saved = self._saved([rows.X, rows.y, rows.task, rows.weight, rows.offset], chosen=self.ridge_)
         ends = int(self.max_iter), float(self.tol)
         frame, weights, result = self._solve(rows, rank, self.ridge_, *ends, fisher=self.fisher, saved=saved)
         self.trace_ = [] if result is None else result.trace.rows
@@ -184,7 +188,7 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
     def _log_odds(self, given: TaskRows, unseen: str) -> Array:
         numbers = torch.from_numpy(self._numbers(given.task, len(given.X), unseen))
         weights = torch.cat([self._weights, self._weights.mean(0, keepdim=True)])[numbers]
-        return np.asarray((self.scaling_(given.X) * weights).sum(-1).numpy())
+        return np.asarray((self.scaling_(given.X) * weights).sum(-1).numpy()) + self.scaling_.offset
 
     def predict_proba(self, X: Any, task: Any = None, *, unseen: str = "error") -> Any:
         """The probabilities of the two classes.
@@ -255,8 +259,9 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
         target = torch.from_numpy((y == self.classes_[1]).astype(np.float64))
         weights = None if weight is None else torch.from_numpy(weight)
         return LabelledRows.make(
-            self.scaling_(X), target, torch.from_numpy(numbers), n_tasks=len(self._index), weight=weights
-        )
+            self.scaling_(X), target, torch.from_numpy(numbers), n_tasks=len(self._index), weight=weights,
+            offset=torch.full_like(target, self.scaling_.offset),
+        )  # fmt: skip
 
     def _solve(
         self, rows: LabelledRows, rank: int, ridge: float, max_iter: int, tol: float, *, fisher: str,
@@ -284,7 +289,7 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
         self.ridge_errors_ = {}
         for ridge in RIDGES:  # ranked by a few cheap steps each
             frame, weights, _ = self._solve(train, rank, ridge, 15, 1e-4, fisher="kronecker")
-            logits = (test.X @ frame * weights[test.task]).sum(-1)
+            logits = test.offset + (test.X @ frame * weights[test.task]).sum(-1)
             losses = torch.nn.functional.softplus(logits) - test.y * logits
             self.ridge_errors_[ridge] = float((test.weight * losses).sum() / test.weight.sum().clamp(min=1e-300))
         return min(self.ridge_errors_, key=lambda ridge: self.ridge_errors_[ridge])
@@ -308,6 +313,12 @@ def _two_classes(y: Array) -> Array:
     if len(classes) < 2:
         raise ValueError(f"y must hold two classes, got one class: {classes.tolist()}")
     return classes
+
+
+def _log_odds_of(second: Array, weight: Array | None) -> float:
+    """The log odds of the second class, finite for any weights: each class has half a row more."""
+    shares = np.ones(len(second)) if weight is None else weight
+    return float(np.log(shares[second].sum() + 0.5) - np.log(shares[~second].sum() + 0.5))
 
 
 def _subset(rows: LabelledRows, part: Tensor) -> LabelledRows:

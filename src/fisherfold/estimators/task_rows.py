@@ -328,7 +328,7 @@ class Scaling:
     Attributes:
         center: μ per feature.
         scale: σ per feature; 1 for a constant feature, which becomes 0 and carries no weight.
-        offset: the mean target, taken off before fitting.
+        offset: the mean target, taken off before fitting; of two classes the log odds of the second.
         intercept: whether a column of ones is added.
         flat: whether each feature was constant, up to rounding, in the rows that this was learnt from.
     """
