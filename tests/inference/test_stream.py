@@ -10,6 +10,7 @@ import reference_completion as reference
 import torch
 from reference_completion import low_rank
 
+from fisherfold.estimators import MatrixCompletion
 from fisherfold.inference.completion import fit_variational
 from fisherfold.inference.predictive import predict_pairs
 from fisherfold.inference.stream import absorb, grow, look_back, prior_member
@@ -38,6 +39,51 @@ def test_fold_in_of_a_row_is_its_textbook_posterior(fitted):
     torch.testing.assert_close(posterior.rows.mean[40], mean)
     torch.testing.assert_close(unpack(posterior.rows.covariance)[40], covariance)
     assert torch.equal(posterior.columns.mean, columns)
+
+
+def test_fold_in_of_a_row_does_not_take_the_effects_of_its_rated_set_for_known():
+    """With q(x_j) = N(x̄_j, K⁻¹/(γ + d_j)) integrated out, by conditioning the joint Gaussian of (u, x_1 .. x_n)."""
+    ratings, _ = low_rank(40, 30, 2, 0.4, 0.3, 0)
+    posterior = fit_variational(ratings, 2, max_iter=30, weight_strength=0.0)
+    entries = [(3, 0.4), (8, -0.2), (20, 1.0)]
+    number = torch.tensor([j for j, _ in entries])
+    rows, columns, n = posterior.rows, posterior.columns, len(entries)
+    effects = rows.set_effects.effects.double()[number]
+    shares = torch.tensor([sum(1 / rows.counts[i] for i in ratings.entries()[0][ratings.entries()[1] == j])
+                           for j in number], dtype=torch.float64)  # fmt: skip
+    spread = torch.linalg.inv(rows.precision)
+    prior_mean = rows.center.double() + effects.sum(0) / n**0.5
+    prior = spread + sum(spread / (3.0 + share) for share in shares) / n
+    precision, pull = torch.linalg.inv(prior), torch.linalg.solve(prior, prior_mean)
+    for j, x in entries:
+        a, A = columns.mean[j].double(), unpack(columns.covariance[j : j + 1])[0].double()
+        one = torch.cat([a[:-1], a.new_ones(1)])
+        second = torch.outer(one, one)
+        second[:-1, :-1] += A[:-1, :-1]
+        offset = x * one - a[-1] * one
+        offset[:-1] -= A[:-1, -1]
+        precision, pull = precision + posterior.noise_precision * second, pull + posterior.noise_precision * offset
+    grow(rows, columns, 1)
+    batch = Ratings([0, 0, 0], [0, 1, 2], [x for _, x in entries], (1, 3))
+    absorb(posterior, batch, torch.tensor([40]), number, passes=1, move=(True, False), new_rows=True)
+    expected = torch.linalg.solve(precision, pull)
+    torch.testing.assert_close(rows.mean[40].double(), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(unpack(rows.covariance)[40].double(), torch.linalg.inv(precision), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("rated_sets", [True, False])
+def test_fresh_values_of_rows_that_are_folded_in_lie_in_the_intervals(rated_sets):
+    rng = np.random.default_rng(0)
+    U, V, b, c = (rng.normal(size=shape) for shape in ((400, 2), (60, 2), (400, 1), (1, 60)))
+    X = U @ V.T + b + c + 0.5 * rng.normal(size=(400, 60))
+    i, j = np.nonzero(rng.random((100, 60)) < 0.3)
+    model = MatrixCompletion(rank=2, clip=False, rated_sets=rated_sets).fit(np.c_[i, j], X[i, j])
+    z = []
+    for row in X[100:]:
+        order = rng.permutation(60)
+        mean, std = model.predict_new(order[:1], row[order[:1]], order[1:21], return_std=True)
+        z.append((row[order[1:21]] - mean) / std)
+    assert 0.9 < np.mean(np.square(z)) < 1.17
 
 
 def test_one_step_is_the_natural_gradient(fitted):

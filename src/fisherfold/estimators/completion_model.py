@@ -299,7 +299,7 @@ class CompletionModel:
         new.posterior = replace(known, rows=side, columns=others)
         if len(values):
             batch, here, there = new._batch(rows, columns, values)
-            absorb(new.posterior, batch, here, there, move=(True, False))
+            absorb(new.posterior, batch, here, there, move=(True, False), new_rows=True)
         empty, unknown = side.counts == 0, unknown_member(known.rows)
         side.mean[empty], side.covariance[empty] = unknown.mean, unknown.covariance
         new.posterior.rows, new.posterior.columns = replace(side, set_effects=None), known.columns

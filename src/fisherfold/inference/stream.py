@@ -30,7 +30,7 @@ from fisherfold.inference.completion import (
     normal_equations,
 )
 from fisherfold.inference.inverse import pack
-from fisherfold.inference.sides import PRIOR_ROWS, SetEffects, Side, set_effects_of
+from fisherfold.inference.sides import PRIOR_ROWS, SET_STRENGTH, SetEffects, Side, set_effects_of
 from fisherfold.problems.grouped import Grouped
 from fisherfold.problems.packed import unpack
 from fisherfold.problems.ratings import Ratings
@@ -112,6 +112,7 @@ class _Before:
     """What is known about some members from earlier ratings, in natural parameters and float64."""
 
     ids: Tensor
+    prior: Tensor
     precision: Tensor
     pull: Tensor
     weight: Tensor
@@ -126,7 +127,7 @@ def _before(side: Side, ids: Tensor, decay: float) -> _Before:
     mean = everyone if len(everyone) == 1 else everyone[ids]
     pull = (precision @ side.mean[ids].double()[:, :, None])[:, :, 0] - mean @ prior
     return _Before(
-        ids, (precision - prior) * decay, pull * decay, side.weight[ids].double(), side.shortfall[ids] * decay
+        ids, prior, (precision - prior) * decay, pull * decay, side.weight[ids].double(), side.shortfall[ids] * decay
     )
 
 
@@ -139,7 +140,7 @@ def _natural(side: Side, ids: Tensor) -> Tensor:
 
 def absorb(
     posterior: CompletionPosterior, batch: Ratings, rows: Tensor, columns: Tensor, *,
-    passes: int = 3, decay: float = 1.0, move: tuple[bool, bool] = (True, True),
+    passes: int = 3, decay: float = 1.0, move: tuple[bool, bool] = (True, True), new_rows: bool = False,
 ) -> None:  # fmt: skip
     """Add the evidence of new ratings.
 
@@ -151,12 +152,16 @@ def absorb(
         passes: how often rows and columns are updated in turn.
         decay: the factor on the old evidence of the rows and columns of the batch.
         move: whether the rows, and whether the columns, learn from the batch.
+        new_rows: whether no row had a rating before: the effects x_j were then learnt without them, and are not known
+            to be those of their columns. Their covariances K⁻¹/(γ + d_j) add up to a wider prior.
     """
     sides = ((posterior.rows, rows, batch.by_row), (posterior.columns, columns, batch.by_column))
     before = [_before(side, ids, decay) for side, ids, _ in sides]
     for (side, ids, groups), other_ids, learns in zip(sides, (columns, rows), move, strict=True):
         if learns:
             _count(side, ids, groups, other_ids)
+    if new_rows:
+        before[0].prior = posterior.rows.precision / _width(posterior.rows, batch.by_row, columns)[:, None, None]
     residual = torch.zeros(0)
     for _ in range(passes):
         for k in (0, 1):
@@ -169,6 +174,15 @@ def absorb(
     if posterior.fixed_ridge is None:  # a given ridge is in units of τ: it stays as it was fitted
         smallest = noise_floor(posterior.rows.mean.dtype) * posterior.n_ratings
         posterior.noise_precision = posterior.n_ratings / max(posterior.misfit, smallest)
+
+
+def _width(side: Side, groups: Grouped, other_ids: Tensor) -> Tensor:
+    """1 + n_i⁻¹ Σ_{j ∈ Ω_i} 1/(γ + d_j), by how much the prior covariance of new members is wider than K⁻¹."""
+    if side.set_effects is None:
+        return side.precision.new_ones(groups.n_groups)
+    doubt = 1 / (SET_STRENGTH + side.set_effects.shares.double()[other_ids[groups.indices().long()]])
+    sums = doubt.new_zeros(groups.n_groups).index_add_(0, groups.groups().long(), doubt)
+    return 1 + sums / groups.counts.clamp(min=1)
 
 
 def _count(side: Side, ids: Tensor, groups: Grouped, other_ids: Tensor) -> None:
@@ -193,8 +207,9 @@ def _natural_step(
     rescale, scale = (weight / before.weight)[:, None], (weight * tau)[:, None]
     everyone = side.prior_mean.double()
     prior_mean = everyone if len(everyone) == 1 else everyone[ids]
-    precision = side.precision + rescale[:, :, None] * before.precision + scale[:, :, None] * gram.permute(2, 0, 1)
-    total = prior_mean @ side.precision + rescale * before.pull + scale * pull.T
+    precision = before.prior + rescale[:, :, None] * before.precision + scale[:, :, None] * gram.permute(2, 0, 1)
+    expected = (before.prior @ prior_mean[:, :, None])[:, :, 0]
+    total = expected + rescale * before.pull + scale * pull.T
     if not side.has_offset:
         precision[:, -1], precision[:, :, -1], total[:, -1] = 0, 0, 0
         precision[:, -1, -1] = 1
