@@ -155,7 +155,9 @@ class Axis:
         """
         if not self.is_shared:
             return
-        whole = x.detach().contiguous().view(torch.int32).sum(dtype=torch.int64)
+        # a copy: a table of one column counts as contiguous whatever its last stride, and is refused by the view
+        plain = x.detach().clone(memory_format=torch.contiguous_format)
+        whole = plain.view(torch.int32).sum(dtype=torch.int64)
         extremes = self.group.largest(torch.stack([whole, -whole]))
         if int(extremes[0]) != -int(extremes[1]):
             raise RuntimeError(
