@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import torch
 
 from fisherfold import MatrixCompletion, SubspaceRegressor
 from fisherfold.distributed import Group
+from fisherfold.estimators.checkpoint import FitCheckpoint
 
 from ranks import compare, on_ranks, same_bits  # isort: skip
 from test_shared_subspace import rows  # isort: skip
@@ -44,3 +47,87 @@ def test_models_of_rank_one_are_those_of_one_process(tmp_path: Path) -> None:
     ranks = on_ranks(2, tmp_path, of_rank_one)
     same_bits(ranks)
     compare(on_ranks(1, tmp_path, of_rank_one)[0], ranks[0], rtol=1e-7, atol=1e-8)
+
+
+class _Stopped(Exception):
+    """In place of a kill."""
+
+
+def stopped_after(passes: int, model: Any, *share: Any) -> None:
+    """A fit of which nothing is left but its checkpoint."""
+    save, count = FitCheckpoint.save, itertools.count(1)
+
+    def save_and_stop(self: FitCheckpoint, *state: Any) -> None:
+        save(self, *state)
+        if next(count) == passes:
+            raise _Stopped
+
+    FitCheckpoint.save = save_and_stop  # type: ignore[method-assign]
+    with contextlib.suppress(_Stopped):
+        model.fit_share(*share)
+    FitCheckpoint.save = save  # type: ignore[method-assign]
+
+
+def said(call: Any) -> list[str]:
+    try:
+        call()
+    except (ValueError, TypeError, OSError) as error:
+        return [type(error).__name__, str(error)]
+    return ["nothing", ""]
+
+
+def checkpoints_of_other_values(folder: str) -> dict[str, list[str]]:
+    """The same pairs with values of the same mean and spread, which is what another column of one file may have."""
+    group = Group()
+    pairs, values = ratings(group)
+    everywhere = VALUES[PAIRS[:, 0], PAIRS[:, 1]]
+    other = np.random.default_rng(1).permutation(everywhere)
+    start = int(group.gather(torch.tensor([len(values)]))[: group.rank].sum())
+    found = {}
+    for inference in ("variational", "point"):
+        place = Path(folder) / inference
+        options: dict[str, Any] = {"rank": 2, "tol": 0.0, "max_iter": 4, "inference": inference, "checkpoint": place}
+        stopped_after(4, MatrixCompletion(**options), pairs, values)
+        assert not group.is_first or place.exists()
+        theirs = other[start : start + len(values)]
+        found[f"other {inference}"] = said(lambda o=options, v=theirs: MatrixCompletion(**o).fit_share(pairs, v))
+        found[f"same {inference}"] = said(lambda o=options: MatrixCompletion(**o).fit_share(pairs, values))
+    return found
+
+
+def test_a_checkpoint_of_other_values_of_the_same_pairs_is_refused(tmp_path: Path) -> None:
+    ranks = on_ranks(2, tmp_path, checkpoints_of_other_values, str(tmp_path))
+    assert ranks[0] == ranks[1]
+    for inference in ("variational", "point"):
+        assert ranks[0][f"same {inference}"] == ["nothing", ""]
+        kind, sentence = ranks[0][f"other {inference}"]
+        assert kind == "ValueError"
+        assert "belongs to another fit, it differs in data; remove the file" in sentence
+
+
+def two_fits(folder: str) -> list[tuple[Any, Any]]:
+    """A completion and a subspace with their checkpoints, and the shares of this process."""
+    group, (X, y, task) = Group(), rows()
+    mine = slice(len(y) * group.rank // group.size, len(y) * (group.rank + 1) // group.size)
+    table = MatrixCompletion(rank=2, max_iter=4, checkpoint=Path(folder) / "completion")
+    subspace = SubspaceRegressor(rank=2, checkpoint=Path(folder) / "subspace")
+    return [(table, ratings(group)), (subspace, (X[mine], y[mine], task[mine]))]
+
+
+def keep(folder: str) -> None:
+    for model, share in two_fits(folder):
+        stopped_after(2, model, *share)
+
+
+def go_on(folder: str) -> list[list[str]]:
+    return [said(lambda m=model, s=share: m.fit_share(*s)) for model, share in two_fits(folder)]
+
+
+def test_another_number_of_processes_goes_on_or_is_named(tmp_path: Path) -> None:
+    on_ranks(2, tmp_path, keep, str(tmp_path))
+    ranks = on_ranks(3, tmp_path, go_on, str(tmp_path))
+    assert ranks[0] == ranks[1] == ranks[2]
+    completion, subspace = ranks[0]
+    assert completion == ["nothing", ""]
+    assert not (tmp_path / "completion").exists()
+    assert "it differs in data; it was made by 2 processes, here are 3; remove the file" in subspace[1]

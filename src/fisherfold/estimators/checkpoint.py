@@ -20,7 +20,7 @@ from typing_extensions import ParamSpec
 
 from fisherfold.distributed import ALONE, Content, Group
 from fisherfold.files import check_place, read_tensors, write_tensors
-from fisherfold.problems.ratings import Ratings
+from fisherfold.plain import counted
 
 KIND, VERSION = "fit-checkpoint", 1
 P = ParamSpec("P")
@@ -115,8 +115,11 @@ class FitCheckpoint:
         if theirs != self.identity:
             theirs = theirs if isinstance(theirs, dict) else {}
             names = sorted(k for k in {*theirs, *self.identity} if theirs.get(k) != self.identity.get(k))
+            size, made = header.get("processes", self.group.size), ""
+            if "data" in names and size != self.group.size:  # some fits know their data by the share of each process
+                made = f"; it was made by {counted(size, 'process', 'processes')}, here are {self.group.size}"
             raise ValueError(
-                f"checkpoint {self.path} belongs to another fit, it differs in {', '.join(names)}; "
+                f"checkpoint {self.path} belongs to another fit, it differs in {', '.join(names)}{made}; "
                 "remove the file or name another one"
             )
         return tensors, header["state"]
@@ -128,7 +131,7 @@ class FitCheckpoint:
             tensors: its tensors.
             state: everything else, as JSON can hold it.
         """
-        header = {"identity": self.identity, "state": dict(state)}
+        header = {"identity": self.identity, "state": dict(state), "processes": self.group.size}
         with self.group.together():
             if self.group.is_first:
                 write_tensors(self.path, tensors, kind=KIND, version=VERSION, header=header)
@@ -154,18 +157,3 @@ def digest(tensors: Iterable[Tensor]) -> str:
         found.update(f"{array.dtype} {array.shape}".encode())
         found.update(array.data.cast("B") if array.size else b"")
     return found.hexdigest()
-
-
-def fingerprint(ratings: Ratings) -> str:
-    """A fingerprint of ratings that does not depend on how they are shared out, nor on the rounding of their scale.
-
-    Args:
-        ratings: the ratings.
-
-    Returns:
-        A sum of hashes of their pairs, their number and their mean square.
-    """
-    rows, columns, values = ratings.entries()
-    key = (rows.long() + ratings.row_axis.start) * 0x9E3779B97F4A7C1 + (columns.long() + ratings.column_axis.start)
-    pairs = int(ratings.group.sum(((key ^ (key >> 29)) * 0x2545F4914F6CDD1D).sum()))
-    return f"{pairs:x} {ratings.n_ratings} {ratings.add(values.double().square()) / ratings.n_ratings:.4e}"

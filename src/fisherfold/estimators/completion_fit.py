@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from fisherfold.distributed import ALONE, Group
-from fisherfold.estimators.checkpoint import FitCheckpoint, digest, fingerprint
+from fisherfold.estimators.checkpoint import FitCheckpoint, digest
 from fisherfold.estimators.completion_model import CompletionModel, joined, level_and_scale
 from fisherfold.estimators.extremes import resolving, sampled
 from fisherfold.estimators.ids import IdIndex, plain
@@ -169,7 +169,7 @@ def fit_model(found: Observations | Share, options: FitOptions) -> tuple[Complet
             _check_rank(options, len(ready.row_ids), len(ready.column_ids))
         else:
             ready = prepare(found, options)
-        saved = checkpoint_of(ready.ratings, options)
+        saved = checkpoint_of(ready.ratings, options, ready.given)
         outcome = run(ready.ratings, options, saved=saved)
     posterior = outcome.posterior.gathered()
     model = CompletionModel(
@@ -182,12 +182,13 @@ def fit_model(found: Observations | Share, options: FitOptions) -> tuple[Complet
     return model, outcome.interrupted
 
 
-def checkpoint_of(ratings: Ratings, options: FitOptions, **search: Any) -> FitCheckpoint | None:
+def checkpoint_of(ratings: Ratings, options: FitOptions, given: str = "", /, **search: Any) -> FitCheckpoint | None:
     """The checkpoint of a fit, if there is to be one.
 
     Args:
         ratings: the centred and scaled ratings.
         options: how to fit.
+        given: over several processes, what tells these entries from others; the ratings are scaled, to rounding.
         **search: what a search over ranks and ridges tries; its checkpoint lies beside that of the final fit.
 
     Returns:
@@ -196,7 +197,7 @@ def checkpoint_of(ratings: Ratings, options: FitOptions, **search: Any) -> FitCh
     if options.checkpoint is None:
         return None
     if ratings.group.size > 1:
-        data = fingerprint(ratings)
+        data = f"{given} {ratings.n_ratings}"
     else:
         side = ratings.by_column
         data = digest([side.offsets, side.indices(), side.values()])

@@ -30,6 +30,7 @@ BATCH = 2**19
 SEEN_LIMIT = 2**26
 # Of the values of a share so many tell where most of them lie.
 _SAMPLE = 2**13
+_ODD = [np.uint64(n) for n in (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)]
 
 
 class NoRatings(ValueError):
@@ -97,6 +98,7 @@ class Prepared:
         low: the smallest value.
         high: the largest value.
         n_merged: how many entries were merged into another one.
+        given: over several processes, a sum of hashes of the entries as they were given; else empty.
     """
 
     ratings: Ratings
@@ -107,6 +109,7 @@ class Prepared:
     low: float
     high: float
     n_merged: int
+    given: str = ""
 
 
 @dataclass
@@ -156,6 +159,23 @@ class _Values:
             self.count = joint
 
 
+@dataclass
+class _Entries:
+    """Σ hash(row, column, value) over entries, modulo 2⁶⁴: the same bits however they are shared out and ordered."""
+
+    total: int = 0
+
+    def add(self, rows: Ids, columns: Ids, values: npt.NDArray[np.float64]) -> None:
+        key = values.view(np.uint64) ^ (rows.astype(np.uint64) * _ODD[0] + columns.astype(np.uint64) * _ODD[1])
+        for shift, factor in zip((30, 27), _ODD[2:], strict=True):  # splitmix64
+            key = (key ^ (key >> np.uint64(shift))) * factor
+        self.total += int((key ^ (key >> np.uint64(31))).view(np.int64).sum())
+
+    def joint(self, group: Group) -> str:
+        """The sum over all processes."""
+        return f"{sum(map(int, group.gather_texts(str(self.total)))) % 2**64:x}"
+
+
 def share_out(share: Share, group: Group, *, dtype: torch.dtype, duplicates: str, centred: bool) -> Prepared:
     """Number the ids of all shares, centre and scale the values, and give every process its ratings.
 
@@ -193,8 +213,10 @@ def share_out(share: Share, group: Group, *, dtype: torch.dtype, duplicates: str
     incoming = group.exchange(torch.from_numpy(counts), np.diff(cuts).tolist())
     table = np.stack([part.numpy() for part in incoming]).reshape(group.size, len(axis))
 
+    given = _Entries()
+
     def chunks() -> Iterator[Chunk]:
-        return _arrivals(share, group, ids, flipped, cuts, center, scale, kind)
+        return _arrivals(share, group, ids, flipped, cuts, center, scale, kind, given)
 
     kind = torch.float64 if later else dtype
     ratings = Ratings.from_chunks(
@@ -206,7 +228,7 @@ def share_out(share: Share, group: Group, *, dtype: torch.dtype, duplicates: str
         center = everything.mean if centred else 0.0
         scale = _scale(everything, center)
     ratings = ratings.T if flipped else ratings
-    return Prepared(ratings, *ids, center, scale, everything.low, everything.high, merged)
+    return Prepared(ratings, *ids, center, scale, everything.low, everything.high, merged, given.joint(group))
 
 
 def _rescaled(ratings: Ratings, dtype: torch.dtype, centred: bool) -> tuple[Ratings, _Values]:
@@ -265,7 +287,7 @@ def _scale(values: _Values, center: float) -> float:
 
 def _arrivals(
     share: Share, group: Group, ids: tuple[IdIndex, IdIndex], flipped: bool, cuts: list[int], center: float,
-    scale: float, dtype: torch.dtype,
+    scale: float, dtype: torch.dtype, given: _Entries,
 ) -> Iterator[Chunk]:  # fmt: skip
     """The entries that this process owns, as the others send them; rounds go on until everybody has sent everything."""
     kinds = [str(index.labels.dtype) for index in ids]
@@ -273,6 +295,7 @@ def _arrivals(
     width = 1 if dtype == torch.float32 else 2
     for batch in _rounds(share, group):
         numbers = [ids[k].numbers(cast(part, kinds[k])) for k, part in enumerate((batch.rows, batch.columns))]
+        given.add(numbers[0], numbers[1], batch.values)
         other, own = (numbers[1], numbers[0]) if flipped else (numbers[0], numbers[1])
         owner = np.searchsorted(np.asarray(cuts[1:-1]), own, side="right")
         order = np.argsort(owner, kind="stable")
