@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import torch
 
 from fisherfold import MatrixCompletion, SubspaceRegressor
@@ -131,3 +132,57 @@ def test_another_number_of_processes_goes_on_or_is_named(tmp_path: Path) -> None
     assert completion == ["nothing", ""]
     assert not (tmp_path / "completion").exists()
     assert "it differs in data; it was made by 2 processes, here are 3; remove the file" in subspace[1]
+
+
+def unlike_options(folder: str) -> dict[str, list[str]]:
+    """What every process answers where they were not given the same."""
+    group, (X, y, task) = Group(), rows()
+    pairs, values = ratings(group)
+    frame = pl.DataFrame(X, schema=list("abcde"))
+    first = group.is_first
+    found = {}
+
+    def completion(name: str, **options: Any) -> None:
+        found[name] = said(lambda: MatrixCompletion(**{"rank": 2, "max_iter": 3} | options).fit_share(pairs, values))
+
+    def subspace(name: str, *share: Any, **options: Any) -> None:
+        found[name] = said(lambda: SubspaceRegressor(**{"rank": 2, "max_iter": 3} | options).fit_share(*share))
+
+    completion("passes", max_iter=3 + group.rank, tol=0.0)
+    completion("rank", rank=2 + group.rank)
+    completion("dtype", dtype="float32" if first else "float64")
+    completion("inference", inference="variational" if first else "point")
+    completion("no option", rank=2 if first else -1)
+    completion("checkpoint", checkpoint=Path(folder) / "c" if first else None)
+    completion("alike", tol=0 if first else 0.0, verbose=False, random_state=group.rank, n_jobs=1 if first else None)
+    subspace("seed", X, y, task, random_state=group.rank)
+    subspace("subspace checkpoint", X, y, task, checkpoint=Path(folder) / "s" if first else None)
+    subspace("subspace no option", X, y, task, noise="task" if first else "none")
+    subspace("order", frame if first else frame.select(list("edcba")), y, task)
+    subspace("names", frame if first else X, y, task)
+    subspace("weights", X, y, task, np.ones(len(y)) if group.rank else None)
+    subspace("one row", *((X[:1], y[:1], task[:1]) if first else ()))
+    subspace("subspace alike", X, y, task)
+    return found
+
+
+def test_ranks_that_were_not_given_the_same_end_with_one_sentence(tmp_path: Path) -> None:
+    ranks = on_ranks(2, tmp_path, unlike_options, str(tmp_path))
+    assert ranks[0] == ranks[1]
+    same = "all ranks must be given the same options: "
+    features = "all ranks must have the same features, in one order: rank 0 has 5 (a, b, c, d, e), rank 1 has 5 "
+    expected = {
+        "passes": f"{same}max_iter is 3 on rank 0 and 4 on rank 1",
+        "rank": f"{same}rank is 2 on rank 0 and 3 on rank 1",
+        "dtype": f"{same}dtype is float32 on rank 0 and float64 on rank 1",
+        "inference": f"{same}inference is variational on rank 0 and point on rank 1",
+        "no option": "rank 1: rank must be a whole number of at least 1, got -1",
+        "checkpoint": f"{same}checkpoint is a file on rank 0 and None on rank 1", "alike": "",
+        "seed": f"{same}random_state is 0 on rank 0 and 1 on rank 1",
+        "subspace checkpoint": f"{same}checkpoint is a file on rank 0 and None on rank 1",
+        "subspace no option": "rank 1: noise must be one of task, shared, got 'none'",
+        "order": f"{features}(e, d, c, b, a)", "names": f"{features}(without names)",
+        "weights": "sample_weight must be given on all ranks or on none: rank 1 has it, rank 0 has not",
+        "one row": "there is 1 row on all ranks, at least 2 are needed", "subspace alike": "",
+    }  # fmt: skip
+    assert {name: sentence for name, (_, sentence) in ranks[0].items()} == expected

@@ -13,6 +13,7 @@ from typing_extensions import Self
 from fisherfold.distributed import Group, current_group
 from fisherfold.estimators.completion_fit import FitOptions, fit_model
 from fisherfold.estimators.inputs import observations
+from fisherfold.estimators.shared_options import check_agreement
 from fisherfold.estimators.shared_ratings import NoRatings, Share, joint_counts
 from fisherfold.plain import counted
 
@@ -29,6 +30,7 @@ class SharedFits:
         rank: int
         ridge: float | None
 
+        def get_params(self, deep: bool = ...) -> dict[str, Any]: ...  # noqa: D102
         def _validate(self) -> None: ...
         def _options(self, rank: int, ridge: float | None) -> FitOptions: ...
         def _adopt(self, model: CompletionModel, interrupted: bool) -> Self: ...
@@ -81,7 +83,8 @@ class SharedFits:
         """
         from fisherfold.estimators.file_shares import FileShare, RatingShare
 
-        group = self._group(process_group)
+        how = {"columns": columns, "file_format": file_format, "header": header, "decimal": decimal}
+        group = self._group(process_group, **how)
         file = FileShare(Path(path), group, file_format=file_format, header=header, decimal=decimal)
         ratings = RatingShare(file, group, columns)
         try:
@@ -99,16 +102,21 @@ class SharedFits:
         self.refused_, self.header_, self.decimal_ = found, file.header, ratings.decimal
         return self
 
-    def _group(self, process_group: Any) -> Group:
-        self._validate()
-        if not hasattr(self, "rank"):
-            raise ValueError("over several processes the rank must be given; choose it in one process, on a part")
-        if self.on_interrupt != "raise" or (self.device or "cpu") != "cpu":
-            raise ValueError(
-                "over several processes on_interrupt must be 'raise' and device 'cpu', "
-                f"got {self.on_interrupt!r} and {self.device!r}"
-            )
-        return current_group(process_group)
+    def _group(self, process_group: Any, **reading: Any) -> Group:
+        """The processes, once all of them have found their options usable and the same."""
+        group = current_group(process_group)
+        with group.together():
+            self._validate()
+            if not hasattr(self, "rank"):
+                raise ValueError("over several processes the rank must be given; choose it in one process, on a part")
+            if self.on_interrupt != "raise" or (self.device or "cpu") != "cpu":
+                raise ValueError(
+                    "over several processes on_interrupt must be 'raise' and device 'cpu', "
+                    f"got {self.on_interrupt!r} and {self.device!r}"
+                )
+        options = {name: value for name, value in self.get_params(deep=False).items() if name != "random_state"}
+        check_agreement(options | reading, group)  # the seed is that of the first process
+        return group
 
     def _fit_shared(self, share: Share, group: Group) -> Self:
         options = self._options(self.rank, self.ridge)

@@ -21,6 +21,7 @@ from fisherfold.estimators.checkpoint import all_or_nothing
 from fisherfold.estimators.id_files import objects
 from fisherfold.estimators.parameters import seed_of
 from fisherfold.estimators.shared_ids import cast, joint_index
+from fisherfold.estimators.shared_options import check_agreement
 from fisherfold.estimators.task_rows import Rows, Scaling, power_of_two, reject_vanishing
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class SharedTaskFits:
 
         @property
         def _scales(self) -> bool: ...
+        def get_params(self, deep: bool = ...) -> dict[str, Any]: ...  # noqa: D102
         def _check_parameters(self) -> None: ...
         def _checked_rank(self, n_features: int) -> int: ...
         def _read(self, *given: Any, **options: Any) -> tuple[Array, Array, Array | None, Array | None]: ...
@@ -66,8 +68,10 @@ class SharedTaskFits:
         Returns:
             The estimator.
         """
-        self._check_parameters()
         group = current_group(process_group)
+        with group.together():
+            self._check_parameters()
+        check_agreement(self.get_params(deep=False), group)
         given = self._own_rows(X, y, task, sample_weight, group)
         features, target, labels, weight = given
         reject_vanishing(float(group.largest(torch.tensor(np.abs(target).max(initial=0.0)))))
@@ -96,18 +100,14 @@ class SharedTaskFits:
                 assert labels is not None
                 found = A, b, labels, np.ones(len(A)) if weights is None else weights
         names = [str(name) for name in getattr(self, "feature_names_in_", [])]
-        mine = json.dumps([0 if found is None else found[0].shape[1], names])
-        known = [(width, names) for width, names in map(json.loads, group.gather_texts(mine)) if width]
-        if not known:
-            raise ValueError("there are no rows on any rank, at least 2 are needed")
-        if any(other != known[0] for other in known):
-            raise ValueError(f"all ranks must have the same features, got {[width for width, _ in known]} of them")
+        mine = [] if found is None else [len(found[0]), weight is not None, found[0].shape[1], names]
+        width, names = _agreed_features(group.gather_texts(json.dumps(mine)))
         if found is not None:
             return found
-        self.n_features_in_ = known[0][0]
-        if known[0][1]:
-            self.feature_names_in_ = np.array(known[0][1], dtype=object)
-        return np.zeros((0, known[0][0])), np.zeros(0), np.zeros(0, dtype=np.int64), np.zeros(0)
+        self.n_features_in_ = width
+        if names:
+            self.feature_names_in_ = np.array(names, dtype=object)
+        return np.zeros((0, width)), np.zeros(0), np.zeros(0, dtype=np.int64), np.zeros(0)
 
     def _owned(self, X: Array, y: Array, numbers: Array, weight: Array, group: Group) -> tuple[Rows, Axis]:
         """The rows of the tasks that this process owns."""
@@ -127,6 +127,32 @@ class SharedTaskFits:
         before = group.gather(torch.tensor([count]))[: group.rank].sum()
         generator = np.random.PCG64(seed_of(self.random_state, 0))
         return np.random.Generator(generator.advance(int(before))).random(count)
+
+
+def _agreed_features(told: list[str]) -> tuple[int, list[str]]:
+    """The number of features and their names, from what each process tells of its rows."""
+    known = [(rank, *found) for rank, found in enumerate(map(json.loads, told)) if found]
+    rows = sum(count for _, count, *_ in known)
+    if rows < 2:
+        raise ValueError(f"there {'is 1 row' if rows else 'are no rows'} on all ranks, at least 2 are needed")
+    first, _, weighted, width, names = known[0]
+    for rank, _, with_weight, their_width, their_names in known[1:]:
+        if (their_width, their_names) != (width, names):
+            raise ValueError(
+                f"all ranks must have the same features, in one order: rank {first} has {_features(width, names)}, "
+                f"rank {rank} has {_features(their_width, their_names)}"
+            )
+        if with_weight != weighted:
+            who = (first, rank) if weighted else (rank, first)
+            raise ValueError(
+                f"sample_weight must be given on all ranks or on none: rank {who[0]} has it, rank {who[1]} has not"
+            )
+    return width, names
+
+
+def _features(width: int, names: list[str]) -> str:
+    shown = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
+    return f"{width} ({shown or 'without names'})"
 
 
 def _first_seen(labels: Array) -> Array:
