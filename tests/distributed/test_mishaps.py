@@ -186,3 +186,24 @@ def test_ranks_that_were_not_given_the_same_end_with_one_sentence(tmp_path: Path
         "one row": "there is 1 row on all ranks, at least 2 are needed", "subspace alike": "",
     }  # fmt: skip
     assert {name: sentence for name, (_, sentence) in ranks[0].items()} == expected
+
+
+def repeated_pairs() -> list[list[str]]:
+    """One pair twice, on the last rank, in a table and in its transpose; the sides are shared out the other way."""
+    group, found = Group(), []
+    pairs, values = ratings(group)
+    names = np.array([[f"u{row}", f"i{column}"] for row, column in pairs], dtype=object)
+    if group.rank == group.size - 1:
+        names, values = np.concatenate([names, names[-1:]]), np.append(values, 9.0)
+    for given in (names, names[:, ::-1]):
+        found.append(said(lambda g=given: MatrixCompletion(rank=2, duplicates="error").fit_share(g, values)))
+    return found
+
+
+def test_a_repeated_pair_is_named_by_its_ids_on_all_ranks(tmp_path: Path) -> None:
+    ranks = on_ranks(2, tmp_path, repeated_pairs)
+    assert ranks[0] == ranks[1]
+    pair = [f"u{PAIRS[-1][0]}", f"i{PAIRS[-1][1]}"]
+    for (kind, sentence), (row, column) in zip(ranks[0], (pair, pair[::-1]), strict=True):
+        assert kind == "ValueError"
+        assert f"1 entry repeats a pair that was given before, the first is row {row!r}, column {column!r};" in sentence

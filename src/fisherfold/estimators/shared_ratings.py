@@ -20,9 +20,10 @@ from torch import Tensor
 
 from fisherfold.distributed import Axis, Group, balanced_cuts
 from fisherfold.estimators.extremes import resolving, sampled
-from fisherfold.estimators.ids import IdIndex, Ids
+from fisherfold.estimators.ids import IdIndex, Ids, plain
 from fisherfold.estimators.inputs import Observations
 from fisherfold.estimators.shared_ids import cast, joint_index
+from fisherfold.problems.building import RepeatedPairs
 from fisherfold.problems.ratings import Chunk, Ratings
 
 BATCH = 2**19
@@ -218,10 +219,15 @@ def share_out(share: Share, group: Group, *, dtype: torch.dtype, duplicates: str
     def chunks() -> Iterator[Chunk]:
         return _arrivals(share, group, ids, flipped, cuts, center, scale, kind, given)
 
+    def named(found: RepeatedPairs) -> RepeatedPairs:
+        pair = (found.column + axis.start, found.row) if flipped else (found.row, found.column + axis.start)
+        return RepeatedPairs(found.count, *(plain(ids[k].labels[number]) for k, number in enumerate(pair)))
+
     kind = torch.float64 if later else dtype
     ratings = Ratings.from_chunks(
-        chunks, (other, axis), dtype=kind, duplicates=duplicates, column_counts=table  # type: ignore[arg-type]
-    )
+        chunks, (other, axis), dtype=kind, duplicates=duplicates, column_counts=table,  # type: ignore[arg-type]
+        named=named,
+    )  # fmt: skip
     merged = ratings.n_duplicates
     if later:
         ratings, everything = _rescaled(ratings, dtype, centred)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from fisherfold.distributed import ALONE, Axis, Group
-from fisherfold.problems.building import CHUNK, ColumnOrder
+from fisherfold.problems.building import CHUNK, ColumnOrder, RepeatedPairs
 from fisherfold.problems.grouped import Grouped, GroupedByPosition
 from fisherfold.problems.tiled import tiled
 
@@ -40,6 +40,10 @@ class Chunk(NamedTuple):
 
 _MAX_RATINGS = 2**31 - 1
 _DTYPES = (torch.float32, torch.float64)
+
+
+def _group_of(axes: tuple[Axis, Axis]) -> Group:
+    return next((axis.group for axis in axes if axis.is_shared), ALONE)
 
 
 class Ratings:
@@ -109,6 +113,7 @@ class Ratings:
         duplicates: Duplicates = "error",
         column_counts: npt.NDArray[np.int64] | None = None,
         device: torch.device | str | None = None,
+        named: Callable[[RepeatedPairs], RepeatedPairs] = lambda found: found,
     ) -> Ratings:
         """Sort entries that come in pieces and are never all in memory besides the result.
 
@@ -120,6 +125,7 @@ class Ratings:
             duplicates: as for the constructor.
             column_counts: how many entries come for each column that is here, or a table with a line per source.
             device: where to keep them; the CPU if not given.
+            named: brings a refusal of repeated pairs from the numbers that they have here to their names.
 
         Returns:
             The ratings.
@@ -131,7 +137,7 @@ class Ratings:
         """
         new = cls.__new__(cls)
         kind = np.float32 if _checked_dtype(dtype) == torch.float32 else np.float64
-        new._build(chunks, axes, kind, duplicates, column_counts, device)
+        new._build(chunks, axes, kind, duplicates, column_counts, device, named)
         return new
 
     def _build(
@@ -142,6 +148,7 @@ class Ratings:
         duplicates: str,
         counts: npt.NDArray[np.int64] | None,
         device: torch.device | str | None,
+        named: Callable[[RepeatedPairs], RepeatedPairs] = lambda found: found,
     ) -> None:
         if duplicates not in ("error", "mean", "last", "sum"):
             raise ValueError(f"duplicates must be 'error', 'mean', 'last' or 'sum', got {duplicates!r}")
@@ -149,13 +156,19 @@ class Ratings:
             counts = np.zeros(len(axes[1]), dtype=np.int64)
             for chunk in chunks():
                 counts += np.bincount(chunk.columns, minlength=len(counts))
-        if int(counts.sum()) > _MAX_RATINGS:
-            raise ValueError(f"one process can hold {_MAX_RATINGS} ratings, got {int(counts.sum())}; use more of them")
+        group = _group_of(axes)
+        with group.together():
+            if (here := int(counts.sum())) > _MAX_RATINGS:
+                raise ValueError(f"one process can hold {_MAX_RATINGS} ratings, got {here}; use more of them")
         order = ColumnOrder(counts, dtype)
         for chunk in chunks():
             order.place(*chunk)
         order.arrange()
-        merged = order.merge(duplicates)
+        with group.together():
+            try:
+                merged = order.merge(duplicates)
+            except RepeatedPairs as error:
+                raise named(error) from None
         order.compress()
         by_column, by_row = order.both(len(axes[0]))
         del order
@@ -204,8 +217,7 @@ class Ratings:
     @property
     def group(self) -> Group:
         """The processes that hold the ratings together."""
-        shared = next((axis for axis in (self.row_axis, self.column_axis) if axis.is_shared), None)
-        return ALONE if shared is None else shared.group
+        return _group_of((self.row_axis, self.column_axis))
 
     def with_sides(self, by_row: Grouped, by_column: Grouped) -> Ratings:
         """The same ratings, their orders held in another form.
