@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
 import torch
+from torch import distributed
 
 from fisherfold import MatrixCompletion, SubspaceRegressor
 from fisherfold.distributed import Group
@@ -207,3 +209,39 @@ def test_a_repeated_pair_is_named_by_its_ids_on_all_ranks(tmp_path: Path) -> Non
     for (kind, sentence), (row, column) in zip(ranks[0], (pair, pair[::-1]), strict=True):
         assert kind == "ValueError"
         assert f"1 entry repeats a pair that was given before, the first is row {row!r}, column {column!r};" in sentence
+
+
+def watching() -> int:
+    """How many threads look after other processes when all fits are done; their models are kept."""
+    group = Group()
+    models = [MatrixCompletion(rank=2, max_iter=1).fit_share(*ratings(group)) for _ in range(4)]
+    group.sum(torch.zeros(len(models)))
+    del group
+    threads = [thread for thread in threading.enumerate() if thread.name == "fisherfold-watch"]
+    for thread in threads:
+        thread.join(5)
+    return sum(thread.is_alive() for thread in threads)
+
+
+def test_nobody_is_watched_after_the_fit(tmp_path: Path) -> None:
+    assert on_ranks(2, tmp_path, watching) == [0, 0]
+
+
+def two_pairs() -> list[str]:
+    """Two groups of two; the second rank of one of them ends, and both groups look who is missing."""
+    pairs = [distributed.new_group([0, 2]), distributed.new_group([1, 3])]
+    rank = distributed.get_rank()
+    group = Group(pairs[rank % 2])
+    assert group._health is not None
+    if rank == 0:
+        group._health._record([1])
+    distributed.barrier()
+    return [str(group._health._recorded()), str(said(lambda: MatrixCompletion(2).fit_share(process_group=pairs[1])))]
+
+
+def test_groups_do_not_hear_the_verdict_of_others(tmp_path: Path) -> None:
+    ranks = on_ranks(4, tmp_path, two_pairs)
+    assert [verdict for verdict, _ in ranks] == ["[1]", "[]", "[1]", "[]"]
+    for rank, (_, sentence) in enumerate(ranks):
+        expected = "there are no ratings" if rank % 2 else "this process is not a member of the process_group"
+        assert expected in sentence

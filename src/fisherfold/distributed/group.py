@@ -35,13 +35,15 @@ class Group:
         rank: the number of this one.
 
     Raises:
-        ValueError: if the group can carry nothing but tensors of GPUs.
+        ValueError: if the group can carry nothing but tensors of GPUs, or does not have this process.
     """
 
     def __init__(self, process_group: Any = None) -> None:
         self._handle = process_group
         self.size: int = distributed.get_world_size(process_group)
         self.rank: int = distributed.get_rank(process_group)
+        if self.rank < 0:
+            raise ValueError("this process is not a member of the process_group: only its members can share the fit")
         if distributed.get_backend(process_group) == "nccl":
             raise ValueError(
                 "the group has the backend nccl alone, which carries no tensors of a CPU: start torch.distributed with "

@@ -10,11 +10,13 @@ around all the time, see the first process missing before they see the second; a
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import socket
 import threading
 import time
+import weakref
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -52,24 +54,18 @@ class Health:
         self.people = [json.loads(text) for text in people]
         self.rank = rank
         self._others = [r for r in range(len(people)) if r != rank]
-        self._store = _store()
+        # groups of other processes, which may meet at the same place, have beats and verdicts of their own
+        place = hashlib.sha256("\n".join(people).encode()).hexdigest()
+        self._store = _store(place)
         self._first_missed: list[int] = []
-        threading.Thread(target=self._watch, daemon=True, name="fisherfold-watch").start()
+        threading.Thread(
+            target=_watch, args=(weakref.ref(self), rank, place), daemon=True, name="fisherfold-watch"
+        ).start()
 
     @staticmethod
     def describe() -> str:
         """Host and process number of this process."""
         return json.dumps({"host": socket.gethostname(), "pid": os.getpid()})
-
-    def _watch(self) -> None:
-        store, count = _store(), 0
-        while not self._first_missed:
-            self._first_missed = self._missing()
-            if store is not None and count % _LOOKS_PER_BEAT == 0:
-                with contextlib.suppress(RuntimeError):
-                    store.set(f"beat/{self.rank}", str(count))
-            count += 1
-            time.sleep(_LOOK)
 
     def _missing(self) -> list[int]:
         """The ranks on this host whose process has ended."""
@@ -135,8 +131,21 @@ class Health:
                 self._store.compare_set(_VERDICT, "", json.dumps(ranks))
 
 
-def _store() -> Any:
-    """A connection of our own to the store of the rendezvous, if the environment names one."""
+def _watch(watched: weakref.ref[Health], rank: int, place: str) -> None:
+    """Look around and beat until somebody is missing, or until nobody asks any more: the fit has ended."""
+    store, count = _store(place), 0
+    while (health := watched()) is not None and not health._first_missed:
+        health._first_missed = health._missing()
+        del health  # it lives as long as its group, and not for this thread
+        if store is not None and count % _LOOKS_PER_BEAT == 0:
+            with contextlib.suppress(RuntimeError):
+                store.set(f"beat/{rank}", str(count))
+        count += 1
+        time.sleep(_LOOK)
+
+
+def _store(place: str) -> Any:
+    """A connection of our own to a place in the store of the rendezvous, if the environment names one."""
     address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
     if not (address and port):
         return None
@@ -147,7 +156,7 @@ def _store() -> Any:
     except (RuntimeError, ValueError):
         return None
     start = os.environ.get("TORCHELASTIC_RUN_ID", ""), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return PrefixStore("fisherfold/" + "/".join(start), plain)
+    return PrefixStore("/".join(("fisherfold", *start, place)), plain)
 
 
 def _is_running(pid: int) -> bool:
