@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 
 import numpy as np
 import polars as pl
@@ -283,3 +284,24 @@ def test_classes_of_another_table_are_named(table):
     answer("fit", folder / "train.csv", "--target", "y", "--task", "school", "--classify", "-o", folder / "model")
     refused = run("evaluate", folder / "model", folder / "test.csv")
     assert "column 'y' holds perhaps; the classes are no, yes" in str(refused.exception)
+
+
+def test_under_torchrun_the_command_says_what_it_read_and_learnt(table, monkeypatch):
+    folder, train, _ = table
+    text = (folder / "train.csv").read_text()
+    (folder / "long.csv").write_text(text + "s1,1,2,3,4,5,6\n" * 2)
+    given = ["fit", folder / "long.csv", "--target", "y", "--task", "school", "--checkpoint", folder / "c"]
+    alone = answer(*given, "-o", folder / "alone")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    place = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    for name, value in place.items():
+        monkeypatch.setenv(name, value)
+    shared = answer(*given, "-o", folder / "shared")
+    assert shared.pop("processes") == 1
+    assert alone["lines"] == len(train) + 2
+    assert sum(alone["refused"].values()) == 2
+    assert set(alone) - set(shared) == {"training R²"}
+    for name in ("lines", "refused", "decimal mark", "rows", "tasks", "features", "rank", "went on from a checkpoint"):
+        assert shared[name] == alone[name]

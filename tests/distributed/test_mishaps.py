@@ -16,6 +16,7 @@ from torch import distributed
 from fisherfold import MatrixCompletion, SubspaceRegressor
 from fisherfold.distributed import Group
 from fisherfold.estimators.checkpoint import FitCheckpoint
+from fisherfold.estimators.task_tables import read_task_share
 
 from ranks import compare, on_ranks, same_bits  # isort: skip
 from test_shared_subspace import rows  # isort: skip
@@ -245,3 +246,23 @@ def test_groups_do_not_hear_the_verdict_of_others(tmp_path: Path) -> None:
     for rank, (_, sentence) in enumerate(ranks):
         expected = "there are no ratings" if rank % 2 else "this process is not a member of the process_group"
         assert expected in sentence
+
+
+def bad_cells(folder: str) -> list[list[str]]:
+    group, found = Group(), []
+    roles = {"target": "y", "task": "t", "features": None, "estimator": "SubspaceRegressor"}
+    for name in ("word", "task"):
+        path = Path(folder) / f"{name}.csv"
+        found.append(said(lambda p=path: read_task_share(p, group, **roles)))
+    return found
+
+
+def test_a_bad_cell_is_named_by_its_line_in_the_file(tmp_path: Path) -> None:
+    lines = [f"{k}.5,{k},{k % 4}" for k in range(200)]
+    for name, line in (("word", "1.5,many,3"), ("task", "1.5,2,")):
+        (tmp_path / f"{name}.csv").write_text("\n".join(["x,y,t", *lines[:149], line, *lines[150:], ""]))
+    ranks = on_ranks(3, tmp_path, bad_cells, str(tmp_path))
+    assert ranks[0] == ranks[1] == ranks[2]
+    word, task = (sentence for _, sentence in ranks[0])
+    assert word.endswith("word.csv: column 'y' is 'many', a number is expected in data line 150")
+    assert task.endswith("task.csv: column 't' is missing in data line 150")

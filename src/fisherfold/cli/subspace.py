@@ -109,7 +109,7 @@ def fit(
     if under_torchrun():
         if classify or encoding is not None:
             raise ValueError("over several processes there is regression from UTF-8 text, no --classify or --encoding")
-        _fit_shared(voice, model, data, output, {**naming, "decimal": decimal}, began)
+        _fit_shared(voice, model, data, output, {**naming, "decimal": decimal}, began, resumed)
         return
     read = read_table(data, header=True, **reading)
     roles = choose_columns(read.frame, **naming)
@@ -126,28 +126,29 @@ def fit(
 
 
 def _fit_shared(
-    voice: Voice, model: Any, data: Path, output: Path, naming: dict[str, Any], began: float
+    voice: Voice, model: Any, data: Path, output: Path, naming: dict[str, Any], began: float, resumed: bool
 ) -> None:
     """Fit together with the other processes of torchrun; the first one writes the model."""
     from fisherfold.distributed import joined
+    from fisherfold.estimators.shared_ratings import joint_counts
     from fisherfold.estimators.subspace_files import save_model
     from fisherfold.estimators.task_tables import read_task_share
 
     with joined() as processes:
         roles, table = read_task_share(data, processes, **naming)
-        rows = sum(int(count) for count in processes.gather_texts(str(len(table.X))))
+        rows = joint_counts({"rows": len(table.X)}, processes)["rows"]
+        refused = joint_counts(table.refused, processes)
         model.fit_share(table.X, table.y, task=table.task)
         with processes.together():
             if processes.is_first:
                 write = partial(save_model, model=model, with_statistics=False, columns=asdict(roles))
                 write_or_rescue(write, output)
     if processes.is_first:
-        facts = {
-            "model": str(output), "rows": rows, "tasks": len(model.task_ids_), "features": model.n_features_in_,
-            "rank": model.components_.shape[1], "rounds": model.n_iter_, "processes": processes.size,
-            "seconds": time.perf_counter() - began,
-        }  # fmt: skip
-        voice.result("Fitted", facts)
+        read = {"lines": rows + sum(refused.values()), "refused": refused, "decimal mark": table.decimal, "rows": rows}
+        kept = {} if model.checkpoint is None else {"went on from a checkpoint": resumed}
+        seconds = time.perf_counter() - began
+        facts = {**_learnt(model), "processes": processes.size, "seconds": seconds, **kept}
+        voice.result("Fitted", {"model": str(output), **read, **facts})
 
 
 @command(app, examples=["fisherfold subspace predict model/ new.csv --std -o predictions.csv"])
@@ -246,9 +247,8 @@ def _regression_errors(model: Any, table: TaskTable, unseen: str) -> dict[str, f
     return errors
 
 
-def _facts(model: Any, table: TaskTable) -> dict[str, Any]:
+def _learnt(model: Any) -> dict[str, Any]:
     facts = {
-        **_read(table),
         "tasks": len(model.task_ids_),
         "features": model.n_features_in_,
         "rank": model.components_.shape[1],
@@ -258,8 +258,12 @@ def _facts(model: Any, table: TaskTable) -> dict[str, Any]:
         facts["noise (mean standard deviation)"] = float((model.noise_variance_**0.5).mean())
     if hasattr(model, "ridge_"):
         facts["ridge"] = model.ridge_
+    return facts
+
+
+def _facts(model: Any, table: TaskTable) -> dict[str, Any]:
     name = "training accuracy" if hasattr(model, "classes_") else "training R²"
-    return facts | {name: model.score(table.X, table.y, task=table.task)}
+    return {**_read(table), **_learnt(model), name: model.score(table.X, table.y, task=table.task)}
 
 
 def _watch(model: Any, bar: Bar) -> None:

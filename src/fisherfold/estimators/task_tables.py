@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+import torch
 from numpy.typing import NDArray
 
 from fisherfold.distributed import Group
@@ -237,30 +238,46 @@ def read_task_share(
             pl.DataFrame(schema=file.columns), target=target, task=task, features=features, estimator=estimator
         )
     mark = file.decimal_mark([*roles.features, target], group)
+    refused, parts, bad, lines = dict[str, int](), list[tuple[pl.DataFrame, Any, pl.Series]](), None, 0
     with group.together():
-        refused, parts = dict[str, int](), list[tuple[pl.DataFrame, Any, Any]]()
         for piece in file.pieces():
             for reason, count in piece.refused.items():
                 refused[reason] = refused.get(reason, 0) + count
-            columns = [flat(piece.frame[name], path, dates=False) for name in [*roles.features, target]]
-            *found, last = [_finite(column, parse(column, mark), path, roles) for column in columns]
-            X, y = pl.DataFrame(dict(zip(roles.features, found, strict=True))), last.to_numpy()
-            parts.append((X, y, id_text(piece.frame[task], path).cast(pl.String)))
+            try:
+                parts.append(_checked_piece(piece.frame, path, roles, mark))
+            except ValueError:
+                bad = piece.frame
+                break
+            lines += piece.frame.height
+    start = int(group.gather(torch.tensor([lines]))[: group.rank].sum())
+    with group.together():
+        if bad is not None:  # once more, now that its place in the whole file is known
+            _checked_piece(bad, path, roles, mark, start + lines)
+        labels = _labels(pl.concat([part[2] for part in parts]), path, start) if parts else np.zeros(0, dtype=np.int64)
     schema = dict.fromkeys(roles.features, pl.Float64)
     X = pl.concat([part[0] for part in parts]) if parts else pl.DataFrame(schema=schema)
     y = np.concatenate([part[1] for part in parts]) if parts else np.zeros(0)
-    with group.together():
-        labels = _labels(pl.concat([part[2] for part in parts]), path) if parts else np.zeros(0, dtype=np.int64)
     return roles, TaskTable(X, X, y, labels, refused, mark)
 
 
-def _finite(column: pl.Series, parsed: pl.Series, path: str | Path, roles: Roles) -> pl.Series:
-    """The numbers of a column, in which every cell must be one."""
+def _checked_piece(
+    frame: pl.DataFrame, path: str | Path, roles: Roles, mark: str, before: int = 0
+) -> tuple[pl.DataFrame, NDArray[Any], pl.Series]:
+    """Features, targets and the text of the tasks of some rows, before which the file has others."""
+    assert roles.task is not None
+    columns = [flat(frame[name], path, dates=False) for name in [*roles.features, roles.target]]
+    *found, last = [_finite(column, parse(column, mark), path, roles, before) for column in columns]
+    X = pl.DataFrame(dict(zip(roles.features, found, strict=True)))
+    return X, last.to_numpy(), id_text(frame[roles.task], path).cast(pl.String)
+
+
+def _finite(column: pl.Series, parsed: pl.Series, path: str | Path, roles: Roles, before: int = 0) -> pl.Series:
+    """The numbers of a column, in which every cell must be one; other lines may come before it."""
     bad = (parsed.is_null() | ~parsed.is_finite().fill_null(False)).arg_true()
     if len(bad):
         seen = column[int(bad[0])]
         what = "is missing" if seen is None or str(seen).strip() == "" else f"is {seen!r}, a number is expected"
-        where = f"{path}: column {column.name!r} {what} in data line {int(bad[0]) + 1}"
+        where = f"{path}: column {column.name!r} {what} in data line {before + int(bad[0]) + 1}"
         if len(bad) == len(column) and column.name == roles.target:
             where += "; for two classes in place of numbers fit with --classify"
         elif len(bad) == len(column):
@@ -270,15 +287,16 @@ def _finite(column: pl.Series, parsed: pl.Series, path: str | Path, roles: Roles
     return parsed
 
 
-def _labels(column: pl.Series, path: str | Path) -> NDArray[Any]:
+def _labels(column: pl.Series, path: str | Path, before: int = 0) -> NDArray[Any]:
     """Whole numbers if all are, text otherwise; none missing."""
     text = id_text(column, path).cast(pl.String).str.strip_chars()
     missing = (text.is_null() | (text == "").fill_null(True)).arg_true()
     if len(missing):
-        raise ValueError(f"{path}: column {column.name!r} is missing in data line {int(missing[0]) + 1}")
+        raise ValueError(f"{path}: column {column.name!r} is missing in data line {before + int(missing[0]) + 1}")
     broken = text.str.contains("\ufffd", literal=True).arg_true()
     if len(broken):
-        raise ValueError(f"{path}: column {column.name!r} is not UTF-8 text in data line {int(broken[0]) + 1}")
+        where = f"in data line {before + int(broken[0]) + 1}"
+        raise ValueError(f"{path}: column {column.name!r} is not UTF-8 text {where}")
     whole = text.cast(pl.Int64, strict=False)
     if not whole.has_nulls() and (whole.cast(pl.String) == text).all():
         return np.asarray(whole.to_numpy())
