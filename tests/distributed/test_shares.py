@@ -193,15 +193,20 @@ FIELD = st.text(st.sampled_from('aß"\n, '), max_size=4).map(lambda t: '"' + t.r
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(FIELD, st.integers(0, 99)), min_size=1, max_size=12), st.integers(1, 5),
-       st.sampled_from([5, 16, 2**20]), st.booleans())  # fmt: skip
-def test_byte_ranges_cut_a_file_into_its_lines(lines: Any, world: int, block: int, ended: bool) -> None:
+       st.sampled_from([5, 16, 2**20]), st.booleans(), st.sampled_from(["", "\n", "\r\n\n" * 30]),
+       st.booleans())  # fmt: skip
+def test_byte_ranges_cut_a_file_into_its_lines(
+    lines: Any, world: int, block: int, ended: bool, lead: str, mark: bool
+) -> None:
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
         patch.setattr(file_shares, "BLOCK", block)
         path = Path(folder) / "t.csv"
         text = "name,item,value\n" + "\n".join(f"{name},{item},1.5" for name, item in lines) + "\n" * ended
-        path.write_text(text)
+        text = "\ufeff" * mark + lead + text
         content = text.encode()
-        edges = [len(content) * k // world for k in range(world + 1)]
+        path.write_bytes(content)
+        table = content.index(b"name") if lead else 0
+        edges = [0, *(table + (len(content) - table) * k // world for k in range(1, world + 1))]
         counts = [content[a:b].count(b'"') for a, b in itertools.pairwise(edges)]
         parts = [piece for rank in range(world) for piece in FileShare(path, Pretended(rank, counts)).pieces()]
         whole = read_table(path)

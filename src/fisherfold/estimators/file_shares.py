@@ -51,7 +51,7 @@ class FileShare:
         self, path: str | Path, group: Group, *, file_format: str | None = None, header: bool | None = None,
         decimal: str | None = None,
     ) -> None:  # fmt: skip
-        self.path, self._layout, self._in_quotes = Path(path), None, False
+        self.path, self._layout, self._in_quotes, self._lead = Path(path), None, False, 0
         self.header: list[str] | None = None
         self.index: list[str] = []
         self._decimal = decimal
@@ -72,7 +72,10 @@ class FileShare:
                 self._layout = _layout(self.path, file_format, header, decimal)
                 self.columns, size = self._layout.names, self.path.stat().st_size
                 self.header = self.columns if self._layout.header else None
-        self._range = size * group.rank // group.size, size * (group.rank + 1) // group.size
+                self._lead = _blank_lead(self.path)
+        # cut behind blank lines at the start: the process that reads the first line must know it for the header
+        cuts = [self._lead + (size - self._lead) * k // group.size for k in range(1, group.size + 1)]
+        self._range = ([0, *cuts][group.rank], cuts[group.rank])
         if self._layout is not None and self._layout.separator != "::":
             self._in_quotes = _begins_in_quotes(self.path, self._range, group)
 
@@ -98,7 +101,7 @@ class FileShare:
                 # a slice reads the row groups that it touches, and no others
                 yield TextTable(lazy.slice(start, min(BATCH, self._range[1] - start)).collect(), None)
             return
-        first = self._range[0] == 0
+        first = self._range[0] <= self._lead
         quoted = self._layout.separator != "::"
         for block in _lines(self.path, *self._range, quoted=quoted, inside=self._in_quotes):
             lines = block.removeprefix(codecs.BOM_UTF8).lstrip(b"\r\n") if first else block
@@ -197,6 +200,14 @@ def _layout(path: Path, file_format: str | None, header: bool | None, decimal: s
     if b"\r" in line or (b"\n" not in plain and len(start) == _LONGEST_LINE):
         raise ValueError(f"{path} has no line ends that it could be cut at; convert it to Unix line ends first")
     return layout_of(path, line.decode("utf-8", errors="replace"), file_format, header, decimal)
+
+
+def _blank_lead(path: Path) -> int:
+    """How many bytes come before the first line that is not blank."""
+    with path.open("rb") as file:
+        start = file.read(_LONGEST_LINE)
+    plain = start.removeprefix(codecs.BOM_UTF8).lstrip(b"\r\n")
+    return start.rfind(b"\n", 0, len(start) - len(plain)) + 1
 
 
 def _begins_in_quotes(path: Path, part: tuple[int, int], group: Group) -> bool:
