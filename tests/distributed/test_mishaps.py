@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import threading
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
+import pytest
 import torch
 from torch import distributed
 
 from fisherfold import MatrixCompletion, SubspaceRegressor
-from fisherfold.distributed import Group
+from fisherfold.distributed import Group, RankLost, joined
 from fisherfold.estimators.checkpoint import FitCheckpoint
 from fisherfold.estimators.task_tables import read_task_share
 
-from ranks import compare, on_ranks, same_bits  # isort: skip
+from ranks import compare, free_port, on_ranks, same_bits  # isort: skip
 from test_shared_subspace import rows  # isort: skip
 
 TABLE = np.random.default_rng(0)
@@ -266,3 +269,55 @@ def test_a_bad_cell_is_named_by_its_line_in_the_file(tmp_path: Path) -> None:
     word, task = (sentence for _, sentence in ranks[0])
     assert word.endswith("word.csv: column 'y' is 'many', a number is expected in data line 150")
     assert task.endswith("task.csv: column 't' is missing in data line 150")
+
+
+def odd_ids() -> dict[str, Any]:
+    """Ids of two kinds, one on each of two ranks."""
+    group, found = Group(), {}
+    pairs, values = ratings(group)
+    numbers = pairs.astype(np.int64)
+    names = np.array([[f"u{row}\udce9", f"i{column}"] for row, column in pairs], dtype=object)
+    large = pairs.astype(np.uint64) + np.uint64(2**63)
+    cases = {
+        "unsigned": (numbers, large), "negative": (numbers - 1, large), "names": (names, large),
+        "floats": (numbers + np.iinfo(np.int64).min, pairs + 0.5),
+    }  # fmt: skip
+    for name, shares in cases.items():
+        model = MatrixCompletion(rank=2, max_iter=2, dtype="float64")
+        told = said(lambda m=model, s=shares[group.rank]: m.fit_share(s, values))
+        ids = [] if told[1] else [ascii(label) for label in model.model_.row_ids.labels[[0, -1]].tolist()]
+        found[name] = [told, ids]
+    return found
+
+
+def test_ids_of_two_kinds_are_brought_to_one_or_refused(tmp_path: Path) -> None:
+    ranks = on_ranks(2, tmp_path, odd_ids)
+    assert ranks[0] == ranks[1]
+    last = str(2**63 + int(PAIRS[-1][0]))
+    assert ranks[0]["unsigned"] == [["nothing", ""], ["0", last]]
+    assert ranks[0]["names"] == [["nothing", ""], [ascii(f"u{PAIRS[0][0]}\udce9"), repr(last)]]
+    negative = "rank 0: row ids go beyond 2**63 on another rank, and are negative here: -1"
+    assert ranks[0]["negative"] == [["TypeError", negative], []]
+    floats = f"rank 0: row ids are floats on another rank, and too large for floats here: {-(2**63)}"
+    assert ranks[0]["floats"] == [["TypeError", floats], []]
+
+
+def joined_again() -> list[str]:
+    os.environ |= {"RANK": str(distributed.get_rank()), "WORLD_SIZE": str(distributed.get_world_size())}
+    return said(lambda: contextlib.ExitStack().enter_context(joined()))
+
+
+def test_a_group_that_exists_is_not_joined_again(tmp_path: Path) -> None:
+    ranks = on_ranks(2, tmp_path, joined_again)
+    assert ranks[0] == ranks[1]
+    assert "torch.distributed is initialised already: share the fit as it is, without joined()" in ranks[0][1]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_process_that_inherits_a_rank_and_is_alone_says_so(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    for name, value in place.items():
+        monkeypatch.setenv(name, value)
+    sentence = rf"^rank {rank} of 2 did not meet the others at 127\.0\.0\.1:\d+ .*take RANK and WORLD_SIZE"
+    with pytest.raises(RankLost, match=sentence):
+        contextlib.ExitStack().enter_context(joined(timedelta(seconds=1)))

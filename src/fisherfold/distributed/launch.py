@@ -15,6 +15,7 @@ from fisherfold.distributed.health import RankLost
 
 # How long an operation waits for a process that is alive but late, for example one that still reads its share.
 TIMEOUT = timedelta(minutes=30)
+_PLACE = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def under_torchrun() -> bool:
@@ -23,7 +24,7 @@ def under_torchrun() -> bool:
     Returns:
         True if its environment names a rank, a number of processes and where they meet.
     """
-    return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
+    return all(name in os.environ for name in _PLACE)
 
 
 def _initialise(timeout: timedelta) -> None:
@@ -38,6 +39,19 @@ def _initialise(timeout: timedelta) -> None:
     distributed.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timeout)
 
 
+def _meet(timeout: timedelta) -> None:
+    try:
+        _initialise(timeout)
+    except distributed.DistError as error:
+        rank, world, address, port = (os.environ[name] for name in _PLACE)
+        reason = str(error).splitlines()[0]
+        raise RankLost(
+            f"rank {rank} of {world} did not meet the others at {address}:{port} ({reason}); if this process is to "
+            "work alone, take RANK and WORLD_SIZE, which it has from torchrun, out of its environment",
+            [],
+        ) from error
+
+
 @contextlib.contextmanager
 def joined(timeout: timedelta = TIMEOUT) -> Iterator[Group]:
     """The group of all processes that ``torchrun`` has started; gloo over CPUs.
@@ -49,12 +63,15 @@ def joined(timeout: timedelta = TIMEOUT) -> Iterator[Group]:
         The group; ``ALONE`` outside ``torchrun``.
 
     Raises:
-        RankLost: if another process has ended.
+        RankLost: if another process has ended, or the processes do not find each other.
+        ValueError: if there is a process group already.
     """
     if not under_torchrun():
         yield ALONE
         return
-    _initialise(timeout)
+    if distributed.is_initialized():
+        raise ValueError("torch.distributed is initialised already: share the fit as it is, without joined()")
+    _meet(timeout)
     try:
         yield Group()
     except RankLost:

@@ -41,12 +41,19 @@ def common_kind(labels: Ids, group: Group, name: str) -> str:
     kinds = set(group.gather_texts(str(labels.dtype) if len(labels) else _NONE)) - {_NONE}
     if len(kinds) <= 1:
         return next(iter(kinds), "int64")
-    if kinds == {"int64", "object"}:
+    if "object" in kinds and "float64" not in kinds:
         return "object"  # whole numbers in one share, names in another: all of them are names
+    if kinds == {"int64", "uint64"}:
+        with group.together():
+            if len(labels) and (least := int(labels.min())) < 0:
+                raise TypeError(f"{name} ids go beyond 2**63 on another rank, and are negative here: {least}")
+        return "uint64"
     if kinds == {"int64", "float64"}:
         with group.together():
-            if labels.dtype == np.int64 and len(labels) and np.abs(labels).max() >= 2**53:
-                raise TypeError(f"{name} ids are floats on another rank, and too large for floats here: {labels.max()}")
+            whole = labels if labels.dtype == np.int64 else labels[:0]
+            large = max(int(whole.max(initial=0)), int(whole.min(initial=0)), key=abs)
+            if abs(large) >= 2**53:
+                raise TypeError(f"{name} ids are floats on another rank, and too large for floats here: {large}")
         return "float64"
     raise TypeError(f"{name} ids are of different kinds on different ranks: {', '.join(sorted(kinds))}")
 
@@ -92,10 +99,15 @@ def joint_index(labels: Ids, group: Group, name: str) -> IdIndex:
     return IdIndex(np.sort(whole.labels)) if kind != "object" else whole
 
 
+def _packed(ids: Ids) -> bytes:
+    # halves of a pair of UTF-16 are no text in UTF-8, but names that Python has for odd bytes; JSON reads them back
+    return json.dumps(ids.tolist(), ensure_ascii=False).encode("utf-8", "surrogatepass")
+
+
 def _send(ids: Ids, group: Group, source: int, kind: str) -> Ids:
     content = None
     if source == group.rank:
-        block = json.dumps(ids.tolist(), ensure_ascii=False).encode() if kind == "object" else ids.tobytes()
+        block = _packed(ids) if kind == "object" else ids.tobytes()
         content = torch.frombuffer(bytearray(block), dtype=torch.uint8) if block else torch.empty(0, dtype=torch.uint8)
     block = group.broadcast(content, source).numpy().tobytes()
     if kind != "object":
