@@ -321,3 +321,31 @@ def test_a_process_that_inherits_a_rank_and_is_alone_says_so(rank: int, monkeypa
     sentence = rf"^rank {rank} of 2 did not meet the others at 127\.0\.0\.1:\d+ .*take RANK and WORLD_SIZE"
     with pytest.raises(RankLost, match=sentence):
         contextlib.ExitStack().enter_context(joined(timedelta(seconds=1)))
+
+
+def broken_files(folder: str) -> list[list[str]]:
+    """A Parquet file that is damaged where only one rank reads it, and copies of a file that differ between hosts."""
+    damaged, copy = Path(folder) / "damaged.parquet", Path(folder) / f"host{distributed.get_rank()}.csv"
+    return [said(lambda p=path: MatrixCompletion(rank=2).fit_file_share(p)) for path in (damaged, copy)]
+
+
+def test_a_file_that_one_rank_cannot_read_or_has_another_copy_of_ends_all(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).normal(size=4000)
+    frame = pl.DataFrame({"row": np.arange(4000) % 50, "column": np.arange(4000) % 31, "value": values})
+    frame.write_parquet(tmp_path / "damaged.parquet", row_group_size=1000, compression="zstd")
+    content = bytearray((tmp_path / "damaged.parquet").read_bytes())
+    middle = len(content) * 7 // 10
+    content[middle : middle + 2000] = bytes(2000)
+    (tmp_path / "damaged.parquet").write_bytes(content)
+    frame.write_csv(tmp_path / "host0.csv")
+    frame[:-1].write_csv(tmp_path / "host1.csv")
+    ranks = on_ranks(2, tmp_path, broken_files, str(tmp_path))
+    (kind, damaged), (other_kind, _) = ranks[0]
+    assert ranks[0][0] == ranks[1][0]
+    assert (kind, other_kind) == ("ValueError", "ValueError")
+    assert damaged.startswith(f"rank 1: {tmp_path / 'damaged.parquet'} cannot be read as a table: ")
+    sizes = [(tmp_path / f"host{rank}.csv").stat().st_size for rank in (0, 1)]
+    columns = "bytes and the columns row, column, value"
+    for rank, (_, (_, said_here)) in enumerate(ranks):
+        has = f"{tmp_path / f'host{rank}.csv'} has {sizes[0]} {columns} on rank 0, and {sizes[1]} {columns} on rank 1"
+        assert said_here == f"all ranks must read the same file: {has}"

@@ -183,6 +183,9 @@ class Pretended(Group):
     def together(self) -> Iterator[None]:
         yield
 
+    def gather_texts(self, text: str) -> list[str]:
+        return [text] * self.size
+
     def gather(self, part: torch.Tensor) -> torch.Tensor:
         assert int(part) == self.counts[self.rank]
         return torch.tensor(self.counts)

@@ -8,6 +8,7 @@ count together, each in its own range. So they do with decimal marks: what the v
 from __future__ import annotations
 
 import codecs
+import contextlib
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -73,6 +74,7 @@ class FileShare:
                 self.columns, size = self._layout.names, self.path.stat().st_size
                 self.header = self.columns if self._layout.header else None
                 self._lead = _blank_lead(self.path)
+        self._check_copies(size, group)
         # cut behind blank lines at the start: the process that reads the first line must know it for the header
         cuts = [self._lead + (size - self._lead) * k // group.size for k in range(1, group.size + 1)]
         self._range = ([0, *cuts][group.rank], cuts[group.rank])
@@ -80,14 +82,21 @@ class FileShare:
             self._in_quotes = _begins_in_quotes(self.path, self._range, group)
 
     def _parquet(self) -> tuple[list[str], int]:
-        try:
+        with _readable(self.path):
             frame = scanned(self.path)
             schema = frame.collect_schema()
             self._texts = {name for name, kind in schema.items() if kind == pl.String}
             return schema.names(), int(frame.select(pl.len()).collect().item())
-        except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
-            reason = (str(error).splitlines() or ["it is damaged"])[0]
-            raise ValueError(f"{self.path} cannot be read as a table: {reason}") from None
+
+    def _check_copies(self, size: int, group: Group) -> None:
+        """Look whether every process has the same file: its host may have another copy of it."""
+        unit = "rows" if self._layout is None else "bytes"
+        first, *others = group.gather_texts(f"{size} {unit} and the columns {', '.join(self.columns)}")
+        for rank, theirs in enumerate(others, start=1):
+            if theirs != first:
+                raise ValueError(
+                    f"all ranks must read the same file: {self.path} has {first} on rank 0, and {theirs} on rank {rank}"
+                )
 
     def pieces(self) -> Iterator[TextTable]:
         """Go through the lines of this share.
@@ -99,7 +108,9 @@ class FileShare:
             lazy = scanned(self.path)
             for start in range(self._range[0], self._range[1], BATCH):
                 # a slice reads the row groups that it touches, and no others
-                yield TextTable(lazy.slice(start, min(BATCH, self._range[1] - start)).collect(), None)
+                with _readable(self.path):
+                    rows = lazy.slice(start, min(BATCH, self._range[1] - start)).collect()
+                yield TextTable(rows, None)
             return
         first = self._range[0] <= self._lead
         quoted = self._layout.separator != "::"
@@ -181,6 +192,16 @@ class RatingShare:
             for start in range(0, len(values), BATCH):
                 part = slice(start, start + BATCH)
                 yield Batch(tables._ids(rows[part]), tables._ids(columns[part]), values[part].to_numpy())
+
+
+@contextlib.contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Refusals of polars as one sentence."""
+    try:
+        yield
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
+        reason = (str(error).splitlines() or ["it is damaged"])[0]
+        raise ValueError(f"{path} cannot be read as a table: {reason}") from None
 
 
 def _layout(path: Path, file_format: str | None, header: bool | None, decimal: str | None) -> Layout:
