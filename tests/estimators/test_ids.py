@@ -19,6 +19,7 @@ from fisherfold import MatrixCompletion, SubspaceClassifier, SubspaceRegressor
 from fisherfold.cli import app
 from fisherfold.estimators.id_files import from_json, objects, pack_ids, to_json, unpack_ids
 from fisherfold.estimators.ids import IdIndex, id_array
+from fisherfold.estimators.lookalikes import lookalikes
 
 BIG = 2**53
 MIDNIGHT = datetime.datetime(2020, 2, 1)
@@ -325,3 +326,8 @@ def test_the_command_line_keeps_large_ids_apart(tmp_path, suffix, start):
     run = CliRunner().invoke(app, ["complete", "recommend", str(model), str(start + 1), "--include-seen", "--json"])
     assert "was not in the fit" not in run.stderr
     assert list(json.loads(run.stdout)) == [str(start + 1)]
+
+
+def test_texts_of_thousands_of_digits_are_ids_like_any_other():
+    known = IdIndex(id_array(["9" * 5000, "1"], "row"))
+    assert lookalikes(known, id_array(["8" * 5000, "0" * 5000 + "1", "01"], "row")) == {"01": "1"}

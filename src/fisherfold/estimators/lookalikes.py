@@ -11,7 +11,7 @@ from typing import Any
 
 from fisherfold.estimators.ids import IdIndex, Ids
 
-_NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?")
+_NUMBER = re.compile(r"[+-]?[0-9]{1,300}(\.[0-9]*)?")  # of more digits nobody has lost zeros, and Python refuses some
 
 
 def lookalikes(index: IdIndex, ids: Ids) -> dict[Any, Any]:
