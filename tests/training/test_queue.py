@@ -464,3 +464,12 @@ def test_the_pace_of_a_run_is_known_from_logs_of_others(tmp_path: Path) -> None:
         assert not fresh._ends_in_time(run)
         fresh.until = queue_module.time.monotonic() + 130
         assert fresh._ends_in_time(run)
+
+
+def test_paces_of_others_are_looked_up_again_after_every_run(tmp_path: Path) -> None:
+    at_work = queue(tmp_path)
+    assert at_work._pace("wrn10_1", "sgd") == 0.0
+    assert queue(tmp_path).work(lambda: entries({"preset": "sgd"}))
+    at_work.train(entries({"preset": "adam"}))
+    (log,) = [RunLog.read(path) for path in tmp_path.glob("*-sgd-*.jsonl")]
+    assert at_work._pace("wrn10_1", "sgd") == log.epochs[0]["seconds"]

@@ -188,7 +188,8 @@ class MKFAC(torch.optim.Optimizer):
         """
         group = groups.prepared(param_group, self.defaults, self.manifold_lr, capturable=self.capturable)
         # groups have names all or none; those from before their names were looked up have none
-        if "param_names" in self.param_groups[0] if self.param_groups else self.model is not None:
+        by_name = "param_names" in self.param_groups[0] if self.param_groups else self.model is not None
+        if by_name:
             group["params"] = groups.named(group["params"], self.model, len(self.param_groups))
         groups.check_group({**self.defaults, **group})
         super().add_param_group(group)

@@ -182,6 +182,7 @@ class Queue:
             self.say(_account(job))
             if shares := sum(each["side_by_side"] for each in job.log.epochs[behind:]):
                 self._paces[entry.model, entry.preset] = (time.monotonic() - start) / shares
+        self._logged = None  # others have ended runs meanwhile
         left = (self.until - time.monotonic()) / 60
         self.say(f"  {time.monotonic() - start:.0f} s, {left:.1f} min left")
 
