@@ -14,7 +14,7 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
@@ -296,7 +296,7 @@ def write_tensors(
     layout = torch.contiguous_format
     plain = {name: tensor.detach().cpu().clone(memory_format=layout) for name, tensor in tensors.items()}
     content = json.loads(json.dumps({"kind": kind, "version": version, "header": dict(header)}))
-    signed = json.dumps(content | {"sha256": _digest(plain, content)})
+    signed = json.dumps(content | {"sha256": _signature(plain, content)})
     if len(signed) > HEADER_LIMIT // 2:  # quoted once more inside the file
         raise ValueError(f"cannot write {path}: its header has {len(signed):,} bytes, more than {HEADER_LIMIT // 2:,}")
     write_atomically(path, save(plain, metadata={HEADER: signed}))
@@ -334,7 +334,7 @@ def read_tensors(
         with safe_open(str(path), framework="pt") as file:
             content = _checked_content(file, path, kind, version)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            if content.pop("sha256", None) != _digest(tensors, content):
+            if content.pop("sha256", None) != _signature(tensors, content):
                 _refuse(f"{path} is damaged: its checksum does not match")
             if not isinstance(content.get("header"), dict):
                 raise ValueError("it has no header")
@@ -430,11 +430,28 @@ def sound(path: str | os.PathLike[str], kind: str) -> Iterator[None]:
         raise ValueError(reason if whole else f"{path} is not a sound {kind} file: {reason}") from None
 
 
-def _digest(tensors: Mapping[str, Tensor], content: Mapping[str, Any]) -> str:
-    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode())
+def digest(tensors: Iterable[Tensor]) -> str:
+    """A fingerprint of data.
+
+    Args:
+        tensors: the data.
+
+    Returns:
+        The SHA-256 of their shapes and contents.
+    """
+    found = hashlib.sha256()
+    for tensor in tensors:
+        array = tensor.detach().cpu().contiguous().numpy()
+        found.update(f"{array.dtype} {array.shape}".encode())
+        found.update(array.data.cast("B") if array.size else b"")
+    return found.hexdigest()
+
+
+def _signature(tensors: Mapping[str, Tensor], content: Mapping[str, Any]) -> str:
+    found = hashlib.sha256(json.dumps(content, sort_keys=True).encode())
     for name in sorted(tensors):
         tensor = tensors[name]
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         if tensor.numel():
-            digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+            found.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()

@@ -21,7 +21,7 @@ from fisherfold.estimators.subspace_files import load_model
 from fisherfold.estimators.table_files import read_table
 from fisherfold.estimators.tables import read_pairs, read_ratings
 from fisherfold.estimators.task_tables import choose_columns, read_tasks
-from fisherfold.files import HEADER, _digest, parse_json
+from fisherfold.files import HEADER, _signature, parse_json
 from fisherfold.solvers.state import State
 from fisherfold.training.checkpoint import load as load_training
 
@@ -86,7 +86,7 @@ def header(content: bytes) -> None:
 
     tensors = load_tensors((Path(__file__).parents[1] / "corpus" / "completion" / "small.safetensors").read_bytes())
     document = {"kind": "completion", "version": 1, "header": said}
-    signed = json.dumps(document | {"sha256": _digest(tensors, document)})
+    signed = json.dumps(document | {"sha256": _signature(tensors, document)})
     completion(save(tensors, metadata={HEADER: signed}))
 
 

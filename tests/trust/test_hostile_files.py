@@ -19,13 +19,13 @@ from safetensors.torch import save
 import fisherfold
 from fisherfold import Gaussian, NLLProblem, minimize
 from fisherfold.estimators import MatrixCompletion, SubspaceClassifier, SubspaceRegressor
-from fisherfold.files import HEADER, HEADER_LIMIT, _digest, read_tensors
+from fisherfold.files import HEADER, HEADER_LIMIT, _signature, read_tensors
 from fisherfold.manifolds import Sphere
 
 
 def signed(tensors, content):
     """A file with a right checksum, whatever it says: the work of an attacker who knows the format."""
-    text = json.dumps(content | {"sha256": _digest(tensors, content)})
+    text = json.dumps(content | {"sha256": _signature(tensors, content)})
     return save(tensors, metadata={HEADER: text})
 
 

@@ -11,7 +11,7 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -140,20 +140,3 @@ class FitCheckpoint:
         """Remove the file when the fit is done."""
         if self.group.is_first:
             self.path.unlink(missing_ok=True)
-
-
-def digest(tensors: Iterable[Tensor]) -> str:
-    """A fingerprint of data.
-
-    Args:
-        tensors: the data.
-
-    Returns:
-        The SHA-256 of their shapes and contents.
-    """
-    found = hashlib.sha256()
-    for tensor in tensors:
-        array = tensor.detach().cpu().contiguous().numpy()
-        found.update(f"{array.dtype} {array.shape}".encode())
-        found.update(array.data.cast("B") if array.size else b"")
-    return found.hexdigest()

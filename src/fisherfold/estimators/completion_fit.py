@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from fisherfold.distributed import ALONE, Group
-from fisherfold.estimators.checkpoint import FitCheckpoint, digest
+from fisherfold.estimators.checkpoint import FitCheckpoint
 from fisherfold.estimators.completion_model import CompletionModel, joined, level_and_scale
 from fisherfold.estimators.extremes import resolving, sampled
 from fisherfold.estimators.ids import IdIndex, plain
@@ -21,7 +21,7 @@ from fisherfold.estimators.inputs import Observations
 from fisherfold.estimators.point_posterior import point_posterior
 from fisherfold.estimators.posterior_files import pack_posterior, unpack_posterior
 from fisherfold.estimators.shared_ratings import Prepared, Share, seen_entries, share_out
-from fisherfold.files import sound
+from fisherfold.files import digest, sound
 from fisherfold.inference.completion import CompletionPosterior, fit_variational, start_posterior
 from fisherfold.inference.completion_path import gradual_start
 from fisherfold.problems.building import RepeatedPairs

@@ -17,7 +17,7 @@ from typing_extensions import Self
 
 from fisherfold.distributed import ALONE, Group
 from fisherfold.estimators import parameters
-from fisherfold.estimators.checkpoint import FitCheckpoint, digest
+from fisherfold.estimators.checkpoint import FitCheckpoint
 from fisherfold.estimators.ids import IdIndex, plain
 from fisherfold.estimators.inputs import unmasked
 from fisherfold.estimators.task_rows import (
@@ -31,6 +31,7 @@ from fisherfold.estimators.task_rows import (
     reject_text_targets,
     task_labels,
 )
+from fisherfold.files import digest
 from fisherfold.plain import counted
 
 Array = NDArray[Any]

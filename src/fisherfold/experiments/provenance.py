@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from fisherfold import datasets
-from fisherfold.estimators.checkpoint import digest
+from fisherfold.files import digest
 
 OTHER = " (other data)"  # behind the title of a figure
 
