@@ -4,9 +4,10 @@
     nvidia-cuda-mps-control -d && PYTHONPATH=src python benchmarks/gpu/cifar_queue.py --minutes 25 --processes 4
 
 Without ``--plan`` the order is that of importance: SGD, MKFAC, SGDG and KFAC on both networks for CIFAR-10, then
-CIFAR-100, then the other presets; one seed of everything before the next seed of anything. ``--search`` chooses the
-rates of the paper's baselines in the paper's sets first. A plan is a file of JSON lines (``fisherfold.training.plan``)
-that may be changed while the queue is at work: a run that is taken out of it is left at the end of its epoch.
+CIFAR-100, then the other presets; one seed of everything before the next seed of anything. With ``--search`` the rates
+of the paper's baselines are searched in the paper's sets instead. A plan is a file of JSON lines
+(``fisherfold.training.plan``) that may be changed while the queue is at work: a run that is taken out of it is left at
+the end of its epoch.
 Neighbours in the order that share a data set, a split and a network are trained side by side in one process; with
 ``--processes``, several processes each train runs of their own, which needs NVIDIA's MPS for their kernels to overlap;
 each of them takes its share of the CPU cores. Where machines come and go, a folder named by ``TORCHINDUCTOR_CACHE_DIR``
@@ -25,7 +26,7 @@ from pathlib import Path
 
 import torch
 
-from fisherfold.training.plan import default_plan, read_plan
+from fisherfold.training.plan import default_plan, grid_plan, read_plan
 from fisherfold.training.queue import Queue, Tally
 from fisherfold.training.train import pick_device
 
@@ -44,7 +45,7 @@ def work(given: argparse.Namespace, number: int, tally: Tally) -> None:
         tally=tally, images=given.images, compiled=not given.eager,
         checkpoint_every=given.checkpoint_every, say=lambda line: print(mark + line, flush=True),
     )  # fmt: skip
-    table = partial(default_plan, given.seeds, search=given.search)
+    table = grid_plan if given.search else partial(default_plan, given.seeds)
     queue.work(table if given.plan is None else partial(read_plan, given.plan))
 
 
@@ -55,7 +56,7 @@ def main() -> None:
     parser.add_argument("--side-by-side", type=int, help="runs per process; 3, or 1 with several processes")
     parser.add_argument("--processes", type=int, default=1, help="that share the device and the plan")
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--search", action="store_true", help="search the paper's sets of rates for the baselines")
+    parser.add_argument("--search", action="store_true", help="search the paper's sets of rates, train nothing else")
     parser.add_argument("--plan", type=Path, help="a file of JSON lines instead of the default order")
     parser.add_argument("--checkpoint-every", type=int, default=0, help="epochs; 0 only when the time is up")
     parser.add_argument("--device", default="auto")

@@ -20,7 +20,7 @@ from fisherfold.files import claimed
 from fisherfold.training import ImagePool, RunLog, read_logs
 from fisherfold.training import queue as queue_module
 from fisherfold.training.log import CHOICES
-from fisherfold.training.plan import Entry, default_plan, paper_grid, read_plan
+from fisherfold.training.plan import Entry, default_plan, grid_plan, paper_grid, read_plan
 from fisherfold.training.queue import Queue, Tally
 from fisherfold.training.run import Run
 
@@ -297,8 +297,13 @@ def test_the_default_plan_has_every_cell_once_per_seed_in_the_order_of_importanc
 
 
 def test_the_paper_searches_rates_and_betas_of_its_baselines() -> None:
-    searched = {e.preset: e.stages for e in default_plan(1, search=True) if e.stages}
+    plan = grid_plan()
+    searched = {e.preset: e.stages for e in plan}
     assert set(searched) == {"sgd", "sgdp", "adam", "adamp", "kfac"}
+    assert len({(e.dataset, e.model, e.preset) for e in plan}) == len(plan) == 20
+    # nothing is trained but trials: what is chosen is one of them
+    last = [e.trial(e.stages[-1][0], e.rounds[-1]) for e in plan]
+    assert [e.chosen(e.stages[-1][0]) for e in plan] == last
     rates = [candidate["lr"] for candidate in searched["sgd"][0]]
     assert (rates[0], rates[1], rates[-1], len(rates)) == (0.5, 0.2, 1e-5, 15)
     assert len(searched["adamp"][1]) == 9

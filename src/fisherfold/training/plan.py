@@ -32,8 +32,8 @@ THEN = (
 # the sets in which the paper searches: rates of all baselines, β₁ and β₂ of Adam and AdamP
 PAPER_RATES = tuple(float(f"{digit}e-{power}") for power in range(1, 6) for digit in (5, 2, 1))
 PAPER_BETAS = (0.9, 0.99, 0.999)
-PAPER_BASELINES = ("sgd", "sgdp", "adam", "adamp", "kfac")
-PAPER_ROUNDS = (2, 6, 16)
+PAPER_BASELINES = ("sgd", "kfac", "adam", "sgdp", "adamp")
+PAPER_ROUNDS = (1, 8)
 
 
 @dataclass(frozen=True)
@@ -173,21 +173,31 @@ def read_plan(path: Path) -> list[Entry]:
     return found
 
 
-def default_plan(seeds: int, *, search: bool = False) -> list[Entry]:
+def default_plan(seeds: int) -> list[Entry]:
     """The whole table in the order of importance, one seed of everything before the next seed of anything.
 
     Args:
         seeds: how many.
-        search: search the paper's sets of rates, betas and dampings for the baselines before their first runs.
 
     Returns:
         The entries.
     """
     cells = [(d, m, p) for names in (FIRST, THEN) for d in DATASETS for m in NETWORKS for p in names]
+    return [Entry(d, m, p, {}, seed) for seed in range(seeds) for d, m, p in cells]
+
+
+def grid_plan() -> list[Entry]:
+    """The searches of the paper's baselines in the paper's sets, task by task, and no runs besides.
+
+    Returns:
+        The entries; each ends as the trial that it has chosen.
+    """
+    whole = {"epochs": PAPER_ROUNDS[-1]}
     return [
-        Entry(d, m, p, {}, seed, stages=paper_grid(p) if search else (), rounds=PAPER_ROUNDS)
-        for seed in range(seeds)
-        for d, m, p in cells
+        Entry(d, m, p, whole, split="validation", stages=paper_grid(p), rounds=PAPER_ROUNDS)
+        for d in reversed(DATASETS)
+        for m in NETWORKS
+        for p in PAPER_BASELINES
     ]
 
 
