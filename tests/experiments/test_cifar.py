@@ -182,8 +182,8 @@ def test_the_table_becomes_files_and_a_section_of_the_page(tmp_path: Path) -> No
     cells, others, files = reproduce_cifar(options, tmp_path / "logs")
     assert len(cells) == 4 * len(cifar.OPTIMIZERS)
     assert json.loads(files["json"].read_text())["cells"] == [cell.as_json() for cell in cells]
-    assert json.loads(files["json"].read_text())["trials"] == cifar.as_rows(others)
-    assert len(others.rows) == 1
+    assert json.loads(files["json"].read_text())["trials"] == cifar.as_rows(others.trials)
+    assert len(others.trials.rows) == 1
     rows = list(csv.DictReader(files["csv"].read_text().splitlines()))
     assert {row["optimizer"] for row in rows if row["run"] == "True"} == {"mkfac", "sgd"}
     section = next(s for s in sections(options.output) if s.name == "cifar")
@@ -198,7 +198,7 @@ def test_runs_that_diverged_leave_files_that_are_json(tmp_path: Path) -> None:
     log(logs, [10.0], ended="diverged", images=300)
     (path,) = logs.iterdir()
     path.write_text(path.read_text().replace('"train_loss": 1.0', '"train_loss": NaN'))
-    files = cifar.write(cifar.cells(logs), cifar.trials(logs), out)
+    files = cifar.write(cifar.cells(logs), cifar.beside(logs), out)
 
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is no JSON")
@@ -216,7 +216,7 @@ def test_a_seed_that_diverged_is_counted_and_leaves_the_curves_of_the_others(tmp
     path.write_text(head + first + last.replace(" 1.0", f" {written}") + end)
     cell = found(tmp_path)
     assert cifar.text(cell) == "91.00 80.00–92.00 (91.50), 3 seeds, 1 diverged [94.76]"
-    (chart,) = cifar.section(cifar.cells(tmp_path), cifar.trials(tmp_path), command="x").charts
+    (chart,) = cifar.section(cifar.cells(tmp_path), cifar.beside(tmp_path), command="x").charts
     losses = chart.series[0].y["train_loss"]
     assert (losses.median, losses.least, losses.greatest) == ([1.0, 1.0], [1.0, 1.0], [1.0, 1.0])
 
@@ -239,7 +239,7 @@ def test_the_recorded_runs_of_the_repository_are_those_of_the_presets() -> None:
     # a file's name says what is not the preset's own, so that a queue finds what is there
     counted = sum(len(cell.runs) for cell in cells)
     for sub in (folder, folder / "search"):
-        for path in sub.glob("*.jsonl"):
+        for path in (path for path in sub.glob("*.jsonl") if path.name != CHOICES):
             header = RunLog.read(path).header
             told = header["dataset"], header["model"], Settings(**header["settings"]), header["seed"], header["split"]
             assert path.name == log_name(*told, None)
@@ -255,7 +255,6 @@ def test_runs_in_no_cell_are_listed_with_what_differs_from_their_presets(tmp_pat
     log(tmp_path / "search", [70.0, 88.0], split="validation", images=45_000, epochs=2)
     log(tmp_path / "search", [70.0, 89.0], split="validation", images=45_000, epochs=2, damping=3.0)
     log(tmp_path / "search", [70.0], split="validation", ended="", momentum=0.1)
-    (tmp_path / "search" / CHOICES).write_text("{}\n")
     shown = cifar.trials(tmp_path)
     assert [list(row[2:6]) for row in shown.rows] == [
         ["schedule cosine, refresh_every 5, 1000 images", "test", 1, 50.0],
@@ -263,3 +262,23 @@ def test_runs_in_no_cell_are_listed_with_what_differs_from_their_presets(tmp_pat
     ]  # fmt: skip
     assert shown.rows[0][:2] == ("CIFAR-10 VGG16-BN", "MKFAC")
     assert cifar.as_rows(shown)[2]["what differs"] == "damping 3"
+
+
+def test_searches_are_listed_with_what_the_preset_has(tmp_path: Path) -> None:
+    (tmp_path / "search").mkdir()
+    asked = {"dataset": "cifar100", "model": "vgg16bn", "preset": "sgd", "changes": {"epochs": 8}, "rounds": [1, 8]}
+    tried = [
+        {"candidate": {"lr": rate}, "epochs": epochs, "accuracy": 10.0 * epochs - rate}
+        for epochs, rates in ((1, (0.5, 0.05, 0.02, 0.01)), (8, (0.05, 0.02)))
+        for rate in rates
+    ]
+    record = {**asked, "candidates": [], "chosen": {"lr": 0.02}, "tried": tried}
+    unlike = {**record, "preset": "adam", "chosen": {"lr": 0.02}}
+    (tmp_path / "search" / CHOICES).write_text("".join(json.dumps(each) + "\n" for each in (record, unlike)))
+    shown = cifar.as_rows(cifar.searches(tmp_path))
+    assert shown[0] == {
+        "task": "CIFAR-100 VGG16-BN", "preset": "SGD", "trials": 6, "epochs of the last": 8, "chosen": "lr 0.02",
+        "accuracy": 79.98, "the preset has": "lr 0.05", "its accuracy": 79.95,
+    }  # fmt: skip
+    assert (shown[1]["the preset has"], shown[1]["its accuracy"]) == ("lr 0.001", None)  # left after the first round
+    assert not cifar.searches(tmp_path / "search").rows

@@ -144,7 +144,7 @@ def test_a_search_keeps_the_better_third_and_trains_the_best(tmp_path: Path) -> 
     assert second == set(sorted(first, key=lambda rate: -first[rate])[:2])
     chosen = record["chosen"]
     assert chosen["lr"] == max(second, key=lambda rate: tried[rate, None, 2])
-    assert tried[chosen["lr"], chosen["momentum"], 2] == max(v for k, v in tried.items() if k[1] is not None)
+    assert tried[chosen["lr"], chosen.get("momentum"), 2] == max(v for k, v in tried.items() if k[2] == 2)
     assert record["commit"]
     assert all("validation" in name for name in names(tmp_path / "search") if name != CHOICES)
     log = RunLog.read(next(tmp_path.glob("*.jsonl")))
@@ -154,6 +154,29 @@ def test_a_search_keeps_the_better_third_and_trains_the_best(tmp_path: Path) -> 
     assert queue(tmp_path).work(lambda: [Entry.of({**TASK, **search, "epochs": 2, "batch": 8, "seed": 1})])
     assert (tmp_path / "search" / CHOICES).read_text() == before  # another seed asks the same question
     assert len(names(tmp_path)) == 2
+
+
+def test_a_later_list_of_candidates_takes_nothing_away(tmp_path: Path) -> None:
+    search = {"candidates": [[{"lr": 0.05}, {"lr": 0.0}], [{"momentum": 0.0, "lr": 0.0}, {"lr": 1e30}]], "rounds": [2]}
+    assert queue(tmp_path).work(lambda: entries({**search, "epochs": 2, "batch": 8}))
+    record = json.loads((tmp_path / "search" / CHOICES).read_text())
+    scores = [trial["accuracy"] for trial in record["tried"]]
+    assert max(scores[2:]) < scores[0] == max(scores)
+    assert record["chosen"] == {"lr": 0.05}
+
+
+def test_a_search_that_ends_as_its_best_trial_needs_no_more_than_its_record(tmp_path: Path) -> None:
+    search = {"candidates": [{"lr": 0.05}, {"lr": 0.0}], "rounds": [1, 2], "split": "validation"}
+    plan = entries({**search, "epochs": 2})
+    assert queue(tmp_path).work(lambda: plan)
+    record, logs = tmp_path / "search" / CHOICES, names(tmp_path / "search")
+    assert len(logs) == 1 + 3
+    for name in logs:
+        if name != CHOICES:
+            (tmp_path / "search" / name).unlink()
+    before = record.read_text()
+    assert queue(tmp_path).work(lambda: plan)
+    assert (record.read_text(), names(tmp_path / "search"), names(tmp_path)) == (before, [CHOICES], [])
 
 
 def test_a_damaged_record_of_choices_is_named_and_ends_no_run_in_training(tmp_path: Path) -> None:

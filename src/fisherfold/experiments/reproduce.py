@@ -23,7 +23,7 @@ from fisherfold.experiments.adapters import CLAIMS, THEORY_CLAIMS, figure_sectio
 from fisherfold.experiments.figures import FigurePlan, FigureResult, Say, Tick, run_figure
 from fisherfold.experiments.plots import write_figure
 from fisherfold.experiments.report import write_page
-from fisherfold.experiments.sections import Section, Table, Verdict
+from fisherfold.experiments.sections import Section, Verdict
 from fisherfold.experiments.theory import Part, Settings
 from fisherfold.experiments.theory.records import run_recorded, write_summary
 from fisherfold.experiments.theory.report import write_part
@@ -209,7 +209,7 @@ def keep(section: Section, options: Options) -> None:
 
 def reproduce_cifar(
     options: Options, results: Path = cifar.RESULTS
-) -> tuple[list[cifar.CellResult], Table, dict[str, Path]]:
+) -> tuple[list[cifar.CellResult], cifar.Beside, dict[str, Path]]:
     """Assemble the CIFAR table from logged runs, write its files and its section.
 
     Training is not done here: it takes a GPU and hours, and ``benchmarks/gpu/cifar_queue.py`` does it in pieces.
@@ -219,9 +219,9 @@ def reproduce_cifar(
         results: the folder of the logs.
 
     Returns:
-        The cells, all other runs, and the files by kind.
+        The cells, what is beside them, and the files by kind.
     """
-    found, others = cifar.cells(results), cifar.trials(results)
+    found, others = cifar.cells(results), cifar.beside(results)
     files = cifar.write(found, others, options.folder("cifar"))
     picture = files["png"].relative_to(options.output).as_posix()
     command = options.command("cifar")

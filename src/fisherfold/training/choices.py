@@ -60,15 +60,25 @@ class Choices:
             write_atomically(self.path, (before + json.dumps(record) + "\n").encode())
         return True
 
-    def _records(self, entry: Entry) -> list[dict[str, Any]]:
+    def records(self) -> list[dict[str, Any]]:
+        """All choices, oldest first.
+
+        Returns:
+            What was asked and chosen, and every candidate that was tried with its epochs and its accuracy.
+
+        Raises:
+            ValueError: if a line of the file is no record of a choice.
+        """
         if not self.path.is_file():
             return []
-        question = json.loads(json.dumps(_question(entry)))
         try:
-            records = [_checked(parse_json(line)) for line in self.path.read_text(encoding="utf-8").splitlines()]
+            return [_checked(parse_json(line)) for line in self.path.read_text(encoding="utf-8").splitlines()]
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"{self.path} holds a line that is no record of a choice: {error}") from None
-        return [record for record in records if all(record.get(key) == value for key, value in question.items())]
+
+    def _records(self, entry: Entry) -> list[dict[str, Any]]:
+        question = json.loads(json.dumps(_question(entry)))
+        return [r for r in self.records() if all(r.get(key) == value for key, value in question.items())]
 
 
 def _checked(record: Any) -> dict[str, Any]:

@@ -7,7 +7,7 @@ A plan is a file of JSON lines such as
 whose further entries replace settings of the preset. With ``"candidates"``, a list of such replacements, the best of
 them is searched on the validation split first, in rounds: all candidates are trained for the first number of epochs in
 ``"rounds"``, the better third of them for the second, and so on. A list of lists is searched one list after the other,
-each with the best of those before it.
+each with the best of those before it, which stays if none of them is better.
 """
 
 from __future__ import annotations

@@ -226,7 +226,9 @@ class Queue:
                 trials, chosen = self._search(entry)
                 if chosen is None:
                     return trials
-            entry = entry.chosen(chosen)
+            searched, entry = entry, entry.chosen(chosen)
+            if entry == searched.trial(chosen, searched.rounds[-1]):
+                return []  # there is a record of it, with or without its log
         return [entry] if self._missing(entry) else []
 
     def _ends_in_time(self, entry: Entry) -> bool:
@@ -292,6 +294,7 @@ class Queue:
     def _search(self, entry: Entry) -> tuple[list[Entry], dict[str, Any] | None]:
         """How far a search has come: the trials it waits for, or what it has chosen, which is written down."""
         chosen: dict[str, Any] = {}
+        best = -1.0
         tried: list[dict[str, Any]] = []
         for stage in entry.stages:
             alive = [{**chosen, **candidate} for candidate in stage]
@@ -310,7 +313,8 @@ class Queue:
                 order = sorted(range(len(alive)), key=lambda i: -(scores[i] or 0.0))
                 kept = 1 if number == len(entry.rounds) else -(-len(alive) // KEPT)
                 alive = [alive[i] for i in order[:kept]]
-            chosen = alive[0]
+            if (score := scores[order[0]] or 0.0) > best:  # else what was chosen before them stays
+                chosen, best = alive[0], score
         if self.choices.add(entry, chosen, tried, provenance(self.device)):
             failed = sum(each["accuracy"] is None for each in tried)
             beside = f", {failed} of which failed" if failed else ""

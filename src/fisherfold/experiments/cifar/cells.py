@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fisherfold.experiments.sections import Table
-from fisherfold.plain import counted
 from fisherfold.training import PRESETS, RunLog, Settings, preset_of, read_logs, settings
 from fisherfold.training.options import with_defaults
 
@@ -126,7 +124,7 @@ def cells(folder: Path = RESULTS) -> list[CellResult]:
             f"there is no folder {folder} of training runs: 'fisherfold train cifar10 --folder {folder}' makes one, or "
             "give the folder of your runs with --results"
         )
-    own, _ = _shared_out(folder)
+    own, _ = shared_out(folder)
     found = []
     for index, (dataset, model) in enumerate(TASKS):
         for optimizer in OPTIMIZERS:
@@ -136,15 +134,30 @@ def cells(folder: Path = RESULTS) -> list[CellResult]:
     return found
 
 
-def _logs(folder: Path) -> list[RunLog]:
+def ended_logs(folder: Path) -> list[RunLog]:
+    """The runs of a folder that are over, well or not.
+
+    Args:
+        folder: of the logs.
+
+    Returns:
+        Their logs.
+    """
     return [log for log in read_logs(folder) if log.ended]
 
 
-def _shared_out(folder: Path) -> tuple[list[RunLog], list[RunLog]]:
-    """The finished runs that count, one per cell and seed, and all others."""
+def shared_out(folder: Path) -> tuple[list[RunLog], list[RunLog]]:
+    """Tell finished runs that count in the table from those that do not.
+
+    Args:
+        folder: of the logs.
+
+    Returns:
+        One per cell and seed, and all others.
+    """
     own: dict[tuple[tuple[str, str, str], int], RunLog] = {}
     others = []
-    for log in sorted(_logs(folder), key=lambda log: str(log.header["date"])):
+    for log in sorted(ended_logs(folder), key=lambda log: str(log.header["date"])):
         place = _cell(log), log.header["seed"]
         if _counts(log) and place not in own:
             own[place] = log
@@ -154,52 +167,18 @@ def _shared_out(folder: Path) -> tuple[list[RunLog], list[RunLog]]:
 
 
 def _cell(log: RunLog) -> tuple[str, str, str]:
-    return log.header["dataset"], log.header["model"], _preset(log)
+    return log.header["dataset"], log.header["model"], preset_name(log)
 
 
-def trials(folder: Path = RESULTS) -> Table:
-    """What settings were chosen by, and what else was run: all runs that are in no cell.
-
-    Args:
-        folder: of the logs; those of searches are in ``search`` below it.
-
-    Returns:
-        A row per run with what differs from the preset, ordered by task, preset, images, epochs and accuracy.
-    """
-    searched = folder / "search"
-    logs = _shared_out(folder)[1] + (_logs(searched) if searched.is_dir() else [])
-    rows: list[tuple[str, str, str, str, int, float, float]] = []
-    for log in logs:
-        header = log.header
-        task, preset = (header["dataset"], header["model"]), _preset(log)
-        own = settings(preset, *task).as_json() if preset in PRESETS else {}
-        given = with_defaults(header["settings"])
-        changed = [key for key in own if key not in {"preset", "epochs"} and given[key] != own[key]]
-        other = [f"{key} {given[key]:g}" if isinstance(own[key], float) else f"{key} {given[key]}" for key in changed]
-        if header["images"] != ALL_IMAGES[header["split"]]:
-            other.append(counted(header["images"], "image"))
-        name, label = " ".join(NAMES.get(word, word) for word in task), LABELS.get(preset, preset)
-        loss = round(float(log.epochs[-1]["train_loss"]), 3)
-        differs = ", ".join(other) or "nothing"
-        rows.append((name, label, differs, header["split"], len(log.epochs), log.last, loss))
-    columns = ["task", "preset", "what differs", "judged by", "epochs", "accuracy of the last", "training loss"]
-    rows.sort(key=lambda row: (*row[:2], row[3], row[4], -row[5]))
-    return Table("Runs that settings were chosen by, and others", columns, rows)
-
-
-def as_rows(shown: Table) -> list[dict[str, Any]]:
-    """A table as plain values.
+def preset_name(log: RunLog) -> str:
+    """The preset whose settings a run had, or the one it was called by where none has them.
 
     Args:
-        shown: the table.
+        log: of the run.
 
     Returns:
-        An entry per row, with the names of the columns.
+        The name of the preset.
     """
-    return [dict(zip(shown.columns, row, strict=True)) for row in shown.rows]
-
-
-def _preset(log: RunLog) -> str:
     header, given = log.header, with_defaults(log.header["settings"])
     try:
         return preset_of(Settings(**given), header["dataset"], header["model"])
@@ -208,7 +187,7 @@ def _preset(log: RunLog) -> str:
 
 
 def _counts(log: RunLog) -> bool:
-    header, preset = log.header, _preset(log)
+    header, preset = log.header, preset_name(log)
     if header["split"] != "test" or header["images"] != ALL_IMAGES["test"] or preset not in PRESETS:
         return False
     own = settings(preset, header["dataset"], header["model"]).as_json()

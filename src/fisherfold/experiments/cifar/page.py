@@ -11,8 +11,9 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from fisherfold.experiments.cifar.cells import LABELS, NAMES, OPTIMIZERS, TASKS, CellResult, as_rows, spread_of
+from fisherfold.experiments.cifar.cells import LABELS, NAMES, OPTIMIZERS, TASKS, CellResult, spread_of
 from fisherfold.experiments.cifar.claims import CLAIM, comparisons, judge, margins
+from fisherfold.experiments.cifar.searches import Beside
 from fisherfold.experiments.sections import Band, Chart, Section, Series, Table
 from fisherfold.files import make_folder, write_atomically
 from fisherfold.plain import counted, finite
@@ -68,12 +69,12 @@ def text(cell: CellResult) -> str:
     return f"{median:.2f}{spread} ({last}), {seeds}{some}{paper}"
 
 
-def section(found: Sequence[CellResult], others: Table, *, command: str, picture: str = "") -> Section:
+def section(found: Sequence[CellResult], others: Beside, *, command: str, picture: str = "") -> Section:
     """The table as a section of the page.
 
     Args:
         found: of ``cells``.
-        others: of ``trials``.
+        others: what is beside it.
         command: what repeats it.
         picture: its PNG below the folder of the page.
 
@@ -96,7 +97,7 @@ def section(found: Sequence[CellResult], others: Table, *, command: str, picture
     ]
     return Section(
         "cifar", "CIFAR-10 and CIFAR-100 with MKFAC", CLAIM, verdict, why, made, command, charts,
-        [table(found), comparisons(found), others], picture, notes,
+        [table(found), comparisons(found), others.searches, others.trials], picture, notes,
     )  # fmt: skip
 
 
@@ -160,12 +161,12 @@ def draw(found: Sequence[CellResult]) -> Figure:
     return figure
 
 
-def write(found: Sequence[CellResult], others: Table, folder: Path) -> dict[str, Path]:
+def write(found: Sequence[CellResult], others: Beside, folder: Path) -> dict[str, Path]:
     """The curves as a picture and the raw table as CSV and JSON.
 
     Args:
         found: of ``cells``.
-        others: of ``trials``, for the JSON.
+        others: what is beside it, for the JSON.
         folder: made if needed.
 
     Returns:
@@ -182,6 +183,6 @@ def write(found: Sequence[CellResult], others: Table, folder: Path) -> dict[str,
     draw(found).savefig(picture, format="png", dpi=130)
     write_atomically(files["png"], picture.getvalue())
     write_atomically(files["csv"], sheet.getvalue().encode())
-    content = finite({"cells": rows, "trials": as_rows(others)})  # a run that diverged ends with a loss of NaN
+    content = finite({"cells": rows, **others.as_json()})  # a run that diverged ends with a loss of NaN
     write_atomically(files["json"], json.dumps(content, indent=1, allow_nan=False).encode())
     return files
