@@ -362,6 +362,17 @@ def test_files_keep_everything(table, tmp_path):
     assert sorted(p.name for p in (tmp_path / "model").iterdir()) == ["model.json", "model.safetensors"]
 
 
+def test_errors_along_a_path_of_ranks_are_those_of_fits_by_themselves():
+    rng = np.random.default_rng(1)
+    people, films, levels = rng.normal(size=(150, 3)), rng.normal(size=(60, 3)), rng.normal(size=(150, 1))
+    truth = 3 + 0.5 * levels + 0.4 * people @ films.T
+    table = np.where(rng.random(truth.shape) < 0.25, truth + 0.3 * rng.normal(size=truth.shape), np.nan)
+    path = MatrixCompletionCV(ranks=(2, 5, 10)).fit(table).cv_results_["mean_rmse"]
+    alone = [MatrixCompletionCV(ranks=(rank,)).fit(table).best_rmse_ for rank in (2, 5, 10)]
+    np.testing.assert_allclose(path, alone, rtol=0.01)
+    assert path[1] < 0.9 * path[0]  # the third factor is found
+
+
 def test_files_keep_the_search(table, tmp_path):
     _, pairs, values, held, _ = table
     model = MatrixCompletionCV(ranks=(1, 2), ridges=(None, 5.0), max_iter=5).fit(pairs, values)

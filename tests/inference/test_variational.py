@@ -12,7 +12,8 @@ from reference_completion import low_rank
 
 import fisherfold.inference.completion as module
 from fisherfold.inference.completion import fit_variational, half_step, moments, start_posterior
-from fisherfold.inference.completion_path import gradual_start
+from fisherfold.inference.completion_path import gradual_start, raise_rank
+from fisherfold.inference.completion_start import FACTOR_SHARE
 from fisherfold.inference.predictive import predict_pairs
 from fisherfold.problems.packed import unpack
 from fisherfold.problems.ratings import Ratings
@@ -123,13 +124,35 @@ def test_surplus_rank_does_no_harm_with_fewer_ratings_than_coefficients(shape):
     assert np.mean(errors[10]) < 1.1 * np.mean(errors[2])
 
 
-def test_a_start_is_gradual_only_where_coefficients_outnumber_ratings():
+def test_a_start_is_gradual_only_where_a_coefficient_has_less_than_three_ratings():
     ratings, _ = low_rank(60, 40, 2, 0.3, 0.4, 3)
-    for rank, options in ((ratings.n_ratings // 100, {}), (20, {"ridge": 2.0})):
+    for rank, options in ((ratings.n_ratings // 300, {}), (20, {"ridge": 2.0})):
         direct, chosen = start_posterior(ratings, rank, **options), gradual_start(ratings, rank, **options)
         torch.testing.assert_close(chosen.columns.mean, direct.columns.mean, rtol=0, atol=0)
         assert chosen.noise_precision == direct.noise_precision
     assert gradual_start(ratings, 20).noise_precision > start_posterior(ratings, 20).noise_precision
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_factor_of_a_sparse_table_is_lost_on_the_way(seed):
+    ratings, truth = low_rank(200, 200, 6, 0.1, 0.3, seed)
+    known = start_posterior(ratings, 6)
+    right = np.linalg.svd(truth - truth.mean(1, keepdims=True), full_matrices=False)[2][:6]
+    known.columns.mean[:, :-1] = torch.from_numpy(right.T * np.sqrt(200))
+    best = fit_variational(ratings, 6, init=known).bound()
+    for rank in (6, 8, 10):
+        found = fit_variational(ratings, rank, init=gradual_start(ratings, rank)).bound()
+        assert found > best - 0.015, rank
+
+
+def test_factors_that_are_added_share_what_is_left_among_themselves():
+    ratings, _ = low_rank(60, 40, 2, 0.5, 0.4, 3)
+    few = fit_variational(ratings, 4)
+    fitted = few.rows.mean[:, :-1] @ few.columns.mean[:, :-1].T + few.rows.mean[:, -1:] + few.columns.mean[:, -1]
+    rows, columns, values = ratings.entries()
+    left = float((values - fitted[rows.long(), columns.long()]).square().mean())
+    wider = raise_rank(few, ratings, 6)
+    torch.testing.assert_close(wider.rows.start_variance[4:6], torch.full((2,), FACTOR_SHARE * left / 2).double())
 
 
 def test_intervals_cover_what_they_promise():
