@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ import torch
 
 from fisherfold.datasets import Images
 from fisherfold.files import claimed
-from fisherfold.training import ImagePool, RunLog, read_logs
+from fisherfold.training import ImagePool, RunLog, read_logs, settings
 from fisherfold.training import queue as queue_module
+from fisherfold.training.choices import Choices
 from fisherfold.training.log import CHOICES
 from fisherfold.training.plan import Entry, default_plan, grid_plan, paper_grid, read_plan
 from fisherfold.training.queue import Queue, Tally
@@ -299,6 +301,22 @@ def test_the_plan_that_comes_with_the_benchmarks_can_be_read() -> None:
         ]
         assert shared[0] == shared[1]
         assert [len(stage) for stage in theirs] == [len(stage) for stage in ours]
+
+
+def test_rates_that_are_not_those_of_the_presets_go_on_to_longer_trials() -> None:
+    root = Path(__file__).parents[2]
+    if not (root / "benchmarks" / "gpu").is_dir():
+        pytest.skip("an installed package has no benchmarks")
+    asked = {
+        (entry.dataset, entry.model, entry.preset): entry.stages[0]
+        for entry in read_plan(root / "benchmarks" / "gpu" / "cifar_rates.jsonl")
+    }
+    for record in Choices(root / "results" / "cifar" / "search").records():
+        cell = record["dataset"], record["model"], record["preset"]
+        own = settings(cell[2], *cell[:2])
+        trials = asked.pop(cell, None)
+        assert trials == (None if replace(own, **record["chosen"]) == own else ({}, record["chosen"]))
+    assert not asked
 
 
 def test_missing_plans_and_no_time_are_refused(tmp_path: Path) -> None:
