@@ -141,25 +141,28 @@ def _in_tangent_basis(operator: FisherOperator, g: Tangent, damping: float) -> T
     if operator.manifold.dim == 0:
         return scale(0.0, g)
     basis = tangent_basis(operator.manifold, operator.point)
-    if operator.n_rows is not None:
-        coordinates = operator.rows() @ basis
-        matrix = coordinates.T @ coordinates
+    factor = None if operator.n_rows is None else operator.rows() @ basis
+    if factor is not None:
+        matrix = factor.T @ factor
     else:
         columns = [flatten(operator._matvec(unflatten(b, operator.point))) for b in basis.T]
         matrix = basis.T @ torch.stack(columns, dim=1)
         matrix = (matrix + matrix.T) / 2
     flat = basis.T @ flatten(g)
-    return unflatten(basis @ _solve_positive(matrix, flat, damping), operator.point)
+    return unflatten(basis @ _solve_positive(matrix, flat, damping, factor), operator.point)
 
 
-def _solve_positive(matrix: Tensor, rhs: Tensor, damping: float) -> Tensor:
-    """Cholesky, or the spectrum where the damped matrix is singular to rounding."""
+def _solve_positive(matrix: Tensor, rhs: Tensor, damping: float, factor: Tensor | None) -> Tensor:
+    """Cholesky, or the spectrum where the damped matrix, WᵀW if a factor W is given, is singular to rounding."""
     damped = matrix + damping * torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
-    factor, info = torch.linalg.cholesky_ex(damped)
-    diagonal = factor.diagonal()
-    well = int(info) == 0 and float(diagonal.min() / diagonal.max()) ** 2 > matrix.shape[0] * torch.finfo(rhs.dtype).eps
-    if well:
-        return torch.cholesky_solve(rhs[:, None], factor)[:, 0]
+    lower, info = torch.linalg.cholesky_ex(damped)
+    diagonal = lower.diagonal()
+    condition = float(diagonal.min() / diagonal.max()) ** 2 if int(info) == 0 else 0.0
+    rounding = len(matrix) * torch.finfo(rhs.dtype).eps
+    if factor is not None and damping > 0 and condition <= 1e2 * rounding and bool(torch.isfinite(matrix).all()):
+        return _by_singular_values(factor, rhs, damping)
+    if condition > rounding:
+        return torch.cholesky_solve(rhs[:, None], lower)[:, 0]
     values, vectors = torch.linalg.eigh(matrix)
     least = float(values[0])
     if least < -1e2 * float(_cutoff(values.abs())):
@@ -182,6 +185,13 @@ def _spectral_solve(values: Tensor, vectors: Tensor, rhs: Tensor, damping: float
     return inside + outside / damping if damping > 0 and float(outside.norm()) > rounding else inside
 
 
+def _by_singular_values(rows: Tensor, rhs: Tensor, damping: float) -> Tensor:
+    """(WᵀW + λ I)⁻¹ g from W itself: a Gram matrix loses singular values below √eps, which a tiny λ does not cover."""
+    _, singular, right = torch.linalg.svd(rows, full_matrices=False)
+    keep = singular > singular.max() * max(rows.shape) * torch.finfo(rows.dtype).eps
+    return _spectral_solve(singular[keep].square(), right[keep].T, rhs, damping, _rounding(rhs))
+
+
 def _rounding(rhs: Tensor) -> float:
     return 1e2 * torch.finfo(rhs.dtype).eps * float(rhs.norm())
 
@@ -191,19 +201,17 @@ def _cutoff(values: Tensor) -> Tensor:
     return values.max().clamp(min=0) * len(values) * torch.finfo(values.dtype).eps
 
 
-def _gram_eigen(operator: FisherOperator) -> tuple[Tensor, Tensor, Tensor]:
-    """The factor W, and the eigenvalues and orthonormal eigenvectors WᵀQ s^(-1/2) of WᵀW that are not rounding."""
-    rows = operator.rows()
-    values, vectors = torch.linalg.eigh(rows @ rows.T)
-    keep = values > _cutoff(values)
-    values, vectors = values[keep], vectors[:, keep]
-    return rows, values, rows.T @ (vectors / values.sqrt())
-
-
 def _in_sample_space(operator: FisherOperator, g: Tangent, damping: float) -> Tangent:
     """Woodbury in its spectral form, with V s Vᵀ = WᵀW from the eigenvectors of WWᵀ."""
-    rows, values, vectors = _gram_eigen(operator)
-    flat = flatten(g)
+    rows, flat = operator.rows(), flatten(g)
+    values, vectors = torch.linalg.eigh(rows @ rows.T)
+    least, cutoff = float(values[0]), float(_cutoff(values))
+    if 0 < damping < 10 * cutoff - least:
+        # λ does not outweigh what the cutoff would take for zero, and refinement would go astray
+        d = _by_singular_values(rows, flat, damping)
+        return operator.manifold.project(operator.point, unflatten(d, operator.point))
+    keep = values > cutoff
+    values, vectors = values[keep], rows.T @ (vectors[:, keep] / values[keep].sqrt())
     rounding = _rounding(flat)
     d = _spectral_solve(values, vectors, flat, damping, rounding)
     # eigenvectors that come from a Gram matrix lose digits where s is small; refinement gives them back
