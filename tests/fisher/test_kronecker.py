@@ -189,6 +189,21 @@ def test_elsewhere_the_factors_precondition_conjugate_gradients(name, damping):
     agree(solution.x, dense_solve(operator, g, damping), rtol=1e-7)
 
 
+@pytest.mark.parametrize("manifold", [Stiefel(4, 4), Stiefel(6, 1), Oblique(6, 4), Oblique(1, 4)], ids=str)
+def test_singular_factors_precondition_nothing(manifold):
+    """Where nothing damps them: solved for a g in the range of F, and for any other the end is said, with no crash."""
+    for seed in range(12):
+        x = manifold.random_point(generator=generator(seed))
+        ranks = [max(1, size // 2) for size in x.shape]
+        left, right = (positive(x.shape[k], 10 * k + seed, rank=ranks[k]) for k in (0, 1))
+        operator = KroneckerFisher(manifold, x, left=left, right=right)
+        any_g = manifold.random_tangent(x, generator=generator(3))
+        g = operator.matvec(any_g)
+        agree(operator.matvec(operator.solve(g)), g, rtol=1e-8)
+        if float((operator.matvec(dense_solve(operator, any_g, 0)) - any_g).norm()) > 1e-3:
+            assert operator.solution(any_g).curvature == "zero"
+
+
 @pytest.mark.parametrize("name", sorted(SHAPES))
 @pytest.mark.parametrize("damping", DAMPINGS)
 def test_row_block_solve_is_exact(name, damping):

@@ -401,3 +401,20 @@ def test_cg_ends_where_its_preconditioner_is_singular():
     operator = KroneckerFisher(manifold, x, left=torch.zeros(5, 5, dtype=x.dtype), right=torch.eye(2, dtype=x.dtype))
     found = operator.solution(manifold.random_tangent(x, generator=g))
     assert (found.curvature, float(found.x.norm()), found.residual) == ("zero", 0.0, 1.0)
+
+
+def test_cg_ends_where_its_preconditioner_has_nothing_left_to_say():
+    """A user's singular preconditioner: what rounding leaves along its range is no residual to divide by."""
+
+    class AlongOne(DenseFisher):
+        def precondition(self, v, damping):
+            return self.unit * (self.unit @ v)
+
+    for seed in range(40):
+        draw = torch.randn(3, 3, generator=generator(seed), dtype=torch.float64)
+        operator = AlongOne(Euclidean(3), torch.zeros(3, dtype=torch.float64), draw @ draw.T + torch.eye(3).double())
+        operator.unit = draw[0] / draw[0].norm()
+        found = operator.solution(draw[1], method="cg")
+        assert found.curvature == "zero"
+        best = operator.unit * (operator.unit @ draw[1]) / operator.quadratic(operator.unit)
+        torch.testing.assert_close(found.x, best)

@@ -104,7 +104,7 @@ class _Recursion:
 
     def __init__(self, space: _TangentSystem, rtol: float) -> None:
         self.space, self.x = space, scale(0.0, space.g)
-        self.curvature, self.steepest = "positive", 0.0
+        self.curvature, self.steepest, self.goal = "positive", 0.0, 0.0
         self._begin(space.g)
         self.size, self.goal = self.left, rtol * self.left
         # beside a long x along a flat direction rounding may leave more residual than x = 0 has, though x is near
@@ -117,6 +117,7 @@ class _Recursion:
         self.checked, self.left_then = self.space.products, self.left
         z = self.space.precondition(r)
         self.p, self.rz = z, float(dot(r, z))
+        self._look_for_rounding(z)
         self.kept = _Residuals(r, is_plain=z is r)
         self.kept.add(r, z, self.rz)
 
@@ -153,8 +154,7 @@ class _Recursion:
         if not math.isfinite(along):
             self.x, self.curvature = scale(math.nan, self.x), "not finite"
             return
-        # a curvature at the rounding level of the steepest one seen is no curvature: dividing by it would blow up x;
-        # and a singular preconditioner has nothing to say about what is left of r, so that p is 0
+        # a curvature at the rounding level of the steepest one seen is no curvature: dividing by it would blow up x
         self.steepest = max(self.steepest, abs(along) / length) if length > 0 else self.steepest
         rounding = 10 * space.eps * self.steepest * length
         if not along > rounding:
@@ -170,8 +170,14 @@ class _Recursion:
         self.drift += space.eps * (self.steepest * _length(self.x) + self.left) + removed
         z = space.precondition(self.r)
         before, self.rz = self.rz, float(dot(self.r, z))
+        self._look_for_rounding(z)
         self.p = combine(1.0, z, self.rz / before, p)
         self.kept.add(self.r, z, self.rz)
+
+    def _look_for_rounding(self, z: Tangent) -> None:
+        """A singular preconditioner has nothing to say about some r: its z is 0, or rounding at right angles to r."""
+        if z is not self.r and self.left > self.goal and self.rz <= 10 * self.space.eps * self.left * _length(z):
+            self.curvature = "zero"
 
 
 class _TangentSystem:

@@ -110,6 +110,9 @@ class KroneckerFisher(FisherOperator):
 
     @override
     def precondition(self, v: Tensor, damping: float) -> Tensor:
+        if damping == 0 and self._is_singular():
+            # a pseudo-inverse would keep CG out of directions that the restriction to the tangent space needs
+            return v
         return self._inverse(v, damping, factored=False)
 
     def precondition_hessian(self, v: Tensor, damping: float) -> Tensor:
@@ -130,10 +133,17 @@ class KroneckerFisher(FisherOperator):
             mean *= float(side.diagonal().mean()) if side is not None else 1.0
         return self._inverse(v, damping + 0.1 * mean, factored=False)
 
-    def _inverse(self, g: Tensor, damping: float, factored: bool) -> Tensor:
+    def _spectra(self) -> tuple[tuple[Tensor, Tensor] | None, tuple[Tensor, Tensor] | None]:
         if self._eigen is None:
             self._eigen = (_eigen(self.left, self.factor), _eigen(self.right, 1.0))
-        left, right = self._eigen
+        return self._eigen
+
+    def _is_singular(self) -> bool:
+        """Whether R ⊗ L is so up to rounding, where nothing damps it."""
+        return bool((_inverse_spectrum(*self._spectra(), self.point, 0.0, factored=False) == 0).any())
+
+    def _inverse(self, g: Tensor, damping: float, factored: bool) -> Tensor:
+        left, right = self._spectra()
         inner = g if left is None else left[1].mT @ g
         inner = inner if right is None else inner @ right[1]
         inner = inner * _inverse_spectrum(left, right, g, damping, factored)
