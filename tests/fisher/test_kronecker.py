@@ -220,6 +220,39 @@ def test_row_block_solve_is_exact(name, damping):
     agree(solution.x, dense_solve(reference, g, damping), rtol=1e-6 if damping == 1e-8 else 1e-8)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "dampings", "rtol"),
+    [(torch.float64, (1e-6, 1e-10, 1e-14), 1e-7), (torch.float32, (1e-4, 1e-6, 1e-10, 1e-14), 1e-2)],
+)
+def test_row_blocks_that_are_hardly_damped_are_solved_as_well_as_their_operator_is(dtype, dampings, rtol):
+    """Singular blocks and rows without data, whose inverse is 1/λ: on the tangent space F is well conditioned."""
+    for seed in range(5):
+        manifold = Grassmann(6, 4)
+        x = manifold.random_point(generator=generator(seed), dtype=dtype)
+        blocks = torch.stack([positive(4, 10 * seed + j, rank=2) for j in range(6)])
+        blocks[seed] = 0
+        operator = RowBlockFisher(manifold, x, blocks.to(dtype))
+        reference = RowBlockFisher(manifold, x.double(), blocks.to(dtype).double())
+        g = manifold.random_tangent(x, generator=generator(3))
+        for damping in dampings:
+            agree(operator.solve(g, damping), dense_solve(reference, g, damping), rtol=rtol)
+
+
+@pytest.mark.parametrize("manifold", [Grassmann(6, 1), Stiefel(6, 2), Grassmann(6, 4, wide=True)], ids=str)
+def test_blocks_that_are_singular_beside_their_damping_precondition_nothing(manifold):
+    """In float32 1/λ = 1e10 along flat directions of a block is rounding and no curvature."""
+    for seed in range(5):
+        x = manifold.random_point(generator=generator(seed), dtype=torch.float32)
+        rows, columns = x.shape
+        blocks = torch.stack([positive(columns, 10 * seed + j, rank=max(1, columns // 2)) for j in range(rows)])
+        blocks[0] = 0
+        operator = RowBlockFisher(manifold, x, blocks.float())
+        g = operator.matvec(manifold.random_tangent(x, generator=generator(3)))
+        for damping in (1e-10, 1e-14):
+            d = operator.solve(g, damping)
+            agree(operator.matvec(manifold.project(x, d)) + damping * d, g, rtol=1e-3)
+
+
 @pytest.mark.parametrize("name", ["euclidean", "oblique", "grassmann"])
 @pytest.mark.parametrize("samples", [2, 40])
 def test_row_block_solve_without_damping_is_the_pseudo_inverse(name, samples):

@@ -20,6 +20,10 @@ from fisherfold.fisher.operators import FisherOperator
 from fisherfold.manifolds import Euclidean, Grassmann, Oblique
 from fisherfold.manifolds.base import Manifold
 
+# a residual of so many rounding units is none
+_EXACT = 1e3
+_REFINEMENTS = 3
+
 
 class RowBlockFisher(FisherOperator):
     """v ↦ P (B_j v_j)_j on the tangent space at a matrix.
@@ -30,7 +34,8 @@ class RowBlockFisher(FisherOperator):
         blocks: one symmetric positive semi-definite block per row, shape (rows, columns, columns).
 
     The damped solve is exact on Euclidean space, on the oblique and on the (tall) Grassmann manifold; elsewhere, and on
-    Grassmann where a block is singular and nothing damps it, ``solve`` runs CG with the blocks as its preconditioner.
+    Grassmann where a block is singular and nothing damps it, or so little that the direct solve loses half of its
+    digits, ``solve`` runs CG with the blocks as its preconditioner.
     """
 
     approximates = "F by its diagonal blocks, one per row of the parameter, restricted to the tangent space"
@@ -95,14 +100,20 @@ class RowBlockFisher(FisherOperator):
             return self.manifold.project(x, free)
         if singular:
             return None
-        p = x.shape[1]
-        # (K S)_{ab} = Σ_j x_ja Σ_d (B_j + λ)⁻¹_{bd} (Sᵀ x_j)_d must equal Σ_j x_ja free_jb
-        outer = (x.unsqueeze(2) * x.unsqueeze(1)).flatten(1)
-        system = (outer.mT @ inverse.flatten(1)).view(p, p, p, p).transpose(1, 2).reshape(p * p, p * p)
-        # positive definite, since the blocks are and x has full rank; blocks that are not finite give NaN, not a crash
-        multipliers = torch.linalg.solve_ex(system, (x.mT @ free).reshape(-1, 1)).result.reshape(p, p)
-        corrected = free - apply_blocks(inverse, x @ multipliers)
-        return self.manifold.project(x, corrected)
+        return self._refined(_Restricted(self.manifold, x, inverse), g, damping)
+
+    def _refined(self, restricted: _Restricted, g: Tensor, damping: float) -> Tensor | None:
+        """The solve, refined where 1/λ of flat blocks has cost it digits; None where that does not bring them back."""
+        eps, d = torch.finfo(g.dtype).eps, restricted.solve(g)
+        size, left = float(self.manifold.norm(self.point, g)), 0.0
+        for refinement in range(_REFINEMENTS + 1):
+            missing = self.manifold.project(self.point, g - apply_blocks(self.blocks, d) - damping * d)
+            left = float(self.manifold.norm(self.point, missing))
+            if refinement == _REFINEMENTS or not left > _EXACT * eps * size:
+                break
+            d = d + restricted.solve(missing)
+        # blocks that are not finite give NaN, for which there is no better way
+        return None if left > eps**0.5 * size else d
 
     @override
     def precondition(self, v: Tensor, damping: float) -> Tensor:
@@ -115,6 +126,25 @@ class RowBlockFisher(FisherOperator):
         return self.manifold.project(self.point, apply_blocks(inverse, v))
 
 
+class _Restricted:
+    """(P B P + λ)⁻¹ on the tall Grassmann manifold, through the multipliers S of the constraint."""
+
+    def __init__(self, manifold: Manifold, x: Tensor, inverse: Tensor) -> None:
+        self.manifold, self.x, self.inverse = manifold, x, inverse
+        p = x.shape[1]
+        # (K S)_{ab} = Σ_j x_ja Σ_d (B_j + λ)⁻¹_{bd} (Sᵀ x_j)_d must equal Σ_j x_ja free_jb
+        outer = (x.unsqueeze(2) * x.unsqueeze(1)).flatten(1)
+        system = (outer.mT @ inverse.flatten(1)).view(p, p, p, p).transpose(1, 2).reshape(p * p, p * p)
+        # positive definite, since the blocks are and x has full rank; blocks that are not finite give NaN, not a crash
+        self.factors, self.pivots, _ = torch.linalg.lu_factor_ex(system)
+
+    def solve(self, g: Tensor) -> Tensor:
+        free = apply_blocks(self.inverse, g)
+        right = (self.x.mT @ free).reshape(-1, 1)
+        multipliers = torch.linalg.lu_solve(self.factors, self.pivots, right).reshape(self.x.shape[1], -1)
+        return self.manifold.project(self.x, free - apply_blocks(self.inverse, self.x @ multipliers))
+
+
 def _complement(x: Tensor, blocks: Tensor) -> Tensor:
     """P_j B_j P_j + τ_j x_j x_jᵀ for unit rows x_j: decoupled from the normal direction, and regular along it."""
     size = blocks.diagonal(dim1=1, dim2=2).mean(dim=1)[:, None, None]
@@ -125,18 +155,22 @@ def _complement(x: Tensor, blocks: Tensor) -> Tensor:
 
 
 def _damped_inverse(blocks: Tensor, damping: float) -> tuple[Tensor, bool]:
-    """(B_j + λ)⁻¹ for every row, the pseudo-inverse where nothing damps a singular block; and whether there is one."""
+    """(B_j + λ)⁻¹ for every row, the pseudo-inverse of a singular block without λ; and whether one is singular."""
+    # a λ below the rounding of a block does not make it regular: its inverse along flat directions is anything
+    rounding = blocks.shape[-1] * torch.finfo(blocks.dtype).eps
+    sizes = blocks.diagonal(dim1=1, dim2=2).amax(1)
+    # a row without data has no size of its own
+    unseen = bool((sizes == 0).any()) and damping <= rounding * float(sizes.max())
     damped = blocks + damping * torch.eye(blocks.shape[-1], dtype=blocks.dtype, device=blocks.device)
     quick = inverse_blocks(damped)
     if quick is not None:
-        return quick, False
+        return quick, unseen
     factors, info = torch.linalg.cholesky_ex(damped)
     pivots = factors.diagonal(dim1=1, dim2=2)
-    rounding = blocks.shape[-1] * torch.finfo(blocks.dtype).eps
     if bool(((info == 0) & ((pivots.amin(1) / pivots.amax(1)).square() > rounding)).all()):
-        return torch.cholesky_inverse(factors), False
+        return torch.cholesky_inverse(factors), unseen
     values, vectors = torch.linalg.eigh((blocks + blocks.mT) / 2)
-    values = torch.where(values > rounding * values.amax(1, keepdim=True), values, 0.0) + damping
-    singular = values <= 0
-    inverse = torch.where(singular, 0.0, 1 / torch.where(singular, 1.0, values))
-    return (vectors * inverse.unsqueeze(1)) @ vectors.mT, bool(singular.any())
+    least = rounding * values.amax(1, keepdim=True)
+    values = torch.where(values > least, values, 0.0) + damping
+    inverse = torch.where(values > 0, 1 / torch.where(values > 0, values, 1.0), 0.0)
+    return (vectors * inverse.unsqueeze(1)) @ vectors.mT, unseen or bool((values <= least).any())
