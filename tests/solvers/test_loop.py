@@ -85,6 +85,24 @@ def test_the_default_finds_the_solution_in_all_units_of_the_loss(unit, noise):
     assert float(problem.manifold.dist(conjugate.x, exact)) < 1e-5
 
 
+@pytest.mark.parametrize(("dtype", "rtol"), [(torch.float64, 1e-3), (torch.float32, 3e-2)])
+@pytest.mark.parametrize("unit", [1.0, 1e3, 3e5, 1e8])
+@pytest.mark.parametrize("scale", [1.0, 1e-5])
+@pytest.mark.parametrize("method", ["rngd", "rcg"])
+def test_the_default_finds_the_solution_in_all_units_of_the_parameters(method, unit, scale, dtype, rtol):
+    """Prices in units of money, or inputs in large units, from w = 0: small beside the loss, its gradient is not 0."""
+    g = torch.Generator().manual_seed(0)
+    x, noise = scale * torch.randn(50, 3, generator=g, dtype=torch.float64), torch.randn(50, generator=g).double()
+    y = unit * (x @ torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64) / scale + 0.3 * noise)
+    exact = torch.linalg.lstsq(x, y[:, None]).solution[:, 0]
+    problem = NLLProblem(Euclidean(3), lambda x, w: x @ w, Gaussian(), x.to(dtype), y.to(dtype))
+    result = minimize(problem, torch.zeros(3, dtype=dtype), method, max_iter=200)
+    assert result.status == "converged"
+    assert float((result.x.double() - exact).norm()) < rtol * float(exact.norm())
+    # a start at the solution is one still
+    assert minimize(problem, result.x, method).iterations == 0
+
+
 def test_the_default_is_a_gradient_norm_of_1e_8_where_losses_are_of_ordinary_size():
     state = State(x=torch.zeros(1), generator=torch.Generator(), loss=0.5)
     state.trace.rows = [{"loss": 2.0, "gradient_norm": 1.0}]

@@ -11,6 +11,7 @@ import math
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -100,6 +101,7 @@ def minimize(
         raise ValueError(f"method must be one of {sorted(METHODS)}, got {method!r}")
     solver = _construct(METHODS[method], problem, options)
     state = _begin(solver, x0, seed, checkpoint if resume else None, tag)
+    state.curvature = partial(solver.curvature, state)
     settings = str(sorted(options.items()))
     if state.options != settings:  # they may find a step where the last ones found none
         state.options, state.failure = settings, None

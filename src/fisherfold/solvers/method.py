@@ -11,7 +11,7 @@ from typing import ClassVar, TypeAlias
 import torch
 from torch import Tensor
 
-from fisherfold.manifolds.base import Point, Tangent, leaves
+from fisherfold.manifolds.base import Point, Tangent, combine, is_finite, leaves, scale
 from fisherfold.plain import counted
 from fisherfold.problems.base import Problem
 from fisherfold.solvers.state import State
@@ -83,6 +83,38 @@ class Method(ABC):
         loss, gradient = self.problem.loss_and_gradient(state.x)
         state.loss, state.gradient_norm = float(loss), self.norm(state.x, gradient)
         return gradient
+
+    def curvature(self, state: State) -> float:
+        """The curvature κ of the loss along its gradient, from gradients ahead, the last where κ puts the minimum.
+
+        Over a step that is too short the gradient changes by rounding only; that says no more than how far to look.
+
+        Args:
+            state: the state; what is evaluated here is no work of the method, and not counted.
+
+        Returns:
+            κ, infinite where the gradients ahead are not finite.
+        """
+        x, gradient = state.x, self.problem.gradient(state.x)
+        norm, size = self.norm(x, gradient), math.hypot(*(float(leaf.norm()) for leaf in leaves(x)))
+        if not 0 < norm < math.inf:
+            return math.inf
+        eps, length = torch.finfo(leaves(x)[0].dtype).eps, 1e-2 * max(1.0, size)
+        found = self._secant(x, gradient, norm, length)
+        for _ in range(3):
+            ahead = norm / max(found, eps * norm / length)
+            if ahead <= 2 * length or math.isinf(further := self._secant(x, gradient, norm, ahead)):
+                break
+            found, length = further, ahead
+        return found
+
+    def _secant(self, x: Point, gradient: Tangent, norm: float, length: float) -> float:
+        y = self.manifold.retract(x, scale(-length / norm, gradient))
+        if not is_finite(y):
+            return math.inf
+        change = combine(1.0, self.problem.gradient(y), -1.0, self.manifold.transport(x, y, gradient))
+        found = self.norm(y, change) / length
+        return found if math.isfinite(found) else math.inf
 
     def fall(self, x: Point, y: Point, move: Tangent, here: Tangent, there: Tangent) -> float:
         """How far the loss falls in a step, from the slopes at both ends, to third order; see ``blur``.

@@ -6,6 +6,7 @@ Everything is in tensors and plain numbers, so that a run resumed from a checkpo
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,7 @@ class State:
         best: the point with the lowest loss seen.
         best_loss: that loss.
         trace: the table of the run so far.
+        curvature: measures that of the loss along its gradient at ``x``, for criteria that ask; None outside of a run.
     """
 
     x: Point
@@ -60,6 +62,7 @@ class State:
     best: Point = None
     best_loss: float = float("inf")
     trace: Trace = field(default_factory=Trace)
+    curvature: Callable[[], float] | None = field(default=None, repr=False, compare=False)
 
     _COUNTERS = ("loss", "gradient_norm", "iteration", "samples", "products", "seconds", "best_loss")
 

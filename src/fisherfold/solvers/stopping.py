@@ -131,6 +131,10 @@ class SmallGradient(_Limits):
     The second is not relative to ‖g₀‖ itself, so that a start at the solution counts as one: there the loss that is
     left is large beside g₀, or, where none is left, the curvature ‖g₀‖²/Ψ₀ is. A loss that is not above zero at the
     start can become negative: what is left of it says nothing of curvature, and ‖g₀‖ takes the place of that term.
+
+    All this takes parameters to be about 1, as they are on spheres and frames. In Euclidean space they have units, so
+    that the curvature κ along g is asked as well: a gradient above tol has to be at most tol √(κ|Ψ|), and one below it
+    must not stand for a fall ‖g‖²/(2κ) of the loss by more than rtol max(1, |Ψ|).
     """
 
     tol: float = 1e-8
@@ -142,9 +146,18 @@ class SmallGradient(_Limits):
         loss, norm = start["loss"], start["gradient_norm"]
         scale = max(loss, norm * norm / loss) if loss > 0 else max(-loss, norm) or math.inf
         level = min(self.tol * max(1.0, abs(state.loss)), self.rtol * scale)
-        if state.gradient_norm <= level:
+        if state.gradient_norm <= level and self._is_small_in_units_of_the_parameters(state):
             return f"the gradient norm {state.gradient_norm:.2e} is at most {level:.1e}"
         return None
+
+    def _is_small_in_units_of_the_parameters(self, state: State) -> bool:
+        norm, size = state.gradient_norm, abs(state.loss)
+        if norm == 0 or state.curvature is None:
+            return True
+        curvature = state.curvature()
+        if norm > self.tol:
+            return norm <= self.tol * max(1.0, math.sqrt(curvature) * math.sqrt(size))
+        return curvature > 0 and norm / curvature * norm <= 2 * self.rtol * max(1.0, size)
 
 
 @dataclass(frozen=True)
