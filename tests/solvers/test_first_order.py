@@ -1,5 +1,6 @@
 """RSGD, RSVRG and its natural-gradient form against their formulas; RCG and RGD against textbooks and pymanopt."""
 
+import itertools
 import math
 import warnings
 
@@ -289,3 +290,15 @@ def test_units_of_the_parameters_do_not_stop_a_line_search(name, unit):
         result = minimize(problem, start, name, max_iter=200, stop=GradientNorm(1e-7 / unit))
         assert result.status == "converged"
         torch.testing.assert_close(result.x / unit, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", ["rgd", "rcg"])
+def test_steps_whose_slope_underflows_in_float32_go_down_still(method):
+    """Inputs and targets of 1e-12: gradients of 1e-24, whose squares are 0."""
+    for seed in range(8):
+        g = torch.Generator().manual_seed(seed)
+        truth, x0 = (Stiefel(3, 3).random_point(generator=g, dtype=torch.float32) for _ in range(2))
+        x = 1e-12 * torch.randn(6, 3, generator=g)
+        problem = NLLProblem(Stiefel(3, 3), lambda x, w: x @ w, Gaussian(), x, x @ truth)
+        losses = minimize(problem, x0, method, max_iter=25, stop=NEVER).trace["loss"]
+        assert all(after <= before + 1e-6 * losses[0] for before, after in itertools.pairwise(losses))

@@ -72,7 +72,9 @@ class RCG(Method):
         if not math.isfinite(state.gradient_norm):
             state.failure = ("non_finite", "the gradient at the iterate is not finite")
             return
-        slope = float(self.manifold.inner(x, gradient, direction))
+        # of the unit gradient: in float32 squares of gradients below 1e-22 are 0, a slope at which any step will do
+        unit = scale(1 / state.gradient_norm, gradient)
+        slope = state.gradient_norm * float(self.manifold.inner(x, unit, direction))
         trial, trials, finite = self._line_search(state, direction, slope)
         if trial is None:
             state.numbers["restarted"] += 1
