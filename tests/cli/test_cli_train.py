@@ -65,7 +65,7 @@ def test_an_unknown_preset_or_a_missing_gpu_is_one_sentence(tmp_path: Path) -> N
     assert "fisherfold train cifar10" in str(no_data.exception)
 
 
-@pytest.mark.parametrize(("count", "said"), [(1, "1 more run is on the page"), (2, "2 more runs are on the page")])
+@pytest.mark.parametrize(("count", "said"), [(1, "The page has 1 more run by"), (2, "The page has 2 more runs by")])
 def test_runs_that_are_in_no_cell_are_counted(tmp_path: Path, count: int, said: str) -> None:
     names = {"dataset": "cifar10", "model": "wrn10_1", "preset": "sgd", "split": "test", "images": 64, "date": "today"}
     header = {**names, "settings": settings("sgd", "cifar10", "wrn10_1").as_json()}

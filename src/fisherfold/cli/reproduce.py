@@ -154,8 +154,9 @@ def cifar(
     facts = {"cells": [cell.as_json() for cell in found], "claim": table_of.CLAIM, "verdict": verdict, "why": why}
     compared = table_of.comparisons(found)
     facts |= {"comparisons": table_of.as_rows(compared), **others.as_json()}
-    counts = counted(len(others.trials.rows), "more run"), counted(len(others.searches.rows), "search", "searches")
-    more = f"{counts[0]} and {counts[1]} are on the page, by which settings were chosen or with other ones."
+    counts = [counted(len(others.trials.rows), "more run")]
+    counts += [counted(len(rows), "search", "searches")] if (rows := others.searches.rows) else []
+    more = f"The page has {' and '.join(counts)} by which settings were chosen, or with other ones."
     why = [*why, *table_of.margins(found), more]
     ending = f"the paper: {table_of.CLAIM}\nverdict: {verdict}", *why, f"picture {files['png']}", f"report page: {page}"
     shown = _as_shown(table_of.table(found)), _as_shown(compared)
