@@ -292,8 +292,8 @@ def test_the_plan_that_comes_with_the_benchmarks_can_be_read() -> None:
     stages = {(entry.dataset, entry.model, entry.preset): entry.stages for entry in plan}
     rivals = {"mkfac-sam": "sgd-sam", "mkfac-cutmix": "sgd-cutmix"}
     pairs = [(stages[key], stages[(*key[:2], rivals[key[2]])]) for key in stages if key[2] in rivals]
-    assert len(plan) == len(stages) == 2 * len(pairs)
-    # a rival is searched as long as ours is, and over the same but for rates
+    assert len(plan) == len(stages) >= 2 * len(pairs) > 0
+    # a rival is searched as long as ours is, or longer, and over the same but for rates
     for ours, theirs in pairs:
         shared = [
             [stage for stage in own if not any(name.startswith(("lr", "manifold")) for c in stage for name in c)]
