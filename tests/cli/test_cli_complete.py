@@ -401,3 +401,32 @@ def test_a_file_with_ids_in_its_index_is_fitted_and_predicted_as_its_columns_are
     assert indexed.model_.row_ids.labels.tolist() == plain.model_.row_ids.labels.tolist()
     found, expected = (pl.read_csv(tmp_path / f"{kind}.out")["prediction"] for kind in ("parquet", "csv"))
     np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_the_columns_that_are_taken_are_said_where_there_are_more_than_entries_have(ratings, tmp_path):
+    frame = pl.read_csv(ratings, ignore_errors=True).drop_nulls()
+    frame = frame.with_columns(shop=pl.lit("north"), timestamp=pl.lit(7), price=pl.lit(2.5))
+    frame.write_csv(tmp_path / "more.csv")
+    said = "row ids are from column user, column ids from item, values from rating; 2 columns are left alone, from shop"
+    for order in (["fit", tmp_path / "more.csv", "-o", tmp_path / "m"], ["evaluate", tmp_path / "more.csv"]):
+        result = CliRunner().invoke(app, ["complete", *map(str, order), "--rank", "1", "--json"])
+        assert said in result.stderr, result.output
+        assert json.loads(result.stdout)["columns read"] == "user, item, rating"
+        result = CliRunner().invoke(app, ["complete", *map(str, order), "-r", "1", "--columns", "user,item,rating"])
+        assert (result.exit_code, "row ids are" in result.stderr) == (0, False)
+    frame.select("user", "item", "rating", "timestamp").write_csv(tmp_path / "timed.csv")
+    result = CliRunner().invoke(app, ["complete", "evaluate", str(tmp_path / "timed.csv"), "--rank", "1"])
+    assert (result.exit_code, result.stderr) == (0, "")
+
+
+def test_a_matrix_is_refused_with_what_to_do(tmp_path, monkeypatch, capsys):
+    values = np.random.default_rng(0).normal(size=(20, 60))
+    pl.from_numpy(values).write_csv(tmp_path / "wide.csv")
+    monkeypatch.setattr(
+        sys, "argv", ["fisherfold", "complete", "fit", str(tmp_path / "wide.csv"), "-r", "1", "-o", str(tmp_path / "m")]
+    )
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2
+    assert "looks like a matrix" in capsys.readouterr().err
+    assert not (tmp_path / "m").exists()

@@ -301,3 +301,51 @@ def test_pairs_follow_the_model(tmp_path):
     gap = write(tmp_path / "g.csv", ",", ("u", "i"), [("1", "10"), ("", "11")])
     with pytest.raises(ValueError, match="the id in column 'u' is missing in data line 2"):
         read_pairs(gap, text=(False, False))
+
+
+def wide(path, values, *, ids=(), header=True):
+    """A matrix as CSV, one line per row, with ids before them or without."""
+    lines = [",".join([*(str(i) for i in ids[k : k + 1]), *map(str, row)]) for k, row in enumerate(values)]
+    names = [*(["user"] if ids else []), *(f"m{j}" for j in range(len(values[0])))]
+    path.write_text("\n".join([*([",".join(names)] if header else []), *lines]) + "\n")
+    return path
+
+
+MATRIX = [[1, 5, "", 2, 3], [2, "", 4, 2, 3], [1, 5, 4, 5, ""], [2, 4, 4, "", 1]]
+
+
+@pytest.mark.parametrize(
+    ("values", "ids", "sign"),
+    [
+        ([[0.25, 1.5, 2.0, 3.5, 1], [0.5, 2.0, 1.0, 2.5, 3]], [], "column 'm1', which would be column ids, holds 1.5"),
+        (MATRIX, [7, 8, 9, 10], "no row id in column 'user' occurs twice"),
+        (MATRIX, ["ann", "ben", "cid", "dot"], "no row id in column 'user' occurs twice"),
+    ],
+)
+def test_a_matrix_is_not_taken_for_a_list_of_entries(tmp_path, values, ids, sign):
+    path = wide(tmp_path / "a.csv", values, ids=ids)
+    with pytest.raises(ValueError, match=f"looks like a matrix.* it has {5 + bool(ids)} columns, .* and {sign}"):
+        read_ratings(path)
+    pl.read_csv(path).write_parquet(tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=rf"and {sign}; .* as in --columns {'user,m0,m1' if ids else 'm0,m1,m2'}$"):
+        read_ratings(tmp_path / "a.parquet")
+    assert len(read_ratings(path, columns=("1", "2", "4")).values) > 0
+    with pytest.raises(ValueError, match="looks like a matrix"):
+        read_ratings(wide(tmp_path / "b.csv", values, ids=ids, header=False))
+
+
+def test_lists_of_entries_with_further_columns_are_read(tmp_path):
+    lines = [("1", "x", "4.5", "9", "30", "0.5"), ("1", "y", "3", "8", "30", "0.5")]
+    names = ("user", "item", "value", "time", "age", "share")
+    table = read_ratings(write(tmp_path / "a.csv", ",", names, lines))
+    assert (table.names, table.unexplained) == (["user", "item", "value"], ["age", "share"])
+    numbers = [("1", "5", *line[2:]) for line in lines]
+    assert read_ratings(write(tmp_path / "b.csv", ",", names, numbers)).unexplained == ["age", "share"]
+    # users who rated once each: the name of the values tells
+    once = [("1", "5", *lines[0][2:]), ("2", "5", *lines[1][2:])]
+    assert len(read_ratings(write(tmp_path / "c.csv", ",", ("user", "item", "rating", *names[3:]), once)).values) == 2
+    # as in MovieLens: a fourth column without a name is a time
+    assert read_ratings(write(tmp_path / "d.csv", ",", None, [line[:4] for line in numbers])).unexplained == []
+    fifth = write(tmp_path / "e.csv", ",", None, [line[:5] for line in numbers])
+    assert read_ratings(fifth).unexplained == ["column_4", "column_5"]
+    assert RatingShare(FileShare(fifth, ALONE), ALONE).unexplained == ["column_4", "column_5"]

@@ -130,6 +130,7 @@ def fit(
                 file, columns=_split(columns), file_format=file_format, header=header, decimal=decimal
             )
             n_read, refused, names, mark = model.n_read_, model.refused_, model.header_, model.decimal_
+            taken, others = model.columns_read_, model.columns_unexplained_
         else:
             table = read_ratings(
                 file, columns=_split(columns), file_format=file_format, header=header, encoding=encoding,
@@ -137,6 +138,7 @@ def fit(
             )  # fmt: skip
             voice.detail(f"read {counted(table.n_read, 'line', form=',')} of {spoken(file)}")
             n_read, refused, names, mark = table.n_read, table.refused, table.header, table.decimal
+            taken, others = table.names, table.unexplained
             began = time.perf_counter()
             model.fit_observations(_observed(table))
             if names is not None:
@@ -149,10 +151,11 @@ def fit(
         return
     inside = model.model_
     found: dict[str, Any] = {
-        "file": str(spoken(file)), **_read(names, n_read, refused), "decimal mark": mark, "rows": len(inside.row_ids),
-        "columns": len(inside.column_ids), "ratings": inside.posterior.n_ratings, "merged": model.n_duplicates_,
-        "rank": inside.posterior.rank, "passes": model.n_iter_, "converged": model.converged_,
-        "interrupted": model.interrupted_, "noise": model.noise_, "seconds": seconds, "model": str(output),
+        "file": str(spoken(file)), **_read(names, n_read, refused), "columns read": ", ".join(taken),
+        "decimal mark": mark, "rows": len(inside.row_ids), "columns": len(inside.column_ids),
+        "ratings": inside.posterior.n_ratings, "merged": model.n_duplicates_, "rank": inside.posterior.rank,
+        "passes": model.n_iter_, "converged": model.converged_, "interrupted": model.interrupted_,
+        "noise": model.noise_, "seconds": seconds, "model": str(output),
     }  # fmt: skip
     if under_torchrun():
         found["processes"] = processes.size
@@ -161,6 +164,8 @@ def fit(
     if hasattr(model, "cv_results_"):
         found["cv_rmse"] = dict(zip(map(str, model.cv_results_["rank"]), model.cv_results_["mean_rmse"], strict=True))
     voice.result(f"Completed {spoken(file).name}", found)
+    if columns is None:
+        _say_columns(voice, taken, others)
     voice.remark(f"next: fisherfold complete recommend {typed(output, inside.row_ids.labels[0])}")
 
 
@@ -300,7 +305,8 @@ def evaluate(
             ranks.append(used)
             bar.advance()
     found: dict[str, Any] = {
-        "file": str(spoken(file)), **_read(table.header, table.n_read, table.refused), "decimal mark": table.decimal,
+        "file": str(spoken(file)), **_read(table.header, table.n_read, table.refused),
+        "columns read": ", ".join(table.names), "decimal mark": table.decimal,
         "merged": len(table.values) - len(pairs.values), "folds": folds,
         "rank": ranks if rank == "auto" else ranks[0],
     }  # fmt: skip
@@ -308,6 +314,8 @@ def evaluate(
         values = np.array([score[name] for score in scores])
         found[name] = {"mean": float(values.mean()), "standard error": float(values.std(ddof=1) / np.sqrt(folds))}
     voice.result(f"Held-out errors on {spoken(file).name}", found)
+    if columns is None:
+        _say_columns(voice, table.names, table.unexplained)
 
 
 def _estimator(rank: str, **options: Any) -> MatrixCompletion:
@@ -351,6 +359,17 @@ def _score(model: MatrixCompletion, pairs: Observations, train: Any, test: Any) 
 def _read(header: list[str] | None, lines: int, refused: dict[str, int]) -> dict[str, Any]:
     """What was read, and what of it was refused."""
     return {"header": "none" if header is None else ", ".join(header), "lines": lines, "refused": refused}
+
+
+def _say_columns(voice: Voice, taken: list[str], others: list[str]) -> None:
+    """Say which columns were taken where nobody has named them and there are more than lists of entries have."""
+    if others:
+        row, column, value = taken
+        left = counted(len(others), "column is", "columns are")
+        voice.remark(
+            f"row ids are from column {row}, column ids from {column}, values from {value}; {left} left "
+            f"alone, from {others[0]} on; --columns names others"
+        )
 
 
 def _split(columns: str | None) -> tuple[str, ...] | None:

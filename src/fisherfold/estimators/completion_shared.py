@@ -65,7 +65,8 @@ class SharedFits:
         """Fit the model to a file of which each process of a group reads a part; every one of them must call this.
 
         Sets ``n_read_``, ``refused_``, ``header_`` and ``decimal_``: the lines of the whole file, those of them that
-        could not be used, by reason, the names in the first line, and the decimal mark.
+        could not be used, by reason, the names in the first line, and the decimal mark; and ``columns_read_`` and
+        ``columns_unexplained_``: the names of the three columns, and of others that are no times.
 
         Args:
             path: a CSV, TSV, ``::`` or Parquet file with row ids, column ids and values, not compressed as a whole.
@@ -100,6 +101,7 @@ class SharedFits:
         if file.header is not None:
             self.feature_names_in_ = np.array(ratings.names[:2], dtype=object)
         self.refused_, self.header_, self.decimal_ = found, file.header, ratings.decimal
+        self.columns_read_, self.columns_unexplained_ = ratings.names, ratings.unexplained
         return self
 
     def _group(self, process_group: Any, **reading: Any) -> Group:

@@ -23,6 +23,7 @@ from fisherfold.estimators import decimals, tables
 from fisherfold.estimators.shared_ratings import BATCH, Batch
 from fisherfold.estimators.table_columns import chosen, index_of
 from fisherfold.estimators.table_files import FORMATS, is_parquet, scanned
+from fisherfold.estimators.table_shapes import unexplained
 from fisherfold.estimators.table_sources import is_standard_input
 from fisherfold.estimators.text_tables import Layout, TextTable, cut, layout_of, reject_binary
 
@@ -164,6 +165,8 @@ class RatingShare:
         columns: the three columns by name or by position from 1; the first three if not given.
 
     Attributes:
+        names: the names of the columns that are read.
+        unexplained: those of columns that are not and that are no times.
         decimal: the decimal mark of the values.
         n_read: how many lines this process has read in the last pass.
         refused: how many of them it refused, by reason.
@@ -174,6 +177,7 @@ class RatingShare:
         with group.together():
             roles = ("row", "column", "value")
             self.names = chosen(file.columns, columns, roles, file.path, file.header, file.index)
+        self.unexplained = unexplained(file.columns, self.names, named=file.header is not None)
         self.decimal = file.decimal_mark(self.names[2:], group)
 
     def batches(self) -> Iterator[Batch]:

@@ -125,12 +125,28 @@ def _first(
             f"{path}: column {index[0]!r} was the index of a data frame, of ids or of numbers of lines; {advice} "
             f"{','.join(others)} or {','.join(found)}"
         )
-    ratings = [name for name in found[:2] if name.lower() in _RATINGS]
-    if ratings and not any(name.lower() in _RATINGS for name in found[2:]):
+    ratings = [name for name in found[:2] if is_rating(name)]
+    if ratings and not any(is_rating(name) for name in found[2:]):
         meant = [*(name for name in ordered if name not in ratings), *ratings][: len(roles)]
         role = roles[found.index(ratings[0])]
         raise ValueError(f"{path}: the first columns make {ratings[0]!r} a {role} id; {advice} {','.join(meant)}")
     return found
+
+
+def is_rating(name: str) -> bool:
+    """Whether the name of a column says that it holds ratings.
+
+    Args:
+        name: the name.
+
+    Returns:
+        The answer.
+
+    Examples:
+        >>> is_rating("Stars"), is_rating("user")
+        (True, False)
+    """
+    return name.lower() in _RATINGS
 
 
 def _unnamed(name: str) -> bool:

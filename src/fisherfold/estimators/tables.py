@@ -21,6 +21,7 @@ from fisherfold.estimators.ids import Ids
 from fisherfold.estimators.inputs import LARGEST
 from fisherfold.estimators.table_columns import chosen
 from fisherfold.estimators.table_files import SIZE_LIMIT, flat, id_text, read_table
+from fisherfold.estimators.table_shapes import refuse_matrix, unexplained
 from fisherfold.estimators.table_sources import spoken
 from fisherfold.estimators.text_tables import IsData, TextTable
 from fisherfold.plain import counted
@@ -40,6 +41,7 @@ class RatingTable:
         kept: the numbers of the records that were kept, among those that could be cut into fields.
         header: the names in the first line, or those of a Parquet file; None if the line was read as data.
         decimal: the decimal mark of the values.
+        unexplained: the names of columns that were not read and that are no times.
     """
 
     rows: Ids
@@ -51,6 +53,7 @@ class RatingTable:
     kept: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     header: list[str] | None = None
     decimal: str = "."
+    unexplained: list[str] = field(default_factory=list)
 
     @property
     def n_refused(self) -> int:
@@ -79,20 +82,25 @@ def read_ratings(
         The table.
 
     Raises:
-        ValueError: if nothing usable is left, or decimal marks cannot be told.
+        ValueError: if nothing usable is left, decimal marks cannot be told, or the table is a matrix.
     """
     found = read_table(
         path, file_format=file_format, header=header, encoding=encoding, decimal=decimal, max_bytes=max_bytes
     )
     frame, path = found.frame, spoken(path)
     names = chosen(frame.columns, columns, ("row", "column", "value"), path, found.header, found.index)
+    if columns is None:
+        refuse_matrix(frame, names, path)
     row, column, value, refused, good, mark = accepted(frame, names, path, decimal)
     refused = found.refused | refused
     n_read = frame.height + sum(found.refused.values())
     if not good.any():
         raise ValueError(_nothing_left(path, n_read, names[2], frame[names[2]], refused))
     kept = np.flatnonzero(good.to_numpy())
-    return RatingTable(_ids(row), _ids(column), value.to_numpy(), names, n_read, refused, kept, found.header, mark)
+    others = unexplained(frame.columns, names, named=found.header is not None)
+    return RatingTable(
+        _ids(row), _ids(column), value.to_numpy(), names, n_read, refused, kept, found.header, mark, others
+    )
 
 
 def accepted(
