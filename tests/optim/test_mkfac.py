@@ -611,6 +611,33 @@ def test_channels_last_and_in_place_activations_change_nothing(euclidean: str, i
     assert histories[0] == pytest.approx(histories[1], rel=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("kind", "options"), [(MKFAC, {}), (MKFAC, {"euclidean": "kfac"}), (KFAC, {}), (MKFAC, {"invariant": "none"})]
+)
+def test_slices_of_larger_tensors_move_as_tensors_of_their_own(kind: type, options: dict[str, Any]) -> None:
+    """Parameters with memory between their entries, as the first channels of a trained layer are."""
+    (x, _), around, moved = data(), [], []
+    for sliced in (False, True):
+        model = bn_net().double()
+        for parameter in [layer for layer in model if isinstance(layer, nn.Conv2d | nn.Linear)] if sliced else []:
+            weight = parameter.weight.detach()
+            wider = torch.cat([weight, weight], dim=1)
+            around.append((wider[:, weight.shape[1] :], weight.clone()))
+            parameter.weight = nn.Parameter(wider[:, : weight.shape[1]])
+            assert not parameter.weight.is_contiguous()
+        spheres = {"example_input": x} if kind is MKFAC else {}
+        optimizer = kind(model, lr=0.1, damping=0.1, **spheres, **options)
+        for step in range(4):
+            with optimizer.statistics(enabled=step % 2 == 0):
+                optimizer.zero_grad()
+                F.cross_entropy(model(x.double()), data()[1]).backward()
+            optimizer.step()
+        moved.append([p.detach() for p in model.parameters()])
+    for ours, theirs in zip(*moved, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
+    assert all(torch.equal(now, before) for now, before in around)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast_with_a_gradient_scaler_trains(dtype: torch.dtype) -> None:
     model = bn_net()

@@ -391,6 +391,20 @@ def in_layout_of(parameter: Tensor, value: Tensor) -> Tensor:
     return torch.empty_like(parameter, requires_grad=False).copy_(value)
 
 
+def without_gaps(parameter: Tensor) -> Tensor:
+    """A parameter, or a copy of it where its entries do not lie side by side, as those of a slice of columns.
+
+    Args:
+        parameter: any one.
+
+    Returns:
+        The parameter itself, unless there is memory between its entries that is not its own.
+    """
+    if parameter.is_contiguous() or parameter.stride() == torch.empty_like(parameter, device="meta").stride():
+        return parameter
+    return torch.empty_like(parameter, requires_grad=False).copy_(parameter)
+
+
 def _shapes(inverse: Preconditioner) -> str:
     return " and ".join(str(tuple(t.shape)) for t in (inverse.left, inverse.right))
 

@@ -21,7 +21,7 @@ from torch.nn.functional import normalize
 from torch.optim.sgd import sgd
 
 from fisherfold.optim import groups, norms, report, saving, statistics
-from fisherfold.optim.curvature import Curvature, CurvatureOptions, gradient_matrix, in_layout_of, track
+from fisherfold.optim.curvature import Curvature, CurvatureOptions, gradient_matrix, in_layout_of, track, without_gaps
 from fisherfold.optim.distributed import rank, refuse_sharded_parts
 from fisherfold.optim.factors import Collector, Pass, accumulation_dtype
 from fisherfold.optim.fuse import fused
@@ -445,15 +445,15 @@ class MKFAC(torch.optim.Optimizer):
         moving = [p for p, s in zip(group["params"], group["spheres"], strict=True) if not s and p.grad is not None]
         if not moving:
             return
-        for parameter in moving:
+        # fused kernels take all of them for flat memory
+        flat = [without_gaps(p) for p in moving]
+        for parameter, memory in zip(moving, flat, strict=True):
             state = self.state[parameter]
-            state["momentum_buffer"] = in_layout_of(
-                parameter, state.get("momentum_buffer", torch.zeros_like(parameter))
-            )
+            state["momentum_buffer"] = in_layout_of(memory, state.get("momentum_buffer", torch.zeros_like(memory)))
         fused = all(p.device.type in ("cuda", "cpu") and p.is_floating_point() for p in moving)
         sgd(
-            moving,
-            [directions.get(id(p), in_layout_of(p, p.grad)) for p in moving],
+            flat,
+            [in_layout_of(f, directions.get(id(p), p.grad)) for p, f in zip(moving, flat, strict=True)],
             [self.state[p]["momentum_buffer"] for p in moving],
             foreach=False,
             fused=fused,
@@ -464,6 +464,9 @@ class MKFAC(torch.optim.Optimizer):
             nesterov=False,
             maximize=False,
         )
+        for parameter, memory in zip(moving, flat, strict=True):
+            if memory is not parameter:
+                parameter.copy_(memory)
 
     def _euclidean_directions(self) -> dict[int, Tensor]:
         return self.curvature.euclidean_directions(p for p, _, s in self._entries() if not s and p.grad is not None)
