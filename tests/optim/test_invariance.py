@@ -14,6 +14,7 @@ from architectures import SUITE, Net, build
 from starts import CASES, STARTS, network
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
+from torch.utils.checkpoint import checkpoint
 
 from fisherfold.optim import MKFAC
 from fisherfold.optim.invariance import find_scale_invariant
@@ -487,3 +488,55 @@ def test_packed_sequences_are_inputs() -> None:
         assert opt.findings["head.weight"].kind == "row"
         opt.refresh([(example, torch.randint(6, (3,)))], nn.CrossEntropyLoss())
         assert opt.curvature.layers["head.weight"].inverse is not None
+
+
+def casting(forward: Callable[..., Tensor]) -> nn.Module:
+    torch.manual_seed(0)
+    net = Net(forward, a=nn.Linear(6, 8), norm=nn.BatchNorm1d(8), c=nn.Linear(8, 3))
+    net.plain = 0.3 * torch.randn(8, 8)  # neither a parameter nor a buffer
+    return net
+
+
+def upcast_attention(s: Any, x: Tensor) -> Tensor:
+    return s.c(s.norm(s.a(x)).to(torch.bfloat16).softmax(1, dtype=torch.float32) @ torch.eye(8))
+
+
+CASTING: dict[str, Callable[..., Tensor]] = {
+    "bytes": lambda s, x: s.c(s.norm(s.a(x.float() / 255))),
+    "softmax": upcast_attention,
+    "attribute": lambda s, x: s.c(s.norm(s.a(x.float())) @ s.plain),
+    "literal": lambda s, x: s.c(s.norm(s.a(x)) @ torch.tensor([[1.0, 2.0] * 4] * 8)),
+    "checkpoint": lambda s, x: s.c(checkpoint(lambda t: s.norm(s.a(t.float())), x, use_reentrant=False)),
+}
+
+
+@pytest.mark.parametrize("name", list(CASTING))
+def test_networks_that_cast_to_float32_are_probed_in_float64(name: str) -> None:
+    net = casting(CASTING[name])
+    x = torch.randint(256, (16, 6), dtype=torch.uint8) if name == "bytes" else torch.randn(16, 6)
+    net(x)
+    findings = find_scale_invariant(net, x)
+    assert {key: f.kind for key, f in findings.items() if f.kind != "none"} == {"a.weight": "row"}
+    assert findings["a.weight"].statistic < 1e-6  # of float64, the ε of norms out of the way
+
+
+def test_running_statistics_of_networks_that_cast_are_carried_over() -> None:
+    net = casting(CASTING["bytes"])
+    x = torch.randint(256, (64, 6), dtype=torch.uint8)
+    for _ in range(100):
+        net(x)
+    expected = net.eval()(x)
+    MKFAC(net, example_input=x)
+    torch.testing.assert_close(net(x), expected, rtol=1e-2, atol=1e-3)
+
+
+def test_a_network_that_casts_and_rejects_its_input_says_why() -> None:
+    with pytest.raises(ValueError, match=r"was rejected by Net in float64 training mode: .*shapes cannot be"):
+        find_scale_invariant(casting(CASTING["bytes"]), torch.randn(8, 7))
+
+
+def test_reentrant_checkpoints_of_an_input_that_requires_gradients_are_seen_through() -> None:
+    net = casting(lambda s, x: s.c(checkpoint(lambda t: s.norm(s.a(t)), x, use_reentrant=True)))
+    x = torch.randn(16, 6, requires_grad=True)
+    assert find_scale_invariant(net, x)["a.weight"].kind == "row"
+    assert x.grad is None

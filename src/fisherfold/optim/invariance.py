@@ -169,7 +169,8 @@ class _Probe:
         weights = {n: p for n, p in real.items() if p.ndim >= 2 and p.numel() > 0}
         if not weights:
             return {}
-        torch.autograd.backward(live, cotangents)  # reentrant checkpoints refuse autograd.grad
+        with self.replica.widening():
+            torch.autograd.backward(live, cotangents)  # reentrant checkpoints refuse autograd.grad
         gradients = [w.grad.to_dense() if w.grad is not None and w.grad.is_sparse else w.grad for w in weights.values()]
         self.replica.model.zero_grad()
         size = _size(_unmasked(live))

@@ -20,6 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from fisherfold.optim.widening import Widening
+
 SMALL_EPSILON = 1e-9
 RUNNING_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
@@ -102,8 +104,10 @@ class Replica:
 
     def __init__(self, model: nn.Module, example_input: Any, seed: int) -> None:
         self.model = _bare_copy(model)
-        self.input = _map_tensors(example_input, lambda t: _widened(t.detach()))
+        # reentrant checkpoints look whether an input requires gradients
+        self.input = _map_tensors(example_input, lambda t: _widened(t.detach()).requires_grad_(t.requires_grad))
         self.seed = seed
+        self._widens = self._ran = False
         self.parameters = dict(self.model.named_parameters())
         self._buffers = Buffers(self.model)
         # only norms: an ε that multiplies or adds something else is part of the function
@@ -122,12 +126,9 @@ class Replica:
         Raises:
             ValueError: if the model rejects its input or returns nothing differentiable.
         """
-        torch.manual_seed(self.seed + variant)
-        self._buffers.put_back()
         name = type(self.model).__name__
         try:
-            with uncompiled():  # parts of it may be compiled: nobody trains in float64
-                outputs = tensors_in(call(self.model, self.input))
+            outputs = self._outputs(variant)
         except Exception as error:
             shapes = [tuple(t.shape) for t in tensors_in(self.input)]
             message = f"example_input (shapes {shapes}) was rejected by {name} in float64 training mode: {error}"
@@ -137,6 +138,32 @@ class Replica:
         if not any(t.requires_grad for t in outputs):
             raise ValueError(f"{name} returned no differentiable tensor for example_input")
         return outputs
+
+    def _outputs(self, variant: int) -> list[Tensor]:
+        """What the model returns; the first time, it may turn out that its casts to float32 are in the way."""
+        try:
+            found = self._run(variant)
+        except Exception:
+            if self._ran:
+                raise
+            self._widens = True
+            found = self._run(variant)  # where it fails again, this says why
+        self._ran = True
+        return found
+
+    def _run(self, variant: int) -> list[Tensor]:
+        torch.manual_seed(self.seed + variant)
+        self._buffers.put_back()
+        with uncompiled(), self.widening():  # parts of it may be compiled: nobody trains in float64
+            return tensors_in(call(self.model, self.input))
+
+    def widening(self) -> AbstractContextManager[Any]:
+        """A context for what belongs to a forward pass, such as its backward pass.
+
+        Returns:
+            One in which casts to float32 are casts to float64, where the model has them and cannot do without.
+        """
+        return Widening() if self._widens else nullcontext()  # type: ignore[no-untyped-call]
 
     @contextmanager
     def scaled(self, factors: Mapping[str, Tensor]) -> Iterator[None]:
