@@ -540,3 +540,58 @@ def test_reentrant_checkpoints_of_an_input_that_requires_gradients_are_seen_thro
     x = torch.randn(16, 6, requires_grad=True)
     assert find_scale_invariant(net, x)["a.weight"].kind == "row"
     assert x.grad is None
+
+
+class WithLambda(nn.Module):
+    """A network that keeps functions of itself among its attributes."""
+
+    def __init__(self, *, in_a_list: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.norm, self.c = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)
+        first = lambda x: self.norm(self.a(x))  # noqa: E731
+        if in_a_list:
+            self.steps = [first]
+        else:
+            self.first = first
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c(self.steps[0](x) if hasattr(self, "steps") else self.first(x))
+
+
+def with_wrapped_forward(*, inner: bool) -> nn.Module:
+    """As tools for mixed precision wrap the forward of a model, and scripts that of a layer."""
+    net = casting(lambda s, x: s.c(s.norm(s.a(x))))
+    part = net.norm if inner else net
+    forward = part.forward
+
+    def wrapper(*args: Any, again: bool = False) -> Tensor:
+        return forward(*args) if again else wrapper(*args, again=True)
+
+    part.forward = wrapper  # type: ignore[method-assign]
+    return net
+
+
+def untouched(net: nn.Module, before: dict[str, Tensor]) -> bool:
+    same = all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
+    return same and all(parameter.grad is None for parameter in net.parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("kind", ["lambda", "wrapped", "wrapped layer"])
+def test_functions_that_hold_on_to_a_module_do_not_lead_back_to_the_original(kind: str, dtype: torch.dtype) -> None:
+    net = WithLambda() if kind == "lambda" else with_wrapped_forward(inner=kind == "wrapped layer")
+    x = torch.randn(16, 6, dtype=dtype)
+    before = copy.deepcopy(net.to(dtype).state_dict())
+    findings = find_scale_invariant(net, x)
+    assert {key: f.kind for key, f in findings.items() if f.kind != "none"} == {"a.weight": "row"}
+    assert untouched(net, before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_copy_that_runs_the_original_is_refused_and_leaves_it_alone(dtype: torch.dtype) -> None:
+    net = WithLambda(in_a_list=True).to(dtype)
+    before = copy.deepcopy(net.state_dict())
+    with pytest.raises(ValueError, match=r"WithLambda cannot be copied for the probe: its copy runs parts of the orig"):
+        find_scale_invariant(net, torch.randn(16, 6, dtype=dtype))
+    assert untouched(net, before)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from fisherfold.optim.rebinding import rebind, runs_through
 from fisherfold.optim.widening import Widening
 
 SMALL_EPSILON = 1e-9
@@ -108,6 +109,7 @@ class Replica:
         self.input = _map_tensors(example_input, lambda t: _widened(t.detach()).requires_grad_(t.requires_grad))
         self.seed = seed
         self._widens = self._ran = False
+        self._original = model
         self.parameters = dict(self.model.named_parameters())
         self._buffers = Buffers(self.model)
         # only norms: an ε that multiplies or adds something else is part of the function
@@ -124,15 +126,25 @@ class Replica:
             At least one of them is differentiable.
 
         Raises:
-            ValueError: if the model rejects its input or returns nothing differentiable.
+            ValueError: if the model rejects its input, returns nothing differentiable or runs the original.
         """
         name = type(self.model).__name__
+        kept = None if self._ran else Buffers(self._original)
         try:
             outputs = self._outputs(variant)
         except Exception as error:
+            if kept is not None:
+                kept.put_back()
             shapes = [tuple(t.shape) for t in tensors_in(self.input)]
             message = f"example_input (shapes {shapes}) was rejected by {name} in float64 training mode: {error}"
             raise ValueError(message) from error
+        if kept is not None and runs_through(outputs, self._original.parameters()):
+            kept.put_back()
+            raise ValueError(
+                f"{name} cannot be copied for the probe: its copy runs parts of the original, to which a function "
+                "among its attributes holds on; make that a method, or give invariant='modules' or a mapping"
+            )
+        self._ran = True
         outputs = [torch.view_as_real(t) if t.is_complex() else t for t in outputs]
         outputs = [t for t in outputs if t.is_floating_point()]
         if not any(t.requires_grad for t in outputs):
@@ -142,14 +154,12 @@ class Replica:
     def _outputs(self, variant: int) -> list[Tensor]:
         """What the model returns; the first time, it may turn out that its casts to float32 are in the way."""
         try:
-            found = self._run(variant)
+            return self._run(variant)
         except Exception:
-            if self._ran:
+            if self._ran or self._widens:
                 raise
             self._widens = True
-            found = self._run(variant)  # where it fails again, this says why
-        self._ran = True
-        return found
+            return self._run(variant)  # where it fails again, this says why
 
     def _run(self, variant: int) -> list[Tensor]:
         torch.manual_seed(self.seed + variant)
@@ -229,7 +239,9 @@ def _bare_copy(model: nn.Module) -> nn.Module:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            clone = copy.deepcopy(model, {id(t): t.detach() for t in derived}).train()
+            memo: dict[int, Any] = {id(t): t.detach() for t in derived}
+            clone = copy.deepcopy(model, memo).train()
+            rebind(clone, memo)
             clone._apply(_widened)  # type: ignore[no-untyped-call]
     except Exception as error:
         raise ValueError(f"{type(model).__name__} cannot be copied for the probe: {error}") from error
