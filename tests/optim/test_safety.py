@@ -556,3 +556,20 @@ def test_parameters_that_have_been_replaced_are_named() -> None:
     parametrizations.weight_norm(other[0])
     with pytest.raises(RuntimeError, match=message):
         optimizer.refresh([(x, y)], nn.CrossEntropyLoss())
+
+
+def test_scripted_parts_are_trained_and_the_probe_says_what_it_cannot_do() -> None:
+    """A copy of a scripted module runs the original; without the probe it is a part without curvature."""
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # scripts are deprecated
+        part = torch.jit.script(nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU()))
+    net = nn.Sequential(part, nn.Linear(8, 3))
+    x, y = torch.randn(32, 6), torch.randint(3, (32,))
+    before = {key: value.clone() for key, value in net.state_dict().items()}
+    with pytest.raises(ValueError, match="cannot be copied for the probe: its copy runs parts of the original"):
+        MKFAC(net, example_input=x)
+    optimizer = MKFAC(net, invariant="modules", euclidean="kfac")
+    optimizer.refresh([(x, y)], nn.CrossEntropyLoss())
+    assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
+    assert optimizer.curvature.layers["1.weight"].inverse is not None

@@ -57,14 +57,15 @@ def runs_through(outputs: Iterable[Tensor], parameters: Iterable[Tensor]) -> boo
     Returns:
         The answer; reentrant checkpoints hide what is inside.
     """
-    wanted = {id(parameter) for parameter in parameters}
+    # by their memory: those of scripted modules are other objects every time
+    wanted = {parameter.data_ptr() for parameter in parameters if parameter.numel()}
     seen, ahead = set(), [t.grad_fn for t in outputs]
     while ahead:
         node = ahead.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
-        if id(getattr(node, "variable", None)) in wanted:
+        if hasattr(node, "variable") and node.variable.data_ptr() in wanted:
             return True
         ahead += [following for following, _ in node.next_functions]
     return False

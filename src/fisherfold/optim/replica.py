@@ -88,10 +88,11 @@ class Buffers:
     def put_back(self) -> None:
         """Give every buffer its old value, in its old memory."""
         for module, name, buffer, value in self._saved:
-            now = module._buffers.get(name)
-            if now is not None and now.shape == value.shape:
+            now = getattr(module, name, None)
+            if isinstance(now, Tensor) and now.shape == value.shape:
                 buffer.copy_(value)
-                module._buffers[name] = buffer
+                if now.data_ptr() != buffer.data_ptr():
+                    setattr(module, name, buffer)
 
 
 class Replica:
