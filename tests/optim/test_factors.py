@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -625,6 +626,27 @@ def test_layers_of_derived_classes_have_curvature_where_they_are_products() -> N
         found.append(optimizer.curvature.layers["4.weight"])
     torch.testing.assert_close(found[0].a, found[1].a)
     torch.testing.assert_close(found[0].g, found[1].g, rtol=0.02, atol=1e-3)
+
+
+def test_a_function_in_the_place_of_a_forward_is_looked_at() -> None:
+    """As scripts put it there: one that hands on the product has its factors, another none."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
+    x, y = torch.randn(16, 6), torch.randint(3, (16,))
+    plain = KFAC(copy.deepcopy(net))
+    plain.refresh([(x, y)], nn.CrossEntropyLoss())
+    handed_on, scaled = net[0].forward, net[2].forward
+    net[0].forward = lambda given: handed_on(given)  # type: ignore[method-assign]
+    optimizer = KFAC(net)
+    optimizer.refresh([(x, y)], nn.CrossEntropyLoss())
+    for name, layer in optimizer.curvature.layers.items():
+        torch.testing.assert_close(layer.g, plain.curvature.layers[name].g)
+    net[2].forward = lambda given: 3 * scaled(given)  # type: ignore[method-assign]
+    optimizer = KFAC(net)
+    optimizer.refresh([(x, y)], nn.CrossEntropyLoss())
+    assert optimizer.curvature.layers["2.weight"].inverse is None
+    assert optimizer.curvature.layers["0.weight"].inverse is not None
+    assert optimizer.report().count("is no product") == 1
 
 
 def test_collector_is_empty_without_backward() -> None:

@@ -148,7 +148,8 @@ def is_product(layer: nn.Module, x: Tensor, output: Tensor) -> bool:
     """Whether a layer has multiplied its input by its weight.
 
     A class that is derived from a layer of PyTorch may do something else: standardise its weight before, pad its input.
-    The output tells, which is computed once more for such classes, and only for them.
+    So may a function in the place of its ``forward``. The output tells, which is computed once more for such layers,
+    and only for them.
 
     Args:
         layer: a Linear or convolution, or of a class derived from one.
@@ -160,7 +161,8 @@ def is_product(layer: nn.Module, x: Tensor, output: Tensor) -> bool:
     """
     kind = next(kind for kind in MATRIX_LAYERS if isinstance(layer, kind))
     own = type(layer)
-    if own.forward is kind.forward and getattr(own, "_conv_forward", None) is getattr(kind, "_conv_forward", None):
+    plain = own.forward is kind.forward and "forward" not in vars(layer)
+    if plain and getattr(own, "_conv_forward", None) is getattr(kind, "_conv_forward", None):
         return True
     multiply = getattr(kind, "_conv_forward", lambda _, *given: functional.linear(*given))
     try:
