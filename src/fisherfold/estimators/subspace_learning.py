@@ -26,6 +26,7 @@ from fisherfold.estimators.subspace_shared import part_of
 from fisherfold.files import sound
 from fisherfold.inference.subspace import SubspacePrior, posterior
 from fisherfold.inference.subspace_fit import common_noise, fit_marginal, new_noise, revived
+from fisherfold.inference.subspace_further import fit_further
 from fisherfold.inference.subspace_noise import fit_noise
 from fisherfold.inference.subspace_spread import TaskSpread, task_spread
 from fisherfold.problems.subspace import SubspaceProblem
@@ -108,8 +109,10 @@ class SubspaceLearning:
             self.statistics_, rank=rank, noise=self.noise, max_rounds=int(self.max_iter), tol=float(self.tol),
             prior=prior, trace=trace, callback=self._show, save=save,
         )  # fmt: skip
+        rounds, tol = int(self.max_iter), float(self.tol)
+        fit = fit_further(self.statistics_, fit, self.noise, max_rounds=rounds, tol=tol, callback=self._show)
         self.trace_, self.n_iter_ = fit.trace, len(fit.trace)
-        noisy = fit_noise(self.statistics_, fit.prior, self.noise, max_rounds=int(self.max_iter), tol=float(self.tol))
+        noisy = fit_noise(self.statistics_, fit.prior, self.noise, max_rounds=rounds, tol=tol)
         self._common_noise = noisy.common
         self._set_marginal(noisy.prior, task_spread(self.statistics_, noisy.prior, self.noise, common=noisy.common))
         if saved is not None:

@@ -25,6 +25,7 @@ from fisherfold.inference.subspace import (
     start,
     symmetric_root,
 )
+from fisherfold.inference.subspace_em import expected_step
 from fisherfold.problems.tasks import TaskStatistics
 from fisherfold.solvers import GradientNorm, minimize
 
@@ -42,6 +43,9 @@ _PATIENCE = 5
 
 # Exact Fisher products touch every Gram matrix; beyond this many numbers the Kronecker form is used.
 _EXACT_ENTRIES = 2**25
+
+# Where the gradient of U is no larger, no step is tried.
+STATIONARY = 1e-8
 
 # The p² × p² system of the expansion is worth its tasks × p⁴ products up to here; beyond it, EM goes without.
 _EXPANSION_COST = 5e9
@@ -81,6 +85,7 @@ def fit_marginal(
     trace: list[dict[str, float]] | None = None,
     callback: Callable[[dict[str, float]], object] | None = None,
     save: Callable[[SubspacePrior, list[dict[str, float]]], None] | None = None,
+    expected: bool = False,
 ) -> MarginalFit:
     """Learn what the tasks share.
 
@@ -94,6 +99,7 @@ def fit_marginal(
         trace: the rounds that have led there, to go on with a fit that was ended.
         callback: called with every row of the trace; a true value stops.
         save: called after every round with where the fit stands.
+        expected: take a step of EM for U in rounds whose steps of RNGD are all rejected.
 
     Returns:
         The fit.
@@ -126,11 +132,13 @@ def fit_marginal(
     for number in range(len(trace), 0 if converged else max_rounds):
         prior = update_mean(statistics, prior)
         prior = _update_moments(statistics, prior, noise, floor)
-        prior, gradient_norm = update_frame(statistics, prior)
+        moved, gradient_norm = update_frame(statistics, prior)
+        still = expected and gradient_norm > STATIONARY and torch.equal(moved.frame, prior.frame)
+        prior = expected_step(statistics, prior) if still else moved
         # one memory layout, whatever made it, so that a fit that is resumed from a file keeps its bits
         prior = SubspacePrior(*(part.contiguous() for part in (prior.mean, prior.frame, prior.covariance, prior.noise)))
         loss = float(tasks.total(posterior(statistics, prior).losses.sum()))
-        loss += _noise_penalty(prior.noise, noise, tasks)
+        loss += noise_penalty(prior.noise, noise, tasks)
         row = {"round": float(number + 1), "loss": loss / tasks.size, "gradient_norm": gradient_norm}
         trace.append(row)
         converged = _settled(trace, limit)
@@ -306,8 +314,17 @@ def _common(noise_variance: Tensor, tasks: Axis) -> Tensor:
     return 1 / tasks.mean(1 / noise_variance)
 
 
-def _noise_penalty(noise_variance: Tensor, noise: str, tasks: Axis) -> float:
-    """The inverse-gamma prior of the noise variances at its best common value, up to a constant."""
+def noise_penalty(noise_variance: Tensor, noise: str, tasks: Axis) -> float:
+    """The inverse-gamma prior of the noise variances at its best common value, up to a constant.
+
+    Args:
+        noise_variance: s_t² of the tasks that are here.
+        noise: ``task`` or ``shared``.
+        tasks: the tasks, and which of them are here.
+
+    Returns:
+        What it adds to the loss of all tasks.
+    """
     if noise == "shared":
         return 0.0
     common = _common(noise_variance, tasks)
@@ -331,6 +348,7 @@ def update_frame(statistics: TaskStatistics, prior: SubspacePrior, steps: int = 
     problem = MarginalSubspaceProblem(statistics, prior)
     kind = "exact" if problem.n_samples * n * n <= _EXACT_ENTRIES else "kronecker"
     result = minimize(
-        problem, prior.frame, "rngd", max_iter=steps, stop=GradientNorm(1e-8), fisher=kind, sigma=1e-3, sigma_min=1e-8
-    )
+        problem, prior.frame, "rngd", max_iter=steps, stop=GradientNorm(STATIONARY), fisher=kind, sigma=1e-3,
+        sigma_min=1e-8,
+    )  # fmt: skip
     return replace(prior, frame=result.x), result.trace["gradient_norm"][-1]
