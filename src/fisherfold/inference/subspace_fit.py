@@ -133,8 +133,8 @@ def fit_marginal(
         prior = update_mean(statistics, prior)
         prior = _update_moments(statistics, prior, noise, floor)
         moved, gradient_norm = update_frame(statistics, prior)
-        still = expected and gradient_norm > STATIONARY and torch.equal(moved.frame, prior.frame)
-        prior = expected_step(statistics, prior) if still else moved
+        stuck = expected and refused(prior, moved, gradient_norm)
+        prior = expected_step(statistics, prior) if stuck else moved
         # one memory layout, whatever made it, so that a fit that is resumed from a file keeps its bits
         prior = SubspacePrior(*(part.contiguous() for part in (prior.mean, prior.frame, prior.covariance, prior.noise)))
         loss = float(tasks.total(posterior(statistics, prior).losses.sum()))
@@ -329,6 +329,20 @@ def noise_penalty(noise_variance: Tensor, noise: str, tasks: Axis) -> float:
         return 0.0
     common = _common(noise_variance, tasks)
     return NOISE_ROWS / 2 * tasks.add(noise_variance.log() + common / noise_variance - common.log())
+
+
+def refused(before: SubspacePrior, after: SubspacePrior, gradient_norm: float) -> bool:
+    """Whether all steps of ``update_frame`` were rejected, although there is a gradient.
+
+    Args:
+        before: what it was given.
+        after: what it returned.
+        gradient_norm: likewise.
+
+    Returns:
+        True if the subspace is where it was.
+    """
+    return gradient_norm > STATIONARY and torch.equal(after.frame, before.frame)
 
 
 def update_frame(statistics: TaskStatistics, prior: SubspacePrior, steps: int = 2) -> tuple[SubspacePrior, float]:

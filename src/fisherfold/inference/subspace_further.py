@@ -15,10 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-import torch
-
 from fisherfold.inference.subspace import SubspacePrior, posterior
-from fisherfold.inference.subspace_fit import STATIONARY, MarginalFit, fit_marginal, noise_penalty, update_frame
+from fisherfold.inference.subspace_fit import MarginalFit, fit_marginal, noise_penalty, refused, update_frame
 from fisherfold.inference.subspace_information import shared_information, shared_prior
 from fisherfold.problems.tasks import TaskStatistics
 
@@ -77,8 +75,7 @@ def stalled(statistics: TaskStatistics, prior: SubspacePrior) -> bool:
     Returns:
         True if rounds leave the subspace where it is.
     """
-    moved, gradient_norm = update_frame(statistics, prior)
-    return gradient_norm > STATIONARY and torch.equal(moved.frame, prior.frame)
+    return refused(prior, *update_frame(statistics, prior))
 
 
 def evidence(statistics: TaskStatistics, prior: SubspacePrior, noise: str) -> float | None:

@@ -156,7 +156,7 @@ class SmallGradient(_Limits):
             return True
         curvature = state.curvature()
         if norm > self.tol:
-            return norm <= self.tol * max(1.0, math.sqrt(curvature) * math.sqrt(size))
+            return norm <= self.tol * math.sqrt(curvature) * math.sqrt(size)
         return curvature > 0 and norm / curvature * norm <= 2 * self.rtol * max(1.0, size)
 
 

@@ -124,7 +124,7 @@ def cells(folder: Path = RESULTS) -> list[CellResult]:
             f"there is no folder {folder} of training runs: 'fisherfold train cifar10 --folder {folder}' makes one, or "
             "give the folder of your runs with --results"
         )
-    own, _ = shared_out(folder)
+    own, _ = told_apart(folder)
     found = []
     for index, (dataset, model) in enumerate(TASKS):
         for optimizer in OPTIMIZERS:
@@ -146,7 +146,7 @@ def ended_logs(folder: Path) -> list[RunLog]:
     return [log for log in read_logs(folder) if log.ended]
 
 
-def shared_out(folder: Path) -> tuple[list[RunLog], list[RunLog]]:
+def told_apart(folder: Path) -> tuple[list[RunLog], list[RunLog]]:
     """Tell finished runs that count in the table from those that do not.
 
     Args:

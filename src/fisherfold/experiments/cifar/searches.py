@@ -13,7 +13,7 @@ from fisherfold.experiments.cifar.cells import (
     RESULTS,
     ended_logs,
     preset_name,
-    shared_out,
+    told_apart,
 )
 from fisherfold.experiments.sections import Table
 from fisherfold.plain import counted
@@ -64,21 +64,20 @@ def trials(folder: Path = RESULTS) -> Table:
         A row per run with what differs from the preset, ordered by task, preset, images, epochs and accuracy.
     """
     searched = folder / "search"
-    logs = shared_out(folder)[1] + (ended_logs(searched) if searched.is_dir() else [])
+    logs = told_apart(folder)[1] + (ended_logs(searched) if searched.is_dir() else [])
     rows: list[tuple[str, str, str, str, int, float, float]] = []
     for log in logs:
         header = log.header
         task, preset = (header["dataset"], header["model"]), preset_name(log)
-        own = settings(preset, *task).as_json() if preset in PRESETS else {}
+        own = _own(preset, *task)
         given = with_defaults(header["settings"])
         changed = [key for key in own if key not in {"preset", "epochs"} and given[key] != own[key]]
         other = [_in_words(key, given[key]) for key in changed]
         if header["images"] != ALL_IMAGES[header["split"]]:
             other.append(counted(header["images"], "image"))
-        name, label = " ".join(NAMES.get(word, word) for word in task), LABELS.get(preset, preset)
         loss = round(float(log.epochs[-1]["train_loss"]), 3)
         differs = ", ".join(other) or "nothing"
-        rows.append((name, label, differs, header["split"], len(log.epochs), log.last, loss))
+        rows.append((*_names(preset, *task), differs, header["split"], len(log.epochs), log.last, loss))
     columns = ["task", "preset", "what differs", "judged by", "epochs", "accuracy of the last", "training loss"]
     rows.sort(key=lambda row: (*row[:2], row[3], row[4], -row[5]))
     return Table("Runs that settings were chosen by, and others", columns, rows)
@@ -96,18 +95,26 @@ def searches(folder: Path = RESULTS) -> Table:
     rows = []
     for record in Choices(folder / "search").records():
         task, preset, epochs = (record["dataset"], record["model"]), record["preset"], record["rounds"][-1]
-        own = settings(preset, *task).as_json() if preset in PRESETS else {}
-        chosen = record["chosen"]
+        own, chosen = _own(preset, *task), record["chosen"]
         last = [each for each in record["tried"] if each["epochs"] == epochs and each["accuracy"] is not None]
         best = next((each["accuracy"] for each in last if each["candidate"] == chosen), None)
         usual = {key: own[key] for key in chosen if key in own}
         before = [each["accuracy"] for each in last if _same(each["candidate"], own)]
-        name = " ".join(NAMES.get(word, word) for word in task)
         words = [", ".join(_in_words(*pair) for pair in values.items()) or "nothing" for values in (chosen, usual)]
-        counts = len(record["tried"]), epochs
-        rows.append((name, LABELS.get(preset, preset), *counts, words[0], best, words[1], max(before, default=None)))
+        counts, usually = (len(record["tried"]), epochs), max(before, default=None)
+        rows.append((*_names(preset, *task), *counts, words[0], best, words[1], usually))
     columns = ["task", "preset", "trials", "epochs of the last", "chosen", "accuracy", "the preset has", "its accuracy"]
     return Table("Searches on validation images", columns, rows)
+
+
+def _names(preset: str, dataset: str, model: str) -> tuple[str, str]:
+    """Those of the task and of the preset, as people know them."""
+    return f"{NAMES.get(dataset, dataset)} {NAMES.get(model, model)}", LABELS.get(preset, preset)
+
+
+def _own(preset: str, dataset: str, model: str) -> dict[str, Any]:
+    """The settings of a preset; none of one that another release has."""
+    return settings(preset, dataset, model).as_json() if preset in PRESETS else {}
 
 
 def _same(candidate: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
