@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,14 @@ import pytest
 import torch
 
 from fisherfold.datasets import Images
+from fisherfold.experiments.cifar import cells
+from fisherfold.experiments.cifar.claims import spreads_of
 from fisherfold.files import claimed
 from fisherfold.training import ImagePool, RunLog, read_logs, settings
 from fisherfold.training import queue as queue_module
 from fisherfold.training.choices import Choices
 from fisherfold.training.log import CHOICES
-from fisherfold.training.plan import Entry, default_plan, grid_plan, paper_grid, read_plan
+from fisherfold.training.plan import PAPER_ROUNDS, Entry, default_plan, grid_plan, paper_grid, read_plan
 from fisherfold.training.queue import Queue, Tally
 from fisherfold.training.run import Run
 
@@ -303,20 +304,27 @@ def test_the_plan_that_comes_with_the_benchmarks_can_be_read() -> None:
         assert [len(stage) for stage in theirs] == [len(stage) for stage in ours]
 
 
-def test_rates_that_are_not_those_of_the_presets_go_on_to_longer_trials() -> None:
+def test_rates_that_are_not_those_of_the_presets_go_on_to_longer_trials_and_then_to_whole_runs() -> None:
     root = Path(__file__).parents[2]
     if not (root / "benchmarks" / "gpu").is_dir():
         pytest.skip("an installed package has no benchmarks")
-    asked = {
-        (entry.dataset, entry.model, entry.preset): entry.stages[0]
-        for entry in read_plan(root / "benchmarks" / "gpu" / "cifar_rates.jsonl")
-    }
+    plan = read_plan(root / "benchmarks" / "gpu" / "cifar_rates.jsonl")
+    asked = {(entry.dataset, entry.model, entry.preset): entry.stages[0] for entry in plan if entry.stages}
+    whole = [entry for entry in plan if not entry.stages]
+    spreads = spreads_of(cells(root / "results" / "cifar"))
     for record in Choices(root / "results" / "cifar" / "search").records():
-        cell = record["dataset"], record["model"], record["preset"]
-        own = settings(cell[2], *cell[:2])
-        trials = asked.pop(cell, None)
-        assert trials == (None if replace(own, **record["chosen"]) == own else ({}, record["chosen"]))
-    assert not asked
+        cell, chosen = (record["dataset"], record["model"], record["preset"]), record["chosen"]
+        if tuple(record["rounds"]) == PAPER_ROUNDS:
+            own = settings(cell[2], *cell[:2])
+            longer = asked[cell][1] if cell in asked else {name: getattr(own, name) for name in chosen}
+            assert longer == {name: chosen[name] for name in longer}
+            continue
+        usual, _ = asked[cell]
+        assert record["candidates"] == [list(asked[cell])]
+        score = {json.dumps(each["candidate"]): each["accuracy"] for each in record["tried"]}
+        ahead = score[json.dumps(chosen)] - score[json.dumps(usual)] > spreads[cell[0]].margin(1, 1)
+        runs = [(e.changes, e.seed) for e in whole if (e.dataset, e.model, e.preset) == cell]
+        assert runs == ([(chosen, seed) for seed in range(5)] if ahead else [])
 
 
 def test_missing_plans_and_no_time_are_refused(tmp_path: Path) -> None:

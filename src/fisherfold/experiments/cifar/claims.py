@@ -28,7 +28,7 @@ def judge(found: Sequence[CellResult]) -> tuple[Verdict, list[str]]:
         A verdict and a sentence per task that can be judged.
     """
     by_name = {(c.dataset, c.model, c.optimizer): c for c in found}
-    sentences, wins, spreads = [], [], _spreads(found)
+    sentences, wins, spreads = [], [], spreads_of(found)
     for dataset, model in TASKS:
         task = f"{NAMES[dataset]} {NAMES[model]}"
         mine = by_name[dataset, model, "mkfac"]
@@ -51,8 +51,15 @@ def judge(found: Sequence[CellResult]) -> tuple[Verdict, list[str]]:
     return verdict, sentences
 
 
-def _spreads(found: Sequence[CellResult]) -> dict[str, Spread]:
-    """By how much seeds differ, in all cells of a data set alike."""
+def spreads_of(found: Sequence[CellResult]) -> dict[str, Spread]:
+    """By how much seeds differ, in all cells of a data set alike.
+
+    Args:
+        found: of ``cells``.
+
+    Returns:
+        A spread per data set.
+    """
     done = [(cell.dataset, [run.best for run in cell.runs if run.ended == "done"]) for cell in found]
     return {d: Spread.of([best for own, best in done if own == d], guess=GUESSED_DEVIATION) for d in DATASETS}
 
@@ -66,7 +73,7 @@ def comparisons(found: Sequence[CellResult]) -> Table:
     Returns:
         A row per pair, a column per task; nothing where one of the two was not run.
     """
-    by_name, spreads = {(c.dataset, c.model, c.optimizer): c for c in found}, _spreads(found)
+    by_name, spreads = {(c.dataset, c.model, c.optimizer): c for c in found}, spreads_of(found)
     rows = []
     for ours, theirs in OURS_AGAINST:
         pairs = [(d, by_name[d, m, ours], by_name[d, m, theirs]) for d, m in TASKS]
@@ -104,5 +111,5 @@ def margins(found: Sequence[CellResult]) -> list[str]:
         + (f" ({counted(spread.freedom, 'degree')} of freedom)" if spread.freedom else " (a guess: too few were run)")
         + f"; single runs closer than {spread.margin(1, 1):.2f}, medians of five closer than {spread.margin(5, 5):.2f} "
         "are called the same."
-        for dataset, spread in _spreads(found).items()
+        for dataset, spread in spreads_of(found).items()
     ]
