@@ -541,8 +541,7 @@ class MKFAC(torch.optim.Optimizer):
             A dictionary that ``torch.load(weights_only=True)`` accepts.
         """
         counters = {"age": int(self._age), "refreshes": self._refreshes}
-        packed = saving.with_plain_numbers(super().state_dict())
-        return {**packed, "curvature": self.curvature.state(), "counters": counters}
+        return saving.complete(self, saving.with_plain_numbers(super().state_dict()), counters)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a saved state, to the bit.
@@ -550,7 +549,7 @@ class MKFAC(torch.optim.Optimizer):
         Args:
             state_dict: what ``state_dict`` returned for an optimizer of the same model.
         """
-        state_dict = saving.by_names(self, state_dict)
+        state_dict = saving.by_names(self, saving.in_one_place(self, state_dict))
         saving.check_same_architecture(self, state_dict)
         rates = [group["lr"] for group in self.param_groups]
         super().load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})

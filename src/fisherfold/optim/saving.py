@@ -1,7 +1,8 @@
 """Saved states of MKFAC and its halves: what they hold, whose they are, and how an optimizer goes on from one.
 
 The curvature has its own place beside the state that ``torch.optim.Optimizer`` keeps, because loading casts that state
-to the dtype of the parameters.
+to the dtype of the parameters. What keeps ``state`` and ``param_groups`` alone, as ``torch.distributed.checkpoint``
+does, finds the same curvature with the parameters, and the same counters with the groups.
 """
 
 from __future__ import annotations
@@ -13,11 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fisherfold.optim.curvature import Curvature
 from fisherfold.optim.groups import names, place
 from fisherfold.plain import counted
 
 if TYPE_CHECKING:
     from fisherfold.optim.mkfac import MKFAC
+
+FACTORS = ("a", "g", "lengths")
+INVERSE = ("left", "right", "coefficients", "base")
 
 
 def with_plain_numbers(packed: Mapping[str, Any]) -> dict[str, Any]:
@@ -34,6 +39,86 @@ def with_plain_numbers(packed: Mapping[str, Any]) -> dict[str, Any]:
         for group in packed["param_groups"]
     ]
     return {**packed, "param_groups": groups}
+
+
+def complete(optimizer: MKFAC, packed: Mapping[str, Any], counters: Mapping[str, int]) -> dict[str, Any]:
+    """A saved state with the curvature, in its own place and with the parameters that it belongs to.
+
+    ``torch.distributed.checkpoint`` reads a file into the state of a new optimizer, entry by entry, and refuses tensors
+    of other shapes. So every parameter that is trained has its momentum here, also before its first step, and the
+    curvature of each is in a tuple, which is read as a whole: the size of an inverse is not known before. With
+    ``full_state_dict=True`` it looks into tuples, and replaces what it finds there: all have the same entries.
+
+    Args:
+        optimizer: the optimizer.
+        packed: what ``torch.optim.Optimizer.state_dict`` returns.
+        counters: of its steps and refreshes.
+
+    Returns:
+        A new dictionary.
+    """
+    curvature, known = optimizer.curvature.state(), names(optimizer)
+    state = {key: dict(entry) for key, entry in packed["state"].items()}
+    for group, saved in zip(optimizer.param_groups, packed["param_groups"], strict=True):
+        for parameter, spheres, key in zip(group["params"], group["spheres"], saved["params"], strict=True):
+            if parameter.requires_grad and not spheres and "momentum_buffer" not in state.get(key, {}):
+                state.setdefault(key, {})["momentum_buffer"] = torch.zeros_like(parameter, requires_grad=False)
+            if known[id(parameter)] in curvature:
+                flat = _flat(curvature[known[id(parameter)]], parameter.device)
+                state.setdefault(key, {})["curvature"] = (flat,)
+    groups = [{**group, "counters": dict(counters)} for group in packed["param_groups"]]
+    return {**packed, "state": state, "param_groups": groups, "curvature": curvature, "counters": dict(counters)}
+
+
+def in_one_place(optimizer: MKFAC, saved: Mapping[str, Any]) -> dict[str, Any]:
+    """The inverse of ``complete``: a saved state with the curvature in its own place alone.
+
+    Args:
+        optimizer: the optimizer that is to take it.
+        saved: its new state, whole or reduced to ``state`` and ``param_groups``.
+
+    Returns:
+        A new dictionary; without curvature where there is none in either place.
+    """
+    groups, state = saved.get("param_groups", ()), saved.get("state", {})
+    found = {"curvature": saved["curvature"], "counters": saved["counters"]} if "curvature" in saved else {}
+    if not found and groups and all("counters" in group for group in groups):
+        found = {"curvature": _with_parameters(optimizer, saved), "counters": groups[0]["counters"]}
+    return {
+        "state": {key: {k: v for k, v in entry.items() if k != "curvature"} for key, entry in state.items()},
+        "param_groups": [{k: v for k, v in group.items() if k != "counters"} for group in groups],
+        **found,
+    }
+
+
+def _with_parameters(optimizer: MKFAC, saved: Mapping[str, Any]) -> dict[str, Any]:
+    """The curvature that a state holds with its parameters; frozen ones may have been left out."""
+    found, layers = {}, optimizer.curvature.layers
+    for group, other in zip(optimizer.param_groups, saved["param_groups"], strict=False):
+        for parameter, key in zip(group["params"], other["params"], strict=False):
+            name, held = names(optimizer)[id(parameter)], saved["state"].get(key, {})
+            if "curvature" in held:
+                found[name] = _nested(*held["curvature"])
+            elif name in layers and not parameter.requires_grad:
+                nothing = Curvature(optimizer.curvature.options)
+                nothing.follow([layers[name].tracked])
+                found |= nothing.state()
+    return found
+
+
+def _flat(entry: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """The curvature of one weight without nesting, with empty tensors for what there is not."""
+    inverse = entry["inverse"] or {}
+    tensors = {key: entry[key] for key in FACTORS} | {f"inverse_{key}": inverse.get(key) for key in INVERSE}
+    numbers = {key: value for key, value in entry.items() if key not in (*FACTORS, "inverse")}
+    return numbers | {key: torch.empty(0, device=device) if t is None else t for key, t in tensors.items()}
+
+
+def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """The inverse of ``_flat``."""
+    there = {key: None if isinstance(value, Tensor) and not value.numel() else value for key, value in flat.items()}
+    inverse = {key: there.pop(f"inverse_{key}") for key in INVERSE}
+    return there | {"inverse": {key: t for key, t in inverse.items() if t is not None} or None}
 
 
 def by_names(optimizer: MKFAC, saved: Mapping[str, Any]) -> dict[str, Any]:
@@ -79,7 +164,7 @@ def check_same_architecture(optimizer: MKFAC, saved: Mapping[str, Any]) -> None:
     if "curvature" not in saved:
         raise ValueError(
             f"the state has no curvature: it was not saved by {type(optimizer).__name__}.state_dict(), or by something "
-            "that keeps the entries of other optimizers alone"
+            "that keeps the entries of other optimizers alone, as flatten_optimizer_state_dict=True does"
         )
     sizes = [len(group["params"]) for group in optimizer.param_groups]
     theirs = [len(group["params"]) for group in saved["param_groups"]]
