@@ -35,6 +35,9 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
         ({"weight_decay": -1e-4}, r"weight_decay must be in \[0, inf\), got -0.0001"),
         ({"damping": 0.0}, r"damping must be in \(0, inf\), got 0"),
         ({"damping": float("nan")}, r"damping must be in \(0, inf\), got nan"),
+        ({"lr": float("inf")}, r"lr must be in \[0, inf\), got inf"),
+        ({"weight_decay": float("inf")}, r"weight_decay must be in \[0, inf\), got inf"),
+        ({"damping": float("inf")}, r"damping must be in \(0, inf\), got inf"),
         ({"factor_decay": 1.0}, r"factor_decay must be in \[0, 1\), got 1"),
         ({"max_angle": 0.0}, r"max_angle must be in \(0, 3.14159\], got 0"),
         ({"clip": 0.0}, r"clip must be in \(0, inf\), got 0"),
@@ -52,6 +55,8 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
         ({"invariant": {"0.bias": "row"}}, r"0.bias has shape \(6,\): only weights with rows"),
         ({"invariant": {"0.weight": 4}}, "0.weight has 6 rows, which cannot be cut into 4 spheres"),
         ({"example_input": torch.zeros(4, 9)}, r"example_input \(shapes \[\(4, 9\)\]\) was rejected by Sequential"),
+        ({"example_input": torch.zeros(0, 5)}, r"example_input \(shapes \[\(0, 5\)\]\) has no samples: Sequential"),
+        ({"example_input": torch.full((4, 5), torch.nan)}, "Sequential returned NaN for example_input: look for"),
     ],
 )
 def test_bad_options_are_named_and_the_model_is_left_as_it_was(options: dict[str, Any], message: str) -> None:
@@ -573,3 +578,27 @@ def test_scripted_parts_are_trained_and_the_probe_says_what_it_cannot_do() -> No
     optimizer.refresh([(x, y)], nn.CrossEntropyLoss())
     assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
     assert optimizer.curvature.layers["1.weight"].inverse is not None
+
+
+@pytest.mark.parametrize("fisher", ["empirical", "mc", "persample"])
+def test_batches_without_a_target_say_nothing(fisher: str) -> None:
+    """A gradient of zero for want of targets is no flat loss: directions would grow by 1/λ."""
+    (x, y), loss_fn, model = batch(), nn.CrossEntropyLoss(), net()
+    ignored = torch.full_like(y, -100)
+    optimizer = MKFAC(model, damping=1e-3, fisher=fisher, example_input=x)
+    layer = optimizer.curvature.layers["0.weight"]
+    with pytest.warns(UserWarning, match="all targets are ignored by the loss: no curvature was taken from them"):
+        optimizer.refresh([(x, ignored), (x, ignored)], loss_fn)
+    assert layer.inverse is None
+    optimizer.refresh([(x, y)], loss_fn, fisher="empirical" if fisher == "mc" else fisher)
+    a, g = layer.a.clone(), layer.g.clone()
+    optimizer.refresh([(x, ignored), (x, y)], loss_fn, fisher="empirical" if fisher == "mc" else fisher)
+    assert torch.equal(layer.a, a)
+    assert torch.equal(layer.g, g)
+
+
+def test_a_loss_without_a_gradient_is_refused() -> None:
+    x, y = batch()
+    optimizer = MKFAC(net(), example_input=x)
+    with pytest.raises(ValueError, match="loss_fn must return a number that depends on what the model computed"):
+        optimizer.refresh([(x, y)], lambda outputs, targets: F.cross_entropy(outputs.detach(), targets))

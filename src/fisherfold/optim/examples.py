@@ -34,6 +34,22 @@ def refuse_two_samples(replica: Replica) -> None:
         )
 
 
+def refuse_no_numbers(replica: Replica) -> None:
+    """Raise if the outputs of a model are NaN: no identity holds for them, and all weights would look Euclidean.
+
+    Args:
+        replica: the model with its input.
+
+    Raises:
+        ValueError: saying so.
+    """
+    if any(bool(t.isnan().any()) for t in replica.forward()):
+        raise ValueError(
+            f"{type(replica.model).__name__} returned NaN for example_input: look for NaN in the input and in the "
+            "parameters, or give invariant='modules' or a mapping"
+        )
+
+
 def samples_are_alike(replica: Replica) -> bool:
     """Whether all samples of an example input are the same, as those of zeros or ones are.
 

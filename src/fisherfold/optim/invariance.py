@@ -33,7 +33,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from fisherfold.optim.examples import refuse_constant_inputs, refuse_two_samples, samples_are_alike
+from fisherfold.optim.examples import refuse_constant_inputs, refuse_no_numbers, refuse_two_samples, samples_are_alike
 from fisherfold.optim.generic import Points
 from fisherfold.optim.replica import SMALL_EPSILON, Replica, unwrap
 
@@ -139,6 +139,7 @@ class _Probe:
             if place is not None:
                 return place, found
         self.points.restore()
+        refuse_no_numbers(self.replica)
         found = {}
         for draw in range(N_COTANGENTS):
             found = _largest(found, self._statistics(draw))

@@ -129,6 +129,6 @@ def check_number(
     if isinstance(value, str):  # that of a number is none
         raise TypeError(f"{name} must be a number, got {value!r}")
     good = (number > low if open_below else number >= low) and (number < high if below else number <= high)
-    if not good or math.isnan(number):
+    if not good or not math.isfinite(number):
         left, right = "(" if open_below else "[", ")" if below or high == math.inf else "]"
         raise ValueError(f"{name} must be in {left}{low:g}, {high:g}{right}, got {number:g}")

@@ -127,7 +127,8 @@ class Replica:
             At least one of them is differentiable.
 
         Raises:
-            ValueError: if the model rejects its input, returns nothing differentiable or runs the original.
+            ValueError: if the model rejects its input, returns nothing differentiable, nothing at all, or runs the
+                original.
         """
         name = type(self.model).__name__
         kept = None if self._ran else Buffers(self._original)
@@ -150,6 +151,9 @@ class Replica:
         outputs = [t for t in outputs if t.is_floating_point()]
         if not any(t.requires_grad for t in outputs):
             raise ValueError(f"{name} returned no differentiable tensor for example_input")
+        if not any(t.numel() for t in outputs):
+            shapes = [tuple(t.shape) for t in tensors_in(self.input)]
+            raise ValueError(f"example_input (shapes {shapes}) has no samples: {name} returned nothing for it")
         return outputs
 
     def _outputs(self, variant: int) -> list[Tensor]:

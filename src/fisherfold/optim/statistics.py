@@ -8,6 +8,7 @@ out how a sample moves the batch's statistics. The per-sample Fisher takes the t
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -80,6 +81,29 @@ def pairs(batches: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
         raise ValueError("batches is empty: give at least one pair of inputs and targets, not an iterator at its end")
 
 
+def telling_pairs(collector: Collector, batches: Iterable[Any], loss_fn: LossFunction) -> Iterator[tuple[Any, Any]]:
+    """Batches without those whose targets are all ignored: no gradient of theirs would look like one of zero.
+
+    Args:
+        collector: gets empty sums, to which other processes may add theirs, where no batch is left.
+        batches: what should be pairs of inputs and targets.
+        loss_fn: its ``ignore_index`` is honoured.
+
+    Yields:
+        The pairs.
+    """
+    told = False
+    for inputs, targets in pairs(batches):
+        classes = isinstance(targets, Tensor) and not targets.is_floating_point()
+        if classes and targets.numel() and not bool(terms_of_samples(targets, loss_fn, ()).any()):
+            continue
+        told = True
+        yield inputs, targets
+    if not told:
+        collector.sums |= {tracked.name: tracked.new_sums() for tracked in collector.weights}
+        warnings.warn("all targets are ignored by the loss: no curvature was taken from them", stacklevel=5)
+
+
 def add_batches(
     collector: Collector,
     batches: Iterable[tuple[Any, Any]],
@@ -101,7 +125,7 @@ def add_batches(
     weights = [tracked.weight for tracked in collector.weights]
     summed: tuple[int, ...] = ()
     with preserved(collector.model), uncompiled(), torch.enable_grad(), collector:
-        for index, (inputs, targets) in enumerate(pairs(batches)):
+        for index, (inputs, targets) in enumerate(telling_pairs(collector, batches, loss_fn)):
             this_pass = Pass()
             collector.begin_by(partial(_begun, this_pass))
             outputs = call(collector.model, inputs)
@@ -126,6 +150,11 @@ def add_batches(
 
 def _run_backward(model: nn.Module, loss: Tensor, weights: list[nn.Parameter]) -> None:
     """Go through the backward pass for the sake of hooks, and leave ``.grad`` alone."""
+    if not loss.requires_grad:
+        raise ValueError(
+            "loss_fn must return a number that depends on what the model computed, got one without a gradient "
+            "(were outputs detached, or computed inside torch.no_grad?)"
+        )
     if not _has_reentrant_checkpoints(loss):
         torch.autograd.grad(loss, weights, allow_unused=True)
         return
@@ -180,7 +209,7 @@ def add_true_gradients(
     """
     summed: tuple[int, ...] | None = None
     with preserved(collector.model), uncompiled():
-        for inputs, targets in pairs(batches):
+        for inputs, targets in telling_pairs(collector, batches, loss_fn):
             if summed is None:
                 summed = _looked_at(collector.model, inputs, targets, loss_fn, reduction)
             _add_per_sample(collector.model, collector, inputs, targets, loss_fn, reduction, summed)
