@@ -1,6 +1,6 @@
 """A network with batch norm, trained by MKFAC and by SGD: the losses step by step.
 
-    python examples/mkfac_digits.py mkfac_digits.png
+    python examples/train_digits.py train_digits.png
 
 Both train on full batches of scikit-learn's digits, with rates found by ``benchmarks/mkfac_steps_to_loss.py``. Copy
 ``train``: apart from the line that builds the optimizer and the ``with`` around the forward and backward pass, it is
@@ -100,4 +100,4 @@ def main() -> Figure:
 
 
 if __name__ == "__main__":
-    main().savefig(sys.argv[1] if len(sys.argv) > 1 else "mkfac_digits.png", dpi=100)
+    main().savefig(sys.argv[1] if len(sys.argv) > 1 else "train_digits.png", dpi=100)
