@@ -89,6 +89,34 @@ def test_layers_that_are_frozen_are_left_out_and_others_not(tmp_path: Path) -> N
         second[1].load_state_dict(state)
 
 
+@pytest.mark.parametrize("way", ["memory", "full", "files"])
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_late_starts_and_rows_of_zero_are_gone_on_from(way: str, tmp_path: Path) -> None:
+    """A new optimizer has no place for what came later, unless it keeps one from the start."""
+
+    def late(zeros: int) -> tuple[nn.Module, MKFAC]:
+        model = net()
+        model[0].weight.data[:zeros] = 0.0
+        model[5].weight.requires_grad_(False)
+        optimizer = MKFAC(model, damping=0.05, balanced=True, example_input=torch.randn(8, 2, 4, 4))
+        model[5].weight.requires_grad_(True)
+        return model, optimizer
+
+    first, second = late(2), late(0)
+    run(*first, range(6))
+    carry(first, second, way, tmp_path)
+    run(*first, range(6, 10))
+    run(*second, range(6, 10))
+    for mine, theirs in zip(first[0].parameters(), second[0].parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+    # and weights that are still to be put on their spheres are so afterwards
+    waiting, loaded = late(0), late(0)
+    carry(waiting, loaded, way, tmp_path / "waiting")
+    assert loaded[0][5].weight not in loaded[1].state
+    run(*loaded, range(1))
+    assert float((loaded[0][5].weight.norm(dim=1) - 1).abs().max()) < 1e-6
+
+
 def test_flattened_states_are_refused() -> None:
     """At the latest when they are loaded, never without a word."""
     options = StateDictOptions(flatten_optimizer_state_dict=True)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fisherfold.optim.curvature import Curvature
+from fisherfold.optim.factors import accumulation_dtype
 from fisherfold.optim.groups import names, place
 from fisherfold.plain import counted
 
@@ -45,9 +46,9 @@ def complete(optimizer: MKFAC, packed: Mapping[str, Any], counters: Mapping[str,
     """A saved state with the curvature, in its own place and with the parameters that it belongs to.
 
     ``torch.distributed.checkpoint`` reads a file into the state of a new optimizer, entry by entry, and refuses tensors
-    of other shapes. So every parameter that is trained has its momentum here, also before its first step, and the
-    curvature of each is in a tuple, which is read as a whole: the size of an inverse is not known before. With
-    ``full_state_dict=True`` it looks into tuples, and replaces what it finds there: all have the same entries.
+    of other shapes. So every parameter that is trained has all its entries here, and its group says whether it has had
+    them before. The curvature of each is in a tuple, which is read as a whole: the size of an inverse is not known in
+    advance. With ``full_state_dict=True`` what is in a tuple is replaced too: all of them have the same entries.
 
     Args:
         optimizer: the optimizer.
@@ -58,16 +59,31 @@ def complete(optimizer: MKFAC, packed: Mapping[str, Any], counters: Mapping[str,
         A new dictionary.
     """
     curvature, known = optimizer.curvature.state(), names(optimizer)
-    state = {key: dict(entry) for key, entry in packed["state"].items()}
+    state: dict[Any, dict[str, Any]] = {}
+    groups = []
     for group, saved in zip(optimizer.param_groups, packed["param_groups"], strict=True):
         for parameter, spheres, key in zip(group["params"], group["spheres"], saved["params"], strict=True):
-            if parameter.requires_grad and not spheres and "momentum_buffer" not in state.get(key, {}):
-                state.setdefault(key, {})["momentum_buffer"] = torch.zeros_like(parameter, requires_grad=False)
-            if known[id(parameter)] in curvature:
-                flat = _flat(curvature[known[id(parameter)]], parameter.device)
-                state.setdefault(key, {})["curvature"] = (flat,)
-    groups = [{**group, "counters": dict(counters)} for group in packed["param_groups"]]
+            entry = _padded(packed["state"].get(key, {}), parameter, spheres, balanced=optimizer.balanced)
+            if (name := known[id(parameter)]) in curvature:
+                entry["curvature"] = (_flat(curvature[name], parameter.device),)
+            if entry:
+                state[key] = entry
+        groups.append(
+            {**saved, "counters": dict(counters), "started": [key in packed["state"] for key in saved["params"]]}
+        )
     return {**packed, "state": state, "param_groups": groups, "curvature": curvature, "counters": dict(counters)}
+
+
+def _padded(entry: Mapping[str, Tensor], parameter: Tensor, spheres: int, *, balanced: bool) -> dict[str, Any]:
+    """The state of a parameter with every entry that it may ever have; a frozen one need not have any."""
+    if not entry and not parameter.requires_grad:
+        return {}
+    padded = {"momentum_buffer": torch.zeros_like(parameter, requires_grad=False)} if not entry else {}
+    if spheres:
+        padded["alive"] = torch.ones(spheres, 1, dtype=torch.bool, device=parameter.device)
+    if spheres and balanced:
+        padded["balance"] = torch.zeros(spheres, 2, dtype=accumulation_dtype(parameter), device=parameter.device)
+    return {**padded, **entry}
 
 
 def in_one_place(optimizer: MKFAC, saved: Mapping[str, Any]) -> dict[str, Any]:
@@ -84,10 +100,19 @@ def in_one_place(optimizer: MKFAC, saved: Mapping[str, Any]) -> dict[str, Any]:
     found = {"curvature": saved["curvature"], "counters": saved["counters"]} if "curvature" in saved else {}
     if not found and groups and all("counters" in group for group in groups):
         found = {"curvature": _with_parameters(optimizer, saved), "counters": groups[0]["counters"]}
+    flags = [zip(group["params"], group.get("started", ()), strict=False) for group in groups]
+    waiting = {key for keys in flags for key, started in keys if not started}
     return {
-        "state": {key: {k: v for k, v in entry.items() if k != "curvature"} for key, entry in state.items()},
-        "param_groups": [{k: v for k, v in group.items() if k != "counters"} for group in groups],
+        "state": {key: _stripped(entry) for key, entry in state.items() if key not in waiting},
+        "param_groups": [{k: v for k, v in group.items() if k not in ("counters", "started")} for group in groups],
         **found,
+    }
+
+
+def _stripped(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """The state of a parameter without its curvature, and without ``alive`` where all rows have a direction."""
+    return {
+        key: value for key, value in entry.items() if key != "curvature" and not (key == "alive" and bool(value.all()))
     }
 
 
