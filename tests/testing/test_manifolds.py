@@ -1,5 +1,6 @@
 """The kit passes what is right and names what is wrong."""
 
+import warnings
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar
@@ -7,7 +8,9 @@ from typing import ClassVar
 import pytest
 import torch
 
+from fisherfold.fisher import Gaussian
 from fisherfold.manifolds import Euclidean, Grassmann, Manifold, Oblique, Product, Sphere, Stiefel, Verdict
+from fisherfold.problems import NLLProblem
 from fisherfold.testing import check_manifold
 
 # Every retraction of every manifold over the full ten thousand float32 steps.
@@ -331,6 +334,20 @@ def test_dtypes_and_batches_can_be_chosen():
     report = check_manifold(Sphere(3), dtypes=(torch.float32,), batch_shapes=((4,),), steps=1)
     labels = {verdict.name.split("[")[1] for verdict in report if "[" in verdict.name}
     assert labels == {"float32, batch (4,)]"}
+
+
+def test_classes_and_manifolds_of_geoopt_are_refused_by_name():
+    with pytest.raises(TypeError, match=r"manifold must be a manifold such as Sphere\(3\), got <class"):
+        check_manifold(Sphere)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of its import
+        geoopt = pytest.importorskip("geoopt")
+    parameter = geoopt.ManifoldParameter(torch.eye(3)[0], manifold=geoopt.Sphere())
+    for given, name in ((geoopt.Sphere(), "Sphere"), (parameter, "ManifoldParameter")):
+        with pytest.raises(TypeError, match=rf"one of fisherfold, got geoopt's {name}; pass from_geoopt\(...\) of it"):
+            check_manifold(given)
+        with pytest.raises(TypeError, match=rf"one of fisherfold, got geoopt's {name}; pass from_geoopt\(...\) of it"):
+            NLLProblem(given, torch.matmul, Gaussian(), torch.randn(5, 3), torch.randn(5))
 
 
 def test_batches_without_a_point_are_refused():

@@ -75,10 +75,31 @@ def from_geoopt(source: Any, *, shape: Sequence[int] | None = None, as_grassmann
     return GeooptManifold(foreign, wrapped.shape, order=order)
 
 
+def require_manifold(manifold: object) -> None:
+    """Raise unless an argument is a manifold of this library.
+
+    Args:
+        manifold: what was given.
+
+    Raises:
+        TypeError: saying what to do with one of geoopt, or with a class.
+    """
+    if isinstance(manifold, Manifold):
+        return
+    if _is_foreign(getattr(manifold, "manifold", manifold)):
+        what = type(manifold).__name__
+        raise TypeError(f"manifold must be one of fisherfold, got geoopt's {what}; pass from_geoopt(...) of it")
+    raise TypeError(f"manifold must be a manifold such as Sphere(3), got {manifold!r}")
+
+
+def _is_foreign(manifold: object) -> bool:
+    return any(c.__name__ == "Manifold" and c.__module__.startswith("geoopt.") for c in type(manifold).__mro__)
+
+
 def _unpack(source: Any, shape: Sequence[int] | None) -> tuple[Any, tuple[int, ...]]:
     """The geoopt manifold and the shape of its points, from a parameter or from both."""
     foreign = getattr(source, "manifold", source)
-    if not any(c.__name__ == "Manifold" and c.__module__.startswith("geoopt.") for c in type(foreign).__mro__):
+    if not _is_foreign(foreign):
         raise TypeError(f"source must be a geoopt manifold or ManifoldParameter, got {type(source).__name__}")
     if isinstance(source, Tensor):
         return foreign, tuple(source.shape)

@@ -24,6 +24,7 @@ from fisherfold.fisher.likelihoods import Likelihood
 from fisherfold.fisher.operators import DenseFisher, FisherOperator
 from fisherfold.fisher.rowblock import RowBlockFisher
 from fisherfold.manifolds import Euclidean, Manifold, Product
+from fisherfold.manifolds.adapter import require_manifold
 from fisherfold.manifolds.base import Point, Tangent, leaves, tree_map
 from fisherfold.problems.base import Problem
 from fisherfold.problems.networks import check_behaviour, check_independence, check_layers
@@ -382,8 +383,7 @@ def check_batch(batch: Tensor, n_samples: int) -> None:
 
 
 def _check_parts(manifold: object, model: object, likelihood: object) -> None:
-    if not isinstance(manifold, Manifold):
-        raise TypeError(f"manifold must be a manifold such as Sphere(3), got {manifold!r}")
+    require_manifold(manifold)
     if not callable(model):
         raise TypeError(f"model must be a function of the inputs and theta, got {model!r}")
     if not isinstance(likelihood, Likelihood):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fisherfold.manifolds import Manifold, Verdict, check_retraction
+from fisherfold.manifolds.adapter import require_manifold
 from fisherfold.manifolds.base import Point, combine, leaves, scale, tree_map
 from fisherfold.manifolds.verdict import at_most
 from fisherfold.testing.case import Case, gaussian, tree_gap
@@ -63,6 +64,7 @@ def check_manifold(
         >>> print(report[0])
         passed: dimension is the rank of the projector: measured 2, expected 2
     """
+    require_manifold(manifold)
     if empty := [batch for batch in batch_shapes if 0 in batch]:
         raise ValueError(f"batch_shapes must hold at least one point each, got {empty}")
     generator = torch.Generator(device).manual_seed(seed)
