@@ -111,6 +111,7 @@ def test_late_starts_and_rows_of_zero_are_gone_on_from(way: str, tmp_path: Path)
         assert torch.equal(mine, theirs)
     # and weights that are still to be put on their spheres are so afterwards
     waiting, loaded = late(0), late(0)
+    assert not waiting[1].state[waiting[0][5].weight]  # asked for, and there from now on, with nothing in it
     carry(waiting, loaded, way, tmp_path / "waiting")
     assert loaded[0][5].weight not in loaded[1].state
     run(*loaded, range(1))

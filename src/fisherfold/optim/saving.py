@@ -69,7 +69,11 @@ def complete(optimizer: MKFAC, packed: Mapping[str, Any], counters: Mapping[str,
             if entry:
                 state[key] = entry
         groups.append(
-            {**saved, "counters": dict(counters), "started": [key in packed["state"] for key in saved["params"]]}
+            {
+                **saved,
+                "counters": dict(counters),
+                "started": [bool(packed["state"].get(key)) for key in saved["params"]],
+            }
         )
     return {**packed, "state": state, "param_groups": groups, "curvature": curvature, "counters": dict(counters)}
 
