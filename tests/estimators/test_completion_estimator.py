@@ -226,6 +226,46 @@ def test_a_stream_ends_where_a_fit_would(table):
     assert model.n_iter_ == len(model.trace_)
 
 
+@pytest.mark.parametrize("options", [{}, {"ridge": 0.5}, {"solver": "rcg", "ridge": 0.01}])
+def test_a_stream_of_a_point_estimate_starts_anew(table, tmp_path, options):
+    """Its first batch has hardly more ratings than the model has numbers: the factors found in it are worth nothing."""
+    _, pairs, values, held, truth = table
+    order = np.random.default_rng(0).permutation(len(values))
+    model = MatrixCompletion(rank=2, inference="point", **options)
+    for part in np.array_split(order, 10):
+        model.partial_fit(pairs[part], values[part])
+    whole = MatrixCompletion(rank=2, inference="point", **options).fit(pairs, values)
+    assert rmse(model.predict(held), truth) < 1.2 * rmse(whole.predict(held), truth)
+    model.save(tmp_path)
+    again = MatrixCompletion.load(tmp_path)
+    assert np.array_equal(again.predict(held), model.predict(held))
+    for stream in (model, again):
+        stream.partial_fit(pairs, values)
+    assert np.array_equal(again.predict(held), model.predict(held))
+
+
+@pytest.mark.parametrize("offsets", ["both", "global", "none"])
+@pytest.mark.parametrize("searched", [False, True])
+def test_a_point_estimate_of_twice_the_ratings_is_that_of_a_fit(table, searched, offsets):
+    _, pairs, values, held, _ = table
+    order = np.random.default_rng(1).permutation(len(values))
+    options = {"inference": "point", "dtype": "float64", "offsets": offsets, "clip": False}
+
+    def made():
+        if searched:
+            return MatrixCompletionCV(ranks=(2,), ridges=(0.5,), **options)
+        return MatrixCompletion(rank=2, ridge=0.5, **options)
+
+    half = order[: len(order) // 2]
+    stream = made().partial_fit(pairs[half], values[half])
+    rest = np.setdiff1d(order, half)
+    stream.partial_fit(pairs[rest], values[rest])
+    assert stream.model_.n_at_start == len(values)
+    np.testing.assert_allclose(stream.predict(held), made().fit(pairs, values).predict(held), rtol=1e-9)
+    given = MatrixCompletion(rank=2, inference="point").fit(pairs, values).model_._given()
+    np.testing.assert_allclose(np.sort(stream.model_._given()), np.sort(given), atol=1e-6)
+
+
 @pytest.mark.parametrize(("first", "level", "unit"), [(0.0, 0.0, 1e20), (5e-17, 0.0, 1.0), (7.0, 7.0, 1e-5)])
 def test_the_first_value_of_a_stream_says_nothing_of_the_unit_of_the_others(table, first, level, unit):
     _, pairs, values, held, truth = table

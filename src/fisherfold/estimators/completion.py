@@ -22,7 +22,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from fisherfold.estimators import parameters
 from fisherfold.estimators.checkpoint import all_or_nothing
-from fisherfold.estimators.completion_fit import FitOptions, fit_model, merged
+from fisherfold.estimators.completion_fit import FitOptions, fit_model, merged, point_refit
 from fisherfold.estimators.completion_model import UNSEEN, CompletionModel, Floats
 from fisherfold.estimators.completion_shared import SharedFits
 from fisherfold.estimators.ids import IdIndex, Ids, id_array
@@ -351,8 +351,9 @@ class MatrixCompletion(SharedFits, RegressorMixin, BaseEstimator):  # type: igno
 
         A few new ratings change the rows and columns they touch, by one natural-gradient step that adds their evidence.
         When a twentieth more ratings have come in than at the last look back, two passes go over all of them from where
-        the posterior stands, and when there are twice as many as at the last start, the factors are found anew: at a
-        cost per rating that does not grow, a stream ends where a fit would (``variational``). The rank stays. Within a
+        the posterior stands (``variational``), and when there are twice as many as at the last start, the factors are
+        found anew. At a cost per rating that does not grow, a stream ends where a fit would; a point estimate trails
+        it between two starts. The rank stays. Within a
         batch ``duplicates`` decides as in ``fit``; a pair that was rated before is one more observation until the next
         look back, then it decides as well (``error``: the mean). A point estimate needs a first batch of at least
         ``rank`` rows and columns.
@@ -371,7 +372,7 @@ class MatrixCompletion(SharedFits, RegressorMixin, BaseEstimator):  # type: igno
             finally:
                 del self._grows
         self._validate()
-        found, options = observations(X, y), self._options(self.model_.posterior.rank, None)
+        found, options = observations(X, y), self._options(self.model_.posterior.rank, self._ridge())
         if not found.is_table:
             self._check_names(X)
         if self.duplicates != "mean":  # the mean is taken over all that a pair ever had
@@ -379,10 +380,14 @@ class MatrixCompletion(SharedFits, RegressorMixin, BaseEstimator):  # type: igno
         model = copy.copy(self.model_)
         with threads(options.n_jobs):
             model.absorb(
-                found, duplicates=self.duplicates, centred=self.offsets != "none", max_iter=options.max_iter,
-                tol=options.tol, seed=options.seed,
+                found, refit=point_refit(options), duplicates=self.duplicates, centred=self.offsets != "none",
+                max_iter=options.max_iter, tol=options.tol, seed=options.seed,
             )  # fmt: skip
         return self._adopt(model, self.interrupted_)
+
+    def _ridge(self) -> float | None:
+        """The ridge of a point estimate that starts anew."""
+        return self.ridge
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model into a folder: ``model.safetensors`` and a readable ``model.json``; no pickle.

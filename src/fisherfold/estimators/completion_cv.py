@@ -124,6 +124,9 @@ class MatrixCompletionCV(MatrixCompletion):
             saved.remove()
         return self
 
+    def _ridge(self) -> float | None:
+        return getattr(self, "best_ridge_", None)
+
     def _validate_model(self) -> None:
         parameters.whole("cv", self.cv, 2)
         for rank in parameters.several("ranks", self.ranks):

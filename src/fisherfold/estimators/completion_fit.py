@@ -14,7 +14,7 @@ import torch
 
 from fisherfold.distributed import ALONE, Group
 from fisherfold.estimators.checkpoint import FitCheckpoint
-from fisherfold.estimators.completion_model import CompletionModel, joined, level_and_scale
+from fisherfold.estimators.completion_model import CompletionModel, Refit, joined, level_and_scale
 from fisherfold.estimators.extremes import resolving, sampled
 from fisherfold.estimators.ids import IdIndex, plain
 from fisherfold.estimators.inputs import Observations
@@ -259,6 +259,24 @@ def run(
             posterior = start_posterior(ratings, options.rank, blank=True, **_model(options))
         return Outcome(posterior, True)
     return Outcome(posterior, False)
+
+
+def point_refit(options: FitOptions) -> Refit:
+    """How a stream of a point estimate starts anew; Ctrl-C leaves the model as it was.
+
+    Args:
+        options: how to fit.
+
+    Returns:
+        A function from all centred and scaled ratings to the posterior and its global offset.
+    """
+    plainly = dataclasses.replace(options, inference="point", verbose=False, return_on_interrupt=False)
+
+    def refit(ratings: Ratings) -> tuple[CompletionPosterior, float]:
+        outcome = run(ratings, plainly)
+        return outcome.posterior, outcome.level
+
+    return refit
 
 
 def _model(options: FitOptions) -> dict[str, Any]:

@@ -9,6 +9,7 @@ takes part as any of those seen: an unknown row is an average row, so its predic
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any
@@ -28,6 +29,7 @@ from fisherfold.plain import counted
 from fisherfold.problems.ratings import Ratings
 
 Floats = npt.NDArray[np.float64]
+Refit = Callable[[Ratings], tuple[CompletionPosterior, float]]
 UNSEEN = ("prior", "nan", "error")
 # A stream looks back at all its ratings when this share of new ones has come, and starts anew when there are twice as
 # many as at the last start: dimensions that the first ratings could not support would else stay empty.
@@ -183,7 +185,7 @@ class CompletionModel:
         self.seen_values = torch.from_numpy((given - self.center) / self.scale).to(self.seen_values.dtype)
 
     def absorb(
-        self, found: Observations, *, duplicates: str = "mean", centred: bool = True, max_iter: int = 50,
+        self, found: Observations, *, refit: Refit, duplicates: str = "mean", centred: bool = True, max_iter: int = 50,
         tol: float = 3e-4, seed: int = 0,
     ) -> None:  # fmt: skip
         """Add new ratings, with new rows and columns if need be.
@@ -192,6 +194,7 @@ class CompletionModel:
 
         Args:
             found: the new entries.
+            refit: how a point estimate is found from scratch.
             duplicates: what becomes of a pair that was rated before: ``mean``, ``last`` or ``sum``. Until all ratings
                 are gone through again it is one more observation.
             centred: whether a start from scratch takes the mean off.
@@ -217,11 +220,17 @@ class CompletionModel:
         i, j = self.row_ids.numbers(found.rows), self.column_ids.numbers(found.columns)
         self._remember(i, j, (found.values - self.center) / self.scale)
         self.low, self.high = min(self.low, found.values.min()), max(self.high, found.values.max())
-        many = self.n_at_start == 0 or len(self.seen_values) > (1 + _LOOK_BACK) * self.n_at_look
-        if many and self.inference == "variational":
-            self._look_back(duplicates, centred, max_iter=max_iter, tol=tol, seed=seed)
+        if self._has_enough():
+            self._look_back(duplicates, centred, refit, max_iter=max_iter, tol=tol, seed=seed)
         else:
             absorb(posterior, *self._batch(i, j, found.values))
+
+    def _has_enough(self) -> bool:
+        """Whether so many ratings have come since the last look back that all of them are to be gone through."""
+        n_now = len(self.seen_values)
+        if self.inference == "point":
+            return n_now >= _START_ANEW * self.n_at_start
+        return self.n_at_start == 0 or n_now > (1 + _LOOK_BACK) * self.n_at_look
 
     def _check_forms(self, found: Observations) -> None:
         """Refuse ids that are known in another form, numbers as text or text as numbers: they would be new ones."""
@@ -235,7 +244,7 @@ class CompletionModel:
                     f"{describe(ids[k : k + 1])}, fitted with {describe(meant[k : k + 1])}; convert them"
                 )
 
-    def _look_back(self, duplicates: str, centred: bool, **start: Any) -> None:
+    def _look_back(self, duplicates: str, centred: bool, refit: Refit, **start: Any) -> None:
         rows = np.repeat(np.arange(len(self.row_ids)), self.seen_offsets.diff().numpy())
         columns, values, self.n_at_look = self.seen_columns.numpy(), self._given(), len(self.seen_values)
         rows, columns, values = joined(rows, columns, values, duplicates)
@@ -254,12 +263,21 @@ class CompletionModel:
             look_back(old, ratings)
             return
         self.n_at_start = self.n_at_look
+        if self.inference == "point":
+            self._adopt(*refit(ratings))
+            return
         kept: dict[str, Any] = {
             "ridge": old.fixed_ridge, "row_offsets": old.rows.has_offset, "column_offsets": old.columns.has_offset,
             "set_effects": old.rows.set_effects is not None, "weight_strength": old.weight_strength,
         }  # fmt: skip
         first = gradual_start(ratings, old.rank, seed=start["seed"], **kept)
         self.posterior = fit_variational(ratings, old.rank, init=first, **kept, **start)
+
+    def _adopt(self, posterior: CompletionPosterior, level: float) -> None:
+        """Take a point estimate, whose global offset is a part of the level here, for the posterior."""
+        self.posterior = posterior
+        self.center += level * self.scale
+        self.seen_values = (self.seen_values.double() - level).to(self.seen_values.dtype)
 
     def of_new_row(self, columns: Ids, values: Floats, unseen: str) -> CompletionModel:
         """A model of one new row, number 0, and the same columns; these do not move, unknown ones are left out.
