@@ -225,6 +225,24 @@ def test_entries_of_which_a_value_is_missing_are_not_taken_for_a_matrix():
         assert MatrixCompletion(rank=1).fit(matrix).model_.posterior.n_ratings == count
 
 
+@pytest.mark.parametrize("kind", [float, int, bool])
+@pytest.mark.parametrize("width", [2, 3, 5])
+def test_what_a_sparse_frame_does_not_store_is_not_taken_for_zero(kind, width):
+    """``from_spmatrix`` fills with 0 what a sparse matrix has not observed; filled with NaN it is a hole."""
+    rng = np.random.default_rng(0)
+    matrix = sp.random_array((12, width), density=0.6, rng=rng, data_sampler=lambda size: 1 + rng.random(size))
+    frame = pd.DataFrame.sparse.from_spmatrix(matrix.astype(kind), columns=[f"c{k}" for k in range(width)])
+    fill = {float: r"0(\.0)?", int: "0", bool: "False"}[kind]
+    message = rf"column 'c0' is sparse with the fill value {fill}, .* X\.sparse\.to_coo\(\) .* X\.sparse\.to_dense\(\)"
+    for model in (MatrixCompletion(1), MatrixCompletionCV(ranks=(1,), cv=2)):
+        with pytest.raises(ValueError, match=message):
+            model.fit(frame)
+    assert MatrixCompletion(1).fit(frame.sparse.to_coo()).model_.posterior.n_ratings == matrix.nnz
+    holes = frame.sparse.to_dense().astype(float).where(matrix.toarray() != 0)
+    model = MatrixCompletion(1).fit(holes.astype(pd.SparseDtype(float, np.nan)))
+    assert model.model_.posterior.n_ratings == matrix.nnz
+
+
 def test_point_has_no_error_bars():
     model = MatrixCompletion(rank=1).fit(PAIRS, VALUES)
     model.model_.inference = "point"

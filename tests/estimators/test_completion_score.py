@@ -73,3 +73,16 @@ def test_scoring_changes_nothing_and_says_what_it_cannot():
         model.score(TABLE, sample_weight=np.ones(60))
     with pytest.raises(ValueError, match="R² needs at least 2 values, got 1"):
         model.score(np.array([[1.0, np.nan]]))
+
+
+def test_pairs_without_a_prediction_have_no_score():
+    pairs = np.argwhere(~np.isnan(TABLE))
+    values = TABLE[tuple(pairs.T)]
+    model = MatrixCompletion(2, unseen="nan").fit(pairs, values)
+    asked, given = [(0, 0), (99, 0), (1, 1), (0, 99)], [1.0, 2.0, 3.0, 4.0]
+    frame = pd.DataFrame(asked).assign(value=given)
+    for score in (lambda: model.score(asked, given), lambda: model.score(frame)):
+        with pytest.raises(ValueError, match=r"got NaN for 2 of 4, of ids not seen in fit .* set unseen='prior'"):
+            score()
+    weight = np.arange(1.0, len(values) + 1)
+    assert model.score(pairs, values, weight) == r2_score(values, model.predict(pairs), sample_weight=weight)

@@ -324,10 +324,10 @@ class MatrixCompletion(SharedFits, RegressorMixin, BaseEstimator):  # type: igno
             R², at most 1.
 
         Raises:
-            ValueError: if there are fewer than two values, or weights without pairs.
+            ValueError: if there are fewer than two values, weights without pairs, or a pair without a prediction.
         """
         if y is not None:
-            return float(super().score(X, y, sample_weight))
+            return self._r2(y, self.predict(X), sample_weight)
         check_is_fitted(self, "model_")
         if sample_weight is not None:
             raise ValueError("sample_weight needs pairs of ids with y, got X alone")
@@ -344,7 +344,15 @@ class MatrixCompletion(SharedFits, RegressorMixin, BaseEstimator):  # type: igno
             predicted = model.from_the_rest(rows, j.cpu().numpy(), found.values, parts=5, clip=self.clip)
         else:
             predicted, _ = model.predict(i, j, clip=self.clip, unseen=self.unseen)
-        return float(r2_score(found.values, predicted))
+        return self._r2(found.values, predicted)
+
+    def _r2(self, values: Any, predicted: Any, weight: Any = None) -> float:
+        if n_unknown := int(np.isnan(predicted).sum()):
+            raise ValueError(
+                f"R² needs a prediction of every pair, got NaN for {n_unknown} of {len(predicted)}, of ids not seen in "
+                "fit (unseen='nan'): leave these pairs out, or set unseen='prior'"
+            )
+        return float(r2_score(values, predicted, sample_weight=weight))
 
     def partial_fit(self, X: Any, y: Any = None) -> MatrixCompletion:
         """Add new ratings, rows and columns; the first call fits, to a batch of any size (``variational``).

@@ -308,6 +308,8 @@ def _from_frame(X: Any) -> Observations:
     """A wide data frame, or a long one: three columns and nothing missing, or ids that are no numbers."""
     names = list(X.columns)
     parts = [_column(X, place) for place in range(len(names))]
+    for name, part in zip(names, parts, strict=True):
+        _reject_filled(name, part)
     holes = list(map(_has_missing, parts)) if len(names) == 3 else []
     if holes == [False, False, True] and all(map(_is_whole, parts[:2])):
         # entries of which a value is missing, or a matrix: as a matrix, ids would be taken for values
@@ -327,6 +329,17 @@ def _from_frame(X: Any) -> Observations:
     rows, columns = np.nonzero(~np.isnan(values))
     seen = all_rows[rows], all_columns[columns], values[rows, columns]
     return _checked(Observations(*seen, all_rows, all_columns, is_table=True))
+
+
+def _reject_filled(name: Any, column: Any) -> None:
+    """Refuse a sparse column of pandas whose holes have a value: SciPy's holes, which it was made of, have none."""
+    fill = plain(getattr(column.dtype, "fill_value", None))
+    if not hasattr(column.dtype, "subtype") or _is_hole(fill) or fill != fill:  # NaN differs from itself
+        return
+    raise ValueError(
+        f"column {name!r} is sparse with the fill value {fill!r}, which would be read as the value of all that is not "
+        "stored: hand over X.sparse.to_coo() if only what is stored was observed, X.sparse.to_dense() if all was"
+    )
 
 
 def _is_whole(column: Any) -> bool:
