@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch
 from reference_completion import low_rank
 
 import fisherfold.inference.completion as module
+import fisherfold.inference.predictive as predictive
 from fisherfold.inference.completion import fit_variational, half_step, moments, start_posterior
 from fisherfold.inference.completion_path import gradual_start, raise_rank
 from fisherfold.inference.completion_start import FACTOR_SHARE
@@ -218,3 +220,23 @@ def test_gpu_is_the_same():
     ratings, _ = low_rank(60, 50, 2, 0.4, 0.3, 11)
     here, there = (fit_variational(ratings.to(device), 3, max_iter=5, tol=0) for device in ("cpu", "cuda"))
     torch.testing.assert_close(there.rows.mean.cpu(), here.rows.mean, atol=1e-8, rtol=1e-8)
+
+
+def test_chunks_of_predictions_are_those_of_one_and_leave_nothing_behind(monkeypatch):
+    """A tensor kept for each chunk lies between the tables of the next ones, whose memory then cannot be given back."""
+    ratings, _ = low_rank(6, 5, 2, 0.8, 0.3, 8)
+    posterior = fit_variational(ratings, 2, max_iter=5, tol=0)
+    i, j = (t.flatten() for t in torch.meshgrid(torch.arange(-1, 6), torch.arange(-1, 5), indexing="ij"))
+    whole = predict_pairs(posterior, i, j, with_std=True)
+    alive, second_moment = [], predictive._second_moment
+
+    def counting(*parts):
+        gc.collect()
+        alive.append(sum(type(found) is torch.Tensor for found in gc.get_objects()))
+        return second_moment(*parts)
+
+    monkeypatch.setattr(predictive, "_CHUNK", 10)
+    monkeypatch.setattr(predictive, "_second_moment", counting)
+    assert all(map(torch.equal, predict_pairs(posterior, i, j, with_std=True), whole))
+    assert len(alive) == 5
+    assert len(set(alive[1:])) == 1  # in the first, nothing is left of one before

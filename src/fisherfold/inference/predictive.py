@@ -36,19 +36,19 @@ def predict_pairs(
         The means, and the standard deviations or None.
     """
     left, right = _with_unknown(posterior.rows), _with_unknown(posterior.columns)
-    means, spreads = [], []
+    # written in place: small results kept between the large tables of the chunks would hold on to their memory
+    mean = left.mean.new_empty(len(rows))
+    spread = torch.empty_like(mean, dtype=torch.float64) if with_std else None
     for start in range(0, len(rows), _CHUNK):
         part = slice(start, start + _CHUNK)
         i, j = _places(posterior.rows, rows[part]), _places(posterior.columns, columns[part])
         u, v = left.mean[i], right.mean[j]
-        mean = (u[:, :-1] * v[:, :-1]).sum(1) + u[:, -1] + v[:, -1]
-        means.append(mean)
-        if with_std:
+        mean[part] = (u[:, :-1] * v[:, :-1]).sum(1) + u[:, -1] + v[:, -1]
+        if spread is not None:
             second = _second_moment(left, right, i, j)
             noise = _noise(left, i, posterior) * _noise(right, j, posterior) / posterior.noise_precision
-            spreads.append(((second - mean * mean).clamp(min=0) + noise).sqrt())
-    empty = left.mean.new_zeros(0)
-    return torch.cat([*means, empty]), torch.cat([*spreads, empty]) if with_std else None
+            spread[part] = ((second - mean[part] * mean[part]).clamp(min=0) + noise).sqrt()
+    return mean, spread
 
 
 def _with_unknown(side: Side) -> Side:
