@@ -570,6 +570,9 @@ def test_a_state_survives_packing() -> None:
     assert found["t"].dtype == torch.int64
     with pytest.raises(TypeError, match="a checkpoint holds tensors and plain values, got set"):
         pack({"a": {1}}, {})
+    shared: dict[str, torch.Tensor] = {}
+    pack({"curvature": tree["t"], "state": {3: (tree["t"],)}, "other": torch.zeros((), dtype=torch.int64)}, shared)
+    assert len(shared) == 2  # one file holds a tensor once, wherever it is
 
 
 def test_a_log_of_another_version_or_kind_is_refused(tmp_path: Path) -> None:

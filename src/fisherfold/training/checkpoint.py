@@ -1,6 +1,7 @@
 """A nested state as one safetensors file: tensors by number, everything else as JSON, no pickle.
 
-``pack`` replaces every tensor of a tree of dicts, lists and plain values by its number; ``unpack`` puts them back.
+``pack`` replaces every tensor of a tree of dicts, lists and plain values by its number; ``unpack`` puts them back. What
+is in several places of the tree, as curvature is in the state of an optimizer, is written once.
 Dictionaries are written as lists of pairs, because the keys of an optimizer's state are integers.
 """
 
@@ -32,7 +33,7 @@ def pack(tree: Any, tensors: dict[str, Tensor]) -> Any:
         TypeError: if there is anything else in the tree.
     """
     if isinstance(tree, Tensor):
-        name = str(len(tensors))
+        name = next((name for name, tensor in tensors.items() if tensor is tree), str(len(tensors)))
         tensors[name] = tree
         return {"tensor": name}
     if isinstance(tree, dict):
