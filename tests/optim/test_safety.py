@@ -263,16 +263,18 @@ def test_monte_carlo_needs_a_known_likelihood() -> None:
     optimizer.refresh([(x, y)], hinge, sampler=lambda z, t, g: t)
 
 
-def test_non_finite_gradient_changes_nothing() -> None:
+@pytest.mark.parametrize("kind", [MKFAC, SGDP, AdamP])
+def test_non_finite_gradient_changes_nothing(kind: type) -> None:
     model = net()
     x, y = batch()
-    optimizer = MKFAC(model, example_input=x)
+    optimizer = MKFAC(model, example_input=x) if kind is MKFAC else kind(model.named_parameters(), lr=0.1)
     F.cross_entropy(model(x), y).backward()
     model[3].weight.grad[0, 0] = float("nan")
     before = {key: value.clone() for key, value in model.state_dict().items()}
     with pytest.raises(FloatingPointError, match=r"the gradient of 3.weight is not finite; no parameter was changed"):
         optimizer.step()
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert kind is MKFAC or not optimizer.state
 
 
 def test_non_finite_factors_keep_the_last_inverse_and_raise_the_third_time() -> None:

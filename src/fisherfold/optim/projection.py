@@ -2,7 +2,8 @@
 
 A weight counts as scale invariant in this step when max |cos(w_i, g_i)| < δ/√dim over its rows or, failing that, over
 the whole tensor (Heo et al. 2021, as in their code). The published code reads that maximum back to the host once or
-twice per weight and step; here the choice is made on the device.
+twice per weight and step; here the choice is made on the device. For the same reason gradients that are not finite are
+looked for only where the host need not wait for them, on a CPU.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fisherfold.optim.groups import make_dense, refuse_unused
+from fisherfold.optim.groups import make_dense, refuse_unused, require_finite_gradients
 from fisherfold.optim.options import check_number
 
 
@@ -45,7 +46,7 @@ class ProjectedOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update all parameters that have a gradient.
+        """Update all parameters that have a gradient; nothing is changed if one on a CPU is not finite.
 
         Args:
             closure: reevaluates the model and returns the loss, if given.
@@ -58,6 +59,8 @@ class ProjectedOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         make_dense(self)
+        if all(parameter.device.type == "cpu" for group in self.param_groups for parameter in group["params"]):
+            require_finite_gradients(self)
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
