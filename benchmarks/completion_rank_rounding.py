@@ -8,8 +8,6 @@ largest difference between predictions of one rank and of two or three, in the s
 
 from __future__ import annotations
 
-import os
-import socket
 import tempfile
 from pathlib import Path
 
@@ -40,10 +38,10 @@ def fits() -> dict[tuple[str, float, int], tuple[torch.Tensor, int]]:
     return found
 
 
-def enter(rank: int, world: int, port: int, folder: str) -> None:
+def enter(rank: int, world: int, folder: str) -> None:
     torch.set_num_threads(1)
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    distributed.init_process_group("gloo", rank=rank, world_size=world)
+    place = f"file://{folder}/meeting-{world}"  # no port that another process could take before rank 0 does
+    distributed.init_process_group("gloo", init_method=place, rank=rank, world_size=world)
     found = fits()
     if rank == 0:
         torch.save(found, Path(folder) / f"{world}.pt")
@@ -54,10 +52,7 @@ def main() -> None:
     found = {}
     with tempfile.TemporaryDirectory() as folder:
         for world in WORLDS:
-            with socket.socket() as probe:
-                probe.bind(("127.0.0.1", 0))
-                port = probe.getsockname()[1]
-            multiprocessing.start_processes(enter, (world, port, folder), nprocs=world, start_method="spawn")
+            multiprocessing.start_processes(enter, (world, folder), nprocs=world, start_method="spawn")
             found[world] = torch.load(Path(folder) / f"{world}.pt", weights_only=True)
     table = Table("dtype", "noise", "largest difference", *(f"passes, {world} ranks" for world in WORLDS))
     for dtype in DTYPES:

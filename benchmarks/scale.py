@@ -18,7 +18,6 @@ import argparse
 import json
 import os
 import resource
-import socket
 import subprocess
 import sys
 import time
@@ -143,11 +142,15 @@ def one(count: int) -> dict[str, Any]:
 
 def run(count: int, ranks: int) -> list[dict[str, Any]]:
     """The ranks of one size, each a process of its own."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    from torch.distributed import TCPStore
+
+    # held here, as by the agent of torchrun: a port that rank 0 opens later can be taken in between
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     plain = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
-    several = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    several = {
+        "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }  # fmt: skip
     command = [sys.executable, __file__, "--one", str(count)]
     started = [
         subprocess.Popen(

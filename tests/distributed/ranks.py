@@ -2,36 +2,69 @@
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
 import os
 import socket
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import distributed, multiprocessing
+from torch.distributed import TCPStore
+
+BOUND = 300.0  # seconds; far more than any of them needs on a busy machine
+
+
+@contextlib.contextmanager
+def meeting() -> Iterator[dict[str, str]]:
+    """The environment of processes that meet at a store which this one holds, as the agent of torchrun does.
+
+    A port that is only looked for, and opened later by rank 0, can be taken by another process in between: ranks of two
+    test runs then meet each other, and wait for the rest.
+    """
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    yield {
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0",
+    }  # fmt: skip
 
 
 def free_port() -> int:
+    """A port that is free now; for those who open it themselves, and say so where it is free no more."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
-def _enter(rank: int, world: int, port: int, folder: str, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+def _enter(
+    rank: int, world: int, place: dict[str, str], bound: float, folder: str, work: Callable[..., Any],
+    arguments: tuple[Any, ...],
+) -> None:  # fmt: skip
     torch.set_num_threads(1)
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    faulthandler.dump_traceback_later(bound)  # where it stands, in the report of a test that hangs
+    os.environ |= place
     distributed.init_process_group("gloo", rank=rank, world_size=world)
     result = work(*arguments)
     torch.save(result, Path(folder) / f"{world}-{rank}.pt")
     distributed.destroy_process_group()
 
 
-def on_ranks(world: int, folder: Path, work: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """What ``work`` returns on each of ``world`` processes."""
-    multiprocessing.start_processes(
-        _enter, (world, free_port(), str(folder), work, arguments), nprocs=world, start_method="forkserver"
-    )
+def on_ranks(world: int, folder: Path, work: Callable[..., Any], *arguments: Any, bound: float = BOUND) -> list[Any]:
+    """What ``work`` returns on each of ``world`` processes; those that do not end are killed and named."""
+    with meeting() as place:
+        given = world, place, bound, str(folder), work, arguments
+        started = multiprocessing.start_processes(_enter, given, nprocs=world, join=False, start_method="forkserver")
+        deadline = time.monotonic() + bound + 5
+        while not started.join(timeout=max(0.0, deadline - time.monotonic())):
+            if time.monotonic() >= deadline:
+                late = [rank for rank, process in enumerate(started.processes) if process.is_alive()]
+                for process in started.processes:
+                    process.kill()
+                    process.join()
+                raise TimeoutError(f"ranks {late} of {world} did not end within {bound:g} seconds")
     return [torch.load(folder / f"{world}-{rank}.pt", weights_only=True) for rank in range(world)]
 
 

@@ -23,7 +23,7 @@ from fisherfold.distributed import health
 
 import fit_and_die  # isort: skip
 from fits import FITS, KINDS, PASSES, dying, going_on, whole  # isort: skip
-from ranks import free_port, on_ranks, same_bits  # isort: skip
+from ranks import free_port, meeting, on_ranks, same_bits  # isort: skip
 
 SCRIPT = Path(__file__).with_name("fit_and_die.py")
 SOURCE = str(Path(__file__).parents[2] / "src")
@@ -52,23 +52,24 @@ def ratings(tmp_path: Path) -> Path:
     return path
 
 
-def die(rank: int, world: int, port: int, folder: str, arguments: list[str]) -> None:
+def die(rank: int, world: int, place: dict[str, str], folder: str, arguments: list[str]) -> None:
     """What ``fit_and_die.py`` does under a launcher; what it says is left in a file."""
     torch.set_num_threads(1)
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ |= place | {"RANK": str(rank), "WORLD_SIZE": str(world)}
     sys.argv[1:] = arguments
     with open(Path(folder) / f"{rank}.txt", "w") as sys.stdout:
         fit_and_die.main()
 
 
 def test_survivors_name_the_killed_rank(tmp_path: Path) -> None:
-    world, victim, port, context = 3, 1, free_port(), multiprocessing.get_context("forkserver")
+    world, victim, context = 3, 1, multiprocessing.get_context("forkserver")
     words = ["completion variational", str(tmp_path / "c"), str(tmp_path / "model"), str(victim), "2"]
-    processes = [context.Process(target=die, args=(r, world, port, str(tmp_path), words)) for r in range(world)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(BOUND)
+    with meeting() as place:
+        processes = [context.Process(target=die, args=(r, world, place, str(tmp_path), words)) for r in range(world)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(BOUND)
     assert processes[victim].exitcode == -9
     for rank in (0, 2):
         said = (tmp_path / f"{rank}.txt").read_text()
@@ -98,23 +99,23 @@ except RankLost as error:
 
 @pytest.mark.slow
 def test_a_rank_that_hangs_is_named_after_the_timeout() -> None:
-    port = str(free_port())
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", HANG], stdout=subprocess.PIPE, text=True,
-            env=environment(RANK=str(r), WORLD_SIZE="3", MASTER_ADDR="127.0.0.1", MASTER_PORT=port),
-        )
-        for r in range(3)
-    ]  # fmt: skip
-    try:
-        for rank in (0, 2):
-            said, _ = processes[rank].communicate(timeout=BOUND)
-            assert said.startswith("[1] rank 1 (process")
-            assert "does not answer" in said
-            assert processes[rank].returncode == 3
-    finally:
-        processes[1].kill()
-        processes[1].communicate()
+    with meeting() as place:
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-c", HANG], stdout=subprocess.PIPE, text=True,
+                env=environment(RANK=str(r), WORLD_SIZE="3", **place),
+            )
+            for r in range(3)
+        ]  # fmt: skip
+        try:
+            for rank in (0, 2):
+                said, _ = processes[rank].communicate(timeout=BOUND)
+                assert said.startswith("[1] rank 1 (process")
+                assert "does not answer" in said
+                assert processes[rank].returncode == 3
+        finally:
+            processes[1].kill()
+            processes[1].communicate()
 
 
 def test_a_rank_that_hung_before_its_first_beat_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,10 +143,13 @@ def test_a_rank_that_hung_before_its_first_beat_is_named(monkeypatch: pytest.Mon
 
 def run(arguments: list[str], restarts: int) -> subprocess.CompletedProcess[str]:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", str(restarts)]
-    rendezvous = ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
-    return subprocess.run(
-        [*launcher, *rendezvous, *arguments], capture_output=True, text=True, env=environment(), timeout=BOUND
-    )
+    while True:
+        rendezvous = ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
+        done = subprocess.run(
+            [*launcher, *rendezvous, *arguments], capture_output=True, text=True, env=environment(), timeout=BOUND
+        )
+        if "EADDRINUSE" not in done.stderr:  # torchrun opens the port itself, and another process may be quicker
+            return done
 
 
 @pytest.mark.parametrize("kind", [
@@ -179,6 +183,16 @@ def test_every_kind_of_fit_goes_on_after_a_kill_to_the_same_bits(
         assert passes == PASSES - 3, kind
         same_bits([uninterrupted[kind], found])
         assert not (tmp_path / kind).exists()
+
+
+def sleep() -> None:
+    time.sleep(600)
+
+
+def test_processes_that_do_not_end_are_killed_and_named(tmp_path: Path) -> None:
+    with pytest.raises(TimeoutError, match=r"^ranks \[0, 1\] of 2 did not end within 0\.1 seconds$"):
+        on_ranks(2, tmp_path, sleep, bound=0.1)
+    assert not multiprocessing.active_children()
 
 
 @pytest.mark.slow

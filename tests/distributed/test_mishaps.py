@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import socket
 import threading
 from datetime import timedelta
 from pathlib import Path
@@ -21,7 +22,7 @@ from fisherfold.distributed import Group, RankLost, joined
 from fisherfold.estimators.checkpoint import FitCheckpoint
 from fisherfold.estimators.task_tables import read_task_share
 
-from ranks import compare, free_port, on_ranks, same_bits  # isort: skip
+from ranks import compare, on_ranks, same_bits  # isort: skip
 from test_shared_subspace import rows  # isort: skip
 
 TABLE = np.random.default_rng(0)
@@ -313,14 +314,28 @@ def test_a_group_that_exists_is_not_joined_again(tmp_path: Path) -> None:
     assert "torch.distributed is initialised already: share the fit as it is, without joined()" in ranks[0][1]
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_process_that_inherits_a_rank_and_is_alone_says_so(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+def inherit(monkeypatch: pytest.MonkeyPatch, rank: int, port: int) -> None:
+    place = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     for name, value in place.items():
         monkeypatch.setenv(name, value)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_process_that_inherits_a_rank_and_is_alone_says_so(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
     sentence = rf"^rank {rank} of 2 did not meet the others at 127\.0\.0\.1:\d+ .*take RANK and WORLD_SIZE"
-    with pytest.raises(RankLost, match=sentence):
-        contextlib.ExitStack().enter_context(joined(timedelta(seconds=1)))
+    with socket.socket() as held:  # nobody else can answer there
+        held.bind(("127.0.0.1", 0))
+        inherit(monkeypatch, rank, 0 if rank == 0 else held.getsockname()[1])
+        with pytest.raises(RankLost, match=sentence):
+            contextlib.ExitStack().enter_context(joined(timedelta(seconds=1)))
+
+
+def test_a_server_that_is_silent_is_not_waited_for_beyond_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    sentence = r"^rank 1 of 2 did not meet the others at 127\.0\.0\.1:\d+ \(what listens there does not answer\)"
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        inherit(monkeypatch, 1, other.getsockname()[1])
+        with pytest.raises(RankLost, match=sentence):
+            contextlib.ExitStack().enter_context(joined(timedelta(seconds=1)))
 
 
 def broken_files(folder: str) -> list[list[str]]:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import socket
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import distributed, multiprocessing, nn
+from torch import distributed, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from fisherfold.optim import MKFAC
 from fisherfold.optim.distributed import share_out
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "distributed"))
+from ranks import on_ranks  # isort: skip
 
 N = 16
 
@@ -46,10 +48,8 @@ def make(model: nn.Module) -> MKFAC:
     return MKFAC(model, lr=0.1, manifold_lr=0.1, damping=0.05, example_input=data()[0], euclidean="kfac", basis="full")
 
 
-def train_rank(rank: int, world: int, port: int, kind: str, folder: str) -> None:
-    torch.set_num_threads(1)
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    distributed.init_process_group("gloo", rank=rank, world_size=world)
+def train_rank(kind: str) -> dict[str, Any]:
+    rank, world = distributed.get_rank(), distributed.get_world_size()
     model = layer_norm_net() if kind == "layer" else batch_norm_net()
     wrapped = DistributedDataParallel(model)
     optimizer = make(wrapped)
@@ -62,8 +62,7 @@ def train_rank(rank: int, world: int, port: int, kind: str, folder: str) -> None
             optimizer.zero_grad()
             F.cross_entropy(wrapped(x[mine]), y[mine]).backward()
         optimizer.step()
-    torch.save({"model": model.state_dict(), "curvature": optimizer.curvature.state()}, Path(folder) / f"{rank}.pt")
-    distributed.destroy_process_group()
+    return {"model": model.state_dict(), "curvature": optimizer.curvature.state()}
 
 
 def train_alone(kind: str, shards: int) -> tuple[nn.Module, MKFAC]:
@@ -82,22 +81,12 @@ def train_alone(kind: str, shards: int) -> tuple[nn.Module, MKFAC]:
     return model, optimizer
 
 
-def spawn(world: int, kind: str, folder: Path) -> list[dict[str, Any]]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    multiprocessing.start_processes(
-        train_rank, (world, port, kind, str(folder)), nprocs=world, start_method="forkserver"
-    )
-    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(world)]
-
-
 @pytest.mark.parametrize(
     ("world", "kind"),
     [(2, "layer"), (4, "layer"), (2, "batch"), pytest.param(4, "batch", marks=pytest.mark.slow)],
 )
 def test_ranks_equal_one_process(world: int, kind: str, tmp_path: Path) -> None:
-    ranks = spawn(world, kind, tmp_path)
+    ranks = on_ranks(world, tmp_path, train_rank, kind)
     # without coupling between samples one process may take the joint batch whole
     model, optimizer = train_alone(kind, 1 if kind == "layer" else world)
     parameters = dict(model.named_parameters())

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
+import threading
 from collections.abc import Iterator
 from datetime import timedelta
+from typing import Any
 
 from torch import distributed
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
@@ -15,6 +18,7 @@ from fisherfold.distributed.health import RankLost
 
 # How long an operation waits for a process that is alive but late, for example one that still reads its share.
 TIMEOUT = timedelta(minutes=30)
+_GRACE = 5.0  # seconds by which the store may be late to say that its time is over
 _PLACE = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -27,13 +31,49 @@ def under_torchrun() -> bool:
     return all(name in os.environ for name in _PLACE)
 
 
+def _store(address: str, port: int, *, timeout: timedelta, **options: Any) -> TCPStore:
+    """The store of the rendezvous, or an error once the time is over.
+
+    TCPStore itself keeps its timeout where nobody listens, but waits without end for the first word of something else
+    that listens there and is silent.
+
+    Args:
+        address: the host.
+        port: its port.
+        timeout: how long to wait.
+        **options: of ``TCPStore``.
+
+    Returns:
+        The store.
+
+    Raises:
+        TimeoutError: if what listens there does not answer.
+    """
+    made: queue.SimpleQueue[TCPStore | Exception] = queue.SimpleQueue()
+
+    def make() -> None:
+        try:
+            made.put(TCPStore(address, port, timeout=timeout, **options))
+        except Exception as error:
+            made.put(error)
+
+    threading.Thread(target=make, daemon=True, name="fisherfold-meet").start()
+    try:
+        found = made.get(timeout=timeout.total_seconds() + _GRACE)
+    except queue.Empty:
+        raise TimeoutError("what listens there does not answer") from None
+    if isinstance(found, Exception):
+        raise found
+    return found
+
+
 def _initialise(timeout: timedelta) -> None:
     # torchrun keeps its store over restarts; without a prefix of its own, a new start can read the addresses of
     # processes that have ended, and fail to connect
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    plain = TCPStore(address, port, world_size=world, is_master=rank == 0 and not hosted, timeout=timeout)
+    plain = _store(address, port, world_size=world, is_master=rank == 0 and not hosted, timeout=timeout)
     start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store = PrefixStore(f"fisherfold/start {start}", plain)
     distributed.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timeout)
@@ -42,7 +82,7 @@ def _initialise(timeout: timedelta) -> None:
 def _meet(timeout: timedelta) -> None:
     try:
         _initialise(timeout)
-    except distributed.DistError as error:
+    except (distributed.DistError, TimeoutError) as error:
         rank, world, address, port = (os.environ[name] for name in _PLACE)
         reason = str(error).splitlines()[0]
         raise RankLost(
