@@ -6,6 +6,8 @@ import io
 import json
 import re
 import shlex
+import signal
+import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -275,6 +277,52 @@ def test_an_interrupt_says_how_to_go_on(probe):
     assert probe(work) == (130, "", "stopped; what was finished is kept. To go on:\n  fisherfold probe\n")
     code, _, err = probe(fail(KeyboardInterrupt()), "--quiet")
     assert (code, err) == (130, "stopped; no file was changed; the same command starts again\n")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_to_end_stops_like_an_interrupt(probe, number, code):
+    cleaned = []
+
+    def work(voice):
+        voice.resume = "the same command goes on"
+        try:
+            signal.raise_signal(number)
+        finally:
+            cleaned.append(number)
+
+    assert probe(work) == (code, "", "stopped; the same command goes on\n")
+    assert cleaned == [number]
+    assert signal.getsignal(number) is signal.SIG_DFL
+
+
+def test_a_signal_that_is_ignored_stays_so_and_torchrun_keeps_its_own(probe, monkeypatch):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        assert probe(lambda _: signal.raise_signal(signal.SIGHUP))[0] == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    seen = []
+    monkeypatch.setenv("RANK", "1")
+    probe(lambda _: seen.append(signal.getsignal(signal.SIGTERM)))
+    assert seen == [signal.SIG_DFL]
+
+
+def test_an_interrupt_before_a_command_is_under_way_is_no_refusal(monkeypatch, capsys):
+    abort = typer.Abort()
+    abort.__cause__ = KeyboardInterrupt()
+    monkeypatch.setattr(cli, "app", lambda **_: fail(abort)(None))
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 130
+    assert "confirmed" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("closed", ["2>&-", "<&- 2>&-"])
+def test_a_closed_stream_is_no_error(closed):
+    words = shlex.join([sys.executable, "-m", "fisherfold", "datasets", "list", "--json"])
+    done = subprocess.run(["/bin/sh", "-c", f"exec {words} {closed}"], stdout=subprocess.PIPE, check=False)
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["datasets"]
 
 
 def test_quiet_and_verbose_exclude_each_other(probe):

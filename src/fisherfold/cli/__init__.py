@@ -6,6 +6,7 @@ Each command family lives in a file of its own and is attached here; what they s
 from __future__ import annotations
 
 import io
+import os
 import sys
 from typing import Annotated, Any
 
@@ -13,9 +14,10 @@ import typer
 
 from fisherfold._version import __version__
 from fisherfold.cli import complete, datasets, reproduce, subspace
-from fisherfold.cli.common import DONE, INTERRUPTED, Debug, command, declined, group, is_usage, report
+from fisherfold.cli.common import DONE, Debug, command, declined, group, is_usage, report
 from fisherfold.cli.demo import demo
 from fisherfold.cli.info import info
+from fisherfold.cli.signals import exit_code, heard
 from fisherfold.cli.train import train
 
 app = group(
@@ -61,19 +63,32 @@ def main() -> None:
     Raises:
         SystemExit: always, with the exit code.
     """
+    _open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a result is not lost because standard output has no sign for ± or é
     try:
-        code = app(prog_name="fisherfold", standalone_mode=False)
-    except KeyboardInterrupt:
-        code = INTERRUPTED
-    except typer.Abort:
-        code = declined()
+        with heard():
+            code = app(prog_name="fisherfold", standalone_mode=False)
+    except KeyboardInterrupt as stop:
+        code = exit_code(stop)
+    except typer.Abort as no:
+        # typer makes one of an interrupt too, where no command is under way
+        code = exit_code(no.__cause__) if isinstance(no.__cause__, KeyboardInterrupt) else declined()
     except Exception as error:
         if "--debug" in sys.argv and not is_usage(error):
             raise
         code = report(error, _path(sys.argv[1:]), as_json="--json" in sys.argv)
     raise SystemExit(code or DONE)
+
+
+def _open_closed_streams() -> None:
+    """Let streams that were closed before the start (``2>&-``) lead nowhere; a file of ours would take their place."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
 
 
 def _path(words: list[str]) -> str:

@@ -14,7 +14,7 @@ That gives it ``--json``, ``--quiet``, ``--verbose``, ``--debug``, examples in i
     0    done
     1    declined by the user, or an error that is not the user's
     2    an option, a file or data that cannot be used
-    130  interrupted; ``voice.resume`` says how to go on
+    130  interrupted; ``voice.resume`` says how to go on; 143 and 129 by SIGTERM and SIGHUP
 
 Results go to standard output, everything else to standard error. ``tests/cli/test_voice.py`` walks over all commands.
 """
@@ -39,10 +39,11 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
+from fisherfold.cli.signals import exit_code
 from fisherfold.cli.words import cell, named, printable
 from fisherfold.plain import finite
 
-DONE, FAILED, UNUSABLE, INTERRUPTED = 0, 1, 2, 130
+DONE, FAILED, UNUSABLE = 0, 1, 2
 # errors of these kinds are about what the user gave or the machine has; the message alone helps
 THEIRS = (ValueError, TypeError, OSError, MemoryError, ImportError)
 
@@ -271,9 +272,9 @@ def command(
                     warnings.showwarning = _warn  # type: ignore[assignment]
                     _load_torch(voice)
                     run(voice, **given)
-            except KeyboardInterrupt:
+            except KeyboardInterrupt as stop:
                 Console(stderr=True).print(f"stopped; {voice.resume}", markup=False, highlight=False, soft_wrap=True)
-                raise typer.Exit(INTERRUPTED) from None
+                raise typer.Exit(exit_code(stop)) from None
             voice.detail(f"took {time.perf_counter() - began:.1f} s{_memory()}")
 
         # typer reads the options off the signature
