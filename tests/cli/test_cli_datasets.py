@@ -52,6 +52,22 @@ def test_verify_with_nothing_found_is_an_error_that_says_what_to_do():
     assert "FISHERFOLD_DATA" in str(answer.exception)
 
 
+def test_verify_goes_through_all_sets_and_names_every_damaged_one(monkeypatch, tmp_path):
+    checked = []
+
+    def check(name):
+        checked.append(name)
+        if name != "mhc":
+            raise ValueError(f"{name}.npz cannot be read")
+
+    monkeypatch.setattr("fisherfold.datasets.verify", check)
+    error = str(run(app, ["datasets", "verify", "letter", "mhc", "school"]).exception)
+    assert checked == ["letter", "mhc", "school"]
+    assert error.startswith("2 of 3 data sets cannot be used, the others are as recorded: letter.npz cannot be read; ")
+    assert error.endswith("school.npz cannot be read; remove a file that is damaged, and fetch or copy it again")
+    assert str(run(app, ["datasets", "verify", "letter"]).exception).startswith("letter.npz cannot be read; remove")
+
+
 def test_info_of_the_installation():
     facts = json.loads(run(app, ["info", "--json"]).stdout)
     assert {"fisherfold", "torch", "devices", "data found"} <= set(facts)

@@ -1,7 +1,9 @@
 """The readers of the official formats, on small files that the tests write in those formats."""
 
+import errno
 import hashlib
 import io
+import os
 import pickle
 import tarfile
 import zipfile
@@ -192,6 +194,22 @@ def test_a_download_that_fails_says_what_else_can_be_done(tiny, monkeypatch):
     with pytest.raises(ConnectionError, match=r"ml-1m.zip cannot be downloaded \(OSError\).* --from FILE"):
         datasets.fetch("movielens1m")
     assert datasets.where("movielens1m") is None
+
+
+def test_a_download_that_the_disk_has_no_room_for_says_so(tiny, monkeypatch):
+    def retrieve(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(pooch, "retrieve", retrieve)
+    with pytest.raises(ConnectionError, match=r"cannot be downloaded \(No space left on device\)"):
+        datasets.fetch("movielens1m")
+
+
+def test_a_cache_that_cannot_be_made_is_one_sentence(tiny, monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("FISHERFOLD_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(OSError, match=r"^cannot write .*cache: .*file is not a folder$"):
+        datasets.fetch("movielens1m", source=tiny)
 
 
 def test_a_download_that_is_no_data_is_not_read_again(tiny, monkeypatch):

@@ -84,6 +84,14 @@ def test_hostile_text_comes_back_from_the_data_unchanged(tmp_path):
     assert found["one-0"]["series"][1]["label"] == f"{HOSTILE} 1"
 
 
+def test_a_folder_whose_name_is_no_text_does_not_end_the_page(tmp_path):
+    named = section("fisherfold reproduce school --output 'r\udcff'")
+    named.save(tmp_path / "one.json")
+    assert Section.load(tmp_path / "one.json").command == named.command
+    write_page([named], tmp_path, title="t", lead="l")
+    assert "reproduce school --output 'r?'" in parse((tmp_path / "index.html").read_text(encoding="utf-8")).text
+
+
 def test_what_is_not_finite_becomes_null(tmp_path):
     found = data(page([section()], tmp_path, title="t", lead="l"))
     assert found["one-0"]["series"][0]["y"]["loss"]["median"] == [3.0, None, 1.0]

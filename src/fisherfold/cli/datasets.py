@@ -114,9 +114,17 @@ def verify(
     chosen = names or [name for name in sorted(REGISTRY) if where(name) is not None]
     if not chosen:
         raise FileNotFoundError("no data set is found; set FISHERFOLD_DATA, or see 'fisherfold datasets list'")
+    wrong = []
     with voice.progress("verifying", len(chosen)) as bar:
         for name in chosen:
             bar.say(f"verifying {name}")
-            check(name)
+            try:
+                check(name)
+            except (ValueError, FileNotFoundError) as error:
+                wrong.append(str(error))
             bar.advance()
+    if wrong:
+        counted = f"{len(wrong)} of {len(chosen)} data sets cannot be used, the others are as recorded: "
+        advice = "; remove a file that is damaged, and fetch or copy it again"
+        raise ValueError(f"{counted if len(chosen) > 1 else ''}{'; '.join(wrong)}{advice}")
     voice.answer({"verified": chosen}, *(f"{name}: ok" for name in chosen))

@@ -18,7 +18,7 @@ import numpy as np
 from fisherfold.datasets.local import cache_folder, check_arrays, is_in, readable
 from fisherfold.datasets.official import READERS
 from fisherfold.datasets.records import record
-from fisherfold.files import write_atomically
+from fisherfold.files import make_folder, write_atomically
 
 Say = Callable[[str], object]
 Tick = Callable[[float, float], object]
@@ -102,8 +102,7 @@ def fetch(
         with readable(official, f"the official file of {name}"):
             arrays = READERS[name](official)
     check_arrays(entry, arrays)
-    folder = cache_folder()
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = make_folder(cache_folder())
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
     write_atomically(folder / f"{name}.npz", buffer.getvalue())
@@ -123,8 +122,9 @@ def _download(name: str, folder: Path, tick: Tick) -> Path:
             downloader=pooch.HTTPDownloader(progressbar=_Meter(tick)),
         )  # fmt: skip
     except OSError as error:
+        reason = error.strerror or type(error).__name__
         raise ConnectionError(
-            f"{official.url} cannot be downloaded ({type(error).__name__}); get it by other means and read it with "
+            f"{official.url} cannot be downloaded ({reason}); get it by other means and read it with "
             f"'fisherfold datasets fetch {name} --from FILE'"
         ) from error
     return Path(kept)

@@ -49,7 +49,8 @@ def write_page(
     """
     make_folder(Path(folder))
     target = Path(folder) / "index.html"
-    write_atomically(target, page(sections, Path(folder), title=title, lead=lead, rules=rules).encode())
+    text = page(sections, Path(folder), title=title, lead=lead, rules=rules)
+    write_atomically(target, text.encode(errors="replace"))  # the name of a folder in a command need not be text
     return target
 
 

@@ -125,7 +125,8 @@ class Section:
             path: the file; its folder is made if needed.
         """
         make_folder(Path(path).parent)
-        write_atomically(path, json.dumps(finite(asdict(self)), allow_nan=False, ensure_ascii=False).encode())
+        # in ASCII: the command may name a folder whose name is no text
+        write_atomically(path, json.dumps(finite(asdict(self)), allow_nan=False).encode())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Section:
