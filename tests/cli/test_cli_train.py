@@ -53,6 +53,17 @@ def test_any_setting_can_be_replaced(tmp_path: Path) -> None:
         assert message in str(wrong.exception)
 
 
+@pytest.mark.parametrize("every", ["0", "10"])
+def test_an_interrupt_promises_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: str) -> None:
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fisherfold.training.train", stop)
+    shown = CliRunner().invoke(app, [*TRIAL, "--folder", str(tmp_path), "--checkpoint-every", every])
+    assert shown.exit_code == 130
+    assert shown.stderr.endswith(f"from the last checkpoint in {tmp_path}, or starts again where there is none\n")
+
+
 def test_the_help_names_every_preset() -> None:
     """A tuple of its own, because what trains takes a while to import."""
     assert tuple(PRESETS) == NAMES

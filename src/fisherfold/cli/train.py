@@ -68,7 +68,7 @@ def train(
     chosen = training.settings(optimizer, dataset, model, **changes)
     if images is None and pick_device(device).type == "cpu":
         voice.remark("on a CPU all images take long; for a trial: --images 1000 --epochs 3")
-    voice.resume = f"the same command goes on from the last checkpoint in {folder}"
+    voice.resume = f"the same command goes on from the last checkpoint in {folder}, or starts again where there is none"
     writer = _board(tensorboard)
     with voice.progress(f"{optimizer} on {dataset}", chosen.epochs * len(seed)) as bar:
 
