@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import os
 import socket
 import time
@@ -49,6 +50,9 @@ def _enter(
     distributed.init_process_group("gloo", rank=rank, world_size=world)
     result = work(*arguments)
     torch.save(result, Path(folder) / f"{world}-{rank}.pt")
+    # what holds the group, such as DistributedDataParallel, must be gone before it: freed after it, it ends the threads
+    # of gloo with the lock of Python held, for which one of them may wait (torch 2.13), and both wait for ever
+    gc.collect()
     distributed.destroy_process_group()
 
 
