@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import socket
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from test_checkpoint import OPTIONS, net, run, through_a_file
-from torch import distributed, multiprocessing, nn
+from torch import distributed, nn
 from torch.distributed import checkpoint
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -22,6 +21,9 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.nn.parallel import DistributedDataParallel
 
 from fisherfold.optim import KFAC, MKFAC, SGDG
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "distributed"))
+from ranks import on_ranks  # isort: skip
 
 
 def make(name: str) -> tuple[nn.Module, Any]:
@@ -131,10 +133,7 @@ def test_flattened_states_are_refused() -> None:
         set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=state, options=options)
 
 
-def resume_rank(rank: int, port: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    distributed.init_process_group("gloo", rank=rank, world_size=2)
+def resume_rank(folder: str) -> list[dict[str, torch.Tensor]]:
     pairs = []
     for _ in range(3):
         wrapped = DistributedDataParallel(net())
@@ -143,23 +142,17 @@ def resume_rank(rank: int, port: int, folder: str) -> None:
     carry(pairs[0], pairs[1], "files", Path(folder) / "files")
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     weights, state = get_state_dict(*pairs[0], options=options)
-    if rank:
+    if distributed.get_rank():
         weights, state = {}, {}
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
     set_model_state_dict(pairs[2][0], weights, options=options)
     set_optimizer_state_dict(*pairs[2], state, options=options)
     for pair in pairs:
         run(*pair, range(6, 10))
-    torch.save([pair[0].module.state_dict() for pair in pairs], Path(folder) / f"{rank}.pt")
-    distributed.destroy_process_group()
+    return [pair[0].module.state_dict() for pair in pairs]
 
 
 def test_two_ranks_go_on_from_files_and_from_rank_zero(tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    multiprocessing.start_processes(resume_rank, (port, str(tmp_path)), nprocs=2, start_method="forkserver")
-    for rank in range(2):
-        uninterrupted, *resumed = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
+    for uninterrupted, *resumed in on_ranks(2, tmp_path, resume_rank, str(tmp_path)):
         for other in resumed:
             assert all(torch.equal(other[name], value) for name, value in uninterrupted.items())
