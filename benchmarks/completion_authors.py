@@ -20,11 +20,13 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
+from threadpoolctl import threadpool_limits
 
 from fisherfold import datasets, minimize
 from fisherfold.problems import CompletionProblem, Ratings
 
 torch.set_num_threads(1)
+threadpool_limits(1)  # the BLAS of NumPy too: threads of its own that wait for work count as CPU time
 ANCHORS = Path(os.environ["FISHERFOLD_DATA"]).parent / "anchors" / "authors_octave"
 EPOCHS, STEP, RANK = 18, 0.05, 5
 

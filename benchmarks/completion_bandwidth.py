@@ -15,6 +15,7 @@ from collections.abc import Callable
 import torch
 from rich.console import Console
 from rich.table import Table
+from threadpoolctl import threadpool_limits
 
 from fisherfold import datasets
 from fisherfold.problems import CompletionProblem, Ratings
@@ -43,6 +44,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--threads", type=int, default=1)
     torch.set_num_threads(parser.parse_args().threads)
+    threadpool_limits(torch.get_num_threads())  # the BLAS of NumPy too: its idle threads count as CPU time
     speed = bandwidth()
     table = Table(title=f"{torch.get_num_threads()} thread(s), measured bandwidth {speed / 1e9:.1f} GB/s, float32")
     for name in (
