@@ -14,6 +14,7 @@ import fisherfold
 from fisherfold.experiments import cifar
 from fisherfold.solvers import METHODS
 from fisherfold.training import read_logs
+from fisherfold.training.choices import Choices
 
 ROOT = Path(__file__).parent.parent
 SOURCE = Path(fisherfold.__file__).parent
@@ -108,17 +109,15 @@ def test_the_figures_of_completion_are_those_that_were_recorded(page, figure):
         assert f"| {refit} | {train} |" in text.replace("| - |", "|  |"), row["method"]
 
 
-def test_the_accuracies_of_cifar_are_those_that_were_logged():
-    page, logs = ROOT / "docs" / "cifar.md", ROOT / "results" / "cifar"
+def cifar_page(name: str) -> tuple[str, Path]:
+    page, logs = ROOT / "docs" / name, ROOT / "results" / "cifar"
     if not page.exists() or not logs.exists():
         pytest.skip("documentation and results are not part of an installed package")
-    text = page.read_text(encoding="utf-8").replace("**", "")
-    logged = {
-        f"{log.best:.2f} ({log.last:.2f}) | {log.epochs[-1]['train_loss']:.3f}" for log in read_logs(logs / "search")
-    }
-    trials = re.findall(r"\| (\d\d\.\d\d \(\d\d\.\d\d\) \| \d\.\d{3}) \|", text)
-    assert len(trials) > 20
-    assert [trial for trial in trials if trial not in logged] == []
+    return page.read_text(encoding="utf-8").replace("**", ""), logs
+
+
+def test_the_accuracies_of_cifar_are_those_that_were_logged():
+    text, logs = cifar_page("cifar.md")
     table = text.split("| optimizer |")[1].split("\n\n")[0].splitlines()[2:]
     shown = [[cell.strip() for cell in row.strip("|").split("|")[1:]] for row in table]
     expected = {}
@@ -128,6 +127,30 @@ def test_the_accuracies_of_cifar_are_those_that_were_logged():
         words += f", {len(cell.runs)} seeds" if len(cell.runs) > 1 else ""
         expected.setdefault(cell.optimizer, []).append(words)
     assert shown == list(expected.values())
+    task = [c for c in cifar.cells(logs) if (c.dataset, c.model) == ("cifar100", "vgg16bn") and c.runs]
+    medians = {cell.optimizer: f"{cell.best[0]:.2f}" for cell in task}
+    steps = re.findall(r"\| (\d\d\.\d\d) \| (\d\d\.\d\d) \| `(mkfac[a-z-]*)` \|", text)
+    assert len(steps) == 5
+    assert steps == [(medians[preset], medians[preset.replace("mkfac", "sgd")], preset) for _, _, preset in steps]
+
+
+def test_the_trials_of_cifar_are_those_that_were_logged():
+    text, logs = cifar_page("cifar-settings.md")
+    logged = {
+        f"{log.best:.2f} ({log.last:.2f}) | {log.epochs[-1]['train_loss']:.3f}" for log in read_logs(logs / "search")
+    }
+    trials = re.findall(r"\| (\d\d\.\d\d \(\d\d\.\d\d\) \| \d\.\d{3}) \|", text)
+    assert len(trials) > 20
+    assert [trial for trial in trials if trial not in logged] == []
+    tried = [
+        (each["candidate"].get("lr"), f"{each['accuracy']:.2f}")
+        for record in Choices(logs / "search").records()
+        for each in record["tried"]
+        if each["epochs"] == record["rounds"][-1]
+    ]
+    rates = [(float(rate), score) for rate, score in re.findall(r"[|,] (0\.\d+): (\d\d\.\d\d)", text)]
+    assert len(rates) > 40
+    assert [pair for pair in rates if pair not in tried] == []
 
 
 @pytest.mark.skipif(not PAGES, reason="the documentation is not part of an installed package")
