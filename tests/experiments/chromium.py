@@ -99,6 +99,10 @@ class Chromium:
         for kind in ("mousePressed", "mouseReleased"):
             self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
+    def press(self, key: str) -> None:
+        for kind in ("keyDown", "keyUp"):
+            self.call("Input.dispatchKeyEvent", type=kind, key=key)
+
     def picture(self, *, whole: bool = True) -> bytes:
         return base64.b64decode(self.call("Page.captureScreenshot", captureBeyondViewport=whole)["data"])
 

@@ -76,6 +76,24 @@ def test_hovering_shows_the_nearest_values_of_every_method(browser, file):
     assert browser.ask("document.querySelector('.tip') === null")
 
 
+def test_arrow_keys_read_the_values_of_a_chart_in_focus(browser, file):
+    browser.open(file)
+    text = "document.querySelector('.tip')?.textContent ?? ''"
+    browser.ask(f"document.querySelector('{PLOT}').focus()")
+    assert "arrow keys" in browser.ask("document.activeElement.getAttribute('aria-label')")
+    seen = []
+    for key in ("ArrowRight", "ArrowRight", "ArrowLeft", "ArrowLeft", "End", "ArrowRight", "ArrowLeft", "Home"):
+        browser.press(key)
+        seen.append(int(browser.ask(text).split("halving at ")[1].split(":")[0]))
+    assert seen == [0, 1, 0, 0, 10, 10, 9, 0]
+    browser.press("Escape")
+    assert browser.ask(text) == ""
+    browser.press("ArrowRight")
+    assert "halving at 1: 0.5 (0.45 to 0.55)" in browser.ask(text)
+    browser.ask("document.activeElement.blur()")
+    assert browser.ask(text) == ""
+
+
 def test_a_click_in_the_legend_hides_a_method_and_brings_it_back(browser, file):
     browser.open(file)
     curves = f"document.querySelectorAll('{PLOT} .curve').length"

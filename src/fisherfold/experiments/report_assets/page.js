@@ -156,7 +156,7 @@
       const height = Math.round(Math.min(400, Math.max(260, width * 0.55)));
       this.drawn = width;
       this.plot.textContent = "";
-      const svg = make(this.plot, "svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${this.data.metrics[this.metric]} over ${this.data.axes[this.axis]}` });
+      const svg = make(this.plot, "svg", { viewBox: `0 0 ${width} ${height}`, role: "img", tabindex: 0, "aria-label": `${this.data.metrics[this.metric]} over ${this.data.axes[this.axis]}; arrow keys read the values` });
       const points = this.points();
       const all = points.flat();
       const [right, bottom] = [width - MARGIN.right, height - MARGIN.bottom];
@@ -197,15 +197,13 @@
       make(svg, "path", { class: "curve", d: `M${list.map((p) => at(p.x, p.y)).join("L")}`, style: this.pen(i) });
     }
 
+    // the values nearest to a place, by pointer or, with the chart in focus, by arrow keys from point to point
     hover(svg, points, width, bottom) {
       const mark = make(svg, "g", { class: "mark" });
-      let tip = null;
+      let [tip, at] = [null, null];
       const leave = () => { mark.textContent = ""; if (tip) tip.remove(); tip = null; };
-      svg.addEventListener("pointerleave", leave);
-      svg.addEventListener("pointermove", (event) => {
+      const read = (x) => {
         leave();
-        const box = svg.getBoundingClientRect();
-        const x = ((event.clientX - box.left) / box.width) * width;
         const nearest = points.map((list) => list.reduce((best, p) => (!best || Math.abs(this.xs.place(p.x) - x) < Math.abs(this.xs.place(best.x) - x) ? p : best), null));
         if (!nearest.some(Boolean) || x < MARGIN.left - 8) return;
         make(mark, "line", { class: "cross", x1: x, x2: x, y1: MARGIN.top, y2: bottom });
@@ -213,6 +211,21 @@
         nearest.forEach((p, i) => p && this.line(tip, mark, p, i));
         const left = x > width / 2 ? x - tip.offsetWidth - 14 : x + 14;
         tip.style.left = `${Math.max(0, Math.min(left, width - tip.offsetWidth))}px`;
+      };
+      svg.addEventListener("pointerleave", leave);
+      svg.addEventListener("pointermove", (event) => {
+        const box = svg.getBoundingClientRect();
+        read(((event.clientX - box.left) / box.width) * width);
+      });
+      const stops = [...new Set(points.flat().map((p) => this.xs.place(p.x)))].sort((a, b) => a - b);
+      const moves = { ArrowRight: () => (at ?? -1) + 1, ArrowLeft: () => (at ?? stops.length) - 1, Home: () => 0, End: () => stops.length - 1 };
+      svg.addEventListener("blur", () => { at = null; leave(); });
+      svg.addEventListener("keydown", (event) => {
+        if (event.key === "Escape") leave();
+        if (!(event.key in moves) || !stops.length || event.ctrlKey || event.altKey || event.metaKey) return;
+        event.preventDefault();
+        at = Math.max(0, Math.min(moves[event.key](), stops.length - 1));
+        read(stops[at]);
       });
     }
 
