@@ -12,8 +12,17 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fisherfold import files
-from fisherfold.files import MODEL, check_place, claimed, model_folder, read_tensors, write_atomically, write_tensors
+from fisherfold.files import (
+    HEADER,
+    MODEL,
+    atomic,
+    check_place,
+    claimed,
+    model_folder,
+    read_tensors,
+    write_atomically,
+    write_tensors,
+)
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
 
@@ -120,10 +129,10 @@ def test_other_kinds_newer_versions_and_foreign_files_are_refused(tmp_path):
     with pytest.raises(ValueError, match="f is not a thing file of fisherfold"):
         read(path)
     for content in ("[1, 2]", '{"kind": "thing"}', '{"kind": "thing", "version": "new", "header": {}}', "{"):
-        save_file({"a": torch.zeros(2)}, path, metadata={files.HEADER: content})
+        save_file({"a": torch.zeros(2)}, path, metadata={HEADER: content})
         with pytest.raises(ValueError, match=r"f (is|has)"):
             read(path)
-    save_file({"a": torch.zeros(2)}, path, metadata={files.HEADER: json.dumps({"kind": "thing", "version": 1})})
+    save_file({"a": torch.zeros(2)}, path, metadata={HEADER: json.dumps({"kind": "thing", "version": 1})})
     with pytest.raises(ValueError, match="f is damaged: its checksum does not match"):
         read(path)
 
@@ -145,7 +154,7 @@ def test_a_read_only_folder_is_named(tmp_path, monkeypatch):
     def refuse(path, mode):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(files.Path, "open", refuse)
+    monkeypatch.setattr(atomic.Path, "open", refuse)
     with pytest.raises(PermissionError, match=r"cannot write .*f: the folder .* is read-only"):
         write(tmp_path / "f")
 
@@ -248,12 +257,12 @@ def test_what_json_cannot_hold_is_refused_before_anything_is_written(tmp_path):
     assert not (tmp_path / "f").exists()
 
 
-@pytest.mark.skipif(files.fcntl is None, reason="needs a system with locks")
+@pytest.mark.skipif(atomic.fcntl is None, reason="needs a system with locks")
 def test_a_claim_is_given_where_the_file_system_has_no_locks(tmp_path, monkeypatch):
     def without(*_):
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(files.fcntl, "flock", without)
+    monkeypatch.setattr(atomic.fcntl, "flock", without)
     with claimed(tmp_path / "claim") as mine:
         assert mine
     assert not list(tmp_path.iterdir())

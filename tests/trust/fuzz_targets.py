@@ -21,7 +21,8 @@ from fisherfold.estimators.subspace_files import load_model
 from fisherfold.estimators.table_files import read_table
 from fisherfold.estimators.tables import read_pairs, read_ratings
 from fisherfold.estimators.task_tables import choose_columns, read_tasks
-from fisherfold.files import HEADER, _signature, parse_json
+from fisherfold.files import HEADER, parse_json
+from fisherfold.files.tensors import _signature
 from fisherfold.solvers.state import State
 from fisherfold.training.checkpoint import load as load_training
 

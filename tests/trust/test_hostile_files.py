@@ -19,7 +19,8 @@ from safetensors.torch import save
 import fisherfold
 from fisherfold import Gaussian, NLLProblem, minimize
 from fisherfold.estimators import MatrixCompletion, SubspaceClassifier, SubspaceRegressor
-from fisherfold.files import HEADER, HEADER_LIMIT, _signature, read_tensors
+from fisherfold.files import HEADER, HEADER_LIMIT, read_tensors
+from fisherfold.files.tensors import _signature
 from fisherfold.manifolds import Sphere
 
 
