@@ -15,8 +15,9 @@ from fisherfold.cli import app
 from fisherfold.cli.common import Voice
 from fisherfold.cli.reproduce import _table, _under_way
 from fisherfold.experiments import completion, plots
-from fisherfold.experiments.figures import FigurePlan, FigureResult, Run
+from fisherfold.experiments.plans import FigurePlan
 from fisherfold.experiments.reproduce import Options
+from fisherfold.experiments.runs import FigureResult, Run
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "reproduce.md"
 

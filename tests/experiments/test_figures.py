@@ -14,8 +14,10 @@ import torch
 from threadpoolctl import threadpool_info
 
 from fisherfold.experiments import figures
-from fisherfold.experiments.figures import FigurePlan, FigureResult, MethodPlan, Run, band, grid_125, run_figure
+from fisherfold.experiments.figures import run_figure
+from fisherfold.experiments.plans import FigurePlan, MethodPlan, grid_125
 from fisherfold.experiments.plots import AXES, curves_csv, draw, write_figure
+from fisherfold.experiments.runs import FigureResult, Run, band
 from fisherfold.problems.subspace import SubspaceProblem
 from fisherfold.problems.tasks import TaskStatistics
 

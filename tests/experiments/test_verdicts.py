@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from fisherfold.experiments.adapters import figure_section, theory_section, theory_verdict
-from fisherfold.experiments.figures import FigurePlan, FigureResult, MethodPlan, Run
+from fisherfold.experiments.plans import FigurePlan, MethodPlan
+from fisherfold.experiments.runs import FigureResult, Run
 from fisherfold.experiments.theory.report import Finding, Part
 from fisherfold.experiments.verdicts import Comparison, compare, cost_of, judge, true_count
 

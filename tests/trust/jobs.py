@@ -12,7 +12,8 @@ from torch import nn
 
 import fisherfold
 from fisherfold.cli import main
-from fisherfold.experiments.figures import FigurePlan, MethodPlan, run_figure
+from fisherfold.experiments.figures import run_figure
+from fisherfold.experiments.plans import FigurePlan, MethodPlan
 from fisherfold.experiments.plots import write_figure
 from fisherfold.files import read_tensors, write_tensors
 from fisherfold.problems.subspace import SubspaceProblem

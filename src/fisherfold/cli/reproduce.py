@@ -21,8 +21,8 @@ from fisherfold.cli.common import Bar, Voice, command, group, one_of
 from fisherfold.plain import counted
 
 if TYPE_CHECKING:
-    from fisherfold.experiments.figures import FigureResult
     from fisherfold.experiments.reproduce import Options
+    from fisherfold.experiments.runs import FigureResult
     from fisherfold.experiments.sections import Table as PlainTable
     from fisherfold.experiments.theory import Part
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from fisherfold._version import __version__
 from fisherfold.experiments import demo
-from fisherfold.experiments.figures import FigureResult, band
 from fisherfold.experiments.plots import AXES
+from fisherfold.experiments.runs import FigureResult, band
 from fisherfold.experiments.sections import Band, Chart, Section, Series, Table, Verdict
 from fisherfold.experiments.theory.report import Part
 from fisherfold.experiments.verdicts import Kind, compare, judge, true_count

@@ -13,7 +13,7 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from fisherfold.experiments.figures import FigureResult, band
+from fisherfold.experiments.runs import FigureResult, band
 from fisherfold.files import make_folder, write_atomically
 from fisherfold.plain import counted, finite
 

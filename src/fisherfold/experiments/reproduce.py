@@ -20,9 +20,11 @@ from typing import NamedTuple
 
 from fisherfold.experiments import cifar, completion, subspace
 from fisherfold.experiments.adapters import CLAIMS, THEORY_CLAIMS, figure_section, theory_section
-from fisherfold.experiments.figures import FigurePlan, FigureResult, Say, Tick, run_figure
+from fisherfold.experiments.figures import Say, Tick, run_figure
+from fisherfold.experiments.plans import FigurePlan
 from fisherfold.experiments.plots import write_figure
 from fisherfold.experiments.report import write_page
+from fisherfold.experiments.runs import FigureResult
 from fisherfold.experiments.sections import Section, Verdict
 from fisherfold.experiments.theory import Part, Settings
 from fisherfold.experiments.theory.records import run_recorded, write_summary

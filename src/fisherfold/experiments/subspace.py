@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from fisherfold import datasets
-from fisherfold.experiments.figures import FigurePlan, MethodPlan, grid_125
+from fisherfold.experiments.plans import FigurePlan, MethodPlan, grid_125
 from fisherfold.experiments.provenance import OTHER, checksum, departure
 from fisherfold.manifolds.base import Point
 from fisherfold.plain import counted

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from fisherfold.experiments.figures import FigureResult, Run
+from fisherfold.experiments.runs import FigureResult, Run
 from fisherfold.experiments.sections import Verdict
 from fisherfold.plain import counted
 

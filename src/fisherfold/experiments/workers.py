@@ -20,7 +20,8 @@ from typing import Any
 
 import torch
 
-from fisherfold.experiments.figures import FigurePlan, Place, Runner, Spread
+from fisherfold.experiments.figures import Place, Runner, Spread
+from fisherfold.experiments.plans import FigurePlan
 
 _runner: list[Runner | Exception] = []
 
