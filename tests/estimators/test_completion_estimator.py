@@ -262,8 +262,8 @@ def test_a_point_estimate_of_twice_the_ratings_is_that_of_a_fit(table, searched,
     stream.partial_fit(pairs[rest], values[rest])
     assert stream.model_.n_at_start == len(values)
     np.testing.assert_allclose(stream.predict(held), made().fit(pairs, values).predict(held), rtol=1e-9)
-    given = MatrixCompletion(rank=2, inference="point").fit(pairs, values).model_._given()
-    np.testing.assert_allclose(np.sort(stream.model_._given()), np.sort(given), atol=1e-6)
+    given = MatrixCompletion(rank=2, inference="point").fit(pairs, values).model_.given()
+    np.testing.assert_allclose(np.sort(stream.model_.given()), np.sort(given), atol=1e-6)
 
 
 @pytest.mark.parametrize(("first", "level", "unit"), [(0.0, 0.0, 1e20), (5e-17, 0.0, 1.0), (7.0, 7.0, 1e-5)])

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-import fisherfold.estimators.completion_model as completion_model
+import fisherfold.estimators.completion_stream as completion_stream
 import fisherfold.estimators.imputer as imputer
 from fisherfold import LowRankImputer, MatrixCompletion, MatrixCompletionCV, SubspaceClassifier, SubspaceRegressor
 
@@ -72,7 +72,7 @@ def test_streams(new, step, monkeypatch):
     model = MatrixCompletion(2).fit(PAIRS, VALUES)
     before = model.predict(PAIRS), len(model.model_.seen_values)
     batch = PAIRS[: len(new)] + np.array([20, 0])
-    monkeypatch.setattr(completion_model, step, stop)
+    monkeypatch.setattr(completion_stream, step, stop)
     with pytest.raises(KeyboardInterrupt):
         model.partial_fit(batch, new)
     monkeypatch.undo()

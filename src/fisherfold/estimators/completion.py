@@ -25,6 +25,7 @@ from fisherfold.estimators.checkpoint import all_or_nothing
 from fisherfold.estimators.completion_fit import FitOptions, fit_model, merged, point_refit
 from fisherfold.estimators.completion_model import UNSEEN, CompletionModel, Floats
 from fisherfold.estimators.completion_shared import SharedFits
+from fisherfold.estimators.completion_stream import take_in
 from fisherfold.estimators.ids import IdIndex, Ids, id_array
 from fisherfold.estimators.inputs import Observations, id_names, numbers, observations, pairs
 from fisherfold.estimators.io import load_completion, save_completion
@@ -387,8 +388,8 @@ class MatrixCompletion(SharedFits, RegressorMixin, BaseEstimator):  # type: igno
             found = merged(found, self.duplicates)
         model = copy.copy(self.model_)
         with threads(options.n_jobs):
-            model.absorb(
-                found, refit=point_refit(options), duplicates=self.duplicates, centred=self.offsets != "none",
+            take_in(
+                model, found, refit=point_refit(options), duplicates=self.duplicates, centred=self.offsets != "none",
                 max_iter=options.max_iter, tol=options.tol, seed=options.seed,
             )  # fmt: skip
         return self._adopt(model, self.interrupted_)

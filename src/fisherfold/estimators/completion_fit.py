@@ -14,7 +14,9 @@ import torch
 
 from fisherfold.distributed import ALONE, Group
 from fisherfold.estimators.checkpoint import FitCheckpoint
-from fisherfold.estimators.completion_model import CompletionModel, Refit, joined, level_and_scale
+from fisherfold.estimators.completion_model import CompletionModel
+from fisherfold.estimators.completion_stream import Refit
+from fisherfold.estimators.completion_values import joined, level_and_scale
 from fisherfold.estimators.extremes import resolving, sampled
 from fisherfold.estimators.ids import IdIndex, plain
 from fisherfold.estimators.inputs import Observations
