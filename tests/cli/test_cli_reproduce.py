@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 from fisherfold.cli import app
-from fisherfold.cli.common import Voice
 from fisherfold.cli.reproduce import _table, _under_way
+from fisherfold.cli.voice import Voice
 from fisherfold.experiments import completion, plots
 from fisherfold.experiments.plans import FigurePlan
 from fisherfold.experiments.reproduce import Options

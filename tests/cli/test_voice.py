@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from fisherfold import cli
 from fisherfold.cli import app, common, main
+from fisherfold.cli.voice import Voice
 
 SHARED = {"as_json", "quiet", "verbose", "debug"}
 PAGE = Path(__file__).parents[2] / "docs" / "command-line.md"
@@ -84,12 +85,12 @@ def probe(monkeypatch, capsys):
     tree = common.group("A probe.", examples=["fisherfold probe"])
 
     @common.command(tree, examples=["fisherfold probe"])
-    def run(voice: common.Voice, seed: int = 0) -> None:
+    def run(voice: Voice, seed: int = 0) -> None:
         """Do what the test says."""
         work["do"](voice)
 
     @common.command(tree, examples=["fisherfold other"])
-    def other(voice: common.Voice) -> None:
+    def other(voice: Voice) -> None:
         """Make a family of it."""
 
     def call(do, *options):
@@ -201,7 +202,7 @@ def test_a_result_is_printed_where_standard_output_lacks_its_signs(monkeypatch):
     printed = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed, encoding="ascii"))
     monkeypatch.setattr(sys, "argv", ["fisherfold", "datasets", "list"])
-    monkeypatch.setattr(cli, "app", lambda **_: common.Voice().result("x", {"±": "R²"}))
+    monkeypatch.setattr(cli, "app", lambda **_: Voice().result("x", {"±": "R²"}))
     with pytest.raises(SystemExit) as exit_:
         main()
     sys.stdout.flush()

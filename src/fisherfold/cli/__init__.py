@@ -1,6 +1,7 @@
 """The command line: one voice for fitting, reproducing and inspecting.
 
-Each command family lives in a file of its own and is attached here; what they share is in ``common``.
+Each command family lives in a file of its own and is attached here. What makes a command of a function is in
+``common``, how it speaks in ``voice``, what becomes of an error in ``errors``.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ import typer
 
 from fisherfold._version import __version__
 from fisherfold.cli import complete, datasets, reproduce, subspace
-from fisherfold.cli.common import DONE, Debug, command, declined, group, is_usage, report
+from fisherfold.cli.common import Debug, command, group
 from fisherfold.cli.demo import demo
+from fisherfold.cli.errors import DONE, declined, is_usage, report
 from fisherfold.cli.info import info
 from fisherfold.cli.signals import exit_code, heard
 from fisherfold.cli.train import train

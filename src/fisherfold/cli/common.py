@@ -1,4 +1,4 @@
-"""One voice for every command: the shared options, results, progress, errors and interrupts, in one place.
+"""One voice for every command: its shared options, its help, its warnings and its interrupts.
 
 A command is a function whose first argument is a ``Voice``, attached with ``command``::
 
@@ -23,202 +23,24 @@ from __future__ import annotations
 
 import functools
 import inspect
-import json
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console, RenderableType
-from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Column, Table
+from rich.console import Console
 
 from fisherfold.cli.signals import exit_code
-from fisherfold.cli.words import cell, named, printable
-from fisherfold.plain import finite
-
-DONE, FAILED, UNUSABLE = 0, 1, 2
-# errors of these kinds are about what the user gave or the machine has; the message alone helps
-THEIRS = (ValueError, TypeError, OSError, MemoryError, ImportError)
+from fisherfold.cli.voice import Voice
+from fisherfold.cli.words import printable
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON and nothing else on standard output.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no remarks, only the result.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say every step, the time and the memory it took.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the full trace of an error.")]
-Encoding = Annotated[
-    str | None, typer.Option("--encoding", help="Of text that is neither UTF-8 nor UTF-16, such as latin-1.")
-]
-Decimal = Annotated[
-    str | None,
-    typer.Option("--decimal", help="The decimal mark of numbers, . or , (found out if not given).", metavar="MARK"),
-]
-UnpackLimit = Annotated[
-    float,
-    typer.Option("--unpack-limit", min=0, help="The most GiB that a packed file may take unpacked.", metavar="GIB"),
-]
-Checkpoint = Annotated[
-    Path | None,
-    typer.Option(
-        "--checkpoint", help="Keep where the fit stands in this file; the same command goes on from it.",
-        callback=named("--checkpoint", "a file"),
-    ),
-]  # fmt: skip
 _SHARED = {"as_json": AsJson, "quiet": Quiet, "verbose": Verbose, "debug": Debug}
-
-
-@dataclass
-class Voice:
-    """How a command speaks.
-
-    Attributes:
-        as_json: results are JSON.
-        quiet: nothing but results.
-        verbose: every step.
-        debug: errors show their trace; read by ``report``.
-        resume: what Ctrl-C says about going on.
-    """
-
-    as_json: bool = False
-    quiet: bool = False
-    verbose: bool = False
-    debug: bool = False
-    resume: str = "no file was changed; the same command starts again"
-
-    def __post_init__(self) -> None:
-        if self.quiet and self.verbose:
-            raise ValueError("--quiet and --verbose exclude each other, give one of them")
-
-    @property
-    def shows_progress(self) -> bool:
-        """Whether somebody is there to see a bar."""
-        return not self.quiet and sys.stderr.isatty()
-
-    def remark(self, text: str) -> None:
-        """Say something on standard error, unless quiet.
-
-        Args:
-            text: a sentence.
-        """
-        if not self.quiet:
-            Console(stderr=True).print(printable(text), markup=False, highlight=False, soft_wrap=True)
-
-    def detail(self, text: str) -> None:
-        """Say something that only ``--verbose`` wants to hear.
-
-        Args:
-            text: a sentence.
-        """
-        if self.verbose:
-            self.remark(text)
-
-    def answer(self, facts: Mapping[str, Any], *shown: RenderableType) -> None:
-        """Print the result of the command.
-
-        Args:
-            facts: what machines read.
-            *shown: what people read; strings are printed as they are.
-        """
-        if self.as_json:
-            # in ASCII: JSON is UTF-8, which standard output need not be, and names of files need not be text
-            print(json.dumps(finite(facts), default=str))
-            return
-        for each in shown:
-            if isinstance(each, str):
-                Console().print(printable(each), highlight=False, soft_wrap=True, markup=False)
-                continue
-            for column in each.columns if isinstance(each, Table) else ():
-                column.overflow = "fold"  # a path or a checksum that ends in … is none
-            Console().print(each, highlight=False)
-
-    def result(self, title: str, facts: Mapping[str, Any]) -> None:
-        """Print facts as a table of two columns, or as JSON.
-
-        Args:
-            title: the title of the table.
-            facts: names and values.
-        """
-        table = Table(title=escape(printable(title)), show_header=False)
-        for name, value in facts.items():
-            table.add_row(escape(printable(str(name))), escape(printable(cell(value))))
-        self.answer(facts, table)
-
-    @contextmanager
-    def progress(self, what: str, total: int | None = None) -> Iterator[Bar]:
-        """A bar with the time left while a block runs.
-
-        Args:
-            what: what is under way.
-            total: of how many steps, if that is known.
-
-        Yields:
-            The bar.
-        """
-        whole = Column(no_wrap=True)  # in a narrow terminal the bar gives way, not the times
-        times = TimeElapsedColumn(table_column=whole), TextColumn("left"), TimeRemainingColumn(table_column=whole)
-        columns = TextColumn("{task.description}"), BarColumn(bar_width=24), *times
-        # the mean over many steps: single ones differ too much for a shorter window
-        shown = Progress(
-            *columns, console=Console(stderr=True), transient=True, disable=not self.shows_progress,
-            speed_estimate_period=600,
-        )  # fmt: skip
-        with shown:
-            yield Bar(self, shown, what, total)
-
-
-class Bar:
-    """A line of progress.
-
-    Args:
-        voice: tells it whether steps are said as well.
-        progress: where it is drawn.
-        what: what is under way.
-        total: of how many steps.
-    """
-
-    def __init__(self, voice: Voice, progress: Progress, what: str, total: int | None) -> None:
-        self._voice, self._progress = voice, progress
-        self._task = progress.add_task(escape(what), total=total)
-
-    def say(self, what: str) -> None:
-        """Say what is under way now.
-
-        Args:
-            what: a few words.
-        """
-        self._progress.update(self._task, description=escape(what))
-        self._voice.detail(what)
-
-    def tick(self, done: float, total: float | None = None) -> None:
-        """Say how much is done.
-
-        Args:
-            done: how much.
-            total: of how much, if that has become known.
-        """
-        # rich keeps the total where it is given none
-        self._progress.update(self._task, completed=done, total=total)
-
-    def advance(self) -> None:
-        """One step more is done."""
-        self._progress.advance(self._task)
-
-    def another(self, what: str, total: int | None = None) -> Bar:
-        """A further line below.
-
-        Args:
-            what: what it counts.
-            total: of how many.
-
-        Returns:
-            The line.
-        """
-        return Bar(self._voice, self._progress, what, total)
 
 
 def group(text: str, *, examples: Sequence[str]) -> typer.Typer:
@@ -285,97 +107,6 @@ def command(
         return run
 
     return attach
-
-
-def one_of(*values: str) -> Callable[[str], list[str]]:
-    """Completion of a value in the shell.
-
-    Args:
-        *values: what it can be.
-
-    Returns:
-        What ``typer.Option(autocompletion=...)`` takes.
-
-    Examples:
-        >>> one_of("both", "rows")("b")
-        ['both']
-    """
-    return lambda incomplete: [value for value in values if value.startswith(incomplete)]
-
-
-def in_bytes(limit: float) -> int:
-    """A limit in GiB as a number of bytes.
-
-    Args:
-        limit: as given; it may be infinite.
-
-    Returns:
-        At most what a file can have.
-
-    Examples:
-        >>> in_bytes(0.5), in_bytes(float("inf")) == sys.maxsize
-        (536870912, True)
-    """
-    return int(min(limit * 2**30, sys.maxsize))
-
-
-def report(error: Exception, path: str, *, as_json: bool = False) -> int:
-    """Say an error in one sentence with a hint, on standard error.
-
-    Args:
-        error: what was raised.
-        path: the command, as in ``fisherfold complete fit``.
-        as_json: as one JSON object.
-
-    Returns:
-        The exit code.
-    """
-    if type(error).__name__ == "NoArgsIsHelpError":
-        # a family without a command: its help, as it is
-        error.show()  # type: ignore[attr-defined]
-        return UNUSABLE
-    theirs = isinstance(error, THEIRS) or is_usage(error)
-    text = error.format_message() if is_usage(error) else str(error)  # type: ignore[attr-defined]
-    text = printable(" ".join(text.split())) or type(error).__name__
-    # named, not imported: most commands have no use for torch
-    lost = type(error).__name__ == "RankLost"
-    if not theirs and not lost:
-        text = f"unexpected {type(error).__name__}: {text}"
-    hint = f"'{path} --help' shows examples" + ("" if is_usage(error) else "; --debug shows the trace")
-    if not theirs:
-        hint = "run it again with --debug for the trace, and add 'fisherfold info' to a report of it"
-    if lost:
-        hint = "the page on several processes says how a fit goes on from its checkpoint"
-    code = UNUSABLE if theirs else FAILED
-    if as_json:
-        print(json.dumps({"error": text, "hint": hint, "exit_code": code}), file=sys.stderr)
-        return code
-    console = Console(stderr=True)
-    console.print(f"[bold red]error:[/] {escape(text)}", highlight=False, soft_wrap=True)
-    console.print(f"[bold]hint:[/] {escape(hint)}", highlight=False, soft_wrap=True)
-    return code
-
-
-def is_usage(error: Exception) -> bool:
-    """Whether typer raised it for words that do not parse; typer keeps the class to itself.
-
-    Args:
-        error: what was raised.
-
-    Returns:
-        True for unknown commands and options, missing ones and values of the wrong type.
-    """
-    return hasattr(error, "format_message") and hasattr(error, "exit_code")
-
-
-def declined() -> int:
-    """Say that a question was not answered with yes.
-
-    Returns:
-        The exit code.
-    """
-    print("stopped: not confirmed", file=sys.stderr)
-    return FAILED
 
 
 def _warn(message: Warning | str, *_: Any) -> None:

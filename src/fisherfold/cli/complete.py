@@ -13,9 +13,11 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from fisherfold.cli.common import Checkpoint, Decimal, Encoding, UnpackLimit, Voice, command, group, in_bytes, one_of
+from fisherfold.cli.common import command, group
 from fisherfold.cli.given_ids import check_spelling, holds_ids, row_id
+from fisherfold.cli.options import Checkpoint, Decimal, Encoding, UnpackLimit, in_bytes, one_of
 from fisherfold.cli.outputs import Output, Predictions, check_output, check_predictions, say_written, write_or_rescue
+from fisherfold.cli.voice import Voice
 from fisherfold.cli.words import named, printable, typed
 from fisherfold.plain import counted
 

@@ -10,7 +10,8 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from fisherfold.cli.common import Voice, command, group
+from fisherfold.cli.common import command, group
+from fisherfold.cli.voice import Voice
 
 app = group(
     "The named data sets: list, describe, fetch and verify them.",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from fisherfold.cli.common import Voice
+from fisherfold.cli.voice import Voice
 
 if TYPE_CHECKING:
     from fisherfold.experiments.demo import Run

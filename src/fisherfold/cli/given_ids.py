@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fisherfold.cli.common import Voice
+from fisherfold.cli.voice import Voice
 from fisherfold.plain import counted
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import platform
 from importlib import metadata
 
 from fisherfold._version import __version__
-from fisherfold.cli.common import Voice
+from fisherfold.cli.voice import Voice
 
 
 def info(voice: Voice) -> None:

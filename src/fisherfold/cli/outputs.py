@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fisherfold.cli.common import Voice
+from fisherfold.cli.voice import Voice
 from fisherfold.cli.words import cell, named
 
 Output = Annotated[

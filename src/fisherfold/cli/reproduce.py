@@ -17,7 +17,9 @@ from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from fisherfold.cli.common import Bar, Voice, command, group, one_of
+from fisherfold.cli.common import command, group
+from fisherfold.cli.options import one_of
+from fisherfold.cli.voice import Bar, Voice
 from fisherfold.plain import counted
 
 if TYPE_CHECKING:

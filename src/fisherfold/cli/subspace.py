@@ -11,19 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fisherfold.cli.common import (
-    Bar,
-    Checkpoint,
-    Decimal,
-    Encoding,
-    UnpackLimit,
-    Voice,
-    command,
-    group,
-    in_bytes,
-    one_of,
-)
+from fisherfold.cli.common import command, group
+from fisherfold.cli.options import Checkpoint, Decimal, Encoding, UnpackLimit, in_bytes, one_of
 from fisherfold.cli.outputs import Output, Predictions, check_output, check_predictions, say_written, write_or_rescue
+from fisherfold.cli.voice import Bar, Voice
 from fisherfold.cli.words import named, typed
 from fisherfold.plain import counted
 

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from fisherfold.cli.common import Voice, one_of
+from fisherfold.cli.options import one_of
+from fisherfold.cli.voice import Voice
 from fisherfold.plain import counted
 
 NAMES = (
