@@ -11,11 +11,12 @@ import reference_completion as reference
 import torch
 from reference_completion import low_rank
 
-import fisherfold.inference.completion as module
+import fisherfold.inference.completion_step as module
 import fisherfold.inference.predictive as predictive
-from fisherfold.inference.completion import fit_variational, half_step, moments, start_posterior
+from fisherfold.inference.completion import fit_variational, start_posterior
 from fisherfold.inference.completion_path import gradual_start, raise_rank
 from fisherfold.inference.completion_start import FACTOR_SHARE
+from fisherfold.inference.completion_step import half_step, moments
 from fisherfold.inference.predictive import predict_pairs
 from fisherfold.problems.packed import unpack
 from fisherfold.problems.ratings import Ratings

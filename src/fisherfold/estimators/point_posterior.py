@@ -19,7 +19,8 @@ from fisherfold.distributed import Axis
 from fisherfold.estimators.checkpoint import FitCheckpoint
 from fisherfold.estimators.point_completion import Offsets, fit_point
 from fisherfold.estimators.point_model import PointFit
-from fisherfold.inference.completion import CompletionPosterior, half_step, moments, noise_floor
+from fisherfold.inference.completion import CompletionPosterior, noise_floor
+from fisherfold.inference.completion_step import half_step, moments
 from fisherfold.inference.sides import Side
 from fisherfold.problems.ratings import Ratings
 

@@ -14,7 +14,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fisherfold.inference.completion import CompletionPosterior, layout, moments
+from fisherfold.inference.completion import CompletionPosterior
+from fisherfold.inference.completion_step import layout, moments
 from fisherfold.inference.sides import Side
 from fisherfold.inference.stream import unknown_member
 

@@ -6,8 +6,8 @@ the posterior so far in the place of the prior, adds their evidence:
 
     Λ_i ← Λ_i + τ α_i Σ_{j new} β_j E[a_j a_jᵀ],      Λ_i ū_i ← Λ_i ū_i + τ α_i Σ_{j new} β_j x_ij E[a_j]
 
-(free rows and columns, offsets of the other side subtracted; see ``completion``). Rows first, then columns, repeated a
-few times for the same batch. ``decay`` < 1 shrinks old evidence first, for streams that drift.
+(free rows and columns, offsets of the other side subtracted; see ``completion_step``). Rows first, then columns,
+repeated a few times for the same batch. ``decay`` < 1 shrinks old evidence first, for streams that drift.
 
 Old evidence was gathered with what was known of the other side then, and keeps that: on a stream that brings most of
 its ratings later it trails a fit by far. ``look_back`` passes over all ratings again from where the posterior stands.
@@ -20,15 +20,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fisherfold.inference.completion import (
-    CompletionPosterior,
-    evidence,
-    expected_residual,
-    fit_variational,
-    moments,
-    noise_floor,
-    normal_equations,
-)
+from fisherfold.inference.completion import CompletionPosterior, fit_variational, noise_floor
+from fisherfold.inference.completion_step import evidence, expected_residual, moments, normal_equations
 from fisherfold.inference.inverse import pack
 from fisherfold.inference.sides import PRIOR_ROWS, SET_STRENGTH, SetEffects, Side, set_effects_of
 from fisherfold.problems.grouped import Grouped
