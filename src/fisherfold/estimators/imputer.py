@@ -21,7 +21,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from fisherfold.estimators import parameters
 from fisherfold.estimators.checkpoint import all_or_nothing
 from fisherfold.estimators.inputs import LARGEST, unmasked
-from fisherfold.estimators.task_rows import reject_text
+from fisherfold.estimators.refusals import reject_text
 from fisherfold.inference.completion import CompletionPosterior, fit_variational
 from fisherfold.inference.completion_path import gradual_start
 from fisherfold.inference.predictive import predict_pairs

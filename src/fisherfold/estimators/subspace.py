@@ -17,11 +17,13 @@ from torch import Tensor
 from fisherfold.estimators import parameters
 from fisherfold.estimators.checkpoint import all_or_nothing
 from fisherfold.estimators.ids import IdIndex
+from fisherfold.estimators.refusals import reject_vanishing
 from fisherfold.estimators.subspace_learning import SubspaceLearning
 from fisherfold.estimators.subspace_point import SOLVERS
 from fisherfold.estimators.subspace_shared import SharedTaskFits
 from fisherfold.estimators.task_estimator import TaskEstimator
-from fisherfold.estimators.task_rows import Rows, Scaling, reject_vanishing, task_labels
+from fisherfold.estimators.task_forms import task_labels
+from fisherfold.estimators.task_rows import Rows, Scaling
 from fisherfold.inference.subspace_fit import NOISES
 from fisherfold.inference.subspace_spread import grown_spread
 from fisherfold.problems.tasks import TaskStatistics

@@ -19,9 +19,11 @@ from torch import Tensor
 from fisherfold.estimators import parameters
 from fisherfold.estimators.checkpoint import FitCheckpoint, all_or_nothing
 from fisherfold.estimators.ids import IdIndex
+from fisherfold.estimators.refusals import reject_missing_labels
 from fisherfold.estimators.subspace_point import RIDGES, held_out_rows, near_enough
 from fisherfold.estimators.task_estimator import TaskEstimator
-from fisherfold.estimators.task_rows import Scaling, TaskRows, reject_missing_labels
+from fisherfold.estimators.task_forms import TaskRows
+from fisherfold.estimators.task_rows import Scaling
 from fisherfold.inference.subspace import start_frame
 from fisherfold.problems.subspace_logistic import LabelledRows, LogisticSubspaceProblem, newton_coefficients
 from fisherfold.solvers import Result, minimize

@@ -20,9 +20,10 @@ from fisherfold.distributed import Axis, Group, balanced_cuts, current_group
 from fisherfold.estimators.checkpoint import all_or_nothing
 from fisherfold.estimators.id_files import objects
 from fisherfold.estimators.parameters import seed_of
+from fisherfold.estimators.refusals import reject_vanishing
 from fisherfold.estimators.shared_ids import cast, joint_index
 from fisherfold.estimators.shared_options import check_agreement
-from fisherfold.estimators.task_rows import Rows, Scaling, power_of_two, reject_vanishing
+from fisherfold.estimators.task_rows import Rows, Scaling, power_of_two
 
 if TYPE_CHECKING:
     from fisherfold.estimators.ids import IdIndex

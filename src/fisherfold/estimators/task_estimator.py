@@ -20,17 +20,15 @@ from fisherfold.estimators import parameters
 from fisherfold.estimators.checkpoint import FitCheckpoint
 from fisherfold.estimators.ids import IdIndex, plain
 from fisherfold.estimators.inputs import unmasked
-from fisherfold.estimators.task_rows import (
-    Scaling,
-    TaskRows,
-    read_rows,
+from fisherfold.estimators.refusals import (
     reject_masked,
     reject_missing_labels,
     reject_overflow,
     reject_text,
     reject_text_targets,
-    task_labels,
 )
+from fisherfold.estimators.task_forms import TaskRows, read_rows, task_labels
+from fisherfold.estimators.task_rows import Scaling
 from fisherfold.files import digest
 from fisherfold.plain import counted
 
