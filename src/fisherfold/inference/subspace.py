@@ -26,8 +26,7 @@ from fisherfold.distributed import Axis
 from fisherfold.fisher.kronecker import KroneckerFisher
 from fisherfold.fisher.operators import FisherOperator
 from fisherfold.manifolds import Grassmann
-from fisherfold.problems.base import Problem
-from fisherfold.problems.nll import check_batch
+from fisherfold.problems.base import Problem, check_batch
 from fisherfold.problems.tasks import TaskStatistics
 
 

@@ -210,3 +210,26 @@ class Snapshot:
             if not is_finite(x):
                 break
         return x
+
+
+def check_batch(batch: Tensor, n_samples: int) -> None:
+    """Raise unless the batch is a non-empty vector of sample indices.
+
+    Args:
+        batch: what should be indices.
+        n_samples: the number of samples.
+
+    Raises:
+        TypeError: if it is not a tensor.
+        ValueError: if it is empty, not of int64 or int32, not a vector or out of range.
+    """
+    if not isinstance(batch, Tensor):
+        raise TypeError(f"batch must be a tensor of sample indices, got {type(batch).__name__}")
+    # bytes are a mask to PyTorch, not indices, and other short integers nothing at all
+    if batch.ndim != 1 or batch.dtype not in {torch.int64, torch.int32}:
+        seen = f"{batch.dtype} of shape {tuple(batch.shape)}"
+        raise ValueError(f"batch must be a vector of int64 or int32 indices, got {seen}")
+    if len(batch) == 0:
+        raise ValueError("batch must hold at least one sample, got none")
+    if int(batch.min()) < 0 or int(batch.max()) >= n_samples:
+        raise ValueError(f"batch must lie in 0..{n_samples - 1}, got {int(batch.min())}..{int(batch.max())}")

@@ -22,12 +22,11 @@ from fisherfold.fisher.rowblock import RowBlockFisher
 from fisherfold.manifolds import Grassmann
 from fisherfold.plain import counted
 from fisherfold.problems import completion_kernels as kernels
-from fisherfold.problems.base import Problem
+from fisherfold.problems.base import Problem, check_batch
 from fisherfold.problems.completion_epoch import NoAnchor, lazy_epoch
 from fisherfold.problems.completion_fisher import CompletionFisher
 from fisherfold.problems.completion_snapshot import CompletionSnapshot, TableRule
 from fisherfold.problems.crowded import dense_form, with_dense_form
-from fisherfold.problems.nll import check_batch
 from fisherfold.problems.packed import unpack
 from fisherfold.problems.ratings import Ratings
 

@@ -24,8 +24,7 @@ from typing_extensions import override
 from fisherfold.fisher.kronecker import KroneckerFisher
 from fisherfold.fisher.operators import FisherOperator
 from fisherfold.manifolds import Grassmann
-from fisherfold.problems.base import Problem, Snapshot
-from fisherfold.problems.nll import check_batch
+from fisherfold.problems.base import Problem, Snapshot, check_batch
 from fisherfold.problems.subspace_epoch import fused_descent, fused_epoch
 from fisherfold.problems.subspace_fisher import SubspaceFisher, SubspaceHessian
 from fisherfold.problems.subspace_state import TaskState

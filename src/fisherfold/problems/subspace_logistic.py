@@ -25,8 +25,7 @@ from typing_extensions import override
 from fisherfold.fisher.kronecker import KroneckerFisher
 from fisherfold.fisher.operators import FisherOperator
 from fisherfold.manifolds import Grassmann
-from fisherfold.problems.base import Problem
-from fisherfold.problems.nll import check_batch
+from fisherfold.problems.base import Problem, check_batch
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,7 @@ from fisherfold.fisher.likelihoods import Gaussian, Likelihood
 from fisherfold.fisher.operators import FisherOperator
 from fisherfold.manifolds import Oblique
 from fisherfold.manifolds.base import Point, Tangent
-from fisherfold.problems.base import Problem
-from fisherfold.problems.nll import check_batch
+from fisherfold.problems.base import Problem, check_batch
 
 #: The activation φ and its derivative; at 0 the ReLU has the derivative 1, as in the paper.
 ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
