@@ -185,3 +185,21 @@ def test_rows_that_are_fitted_all_but_exactly_leave_finite_deviations(noise: str
     values, deviations = model.predict(X, task=task, return_std=True)
     assert np.isfinite(values).all()
     assert np.isfinite(deviations).all()
+
+
+@pytest.mark.parametrize("seed", [0, 1, 3])
+def test_a_likelihood_that_has_fitted_the_noise_is_left_for_where_there_is_some(seed: int) -> None:
+    """Two rows in a task and one noise for all: the maximum has next to none, and coefficients of up to 10⁷."""
+    draw = np.random.default_rng(seed)
+    task, later = np.repeat(np.arange(20), 2), np.repeat(np.arange(20), 50)
+    frame = np.linalg.qr(draw.normal(size=(8, 2)))[0]
+    weights = draw.normal(size=(20, 2)) @ frame.T
+    X = draw.normal(size=(40, 8))
+    y = (X * weights[task]).sum(1) + 0.5 * draw.normal(size=40)
+    fresh = draw.normal(size=(1000, 8))
+    truth = (fresh * weights[later]).sum(1)
+    model = SubspaceRegressor(rank=2, noise="shared").fit(X, y, task=task)
+    assert fit_marginal(model.statistics_, rank=2, noise="shared").prior.noise[0] < 0.2  # without what is done here
+    values, deviations = model.predict(fresh, task=later, return_std=True)
+    assert np.mean((values - truth) ** 2) < 1.5 * np.mean(truth**2)
+    assert np.mean(np.abs(truth + 0.5 * draw.normal(size=1000) - values) < norm.ppf(0.95) * deviations) > 0.7

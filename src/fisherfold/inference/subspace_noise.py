@@ -33,13 +33,17 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from fisherfold.inference.subspace import SubspacePrior, noise_floor, posterior
+from fisherfold.inference.subspace import SubspacePrior, noise_floor, posterior, start
 from fisherfold.inference.subspace_fit import NOISE_ROWS, common_noise, expected_moments, update_frame, update_mean
 from fisherfold.inference.subspace_information import shared_information, shared_prior, spent_on_shared
 from fisherfold.problems.tasks import TaskStatistics
 
 # Where W takes no more of the rows than this part, c is the maximum over what is left of them: off by the square of it.
 _SMALL = 0.05
+
+# Where W takes more than half of the rows, the maximum of the likelihood may be a fit of the noise, with none left of
+# it, and lost to rounding (less than nothing taken): then the search begins from the other end as well.
+_MUCH = 0.5
 
 # Steps in log c, in standard deviations that it has at least: the rule is then exact to a thousandth for a Gaussian.
 _STEP, _LONGEST = 1.5, 1.0
@@ -128,9 +132,11 @@ def fit_noise(
         return NoiseFit(prior, first)
     start = search.start(prior)
     left = 1 - statistics.all_tasks.add(start.spent) / search.rows
-    if left >= 1 - _SMALL:
+    if 1 - _SMALL <= left <= 1 + _ROUNDING:
         return NoiseFit(replace(prior, noise=prior.noise / left), first / left)
-    places = search.places(start, first / max(left, math.exp(-_LONGEST)))
+    places = search.places(start, first / min(max(left, math.exp(-_LONGEST)), 1.0))
+    if not _MUCH <= left <= 1:
+        places = min(places, search.from_above(prior), key=_least)
     if not any(math.isfinite(there.value) for there in places.values()):
         return NoiseFit(prior, first)
     common = _mean(places)
@@ -160,8 +166,8 @@ class _Search:
         self.tasks, self.floor = statistics.all_tasks, noise_floor(statistics)
         self.rows = float(self.tasks.total(statistics.counts.sum()))
         self.limit = tol * self.rows
-        power = float(self.tasks.total(statistics.power.sum()))
-        self.largest = _LARGEST * power / max(self.rows, 1e-300)
+        self.power = float(self.tasks.total(statistics.power.sum()))
+        self.largest = _LARGEST * self.power / max(self.rows, 1e-300)
 
     def start(self, prior: SubspacePrior) -> _Place:
         """Where W is taken for known."""
@@ -185,10 +191,21 @@ class _Search:
                 place = following
         return found
 
+    def from_above(self, prior: SubspacePrior) -> dict[float, _Place]:
+        """The same, reached from targets that are all noise: W cannot have fitted the noise on the way."""
+        loud = max(self.power / max(self.rows, 1e-300), self.floor)
+        fresh = replace(start(self.statistics, rank=prior.frame.shape[1]), noise=torch.full_like(prior.noise, loud))
+        rough = self.places(self.start(fresh), loud)
+        best = min(rough, key=lambda place: rough[place].value)
+        return self.places(rough[best], math.exp(best)) if math.isfinite(rough[best].value) else rough
+
     def learnt(self, start: _Place, common: float) -> _Place:
         """What is learnt with this c from another place, as close as the posterior needs it."""
         prior, value = self.settled(start, common, _CLOSE)
-        return self._place(value, prior)
+        there = self._place(value, prior)
+        if math.isnan(there.value):
+            there.value = math.inf
+        return there
 
     def settled(self, start: _Place, common: float, close: float) -> tuple[SubspacePrior, float]:
         """What is learnt with this c until a round lowers the loss by no more than ``close``, and its -log p(y)."""
@@ -237,10 +254,14 @@ class _Search:
         return _Place(value + float(factor.diagonal().log().sum()), prior, spent)
 
 
+def _least(places: dict[float, _Place]) -> float:
+    return min(there.value for there in places.values())
+
+
 def _mean(places: dict[float, _Place]) -> float:
     """The mean of c by the trapezoidal rule in log c."""
     at = sorted(places)
-    least = min(there.value for there in places.values())
+    least = _least(places)
     gaps = [b - a for a, b in itertools.pairwise(at)]
     widths = [a + b for a, b in zip([0.0, *gaps], [*gaps, 0.0], strict=True)] if gaps else [1.0]
     masses = [width * math.exp(least - places[place].value) for place, width in zip(at, widths, strict=True)]
