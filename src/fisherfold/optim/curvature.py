@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from fisherfold.optim import distributed
-from fisherfold.optim.factors import MATRIX_LAYERS, FactorSums, TrackedWeight, accumulation_dtype
+from fisherfold.optim.factors import FactorSums, TrackedWeight, accumulation_dtype
+from fisherfold.optim.matrix_layers import MATRIX_LAYERS
 from fisherfold.optim.precondition import Preconditioner, exact, factored, products
 from fisherfold.optim.spectral import FactorError
 

@@ -13,11 +13,11 @@ from typing import Any
 from torch import fx, nn
 
 from fisherfold.optim.invariance import Finding
+from fisherfold.optim.matrix_layers import MATRIX_LAYERS
 from fisherfold.optim.replica import unwrap
 
 NORMS_PER_CHANNEL = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
 NORMS_PER_SAMPLE = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
-MATRIX_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 def guess_from_structure(model: nn.Module) -> dict[str, Finding]:
