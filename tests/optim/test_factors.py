@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from fisherfold.optim.curvature import LayerCurvature, track
+from fisherfold.optim.curvature import LayerCurvature
 from fisherfold.optim.factors import Collector, FactorSums, input_rows, output_rows
 from fisherfold.optim.kfac import KFAC
 from fisherfold.optim.mkfac import MKFAC
+from fisherfold.optim.tracking import track
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same'")  # torch on even kernels
 

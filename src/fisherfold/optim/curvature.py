@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from fisherfold.optim import distributed
 from fisherfold.optim.factors import FactorSums, TrackedWeight, accumulation_dtype
-from fisherfold.optim.matrix_layers import MATRIX_LAYERS
 from fisherfold.optim.precondition import Preconditioner, exact, factored, products
 from fisherfold.optim.spectral import FactorError
 
@@ -153,21 +152,6 @@ class Curvature:
     def live(self) -> list[TrackedWeight]:
         """Those that are not frozen."""
         return [tracked for tracked in self.weights if tracked.weight.requires_grad]
-
-    def refuse_replaced(self) -> None:
-        """Raise if a layer has got another weight than the one that is followed, and moved.
-
-        Raises:
-            RuntimeError: naming the weight.
-        """
-        for tracked in self.live:
-            # reparametrised and pruned layers have theirs under another name
-            if not all(any(p is tracked.weight for p in layer.parameters()) for layer in tracked.layers):
-                raise RuntimeError(
-                    f"{tracked.name} is no longer the parameter that the optimizer was given, and is not moved by it "
-                    "(load_state_dict(assign=True) and weight_norm, for example, replace parameters): make a new "
-                    "optimizer"
-                )
 
     def fold(
         self, sums: dict[str, FactorSums], decay: float, *, lengths: Mapping[str, Tensor], forgive: bool = False
@@ -408,48 +392,3 @@ def without_gaps(parameter: Tensor) -> Tensor:
 
 def _shapes(inverse: Preconditioner) -> str:
     return " and ".join(str(tuple(t.shape)) for t in (inverse.left, inverse.right))
-
-
-def track(
-    model: nn.Module, wanted: Mapping[int, str], *, join_bias: Container[int] = (), moved: Container[int] = ()
-) -> tuple[list[TrackedWeight], dict[str, str]]:
-    """Find the modules behind parameters whose curvature is wanted.
-
-    Args:
-        model: the module that owns them.
-        wanted: the names of the weights by ``id``.
-        join_bias: the ``id`` of the weights whose bias may join them as a last column.
-        moved: the ``id`` of what is optimised: a bias that is not must not have a say in the direction of its weight.
-
-    Returns:
-        What can be tracked, and for the rest the reason why not, by name.
-    """
-    owners: dict[int, list[tuple[nn.Module, str]]] = {}
-    for module in model.modules():
-        for attribute, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
-            owners.setdefault(id(parameter), []).append((module, attribute))
-    tracked, refused = [], {}
-    for key, name in wanted.items():
-        uses = owners.get(key, [])
-        layers = tuple(
-            module for module, attribute in uses if attribute == "weight" and isinstance(module, MATRIX_LAYERS)
-        )
-        if not layers or len(layers) < len(uses):
-            kinds = ", ".join(sorted({type(module).__name__ for module, _ in uses})) or "no module"
-            refused[name] = f"first order: a parameter of {kinds}"
-            continue
-        if layers[0].weight.is_complex() or not layers[0].weight.numel():
-            refused[name] = "first order: " + ("its numbers are complex" if layers[0].weight.numel() else "it is empty")
-            continue
-        if len({(type(layer), getattr(layer, "groups", 1)) for layer in layers}) > 1:
-            refused[name] = "first order: tied between different kinds of layers"
-            continue
-        bias = layers[0].bias if len(layers) == 1 and key in join_bias and _moves(layers[0], moved) else None
-        tracked.append(TrackedWeight(name, layers[0].weight, layers, bias))  # type: ignore[arg-type]
-    return tracked, refused
-
-
-def _moves(layer: nn.Module, moved: Container[int]) -> bool:
-    """Whether the bias of a layer moves when its weight does: one that is frozen alone makes up for no step of it."""
-    weight, bias = layer.weight, layer.bias
-    return isinstance(bias, Tensor) and id(bias) in moved and (bias.requires_grad or not weight.requires_grad)

@@ -21,7 +21,7 @@ from torch.nn.functional import normalize
 from torch.optim.sgd import sgd
 
 from fisherfold.optim import groups, norms, report, saving, statistics
-from fisherfold.optim.curvature import Curvature, CurvatureOptions, gradient_matrix, in_layout_of, track, without_gaps
+from fisherfold.optim.curvature import Curvature, CurvatureOptions, gradient_matrix, in_layout_of, without_gaps
 from fisherfold.optim.distributed import rank, refuse_sharded_parts
 from fisherfold.optim.factors import Collector, Pass, accumulation_dtype
 from fisherfold.optim.fuse import fused
@@ -35,6 +35,7 @@ from fisherfold.optim.report import Diagnosis
 from fisherfold.optim.rows import advance, tangent, unit_factors, update_on_spheres
 from fisherfold.optim.running import carry_over
 from fisherfold.optim.streams import Branches
+from fisherfold.optim.tracking import refuse_replaced, track
 
 CARRIED = (
     *("fisher", "reduction", "factor_decay", "max_rows", "exponential", "max_angle", "clip", "orthogonality"),
@@ -357,7 +358,7 @@ class MKFAC(torch.optim.Optimizer):
 
     def _collector(self, model: nn.Module) -> Collector:
         self._constrain_freed()
-        self.curvature.refuse_replaced()
+        refuse_replaced(self.curvature.live)
         return Collector(
             model,
             self.curvature.live,
