@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -249,31 +249,6 @@ class Curvature:
             )
             layer.inverse = new
 
-    def euclidean_directions(self, weights: Iterable[nn.Parameter]) -> dict[int, Tensor]:
-        """Preconditioned gradients of Euclidean weights and of the biases that are joined to them.
-
-        Args:
-            weights: those with a gradient.
-
-        Returns:
-            Directions by the ``id`` of the parameter; nothing for weights without an inverse.
-        """
-        found: dict[int, Tensor] = {}
-        for weight in weights:
-            layer = self.by_weight.get(id(weight))
-            if layer is None or layer.inverse is None:
-                continue
-            bias, matrix = layer.tracked.bias, gradient_matrix(weight)
-            if bias is not None:
-                column = torch.zeros_like(bias) if bias.grad is None else bias.grad
-                matrix = torch.cat([matrix, column.to(matrix.dtype).unsqueeze(1)], dim=1)
-            direction = layer.direction(matrix)
-            if bias is not None:
-                found[id(bias)] = in_layout_of(bias, direction[:, -1])
-                direction = direction[:, :-1]
-            found[id(weight)] = in_layout_of(weight, direction.reshape(weight.shape))
-        return found
-
     def direction(self, weight: nn.Parameter, gradient: Tensor) -> Tensor:
         """(A ⊗ G + λI)⁻¹ ∇W as a matrix; the gradient itself before the first refresh.
 
@@ -359,35 +334,6 @@ def gradient_matrix(weight: nn.Parameter) -> Tensor:
     """
     assert weight.grad is not None
     return weight.grad.reshape(len(weight), -1).to(accumulation_dtype(weight))
-
-
-def in_layout_of(parameter: Tensor, value: Tensor) -> Tensor:
-    """A value in the dtype and memory layout of a parameter; fused kernels read both as flat memory.
-
-    Args:
-        parameter: sets dtype and strides.
-        value: of the same shape.
-
-    Returns:
-        The value itself where it already fits.
-    """
-    if value.dtype == parameter.dtype and value.stride() == parameter.stride():
-        return value
-    return torch.empty_like(parameter, requires_grad=False).copy_(value)
-
-
-def without_gaps(parameter: Tensor) -> Tensor:
-    """A parameter, or a copy of it where its entries do not lie side by side, as those of a slice of columns.
-
-    Args:
-        parameter: any one.
-
-    Returns:
-        The parameter itself, unless there is memory between its entries that is not its own.
-    """
-    if parameter.is_contiguous() or parameter.stride() == torch.empty_like(parameter, device="meta").stride():
-        return parameter
-    return torch.empty_like(parameter, requires_grad=False).copy_(parameter)
 
 
 def _shapes(inverse: Preconditioner) -> str:

@@ -18,10 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
-from torch.optim.sgd import sgd
 
-from fisherfold.optim import groups, norms, report, saving, statistics
-from fisherfold.optim.curvature import Curvature, CurvatureOptions, gradient_matrix, in_layout_of, without_gaps
+from fisherfold.optim import euclidean, groups, norms, report, saving, statistics
+from fisherfold.optim.curvature import Curvature, CurvatureOptions, gradient_matrix
 from fisherfold.optim.distributed import rank, refuse_sharded_parts
 from fisherfold.optim.factors import Collector, Pass, accumulation_dtype
 from fisherfold.optim.fuse import fused
@@ -435,42 +434,16 @@ class MKFAC(torch.optim.Optimizer):
         with self._products():
             directions = self._euclidean_directions()
             for group in self.param_groups:
-                self._euclidean_step(group, directions)
+                euclidean.step(group, self.state, directions)
             jobs = [(p, g, s) for p, g, s in self._entries() if s and p.grad is not None]
             jobs.sort(key=lambda job: -job[0].numel())
             self._branches.run(self._manifold_step, jobs, parallel=self.capturable)
         self._age += 1
         return loss
 
-    def _euclidean_step(self, group: dict[str, Any], directions: dict[int, Tensor]) -> None:
-        moving = [p for p, s in zip(group["params"], group["spheres"], strict=True) if not s and p.grad is not None]
-        if not moving:
-            return
-        # fused kernels take all of them for flat memory
-        flat = [without_gaps(p) for p in moving]
-        for parameter, memory in zip(moving, flat, strict=True):
-            state = self.state[parameter]
-            state["momentum_buffer"] = in_layout_of(memory, state.get("momentum_buffer", torch.zeros_like(memory)))
-        fused = all(p.device.type in ("cuda", "cpu") and p.is_floating_point() for p in moving)
-        sgd(
-            flat,
-            [in_layout_of(f, directions.get(id(p), p.grad)) for p, f in zip(moving, flat, strict=True)],
-            [self.state[p]["momentum_buffer"] for p in moving],
-            foreach=False,
-            fused=fused,
-            weight_decay=group["weight_decay"],
-            momentum=group["momentum"],
-            lr=group["lr"],
-            dampening=0.0,
-            nesterov=False,
-            maximize=False,
-        )
-        for parameter, memory in zip(moving, flat, strict=True):
-            if memory is not parameter:
-                parameter.copy_(memory)
-
     def _euclidean_directions(self) -> dict[int, Tensor]:
-        return self.curvature.euclidean_directions(p for p, _, s in self._entries() if not s and p.grad is not None)
+        flat = (p for p, _, s in self._entries() if not s and p.grad is not None)
+        return euclidean.directions(self.curvature, flat)
 
     def _manifold_step(self, parameter: nn.Parameter, group: dict[str, Any], spheres: int) -> None:
         if "momentum_buffer" not in self.state[parameter]:  # unfrozen since the start

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from fisherfold.optim import groups
+from fisherfold.optim import euclidean, groups
 from fisherfold.optim.curvature import gradient_matrix
 from fisherfold.plain import counted
 
@@ -81,7 +81,7 @@ def _gradient_and_direction(optimizer: MKFAC, parameter: nn.Parameter, spheres: 
         lengths, direction = optimizer._sphere_direction(parameter, spheres)
         gradient = gradient.reshape(spheres, -1)
         return gradient if lengths is None else gradient * lengths, direction
-    direction = optimizer.curvature.euclidean_directions([parameter])[id(parameter)]
+    direction = euclidean.directions(optimizer.curvature, [parameter])[id(parameter)]
     return gradient, direction.to(gradient.dtype).reshape(gradient.shape)
 
 

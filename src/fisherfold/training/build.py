@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fisherfold.optim import KFAC, MKFAC, SGDG, SGDP, AdamP
-from fisherfold.optim.curvature import in_layout_of
+from fisherfold.optim.euclidean import in_layout_of
 from fisherfold.optim.models import vgg16_bn, wide_resnet
 from fisherfold.training.options import Settings
 
