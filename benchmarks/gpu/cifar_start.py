@@ -24,7 +24,7 @@ from cifar_speed import random_pool  # noqa: E402
 
 import fisherfold.optim.curvature as curvature  # noqa: E402
 import fisherfold.optim.groups as groups  # noqa: E402
-import fisherfold.optim.mkfac as mkfac  # noqa: E402
+import fisherfold.optim.on_spheres as on_spheres  # noqa: E402
 import fisherfold.optim.statistics as statistics  # noqa: E402
 import fisherfold.training.run as run_module  # noqa: E402
 from fisherfold.training import ImagePool, Run, settings  # noqa: E402
@@ -33,7 +33,7 @@ WITHIN = (
     (run_module, "build_model"),
     (run_module, "build_optimizer"),
     (groups, "find_scale_invariant"),
-    (mkfac, "carry_over"),
+    (on_spheres, "carry_over"),
     (statistics, "add_batches"),
     (curvature.Curvature, "fold"),
     (curvature.Curvature, "invert"),

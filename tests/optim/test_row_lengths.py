@@ -14,8 +14,8 @@ from torch import nn
 from torch.nn.utils import prune
 
 from fisherfold import MKFAC
-from fisherfold.optim import groups as groups_module
 from fisherfold.optim import lengths as lengths_module
+from fisherfold.optim import on_spheres
 
 
 @pytest.fixture
@@ -138,13 +138,13 @@ def test_rows_of_zero_are_looked_for_where_something_else_has_changed_the_weight
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen: list[int] = []
-    look = groups_module.directed
+    look = on_spheres.directed
 
     def counted(blocks: torch.Tensor) -> torch.Tensor:
         seen.append(len(blocks))
         return look(blocks)
 
-    monkeypatch.setattr(groups_module, "directed", counted)
+    monkeypatch.setattr(on_spheres, "directed", counted)
     net = network()
     optimizer = MKFAC(net, lr=0.01, manifold_lr=0.01)
     for scale in (1.0, 5.0):

@@ -262,22 +262,6 @@ class Curvature:
         layer = self.by_weight.get(id(weight))
         return gradient if layer is None else layer.direction(gradient)
 
-    def natural_gradient(self, weight: nn.Parameter) -> Tensor:
-        """The same in the coordinates of rows as long as they were at the last refresh.
-
-        Args:
-            weight: on spheres, with a gradient.
-
-        Returns:
-            One row per row of the weight.
-        """
-        layer = self.by_weight.get(id(weight))
-        matrix = gradient_matrix(weight)
-        if layer is None or layer.lengths is None:
-            return self.direction(weight, matrix)
-        lengths = layer.lengths.to(matrix.dtype).unsqueeze(1)
-        return layer.direction(lengths * matrix) * lengths
-
     def state(self) -> dict[str, Any]:
         """Everything needed to go on: plain containers, numbers and tensors.
 

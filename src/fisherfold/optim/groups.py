@@ -16,23 +16,8 @@ from torch import Tensor, nn
 from fisherfold.optim import distributed
 from fisherfold.optim.invariance import Finding, find_scale_invariant
 from fisherfold.optim.options import check_hyperparameters, choice
-from fisherfold.optim.rows import directed, unit_rows
 from fisherfold.optim.structure import guess_from_structure
 from fisherfold.plain import counted
-
-
-def grouped_weights(model: nn.Module | None) -> set[nn.Parameter]:
-    """The weights of grouped convolutions, whose rows see different inputs.
-
-    Args:
-        model: the module, if it is known.
-
-    Returns:
-        The parameters.
-    """
-    modules = () if model is None else model.modules()
-    weights = [getattr(module, "weight", None) for module in modules if getattr(module, "groups", 1) != 1]
-    return {weight for weight in weights if isinstance(weight, nn.Parameter)}
 
 
 def findings(model: nn.Module, invariant: Any, example_input: Any, seed: int) -> dict[str, Finding]:
@@ -282,54 +267,6 @@ def names(optimizer: torch.optim.Optimizer) -> dict[int, str]:
         given = group.get("param_names") or [place(number, index) for index in range(len(group["params"]))]
         found |= {id(p): name for name, p in zip(given, group["params"], strict=True)}
     return found
-
-
-@torch.no_grad()
-def constrain(parameter: nn.Parameter, spheres: int, name: str) -> Tensor | None:
-    """Scale the blocks of a parameter to unit length.
-
-    Args:
-        parameter: changed in place.
-        spheres: the number of blocks.
-        name: for the warning.
-
-    Returns:
-        A column that is False at blocks too small to have a direction, or None.
-    """
-    scaled, alive = unit_rows(parameter.reshape(spheres, -1))
-    parameter.copy_(scaled.view(parameter.shape))
-    if alive is not None:
-        _warn_of_zeros(name, ~alive, stacklevel=7)
-    return alive
-
-
-@torch.no_grad()
-def release(parameter: nn.Parameter, spheres: int, state: dict[str, Tensor], name: str) -> None:
-    """Let blocks that have lost their direction, as by loading other weights, go on as blocks that never had one.
-
-    Args:
-        parameter: with blocks of any lengths.
-        spheres: the number of blocks.
-        state: of the optimizer; ``alive`` becomes False at these blocks, and their momentum 0.
-        name: for the warning.
-    """
-    here = directed(parameter.reshape(spheres, -1))
-    lost = ~here & state.get("alive", torch.ones_like(here))
-    if not bool(lost.any()):
-        return
-    _warn_of_zeros(name, lost, stacklevel=9)
-    if "alive" in state:
-        state["alive"] &= here  # captured graphs read this tensor
-    else:
-        state["alive"] = here
-    buffer = state["momentum_buffer"]
-    buffer.copy_(torch.where(lost, 0.0, buffer.reshape(spheres, -1)).view(buffer.shape))
-
-
-def _warn_of_zeros(name: str, lost: Tensor, *, stacklevel: int) -> None:
-    count, rows = int(lost.sum()), counted(len(lost), "row")
-    what = "is zero or tiny and stays" if count == 1 else "are zero or tiny and stay"
-    warnings.warn(f"{name}: {count} of {rows} {what} Euclidean", stacklevel=stacklevel)
 
 
 def make_dense(optimizer: torch.optim.Optimizer) -> None:

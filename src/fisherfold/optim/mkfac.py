@@ -13,17 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import normalize
 
-from fisherfold.optim import euclidean, groups, norms, report, saving, statistics
-from fisherfold.optim.curvature import Curvature, CurvatureOptions, gradient_matrix
+from fisherfold.optim import euclidean, groups, norms, on_spheres, report, saving, statistics
+from fisherfold.optim.curvature import Curvature, CurvatureOptions
 from fisherfold.optim.distributed import rank, refuse_sharded_parts
-from fisherfold.optim.factors import Collector, Pass, accumulation_dtype
-from fisherfold.optim.fuse import fused
+from fisherfold.optim.factors import Collector, Pass
 from fisherfold.optim.invariance import Finding
 from fisherfold.optim.lengths import Lengths
 from fisherfold.optim.losses import LossFunction, Sampler, check_loss_function, default_sampler
@@ -31,8 +30,6 @@ from fisherfold.optim.options import FISHERS, LOSSES, check_number, check_option
 from fisherfold.optim.precondition import products
 from fisherfold.optim.replica import uncompiled, unwrap
 from fisherfold.optim.report import Diagnosis
-from fisherfold.optim.rows import advance, tangent, unit_factors, update_on_spheres
-from fisherfold.optim.running import carry_over
 from fisherfold.optim.streams import Branches
 from fisherfold.optim.tracking import refuse_replaced, track
 
@@ -211,16 +208,11 @@ class MKFAC(torch.optim.Optimizer):
     def _take_up(self) -> None:
         """Follow the curvature of what is new, and put it on its spheres unless it is frozen."""
         self._track()
-        self._constrain_freed()
-
-    def _constrain_freed(self) -> None:
-        groups.make_dense(self)
-        curved = [(p, spheres) for p, _, spheres in self._entries() if spheres]
-        self._constrain([(p, spheres) for p, spheres in curved if p.requires_grad and p not in self.state])
+        on_spheres.constrain_freed(self)
 
     def _track(self) -> None:
         """Follow the curvature of the weights that are not followed yet."""
-        self._grouped = groups.grouped_weights(self.model)
+        self._grouped = on_spheres.grouped_weights(self.model)
         names, known = groups.names(self), self.curvature.by_weight
         self.refused: dict[str, str] = {}
         if self.model is None or not self.uses_curvature:
@@ -230,26 +222,6 @@ class MKFAC(torch.optim.Optimizer):
         flat = [key for key in wanted if not spheres[key]]
         weights, self.refused = track(self.model, wanted, join_bias=flat, moved=names.keys())
         self.curvature.follow(weights)
-
-    def _constrain(self, weights: list[tuple[nn.Parameter, int]]) -> None:
-        """Scale weights to unit length, with the running statistics behind them, and start their momentum."""
-        factors = {id(p): unit_factors(p.detach().reshape(spheres, -1)) for p, spheres in weights}
-        if self.model is not None:
-            carry_over(self.model, factors, self._example, self.seed)
-        for parameter, spheres in weights:
-            self._start(parameter, spheres)
-            if parameter.grad is not None:  # at c·w it is 1/c of that at w
-                blocks = parameter.grad.reshape(spheres, -1) / factors[id(parameter)].unsqueeze(1)
-                parameter.grad.copy_(blocks.reshape(parameter.shape))
-
-    def _start(self, parameter: nn.Parameter, spheres: int) -> None:
-        alive = groups.constrain(parameter, spheres, groups.names(self)[id(parameter)])
-        self.state[parameter] = {"momentum_buffer": torch.zeros_like(parameter, memory_format=torch.contiguous_format)}
-        if alive is not None:
-            self.state[parameter]["alive"] = alive
-        if self.balanced:
-            dtype = accumulation_dtype(parameter)
-            self.state[parameter]["balance"] = torch.zeros(spheres, 2, dtype=dtype, device=parameter.device)
 
     # ------------------------------------------------------------------ curvature
 
@@ -356,7 +328,7 @@ class MKFAC(torch.optim.Optimizer):
         self._fold(collector, 0.0, invert=True, forgive=False)
 
     def _collector(self, model: nn.Module) -> Collector:
-        self._constrain_freed()
+        on_spheres.constrain_freed(self)
         refuse_replaced(self.curvature.live)
         return Collector(
             model,
@@ -364,20 +336,8 @@ class MKFAC(torch.optim.Optimizer):
             max_rows=self.max_rows,
             allow_tf32=self.allow_tf32,
             calls=self.curvature.calls,
-            lengths=self._lengths_of_rows(),
+            lengths=on_spheres.lengths_of_rows(self),
         )
-
-    def _lengths_of_rows(self) -> dict[str, Tensor]:
-        """Those of weights on spheres whose rows are not of unit length, by name."""
-        names, found = groups.names(self), {}
-        for parameter, _, spheres in self._entries():
-            if spheres and (lengths := self._other_lengths(parameter, spheres)) is not None:
-                found[names[id(parameter)]] = lengths.flatten().repeat_interleave(len(parameter) // spheres)
-        return found
-
-    @torch.no_grad()
-    def _other_lengths(self, parameter: nn.Parameter, spheres: int) -> Tensor | None:
-        return self._lengths.other(parameter, spheres, self.state.get(parameter, {}).get("alive"))
 
     def _model_for_statistics(self) -> nn.Module:
         if self.model is None:
@@ -437,33 +397,13 @@ class MKFAC(torch.optim.Optimizer):
                 euclidean.step(group, self.state, directions)
             jobs = [(p, g, s) for p, g, s in self._entries() if s and p.grad is not None]
             jobs.sort(key=lambda job: -job[0].numel())
-            self._branches.run(self._manifold_step, jobs, parallel=self.capturable)
+            self._branches.run(partial(on_spheres.step, self), jobs, parallel=self.capturable)
         self._age += 1
         return loss
 
     def _euclidean_directions(self) -> dict[int, Tensor]:
         flat = (p for p, _, s in self._entries() if not s and p.grad is not None)
         return euclidean.directions(self.curvature, flat)
-
-    def _manifold_step(self, parameter: nn.Parameter, group: dict[str, Any], spheres: int) -> None:
-        if "momentum_buffer" not in self.state[parameter]:  # unfrozen since the start
-            self._constrain([(parameter, spheres)])
-        elif self._lengths.changed(parameter):
-            groups.release(parameter, spheres, self.state[parameter], groups.names(self)[id(parameter)])
-        lengths, v = self._sphere_direction(parameter, spheres)
-        state = self.state[parameter]
-        separable = spheres == len(parameter) <= v.shape[1] and parameter not in self._grouped and "alive" not in state
-        orthogonality = self.orthogonality if separable else 0.0
-        rules = (group["lr"], group["momentum"], self.exponential, self.max_angle, self.clip, orthogonality)
-        update_on_spheres(parameter, v, state, fused(advance) if self.fuse else advance, rules, lengths)
-        self._lengths.moved(parameter, lengths)
-
-    def _sphere_direction(self, parameter: nn.Parameter, spheres: int) -> tuple[Tensor | None, Tensor]:
-        """The lengths of blocks of rows, if they are not 1, and where to go against if they were."""
-        lengths, gradient = self._other_lengths(parameter, spheres), gradient_matrix(parameter)
-        if lengths is not None:
-            gradient = (gradient.reshape(spheres, -1) * lengths).reshape(gradient.shape)
-        return lengths, self.curvature.direction(parameter, gradient).reshape(spheres, -1)
 
     @torch.no_grad()
     def precondition_(self) -> None:
@@ -483,10 +423,7 @@ class MKFAC(torch.optim.Optimizer):
             if id(parameter) in directions:
                 parameter.grad.copy_(directions[id(parameter)])
             elif spheres:
-                # another optimizer does not keep them at unit length
-                w = normalize(parameter.reshape(spheres, -1).to(accumulation_dtype(parameter)))
-                v = tangent(w, self.curvature.natural_gradient(parameter).reshape(spheres, -1))
-                parameter.grad.copy_(v.view(parameter.shape))
+                parameter.grad.copy_(on_spheres.tangent_natural_gradient(self.curvature, parameter, spheres))
 
     # ------------------------------------------------------------------ what is going on
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from fisherfold.optim import euclidean, groups
+from fisherfold.optim import euclidean, groups, on_spheres
 from fisherfold.optim.curvature import gradient_matrix
 from fisherfold.plain import counted
 
@@ -78,7 +78,7 @@ def _gradient_and_direction(optimizer: MKFAC, parameter: nn.Parameter, spheres: 
     """Both at unit length on spheres; a bias that is joined to the weight is no part of them."""
     gradient = gradient_matrix(parameter)
     if spheres:
-        lengths, direction = optimizer._sphere_direction(parameter, spheres)
+        lengths, direction = on_spheres.lengths_and_direction(optimizer, parameter, spheres)
         gradient = gradient.reshape(spheres, -1)
         return gradient if lengths is None else gradient * lengths, direction
     direction = euclidean.directions(optimizer.curvature, [parameter])[id(parameter)]
