@@ -12,17 +12,16 @@ carried along. All other parameters get stochastic gradient descent with momentu
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fisherfold.optim import euclidean, groups, norms, on_spheres, report, saving, statistics
+from fisherfold.optim import euclidean, groups, norms, on_spheres, renewal, report, saving, statistics
 from fisherfold.optim.curvature import Curvature, CurvatureOptions
 from fisherfold.optim.distributed import rank, refuse_sharded_parts
-from fisherfold.optim.factors import Collector, Pass
 from fisherfold.optim.invariance import Finding
 from fisherfold.optim.lengths import Lengths
 from fisherfold.optim.losses import LossFunction, Sampler, check_loss_function, default_sampler
@@ -31,7 +30,7 @@ from fisherfold.optim.precondition import products
 from fisherfold.optim.replica import uncompiled, unwrap
 from fisherfold.optim.report import Diagnosis
 from fisherfold.optim.streams import Branches
-from fisherfold.optim.tracking import refuse_replaced, track
+from fisherfold.optim.tracking import track
 
 CARRIED = (
     *("fisher", "reduction", "factor_decay", "max_rows", "exponential", "max_angle", "clip", "orthogonality"),
@@ -276,21 +275,14 @@ class MKFAC(torch.optim.Optimizer):
         if not enabled:
             yield
             return
-        model = self._model_for_statistics()
+        model = renewal.module_of(self)
         scale = accumulation / (grad_scaler.get_scale() if grad_scaler is not None else 1.0)
-
-        def new_pass(length: int) -> Pass:
-            terms = samples or length
-            share = 1.0 if losses == "mean" else 1.0 / max(terms, 1)
-            return Pass(terms, scale if self.reduction == "mean" else scale / max(terms, 1), share=share)
-
-        with uncompiled(), self._norms(model), self._collector(model) as collector:
-            collector.begin_by(new_pass)
+        with uncompiled(), renewal.collecting(self, model) as collector, collector:
+            collector.begin_by(renewal.passes_of_training(self.reduction, losses, samples, scale))
             yield
-        if losses == "sum":  # each loss has its share in the means, and their number is made up for
-            for sums in collector.sums.values():
-                sums.g.mul_(sums.passes / accumulation)
-        self._fold(collector, self.factor_decay, invert=invert, forgive=grad_scaler is not None)
+        if losses == "sum":
+            renewal.add_up(collector, accumulation)
+        renewal.fold(self, collector, self.factor_decay, invert=invert, forgive=grad_scaler is not None)
 
     def refresh(
         self,
@@ -314,60 +306,17 @@ class MKFAC(torch.optim.Optimizer):
         """
         kind = choice("fisher", fisher or self.fisher, FISHERS)
         check_loss_function(loss_fn)
-        model = self._model_for_statistics()
+        model = renewal.module_of(self)
         draw = (sampler or default_sampler(loss_fn)) if kind == "mc" else None
         generator = torch.Generator(device=self._device())
         generator.manual_seed(self.seed + 1_000_003 * self._refreshes + rank(self.curvature.process_group))
-        with self._norms(model):
-            collector = self._collector(model)
+        with renewal.collecting(self, model) as collector:
             if kind == "persample":
                 statistics.add_true_gradients(collector, batches, loss_fn, self.reduction)
             else:
                 statistics.add_batches(collector, batches, loss_fn, self.reduction, draw, generator)
         self._refreshes += 1
-        self._fold(collector, 0.0, invert=True, forgive=False)
-
-    def _collector(self, model: nn.Module) -> Collector:
-        on_spheres.constrain_freed(self)
-        refuse_replaced(self.curvature.live)
-        return Collector(
-            model,
-            self.curvature.live,
-            max_rows=self.max_rows,
-            allow_tf32=self.allow_tf32,
-            calls=self.curvature.calls,
-            lengths=on_spheres.lengths_of_rows(self),
-        )
-
-    def _model_for_statistics(self) -> nn.Module:
-        if self.model is None:
-            raise RuntimeError("curvature needs the modules: pass model_of_groups=model along with parameter groups")
-        return self.model
-
-    def _norms(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Watches over the norms that make the weights before them scale invariant, where such weights are trained."""
-        curved = any(spheres and parameter.requires_grad for parameter, _, spheres in self._entries())
-        return norms.norms_in_training(model) if curved else nullcontext()
-
-    def _fold(self, collector: Collector, decay: float, *, invert: bool, forgive: bool) -> None:
-        if not collector.sums and self.curvature.live:
-            raise RuntimeError(
-                "no curvature was collected: no backward pass ran through a tracked layer of this model "
-                "(was another copy of the model used, or was backward called outside, or with create_graph=True, or "
-                "do layers with a forward of their own not multiply their input by their weight?)"
-            )
-        dampings = self._dampings()
-        renewed = self.curvature.fold(collector.sums, decay, lengths=collector.lengths, forgive=forgive)
-        if invert:
-            self.curvature.invert({name: dampings[name] for name in renewed})
-            self._age.zero_()
-
-    def _dampings(self) -> dict[str, float]:
-        """λ by name of the parameter, as groups say it now."""
-        for group in self.param_groups:  # a schedule may have changed it
-            check_number("damping", group["damping"], 0.0, open_below=True)
-        names = groups.names(self)
-        return {names[id(parameter)]: float(group["damping"]) for parameter, group, _ in self._entries()}
+        renewal.fold(self, collector, 0.0, invert=True, forgive=False)
 
     # ------------------------------------------------------------------ the step
 
