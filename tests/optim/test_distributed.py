@@ -62,7 +62,7 @@ def train_rank(kind: str) -> dict[str, Any]:
             optimizer.zero_grad()
             F.cross_entropy(wrapped(x[mine]), y[mine]).backward()
         optimizer.step()
-    return {"model": model.state_dict(), "curvature": optimizer.curvature.state()}
+    return {"model": model.state_dict(), "curvature": optimizer.state_dict()["curvature"]}
 
 
 def train_alone(kind: str, shards: int) -> tuple[nn.Module, MKFAC]:

@@ -7,7 +7,6 @@ counted; after ``MAX_FAILURES`` in a row it is an error with the weight's name.
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -261,50 +260,6 @@ class Curvature:
         """
         layer = self.by_weight.get(id(weight))
         return gradient if layer is None else layer.direction(gradient)
-
-    def state(self) -> dict[str, Any]:
-        """Everything needed to go on: plain containers, numbers and tensors.
-
-        Returns:
-            A dictionary that ``torch.load(weights_only=True)`` accepts.
-        """
-        return {
-            name: {
-                "a": layer.a,
-                "g": layer.g,
-                "mass": layer.mass,
-                "failures": layer.failures,
-                "lengths": layer.lengths,
-                "calls": self.calls.get(name, 0),
-                "inverse": None if layer.inverse is None else dict(layer.inverse.tensors()),
-                "top": math.nan if layer.inverse is None else layer.inverse.top,
-                "error": math.nan if layer.inverse is None else layer.inverse.error,
-            }
-            for name, layer in self.layers.items()
-        }
-
-    def load(self, saved: Mapping[str, Any]) -> None:
-        """Take over what ``state`` returned, keeping its dtypes.
-
-        Args:
-            saved: the dictionary.
-        """
-        for name, layer in self.layers.items():
-            entry = saved[name]
-            device = layer.tracked.weight.device
-            # copies: what was saved may belong to an optimizer that goes on by itself
-            layer.a, layer.g = (None if t is None else t.to(device, copy=True) for t in (entry["a"], entry["g"]))
-            lengths = entry.get("lengths")
-            layer.lengths = None if lengths is None else lengths.to(device, copy=True)
-            layer.mass, layer.failures = float(entry["mass"]), int(entry["failures"])
-            self.calls[name] = int(entry["calls"])
-            tensors = {key: t.to(device, copy=True) for key, t in (entry["inverse"] or {}).items()}
-            layer.inverse = None
-            if tensors:
-                layer.inverse = Preconditioner(
-                    tensors["left"], tensors["right"], tensors.get("coefficients"), tensors.get("base"),
-                    float(entry["top"]), float(entry["error"]),
-                )  # fmt: skip
 
 
 def gradient_matrix(weight: nn.Parameter) -> Tensor:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fisherfold.optim import euclidean, groups, norms, on_spheres, renewal, report, saving, statistics
+from fisherfold.optim import euclidean, groups, matching, norms, on_spheres, renewal, report, saving, statistics
 from fisherfold.optim.curvature import Curvature, CurvatureOptions
 from fisherfold.optim.distributed import rank, refuse_sharded_parts
 from fisherfold.optim.invariance import Finding
@@ -409,8 +409,8 @@ class MKFAC(torch.optim.Optimizer):
         Args:
             state_dict: what ``state_dict`` returned for an optimizer of the same model.
         """
-        state_dict = saving.by_names(self, saving.in_one_place(self, state_dict))
-        saving.check_same_architecture(self, state_dict)
+        state_dict = matching.by_names(self, saving.in_one_place(self, state_dict))
+        matching.check_same_architecture(self, state_dict)
         rates = [group["lr"] for group in self.param_groups]
         super().load_state_dict({key: state_dict[key] for key in ("state", "param_groups")})
         saving.take_over(self, state_dict, rates)

@@ -1,4 +1,4 @@
-"""Saved states of MKFAC and its halves: what they hold, whose they are, and how an optimizer goes on from one.
+"""Saved states of MKFAC and its halves: what they hold, and how an optimizer goes on from one.
 
 The curvature has its own place beside the state that ``torch.optim.Optimizer`` keeps, because loading casts that state
 to the dtype of the parameters. What keeps ``state`` and ``param_groups`` alone, as ``torch.distributed.checkpoint``
@@ -7,6 +7,7 @@ does, finds the same curvature with the parameters, and the same counters with t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +17,8 @@ from torch import Tensor
 
 from fisherfold.optim.curvature import Curvature
 from fisherfold.optim.factors import accumulation_dtype
-from fisherfold.optim.groups import names, place
-from fisherfold.plain import counted
+from fisherfold.optim.groups import names
+from fisherfold.optim.precondition import Preconditioner
 
 if TYPE_CHECKING:
     from fisherfold.optim.mkfac import MKFAC
@@ -58,7 +59,7 @@ def complete(optimizer: MKFAC, packed: Mapping[str, Any], counters: Mapping[str,
     Returns:
         A new dictionary.
     """
-    curvature, known = optimizer.curvature.state(), names(optimizer)
+    curvature, known = _curvature_state(optimizer.curvature), names(optimizer)
     state: dict[Any, dict[str, Any]] = {}
     groups = []
     for group, saved in zip(optimizer.param_groups, packed["param_groups"], strict=True):
@@ -131,8 +132,26 @@ def _with_parameters(optimizer: MKFAC, saved: Mapping[str, Any]) -> dict[str, An
             elif name in layers and not parameter.requires_grad:
                 nothing = Curvature(optimizer.curvature.options)
                 nothing.follow([layers[name].tracked])
-                found |= nothing.state()
+                found |= _curvature_state(nothing)
     return found
+
+
+def _curvature_state(curvature: Curvature) -> dict[str, Any]:
+    """All that curvature needs to go on, by the names of weights: plain containers, numbers and tensors."""
+    return {
+        name: {
+            "a": layer.a,
+            "g": layer.g,
+            "mass": layer.mass,
+            "failures": layer.failures,
+            "lengths": layer.lengths,
+            "calls": curvature.calls.get(name, 0),
+            "inverse": None if layer.inverse is None else dict(layer.inverse.tensors()),
+            "top": math.nan if layer.inverse is None else layer.inverse.top,
+            "error": math.nan if layer.inverse is None else layer.inverse.error,
+        }
+        for name, layer in curvature.layers.items()
+    }
 
 
 def _flat(entry: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
@@ -148,93 +167,6 @@ def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
     there = {key: None if isinstance(value, Tensor) and not value.numel() else value for key, value in flat.items()}
     inverse = {key: there.pop(f"inverse_{key}") for key in INVERSE}
     return there | {"inverse": {key: t for key, t in inverse.items() if t is not None} or None}
-
-
-def by_names(optimizer: MKFAC, saved: Mapping[str, Any]) -> dict[str, Any]:
-    """A saved state whose curvature goes by the names of the parameters.
-
-    Groups given with their module once had no names, and curvature went by the places of the parameters in them.
-
-    Args:
-        optimizer: the optimizer that is to take it.
-        saved: its new state.
-
-    Returns:
-        The state, with other keys where it is of that time.
-
-    Raises:
-        ValueError: if it is from then, and a weight has another manifold at its place: nothing else tells them apart.
-    """
-    if "curvature" not in saved or any("param_names" in group for group in saved["param_groups"]):
-        return dict(saved)
-    known: dict[str, str] = {}
-    for number, (group, other) in enumerate(zip(optimizer.param_groups, saved["param_groups"], strict=False)):
-        mine = [names(optimizer)[id(parameter)] for parameter in group["params"]]
-        known |= {place(number, index): name for index, name in enumerate(mine)}
-        for name, here, there in zip(mine, group["spheres"], other.get("spheres", []), strict=False):
-            if here != there:
-                raise ValueError(
-                    f"the state is of another treatment, or its groups are in another order: {name} is on "
-                    f"{counted(here, 'sphere')}, and what has its place there on {there}"
-                )
-    return {**saved, "curvature": {known.get(key, key): entry for key, entry in saved["curvature"].items()}}
-
-
-def check_same_architecture(optimizer: MKFAC, saved: Mapping[str, Any]) -> None:
-    """Raise unless a saved state belongs to the same parameters.
-
-    Args:
-        optimizer: the optimizer that is to take it.
-        saved: its new state.
-
-    Raises:
-        ValueError: naming the first difference.
-    """
-    if "curvature" not in saved:
-        raise ValueError(
-            f"the state has no curvature: it was not saved by {type(optimizer).__name__}.state_dict(), or by something "
-            "that keeps the entries of other optimizers alone, as flatten_optimizer_state_dict=True does"
-        )
-    sizes = [len(group["params"]) for group in optimizer.param_groups]
-    theirs = [len(group["params"]) for group in saved["param_groups"]]
-    if sizes != theirs:
-        raise ValueError(f"the state is of another architecture: groups of {theirs} parameters, expected {sizes}")
-    for group, other in zip(optimizer.param_groups, saved["param_groups"], strict=True):
-        for mine, name in zip(group.get("param_names", []), other.get("param_names", []), strict=False):
-            if mine != name:
-                raise ValueError(
-                    "the state is of another architecture, or its groups are in another order: "
-                    f"it has {name!r} where {mine!r} is expected"
-                )
-        for parameter, key in zip(group["params"], other["params"], strict=True):
-            state = saved["state"].get(key, {})
-            if group["manifold"] != "none" and state and ("balance" in state) != optimizer.balanced:
-                raise ValueError(
-                    f"the state was saved with balanced={'balance' in state}, where manifold_lr has another meaning, "
-                    f"expected balanced={optimizer.balanced}"
-                )
-            buffer = state.get("momentum_buffer")
-            if buffer is not None and buffer.shape != parameter.shape:
-                name = names(optimizer)[id(parameter)]
-                raise ValueError(
-                    f"the state is of another architecture: {name} has shape {tuple(buffer.shape)} there, "
-                    f"expected {tuple(parameter.shape)}"
-                )
-    mine_tracked = optimizer.curvature.layers.keys()
-    if mine_tracked != set(saved["curvature"]):
-        odd = min(mine_tracked ^ set(saved["curvature"]))
-        raise ValueError(
-            f"the state is of another architecture or treatment: only one of the two has curvature for {odd}"
-        )
-    for name, layer in optimizer.curvature.layers.items():
-        entry = saved["curvature"][name]
-        inverse = entry["inverse"] or {"left": entry["g"], "right": entry["a"]}
-        orders = tuple(len(inverse[side]) for side in ("left", "right") if inverse[side] is not None)
-        if orders and orders != layer.tracked.sizes:
-            raise ValueError(
-                f"the state is of another architecture: the factors of {name} have orders {orders} there, "
-                f"expected {layer.tracked.sizes}"
-            )
 
 
 def take_over(optimizer: MKFAC, saved: Mapping[str, Any], rates: Sequence[Any]) -> None:
@@ -255,4 +187,24 @@ def take_over(optimizer: MKFAC, saved: Mapping[str, Any], rates: Sequence[Any]) 
             # loading has cast them to the dtype of the parameter, and copied nothing that fitted
             kept = value if key in ("alive", "balance") else optimizer.state[parameter][key]
             optimizer.state[parameter][key] = kept.to(parameter.device, copy=True)
-    optimizer.curvature.load(saved["curvature"])
+    _load_curvature(optimizer.curvature, saved["curvature"])
+
+
+def _load_curvature(curvature: Curvature, saved: Mapping[str, Any]) -> None:
+    """Take over what ``_curvature_state`` returned, keeping its dtypes."""
+    for name, layer in curvature.layers.items():
+        entry = saved[name]
+        device = layer.tracked.weight.device
+        # copies: what was saved may belong to an optimizer that goes on by itself
+        layer.a, layer.g = (None if t is None else t.to(device, copy=True) for t in (entry["a"], entry["g"]))
+        lengths = entry.get("lengths")
+        layer.lengths = None if lengths is None else lengths.to(device, copy=True)
+        layer.mass, layer.failures = float(entry["mass"]), int(entry["failures"])
+        curvature.calls[name] = int(entry["calls"])
+        tensors = {key: t.to(device, copy=True) for key, t in (entry["inverse"] or {}).items()}
+        layer.inverse = None
+        if tensors:
+            layer.inverse = Preconditioner(
+                tensors["left"], tensors["right"], tensors.get("coefficients"), tensors.get("base"),
+                float(entry["top"]), float(entry["error"]),
+            )  # fmt: skip
