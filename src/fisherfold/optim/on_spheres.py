@@ -177,12 +177,12 @@ def tangent_natural_gradient(curvature: Curvature, parameter: nn.Parameter, sphe
     Returns:
         A tensor of the shape of the parameter, tangent to the spheres.
     """
+    # another optimizer does not keep them at unit length
+    w = normalize(parameter.reshape(spheres, -1).to(accumulation_dtype(parameter)))
     layer, matrix = curvature.by_weight.get(id(parameter)), gradient_matrix(parameter)
     if layer is None or layer.lengths is None:
         direction = curvature.direction(parameter, matrix)
     else:
         lengths = layer.lengths.to(matrix.dtype).unsqueeze(1)
         direction = layer.direction(lengths * matrix) * lengths
-    # another optimizer does not keep them at unit length
-    w = normalize(parameter.reshape(spheres, -1).to(accumulation_dtype(parameter)))
     return tangent(w, direction.reshape(spheres, -1)).view(parameter.shape)
