@@ -4,8 +4,8 @@
 
 Algorithm 1 damps its step by σ‖grad Ψ‖ and compares the decrease that its model promised with the one it got, ρ. Near
 1 the model is trusted and σ falls; below η₁ the trial is refused and σ grows. Here labels are noisy and features
-weak, so the Fisher information misses part of the curvature: half of the trials are refused until the damping has
-found its size.
+weak, so the Fisher information misses part of the curvature: σ has to grow as the gradient falls, and half of the
+trials are refused.
 """
 
 from __future__ import annotations
