@@ -2,9 +2,9 @@
 
     python examples/train_digits.py train_digits.png
 
-Both train on full batches of scikit-learn's digits, with rates found by ``benchmarks/mkfac_steps_to_loss.py``. Copy
-``train``: apart from the line that builds the optimizer and the ``with`` around the forward and backward pass, it is
-an ordinary training loop.
+Both train on full batches of scikit-learn's digits, with rates of the grids in ``benchmarks/mkfac_steps_to_loss.py``.
+Copy ``train``: apart from the line that builds the optimizer and the ``with`` around the forward and backward pass, it
+is an ordinary training loop.
 """
 
 from __future__ import annotations
