@@ -95,9 +95,8 @@ class RowBlockFisher(FisherOperator):
         if isinstance(self.manifold, Oblique):
             blocks = _complement(x, blocks)
         inverse, singular = _damped_inverse(blocks, damping)
-        free = apply_blocks(inverse, g)
         if isinstance(self.manifold, (Euclidean, Oblique)):
-            return self.manifold.project(x, free)
+            return self.manifold.project(x, apply_blocks(inverse, g))
         if singular:
             return None
         return self._refined(_Restricted(self.manifold, x, inverse), g, damping)
