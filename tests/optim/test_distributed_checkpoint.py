@@ -46,6 +46,13 @@ def carry(source: tuple[nn.Module, Any], target: tuple[nn.Module, Any], way: str
     set_state_dict(*target, model_state_dict=weights, optim_state_dict=state, options=options)
 
 
+def assert_same_further_steps(*pairs: tuple[nn.Module, Any]) -> None:
+    for pair in pairs:
+        run(*pair, range(6, 10))
+    for mine, theirs in zip(*(model.parameters() for model, _ in pairs), strict=True):
+        assert torch.equal(mine, theirs)
+
+
 @pytest.mark.parametrize("way", ["memory", "full", "files"])
 @pytest.mark.parametrize("name", list(OPTIONS))
 @pytest.mark.filterwarnings("ignore::UserWarning:torch")
@@ -53,10 +60,7 @@ def test_a_new_optimizer_goes_on_to_the_bit(name: str, way: str, tmp_path: Path)
     first, second = make(name), make(name)
     run(*first, range(6))
     carry(first, second, way, tmp_path)
-    run(*first, range(6, 10))
-    run(*second, range(6, 10))
-    for mine, theirs in zip(first[0].parameters(), second[0].parameters(), strict=True):
-        assert torch.equal(mine, theirs)
+    assert_same_further_steps(first, second)
     assert int(first[1]._age) == int(second[1]._age)
 
 
@@ -107,10 +111,7 @@ def test_late_starts_and_rows_of_zero_are_gone_on_from(way: str, tmp_path: Path)
     first, second = late(2), late(0)
     run(*first, range(6))
     carry(first, second, way, tmp_path)
-    run(*first, range(6, 10))
-    run(*second, range(6, 10))
-    for mine, theirs in zip(first[0].parameters(), second[0].parameters(), strict=True):
-        assert torch.equal(mine, theirs)
+    assert_same_further_steps(first, second)
     # and weights that are still to be put on their spheres are so afterwards
     waiting, loaded = late(0), late(0)
     assert not waiting[1].state[waiting[0][5].weight]  # asked for, and there from now on, with nothing in it
