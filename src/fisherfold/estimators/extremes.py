@@ -7,13 +7,14 @@ float64, and said, because the value itself is most often a mistake and draws it
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
+from fisherfold.warn import warn
 
 # So many values are enough to know where most of them lie.
 SAMPLE = 2**17
@@ -68,11 +69,9 @@ def resolving(
     times = abs(far / spread - (last if far == high else first) / spread) if spread > 0 else 0.0
     if not spread < _RULED * scale or times * _RULED < 1:
         return dtype
-    warnings.warn(
+    warn(
         f"most values lie between {first:.6g} and {last:.6g}, but {far:.6g}{where(far)} is {times:,.0f} times their "
         "spread away from them: it rules the scale of the fit, which is made in float64; take it out if it is a "
         "mistake, or fit logarithms",
-        UserWarning,
-        stacklevel=2,
     )
     return torch.float64

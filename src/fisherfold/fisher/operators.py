@@ -9,7 +9,6 @@ gives (F + λ I)⁻¹ g on the tangent space by the method that the rule of ``fi
 
 from __future__ import annotations
 
-import warnings
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
@@ -20,6 +19,7 @@ from fisherfold.fisher.conjugate import Solution
 from fisherfold.fisher.flat import flatten, unflatten
 from fisherfold.fisher.solve import solve
 from fisherfold.manifolds.base import Manifold, Point, Tangent, arranged, combine, leaves, scale, tolerance
+from fisherfold.warn import warn
 
 
 class FisherOperator(ABC):
@@ -173,12 +173,11 @@ class FisherOperator(ABC):
         # where F g is 0 at once, 0 is F† g
         moved = any(bool(leaf.any()) for leaf in leaves(found.x))
         if found.curvature != "positive" and found.residual > rounding and moved:
-            warnings.warn(
+            warn(
                 f"cg ended before a direction of {found.curvature} curvature with a relative residual of "
                 f"{found.residual:.1e}: F + λ I with λ = {float(damping):g} is singular or indefinite, and this d is "
                 "no solution; use more damping, or method='pinv' for F† g",
                 RuntimeWarning,
-                stacklevel=2,
             )
         return found.x
 

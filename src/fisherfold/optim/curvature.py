@@ -7,7 +7,6 @@ counted; after ``MAX_FAILURES`` in a row it is an error with the weight's name.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +18,7 @@ from fisherfold.optim import distributed
 from fisherfold.optim.factors import FactorSums, TrackedWeight, accumulation_dtype
 from fisherfold.optim.precondition import Preconditioner, exact, factored, products
 from fisherfold.optim.spectral import FactorError
+from fisherfold.warn import warn
 
 MAX_FAILURES = 3
 
@@ -241,10 +241,9 @@ class Curvature:
         elif layer.inverse.fits(new):
             layer.inverse.write(new)
         else:
-            warnings.warn(
+            warn(
                 f"the inverse of {layer.tracked.name} outgrew its memory ({_shapes(layer.inverse)} to {_shapes(new)}): "
                 "graphs captured before this refresh use the old one; capture again, or fix the size with basis=1/16",
-                stacklevel=4,
             )
             layer.inverse = new
 

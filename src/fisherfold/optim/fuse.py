@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 import math
-import warnings
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
+
+from fisherfold.warn import warn
 
 Update = Callable[..., None]
 SCHEDULED = ("lr", "momentum", "beta1", "weight_decay")
@@ -51,7 +52,7 @@ def fused(update: Update) -> Update:
         except torch._dynamo.exc.TorchDynamoException as error:
             # nothing has run yet: a compiler that fails does so before the first kernel
             reason = str(error).splitlines()[0]
-            warnings.warn(f"fuse=True: the compiler failed ({reason}); going on without it", stacklevel=2)
+            warn(f"fuse=True: the compiler failed ({reason}); going on without it")
             failed = True
             update(*arguments)
 

@@ -6,7 +6,6 @@ of unit length; 0 for a Euclidean parameter.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -18,6 +17,7 @@ from fisherfold.optim.invariance import Finding, find_scale_invariant
 from fisherfold.optim.options import check_hyperparameters, choice
 from fisherfold.optim.structure import guess_from_structure
 from fisherfold.plain import counted
+from fisherfold.warn import warn
 
 
 def findings(model: nn.Module, invariant: Any, example_input: Any, seed: int) -> dict[str, Finding]:
@@ -139,10 +139,9 @@ def explicit(given: Iterable[Any], owner: nn.Module | None) -> list[Any]:
     if not items:
         raise ValueError("model must be a module or parameter groups with at least one parameter, got nothing")
     if owner is None and not any(isinstance(item, dict) and "manifold" in item for item in items):
-        warnings.warn(
+        warn(
             "parameters alone are moved by SGD: spheres and curvature are found in the module, so pass model in place "
             "of model.parameters(), or groups with an entry 'manifold'",
-            stacklevel=3,
         )
     return items
 

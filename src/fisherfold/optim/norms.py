@@ -11,7 +11,6 @@ is about 1 for rows of d entries that are not invariant, and next to 0 for those
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 
 from fisherfold.optim.groups import names
 from fisherfold.optim.structure import NORMS_PER_CHANNEL
+from fisherfold.warn import warn
 
 if TYPE_CHECKING:
     from fisherfold.optim.mkfac import MKFAC
@@ -90,11 +90,10 @@ def warn_of_lengths_that_matter(optimizer: MKFAC) -> None:
     for group in optimizer.param_groups:
         for parameter, spheres in zip(group["params"], group["spheres"], strict=True):
             if spheres and parameter.grad is not None and _radial(parameter, spheres) > NOT_INVARIANT:
-                warnings.warn(
+                warn(
                     f"{names(optimizer)[id(parameter)]} is kept at unit length, and its gradient shows that its length "
                     f"matters: batch norm {min(optimizer._idle - last)!r} is in eval mode, where the weights before it "
                     "are not scale invariant; call model.train(), or leave such weights out with invariant={...}",
-                    stacklevel=5,
                 )
                 return
 

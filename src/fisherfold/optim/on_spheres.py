@@ -8,7 +8,6 @@ direction and are moved as in Euclidean space.
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +21,7 @@ from fisherfold.optim.groups import make_dense, names
 from fisherfold.optim.rows import advance, directed, tangent, unit_factors, unit_rows, update_on_spheres
 from fisherfold.optim.running import carry_over
 from fisherfold.plain import counted
+from fisherfold.warn import warn
 
 if TYPE_CHECKING:
     from fisherfold.optim.mkfac import MKFAC
@@ -66,7 +66,7 @@ def _scale_to_unit(parameter: nn.Parameter, spheres: int, name: str) -> Tensor |
     scaled, alive = unit_rows(parameter.reshape(spheres, -1))
     parameter.copy_(scaled.view(parameter.shape))
     if alive is not None:
-        _warn_of_zeros(name, ~alive, stacklevel=7)
+        _warn_of_zeros(name, ~alive)
     return alive
 
 
@@ -77,7 +77,7 @@ def _release(parameter: nn.Parameter, spheres: int, state: dict[str, Tensor], na
     lost = ~here & state.get("alive", torch.ones_like(here))
     if not bool(lost.any()):
         return
-    _warn_of_zeros(name, lost, stacklevel=9)
+    _warn_of_zeros(name, lost)
     if "alive" in state:
         state["alive"] &= here  # captured graphs read this tensor
     else:
@@ -86,10 +86,10 @@ def _release(parameter: nn.Parameter, spheres: int, state: dict[str, Tensor], na
     buffer.copy_(torch.where(lost, 0.0, buffer.reshape(spheres, -1)).view(buffer.shape))
 
 
-def _warn_of_zeros(name: str, lost: Tensor, *, stacklevel: int) -> None:
+def _warn_of_zeros(name: str, lost: Tensor) -> None:
     count, rows = int(lost.sum()), counted(len(lost), "row")
     what = "is zero or tiny and stays" if count == 1 else "are zero or tiny and stay"
-    warnings.warn(f"{name}: {count} of {rows} {what} Euclidean", stacklevel=stacklevel)
+    warn(f"{name}: {count} of {rows} {what} Euclidean")
 
 
 def step(optimizer: MKFAC, parameter: nn.Parameter, group: dict[str, Any], spheres: int) -> None:

@@ -12,7 +12,6 @@ alive, and d at the model's own. Without an example the norm directly after a la
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +24,7 @@ from torch.overrides import TorchFunctionMode
 from fisherfold.optim.generic import Points
 from fisherfold.optim.replica import SMALL_EPSILON, Replica
 from fisherfold.optim.structure import NORMS_PER_SAMPLE, norms_rows, uses_of_layers
+from fisherfold.warn import warn
 
 MAX_COLUMNS = 4096
 TOLERANCE = 1e-4
@@ -84,10 +84,9 @@ def carry_over(model: nn.Module, factors: Mapping[int, Tensor], example_input: A
     lost = [n.removesuffix(".") or "the model" for n, c in changes.items() if c is None and not _is_new(*norms[n])]
     if lost:
         hint = "" if example_input is not None else "; with example_input they can be measured"
-        warnings.warn(
+        warn(
             f"weights are scaled to unit length, and the running statistics of {', '.join(lost)} could not be carried "
             f"over: the output in evaluation mode changes until training has renewed them{hint}",
-            stacklevel=4,
         )
 
 

@@ -8,7 +8,6 @@ out how a sample moves the batch's statistics. The per-sample Fisher takes the t
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -29,6 +28,7 @@ from fisherfold.optim.losses import (
 )
 from fisherfold.optim.replica import Buffers, call, uncompiled
 from fisherfold.optim.weighting import weighted_terms
+from fisherfold.warn import warn
 
 
 @contextmanager
@@ -101,7 +101,7 @@ def telling_pairs(collector: Collector, batches: Iterable[Any], loss_fn: LossFun
         yield inputs, targets
     if not told:
         collector.sums |= {tracked.name: tracked.new_sums() for tracked in collector.weights}
-        warnings.warn("all targets are ignored by the loss: no curvature was taken from them", stacklevel=5)
+        warn("all targets are ignored by the loss: no curvature was taken from them")
 
 
 def add_batches(

@@ -11,7 +11,6 @@ step lowers σ only if ρ_k ≥ η₃, and raises it if ρ_k < η₃/3, as trust
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -37,6 +36,7 @@ from fisherfold.solvers.method import (
     positive,
 )
 from fisherfold.solvers.state import State
+from fisherfold.warn import warn
 
 RELATIVE_DAMPING = 1e-2
 LEAST_SIGMA = 1e-6
@@ -132,10 +132,9 @@ class RNGD(Method):
             raise ValueError("solve='pinv' has no damping: it is for the fixed-step form, with step= and damping=0")
         self.max_rejections = at_least_one("max_rejections", max_rejections)
         if self.manifold.retraction_order < 2:
-            warnings.warn(
+            warn(
                 f"the retraction {self.manifold.retraction!r} of {self.manifold!r} is of first order; the theory of "
                 "rngd asks for second order, since the model m_k else misses the curve's own acceleration",
-                stacklevel=4,
             )
 
     @override
