@@ -123,10 +123,10 @@ def _stripped(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 def _with_parameters(optimizer: MKFAC, saved: Mapping[str, Any]) -> dict[str, Any]:
     """The curvature that a state holds with its parameters; frozen ones may have been left out."""
-    found, layers = {}, optimizer.curvature.layers
+    found, layers, known = {}, optimizer.curvature.layers, names(optimizer)
     for group, other in zip(optimizer.param_groups, saved["param_groups"], strict=False):
         for parameter, key in zip(group["params"], other["params"], strict=False):
-            name, held = names(optimizer)[id(parameter)], saved["state"].get(key, {})
+            name, held = known[id(parameter)], saved["state"].get(key, {})
             if "curvature" in held:
                 found[name] = _nested(*held["curvature"])
             elif name in layers and not parameter.requires_grad:
