@@ -33,7 +33,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from fisherfold.inference.subspace import SubspacePrior, noise_floor, posterior, start
+from fisherfold.inference.subspace import SubspacePrior, noise_floor, posterior
+from fisherfold.inference.subspace import start as first_guess
 from fisherfold.inference.subspace_fit import NOISE_ROWS, common_noise, expected_moments, update_frame, update_mean
 from fisherfold.inference.subspace_information import shared_information, shared_prior, spent_on_shared
 from fisherfold.problems.tasks import TaskStatistics
@@ -194,8 +195,8 @@ class _Search:
     def from_above(self, prior: SubspacePrior) -> dict[float, _Place]:
         """The same, reached from targets that are all noise: W cannot have fitted the noise on the way."""
         loud = max(self.power / max(self.rows, 1e-300), self.floor)
-        fresh = replace(start(self.statistics, rank=prior.frame.shape[1]), noise=torch.full_like(prior.noise, loud))
-        rough = self.places(self.start(fresh), loud)
+        fresh = first_guess(self.statistics, rank=prior.frame.shape[1])
+        rough = self.places(self.start(replace(fresh, noise=torch.full_like(prior.noise, loud))), loud)
         best = min(rough, key=lambda place: rough[place].value)
         return self.places(rough[best], math.exp(best)) if math.isfinite(rough[best].value) else rough
 
