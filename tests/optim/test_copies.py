@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fisherfold.optim import KFAC, MKFAC, SGDG
+from fisherfold.optim import KFAC, MKFAC, SGDG, SGDP, AdamP
 from fisherfold.optim.streams import N_BRANCHES, Branches
 
 COPIES: dict[str, Callable[[Any], Any]] = {
@@ -111,6 +111,16 @@ def test_every_optimizer_has_branches_of_its_own() -> None:
     branches = [o._branches for o in (first, second, third, copy.deepcopy(first))]
     assert len({id(b) for b in branches}) == 4
     assert "_branches" not in first.state_dict()
+
+
+@pytest.mark.parametrize("kind", [SGDP, AdamP])
+def test_projected_optimizers_keep_their_branches_and_copies_get_their_own(kind: Any) -> None:
+    optimizer = kind([nn.Parameter(torch.eye(3))])
+    own = optimizer._branches
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert optimizer._branches is own
+    copied = [copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))]
+    assert len({id(o._branches) for o in (optimizer, *copied)}) == 3
 
 
 def test_without_cuda_jobs_run_in_order() -> None:

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fisherfold.optim import KFAC, SGDG, SGDP, AdamP
+from fisherfold.optim.projection import drop_radial
 
 peers = pytest.importorskip("pytorch_optimizer")
 
@@ -58,6 +59,40 @@ def test_adamp_is_the_published_rule(options: dict[str, Any]) -> None:
     peer = run(theirs, peers.AdamP(theirs.parameters(), lr=1e-2, eps=1e-16, weight_decouple=True, **options))
     for p, q in zip(mine, peer, strict=True):
         torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-7)
+
+
+def radial_part_dropped(w: torch.Tensor, g: torch.Tensor, u: torch.Tensor, delta: float) -> tuple[torch.Tensor, float]:
+    """The published rule in plain words: by rows if all of them look invariant, else as a whole, else not at all."""
+    for rows in (len(w), 1):
+        flat_w, flat_g, flat_u = (t.reshape(rows, -1) for t in (w, g, u))
+        cosines = F.cosine_similarity(flat_w, flat_g, dim=1).abs()
+        if float(cosines.max()) < delta / flat_w.shape[1] ** 0.5:
+            unit = F.normalize(flat_w, dim=1)
+            return (flat_u - (unit * flat_u).sum(dim=1, keepdim=True) * unit).reshape(w.shape), 1.0
+    return u, 0.0
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize(("kind", "projected"), [("rows", 1.0), ("whole", 1.0), ("none", 0.0)])
+def test_the_projection_is_by_rows_as_a_whole_or_not_at_all(
+    kind: str, projected: float, layout: torch.memory_format
+) -> None:
+    torch.manual_seed(0)
+    w, g, u = torch.randn(3, 5, 4, 3, 3, dtype=torch.float64)
+    if kind != "none":
+        g -= (w * g).sum(dim=(1, 2, 3), keepdim=True) / w.square().sum(dim=(1, 2, 3), keepdim=True) * w
+    if kind == "whole":  # rows that lean to both sides, and cancel in the sum
+        lean = torch.tensor([1.0, -1.0, 1.0, -1.0, 0.0], dtype=torch.float64)[:, None, None, None]
+        g += lean * w / w.square().sum(dim=(1, 2, 3), keepdim=True)
+    if kind == "none":
+        g += w
+    w, g, u = (t.contiguous(memory_format=layout) for t in (w, g, u))
+    expected, flag = radial_part_dropped(w, g, u, 0.1)
+    found, said = drop_radial(w, g, u, 0.1, 1e-8)
+    assert float(said) == flag == projected
+    torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-7)
+    by_rows = (w * found).sum(dim=(1, 2, 3)).abs()
+    assert bool((by_rows < 1e-6).all()) == (kind == "rows")
 
 
 def test_projection_acts_on_the_invariant_convolution_only() -> None:

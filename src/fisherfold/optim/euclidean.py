@@ -17,33 +17,42 @@ import torch
 from torch import Tensor, nn
 from torch.optim.sgd import sgd
 
-from fisherfold.optim.curvature import Curvature, gradient_matrix
+from fisherfold.optim.curvature import Curvature, LayerCurvature, gradient_matrix
+from fisherfold.optim.streams import Branches
 
 
-def directions(curvature: Curvature, weights: Iterable[nn.Parameter]) -> dict[int, Tensor]:
+def directions(
+    curvature: Curvature, weights: Iterable[nn.Parameter], branches: Branches, *, parallel: bool
+) -> dict[int, Tensor]:
     """Preconditioned gradients of Euclidean weights and of the biases that are joined to them.
 
     Args:
         curvature: of the model.
         weights: those with a gradient.
+        branches: the side streams of the optimizer.
+        parallel: whether to use them, on CUDA.
 
     Returns:
         Directions by the ``id`` of the parameter; nothing for weights without an inverse.
     """
-    found: dict[int, Tensor] = {}
-    for weight in weights:
-        layer = curvature.by_weight.get(id(weight))
-        if layer is None or layer.inverse is None:
-            continue
+    known = ((weight, curvature.by_weight.get(id(weight))) for weight in weights)
+    jobs = [(weight, layer) for weight, layer in known if layer is not None and layer.inverse is not None]
+    jobs.sort(key=lambda job: -job[0].numel())
+    joined = (p for weight, layer in jobs for p in (weight, layer.tracked.bias) if p is not None)
+    found = {id(p): torch.empty_like(p) for p in joined}  # memory of the current stream, which is what reads it
+
+    def fill(weight: nn.Parameter, layer: LayerCurvature) -> None:
         bias, matrix = layer.tracked.bias, gradient_matrix(weight)
         if bias is not None:
             column = torch.zeros_like(bias) if bias.grad is None else bias.grad
             matrix = torch.cat([matrix, column.to(matrix.dtype).unsqueeze(1)], dim=1)
         direction = layer.direction(matrix)
         if bias is not None:
-            found[id(bias)] = in_layout_of(bias, direction[:, -1])
+            found[id(bias)].copy_(direction[:, -1])
             direction = direction[:, :-1]
-        found[id(weight)] = in_layout_of(weight, direction.reshape(weight.shape))
+        found[id(weight)].copy_(direction.reshape(weight.shape))
+
+    branches.run(fill, jobs, parallel=parallel)
     return found
 
 

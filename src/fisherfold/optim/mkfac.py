@@ -352,7 +352,7 @@ class MKFAC(torch.optim.Optimizer):
 
     def _euclidean_directions(self) -> dict[int, Tensor]:
         flat = (p for p, _, s in self._entries() if not s and p.grad is not None)
-        return euclidean.directions(self.curvature, flat)
+        return euclidean.directions(self.curvature, flat, self._branches, parallel=self.capturable)
 
     @torch.no_grad()
     def precondition_(self) -> None:

@@ -9,7 +9,7 @@ looked for only where the host need not wait for them, on a CPU.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -17,14 +17,25 @@ from torch import Tensor
 
 from fisherfold.optim.groups import make_dense, refuse_unused, require_finite_gradients
 from fisherfold.optim.options import check_number
+from fisherfold.optim.streams import Branches
 
 
 class ProjectedOptimizer(torch.optim.Optimizer):
-    """An optimizer whose updates pass through ``drop_radial``; groups have the entries of ``Projection``."""
+    """An optimizer whose updates pass through ``drop_radial``; groups have the entries of ``Projection``.
+
+    Args:
+        params: parameters or groups.
+        defaults: of a group; where ``"fuse"`` is true, updates are compiled and run on side streams of a GPU.
+    """
+
+    def __init__(self, params: Iterable[Any], defaults: dict[str, Any]) -> None:
+        self._branches = Branches()
+        super().__init__(params, defaults)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take over a pickled or saved state, also one from before updates could be compiled."""
         super().__setstate__(state)
+        vars(self).setdefault("_branches", Branches())
         for group in self.param_groups:
             group.setdefault("fuse", self.defaults.get("fuse", False))
 
@@ -62,9 +73,9 @@ class ProjectedOptimizer(torch.optim.Optimizer):
         if all(parameter.device.type == "cpu" for group in self.param_groups for parameter in group["params"]):
             require_finite_gradients(self)
         for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._update(parameter, parameter.grad, group)
+            jobs = [(p, p.grad, group) for p in group["params"] if p.grad is not None]
+            jobs.sort(key=lambda job: -job[0].numel())
+            self._branches.run(self._update, jobs, parallel=group["fuse"])
         return loss
 
     def _check(self, group: Mapping[str, Any]) -> None:
@@ -126,6 +137,9 @@ def move(
 def drop_radial(weight: Tensor, gradient: Tensor, update: Tensor, delta: float, eps: float) -> tuple[Tensor, Tensor]:
     """Project an update where the weight looks scale invariant.
 
+    Tensors are read once for sums over rows, in whatever order the memory has them; the sums of the whole tensor are
+    sums of those.
+
     Args:
         weight: with at least two dimensions.
         gradient: of the weight.
@@ -138,19 +152,20 @@ def drop_radial(weight: Tensor, gradient: Tensor, update: Tensor, delta: float, 
     """
     if weight.numel() == 0:
         return update, torch.zeros((), dtype=weight.dtype, device=weight.device)
-    rows, whole = tuple(range(1, weight.ndim)), tuple(range(weight.ndim))
-    by_row, rows_invariant = _projected(weight, gradient, update, rows, delta, eps)
-    as_whole, whole_invariant = _projected(weight, gradient, update, whole, delta, eps)
-    chosen = torch.where(rows_invariant, by_row, torch.where(whole_invariant, as_whole, update))
-    return chosen, (rows_invariant | whole_invariant).to(weight.dtype)
+    dims = tuple(range(1, weight.ndim))
+    length, slope = (torch.linalg.vector_norm(t, dim=dims, keepdim=True) for t in (weight, gradient))
+    along, radial = ((weight * t).sum(dims, keepdim=True) for t in (gradient, update))
+    by_row, rows_invariant = _radial_part(length, slope, along, radial, weight[0].numel(), delta, eps)
+    length, slope = torch.linalg.vector_norm(length), torch.linalg.vector_norm(slope)
+    as_whole, whole_invariant = _radial_part(length, slope, along.sum(), radial.sum(), weight.numel(), delta, eps)
+    part = torch.where(rows_invariant, by_row, torch.where(whole_invariant, as_whole, 0.0))
+    return update - weight * part, (rows_invariant | whole_invariant).to(weight.dtype)
 
 
-def _projected(
-    w: Tensor, g: Tensor, u: Tensor, dims: tuple[int, ...], delta: float, eps: float
+def _radial_part(
+    length: Tensor, slope: Tensor, along: Tensor, radial: Tensor, size: int, delta: float, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """Sums over dimensions, in whatever order the memory has them: no copy in another layout."""
-    length, slope = (torch.linalg.vector_norm(t, dim=dims, keepdim=True) for t in (w, g))
-    cosine = (w * g).sum(dims, keepdim=True).abs() / (length.clamp_min(eps) * slope.clamp_min(eps))
+    """⟨w, u⟩/‖w‖², and whether every |cos(w, g)| is below δ/√size, from ‖w‖, ‖g‖, ⟨w, g⟩ and ⟨w, u⟩ of each part."""
+    cosine = along.abs() / (length.clamp_min(eps) * slope.clamp_min(eps))
     unit = length + eps
-    flat = u - w * ((w * u).sum(dims, keepdim=True) / (unit * unit))
-    return flat, cosine.max() < delta / (w.numel() // cosine.numel()) ** 0.5
+    return radial / (unit * unit), cosine.max() < delta / size**0.5

@@ -81,7 +81,8 @@ def _gradient_and_direction(optimizer: MKFAC, parameter: nn.Parameter, spheres: 
         lengths, direction = on_spheres.lengths_and_direction(optimizer, parameter, spheres)
         gradient = gradient.reshape(spheres, -1)
         return gradient if lengths is None else gradient * lengths, direction
-    direction = euclidean.directions(optimizer.curvature, [parameter])[id(parameter)]
+    directions = euclidean.directions(optimizer.curvature, [parameter], optimizer._branches, parallel=False)
+    direction = directions[id(parameter)]
     return gradient, direction.to(gradient.dtype).reshape(gradient.shape)
 
 

@@ -30,7 +30,7 @@ class SGDP(ProjectedOptimizer):
         eps: guards the norms.
         delta: the threshold of the invariance test.
         wd_ratio: the factor on weight decay where the update was projected.
-        fuse: compile the update of a parameter with ``torch.compile``.
+        fuse: compile the update of a parameter with ``torch.compile``; on a GPU updates run side by side.
 
     Example:
         >>> import torch
