@@ -280,5 +280,5 @@ def test_searches_are_listed_with_what_the_preset_has(tmp_path: Path) -> None:
         "task": "CIFAR-100 VGG16-BN", "preset": "SGD", "trials": 6, "epochs of the last": 8, "chosen": "lr 0.02",
         "accuracy": 79.98, "the preset has": "lr 0.05", "its accuracy": 79.95,
     }  # fmt: skip
-    assert (shown[1]["the preset has"], shown[1]["its accuracy"]) == ("lr 0.001", None)  # left after the first round
+    assert (shown[1]["the preset has"], shown[1]["its accuracy"]) == ("lr 0.0005", None)  # left after the first round
     assert not cifar.searches(tmp_path / "search").rows

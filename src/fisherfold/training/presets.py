@@ -35,6 +35,14 @@ def _paper_sgdg(task: tuple[str, str]) -> Settings:
     return replace(limit, preset="sgdg", optimizer="sgdg", manifold_lr=limit.manifold_lr / limit.damping)
 
 
+# rates of the paper's set that are ahead of the usual ones by more than noise on validation images
+GRID_RATES = {("adam", "cifar100", "vgg"): 5e-4, ("adamp", "cifar100", "vgg"): 5e-4}
+
+
+def _paper_baseline(optimizer: str, task: tuple[str, str], usual: float, **others: Any) -> Settings:
+    return Settings(optimizer, optimizer, GRID_RATES.get((optimizer, *task), usual), **others)
+
+
 def _usual_rate(task: tuple[str, str]) -> float:
     return 0.1 if task[1] == "wrn" else 0.05
 
@@ -95,18 +103,18 @@ def _mixed_mkfac(task: tuple[str, str]) -> Settings:
     return replace(common, lr=0.025, lr_end=0.1, manifold_lr=0.005, cutmix=0.75, orthogonality=0.0)
 
 
-# What the paper does not give: the rate of KFAC was chosen for VGG16-BN on CIFAR-100 and is used on the other tasks as
-# it is; the rates of SGD, SGDP, Adam and AdamP are usual ones that have not been searched.
+# What the paper does not give: the rate of KFAC was chosen for VGG16-BN on CIFAR-100, those of SGD, SGDP, Adam and
+# AdamP are usual ones; all of them went through the paper's grids (docs/cifar-settings.md).
 PRESETS: dict[str, Callable[[tuple[str, str]], Settings]] = {
-    "sgd": lambda task: Settings("sgd", "sgd", _usual_rate(task)),
+    "sgd": lambda task: _paper_baseline("sgd", task, _usual_rate(task)),
     "sgd-tuned": _tuned_sgd,
     "sgd-averaged": _averaged_sgd,
     "sgd-sam": _sharpness_aware_sgd,
     "sgd-cutmix": _mixed_sgd,
-    "sgdp": lambda task: Settings("sgdp", "sgdp", _usual_rate(task)),
-    "adam": lambda _: Settings("adam", "adam", 1e-3),
-    "adamp": lambda _: Settings("adamp", "adamp", 1e-3),
-    "kfac": lambda _: Settings("kfac", "kfac", 0.1, damping=2.0),
+    "sgdp": lambda task: _paper_baseline("sgdp", task, _usual_rate(task)),
+    "adam": lambda task: _paper_baseline("adam", task, 1e-3),
+    "adamp": lambda task: _paper_baseline("adamp", task, 1e-3),
+    "kfac": lambda task: _paper_baseline("kfac", task, 0.1, damping=2.0),
     "mkfac": _paper_mkfac,
     "mkfac-tuned": lambda task: _balanced("mkfac", task),
     "mkfac-averaged": _averaged_mkfac,
