@@ -308,3 +308,93 @@ def test_random_state_and_training_mode_stay() -> None:
     MKFAC(net, example_input=example)
     assert torch.equal(torch.get_rng_state(), state)
     assert not net.training
+
+
+class Averaging(nn.Module):
+    """A batch norm written by hand, with averages under any names."""
+
+    def __init__(self, channels: int, mean: str, variance: str) -> None:
+        super().__init__()
+        self.names = (mean, variance)
+        self.register_buffer(mean, torch.zeros(channels))
+        self.register_buffer(variance, torch.ones(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean, variance = (getattr(self, name) for name in self.names)
+        if self.training:
+            mean, variance = x.mean(dim=0), x.var(dim=0, unbiased=False)
+            for name, new in zip(self.names, (mean, variance), strict=True):
+                setattr(self, name, torch.lerp(getattr(self, name), new.detach(), 0.5))
+        return (x - mean) / (variance + EPS).sqrt()
+
+
+def embedded(width: int) -> nn.Module:
+    """Two weights that are invariant as rows and as a whole: of unit length both, their product is tiny."""
+    return nn.Sequential(
+        nn.Embedding(20, width), nn.Linear(width, width, bias=False), nn.LayerNorm(width), nn.Linear(width, 3)
+    )
+
+
+@pytest.mark.parametrize(
+    ("builder", "x"),
+    [
+        (lambda: nn.Sequential(nn.Linear(5, 6), Averaging(6, "running_mean", "running_var"), nn.Linear(6, 3)), None),
+        (lambda: nn.Sequential(nn.Linear(5, 6), Averaging(6, "moving_mean", "moving_var"), nn.Linear(6, 3)), None),
+        (lambda: embedded(256), torch.arange(20)),
+    ],
+    ids=["by hand", "other names", "embedding"],
+)
+def test_weights_keep_their_lengths_where_the_network_would_compute_something_else(
+    builder: Callable[[], nn.Module], x: Tensor | None
+) -> None:
+    torch.manual_seed(0)
+    net = builder().double()
+    x = torch.randn(30, 5, dtype=torch.float64) if x is None else x
+    with torch.no_grad():
+        next(net.parameters()).mul_(4.0)
+        for _ in range(8):
+            net(x)  # averages
+    saved, before = copy.deepcopy(net.state_dict()), net.eval()(x).detach()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer = SGDG(net.train(), lr=0.0, manifold_lr=0.1, example_input=x)
+    assert all(torch.equal(value, saved[key]) for key, value in net.state_dict().items())
+    torch.testing.assert_close(net.eval()(x), before)
+    assert "of other lengths" in optimizer.report()
+    weight = net[0].weight
+    lengths = weight.detach().norm(dim=1)
+    net.train()(x)[:, 0].sum().backward()
+    optimizer.step()
+    torch.testing.assert_close(weight.detach().norm(dim=1), lengths)
+    assert not torch.equal(weight, saved["0.weight"])
+
+
+def test_a_head_of_zeros_does_not_hide_that_lengths_matter() -> None:
+    torch.manual_seed(0)
+    net = embedded(256)
+    nn.init.zeros_(net[3].weight)
+    saved = copy.deepcopy(net.state_dict())
+    SGDG(net, example_input=torch.arange(20))
+    assert all(torch.equal(value, saved[key]) for key, value in net.state_dict().items())
+
+
+def test_networks_whose_output_stays_have_unit_rows() -> None:
+    net = embedded(4)
+    optimizer = SGDG(net, example_input=torch.arange(20))
+    torch.testing.assert_close(net[0].weight.norm(dim=1), torch.ones(20))
+    assert "of other lengths" not in optimizer.report()
+
+
+def test_lengths_that_are_kept_are_kept_when_a_run_goes_on_with_trained_weights() -> None:
+    """Training makes the product of two weights larger, and the ε beside it less: that must not change the answer."""
+    torch.manual_seed(0)
+    net, x = embedded(256), torch.arange(20)
+    optimizer = MKFAC(net, manifold_lr=0.05, damping=0.1, example_input=x)
+    for step in range(12):
+        with optimizer.statistics(enabled=step % 2 == 0):
+            optimizer.zero_grad()
+            F.cross_entropy(net(x), x % 3).backward()
+        optimizer.step()
+    saved = copy.deepcopy(net.state_dict())
+    MKFAC(net, example_input=x)
+    assert all(torch.equal(value, saved[key]) for key, value in net.state_dict().items())

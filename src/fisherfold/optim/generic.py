@@ -73,6 +73,18 @@ class Points:
         """
         return self._own_sizes[name] < 1e-2 * self.usual_size(name)
 
+    def hiding(self, *, but: Collection[str]) -> list[str]:
+        """The parameters that may hide what lies before them: asleep, and no biases of layers, which only add to it.
+
+        Args:
+            but: the names of those that are left out.
+
+        Returns:
+            Names.
+        """
+        left_out = {*but, *(name for name, _ in self._biased)}
+        return [name for name in self.own if name not in left_out and self.asleep(name)]
+
     def measure_biases(self, run: Callable[[], Any]) -> None:
         """Find out how large the biases of layers must be to matter: half as large as what they are added to.
 

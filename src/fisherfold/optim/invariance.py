@@ -35,6 +35,7 @@ from torch import Tensor, nn
 
 from fisherfold.optim.examples import refuse_constant_inputs, refuse_no_numbers, refuse_two_samples, samples_are_alike
 from fisherfold.optim.generic import Points
+from fisherfold.optim.outputs import relative_change, size_of, unmasked
 from fisherfold.optim.replica import SMALL_EPSILON, Replica, unwrap
 
 Kind = Literal["row", "group", "tensor", "none"]
@@ -174,7 +175,7 @@ class _Probe:
             torch.autograd.backward(live, cotangents)  # reentrant checkpoints refuse autograd.grad
         gradients = [w.grad.to_dense() if w.grad is not None and w.grad.is_sparse else w.grad for w in weights.values()]
         self.replica.model.zero_grad()
-        size = _size(_unmasked(live))
+        size = size_of(unmasked(live))
         return {
             name: _euler_statistics(weight.detach(), gradient, size)
             for (name, weight), gradient in zip(weights.items(), gradients, strict=True)
@@ -279,7 +280,7 @@ class _Probe:
         if not names:
             return {}
         base = [t.detach() for t in self.replica.forward(draw)]
-        self.size = _size(_unmasked(base))
+        self.size = size_of(unmasked(base))
         joint = self._rescaling_change(names, findings, base, draw)
         if joint < threshold:
             return dict.fromkeys(names, joint)
@@ -292,28 +293,11 @@ class _Probe:
         factors = {name: self._random_factors(name, findings[name].spheres) for name in names}
         with self.replica.scaled(factors):
             changed = [t.detach() for t in self.replica.forward(draw)]
-        # infinite entries, such as masked logits, are the same ones as before
-        difference = _size([torch.where(s == t, 0.0, s - t) for s, t in zip(changed, base, strict=True)])
-        return difference / max(_size(_unmasked(base)), self.smallest, 1e-150)
+        return relative_change(base, changed, self.smallest)
 
 
 def _kind(weight: Tensor, spheres: int) -> Kind:
     return "row" if spheres == len(weight) else "tensor" if spheres == 1 else "group"
-
-
-def _unmasked(outputs: list[Tensor]) -> list[Tensor]:
-    """Outputs with 0 in the place of infinite entries, unless there are no others."""
-    if not any(bool(t.isfinite().any()) for t in outputs):
-        return outputs
-    return [t.masked_fill(t.isinf(), 0.0) for t in outputs]
-
-
-def _size(outputs: list[Tensor]) -> float:
-    """The norm of all outputs together, without overflow in the squares."""
-    largest = max((float(t.detach().abs().max()) for t in outputs if t.numel()), default=0.0)
-    if largest == 0 or not math.isfinite(largest):
-        return largest
-    return largest * sum(float((t.detach() / largest).square().sum()) for t in outputs) ** 0.5
 
 
 def _with_caveat(finding: Finding) -> Finding:

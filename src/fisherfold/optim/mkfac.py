@@ -44,10 +44,12 @@ class MKFAC(torch.optim.Optimizer):
 
     Scale-invariant weights are found by probing the model (``find_scale_invariant``), scaled to unit length and kept
     there. That does not change the network's function, up to the ε of its norms: the running statistics of batch norms
-    are scaled along, so that a trained network stays the same in evaluation mode too. Weights that are loaded later
-    keep the lengths they have, and turn as if they had unit length. Rows of zero have no direction and are moved as in
-    Euclidean space, with a warning. Call ``refresh`` (or train inside ``statistics()``) from time to time to renew the
-    curvature; before the first time, MKFAC is Riemannian SGD.
+    are scaled along, so that a trained network stays the same in evaluation mode too. Where the outputs of the example
+    input change by a tenth all the same (the ε is large beside small inputs, or a norm of your own has averages under
+    other names), weights keep the lengths they have, as those that are loaded later do, and turn as if they had unit
+    length. Rows of zero have no direction and are moved as in Euclidean space, with a warning. Call ``refresh`` (or
+    train inside ``statistics()``) from time to time to renew the curvature; before the first time, MKFAC is Riemannian
+    SGD.
 
     Args:
         model: a module, wrapped by DDP or ``torch.compile`` or not; or parameter groups, each with an entry

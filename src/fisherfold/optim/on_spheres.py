@@ -39,19 +39,22 @@ def constrain_freed(optimizer: MKFAC) -> None:
 
 
 def _constrain(optimizer: MKFAC, weights: list[tuple[nn.Parameter, int]]) -> None:
-    """Scale weights to unit length, with the running statistics behind them, and start their momentum."""
+    """Scale weights to unit length, with the running statistics behind them, and start their momentum.
+
+    Where the network would compute something else with weights of that length, they keep those that they have.
+    """
     factors = {id(p): unit_factors(p.detach().reshape(spheres, -1)) for p, spheres in weights}
-    if optimizer.model is not None:
-        carry_over(optimizer.model, factors, optimizer._example, optimizer.seed)
+    model, example = optimizer.model, optimizer._example
+    scales = model is None or carry_over(model, factors, example, optimizer.seed)
     for parameter, spheres in weights:
-        _start(optimizer, parameter, spheres)
-        if parameter.grad is not None:  # at c·w it is 1/c of that at w
+        _start(optimizer, parameter, spheres, scales=scales)
+        if scales and parameter.grad is not None:  # at c·w it is 1/c of that at w
             blocks = parameter.grad.reshape(spheres, -1) / factors[id(parameter)].unsqueeze(1)
             parameter.grad.copy_(blocks.reshape(parameter.shape))
 
 
-def _start(optimizer: MKFAC, parameter: nn.Parameter, spheres: int) -> None:
-    alive = _scale_to_unit(parameter, spheres, names(optimizer)[id(parameter)])
+def _start(optimizer: MKFAC, parameter: nn.Parameter, spheres: int, *, scales: bool) -> None:
+    alive = _scale_to_unit(parameter, spheres, names(optimizer)[id(parameter)], scales=scales)
     momentum = torch.zeros_like(parameter, memory_format=torch.contiguous_format)
     state = optimizer.state[parameter] = {"momentum_buffer": momentum}
     if alive is not None:
@@ -61,10 +64,11 @@ def _start(optimizer: MKFAC, parameter: nn.Parameter, spheres: int) -> None:
 
 
 @torch.no_grad()
-def _scale_to_unit(parameter: nn.Parameter, spheres: int, name: str) -> Tensor | None:
+def _scale_to_unit(parameter: nn.Parameter, spheres: int, name: str, *, scales: bool) -> Tensor | None:
     """Scale blocks to unit length, and return a column that is False at those that have no direction, if any."""
     scaled, alive = unit_rows(parameter.reshape(spheres, -1))
-    parameter.copy_(scaled.view(parameter.shape))
+    if scales:
+        parameter.copy_(scaled.view(parameter.shape))
     if alive is not None:
         _warn_of_zeros(name, ~alive)
     return alive

@@ -10,7 +10,7 @@ import copy
 import sys
 import types
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import fields, is_dataclass
 from functools import partial
@@ -199,6 +199,17 @@ class Replica:
         finally:
             for name, value in saved.items():
                 self.parameters[name].data.copy_(value)
+
+    @torch.no_grad()
+    def begin_from(self, change: Callable[[dict[str, Tensor]], None]) -> None:
+        """Let forward passes begin from other buffers.
+
+        Args:
+            change: changes those from which they began, in place.
+        """
+        self._buffers.put_back()
+        change(dict(self.model.named_buffers()))
+        self._buffers = Buffers(self.model)
 
     def buffers_beside(self, name: str) -> dict[str, Tensor]:
         """What the owners of a parameter keep in floating-point buffers, running statistics of norms left out.

@@ -110,13 +110,15 @@ def treatment_table(optimizer: MKFAC) -> str:
     """
     names = groups.names(optimizer)
     rows = [("parameter", "shape", "treatment", "curvature", "KiB", "why")]
-    total = bytes_total = on_spheres = 0
+    kept = on_spheres.lengths_of_rows(optimizer)
+    total = bytes_total = curved = 0
     renewed = any(layer.inverse is not None for layer in optimizer.curvature.layers.values())
     for parameter, _, spheres in optimizer._entries():
         name = names[id(parameter)]
         layer = optimizer.curvature.by_weight.get(id(parameter))
         finding = optimizer.findings.get(name)
         treatment = f"{counted(spheres, 'sphere')} in R^{parameter.numel() // spheres}" if spheres else "Euclidean"
+        treatment += ", of other lengths" if name in kept else ""
         curvature = "-" if layer is None else "G {} ⊗ A {}".format(*layer.tracked.sizes)
         why = finding.reason if finding else "group given by the user"
         if name in optimizer.refused:
@@ -126,10 +128,10 @@ def treatment_table(optimizer: MKFAC) -> str:
         size = 0 if layer is None else layer.bytes()
         rows.append((name, "×".join(map(str, parameter.shape)), treatment, curvature, f"{size / 1024:.0f}", why))
         total += parameter.numel()
-        on_spheres += parameter.numel() if spheres else 0
+        curved += parameter.numel() if spheres else 0
         bytes_total += size
     widths = [max(len(row[column]) for row in rows) for column in range(5)]
     lines = ["  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[5]]) for row in rows]
-    share, whole = 100 * on_spheres / max(total, 1), counted(total, "parameter")
+    share, whole = 100 * curved / max(total, 1), counted(total, "parameter")
     lines.append(f"{whole}, {share:.1f} % of them on spheres; curvature takes {bytes_total / 2**20:.1f} MiB")
     return "\n".join(lines)

@@ -8,10 +8,14 @@ has averaged at the old scale. If scaling turns channel k of its input into c_k 
 leaves its output as it was, up to the ε beside the variance (d_k is there because the bias of a layer is not scaled:
 d = (1 - c) b). Both are measured on an example input: c at generic values of the parameters, where every channel is
 alive, and d at the model's own. Without an example the norm directly after a layer takes them from the layer.
+
+With an example the outputs tell whether all is the same at unit length. It is not where the ε of a norm is large beside
+what unit rows make of small inputs, or where a norm that is written by hand has averages of its own.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +26,10 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from fisherfold.optim.generic import Points
+from fisherfold.optim.invariance import EPSILON_THRESHOLD
+from fisherfold.optim.outputs import relative_change, size_of, unmasked
 from fisherfold.optim.replica import SMALL_EPSILON, Replica
+from fisherfold.optim.rows import unit_factors
 from fisherfold.optim.structure import NORMS_PER_SAMPLE, norms_rows, uses_of_layers
 from fisherfold.warn import warn
 
@@ -56,7 +63,7 @@ class Change:
 SAME = Change(torch.ones((), device="cpu"), torch.zeros((), device="cpu"))
 
 
-def carry_over(model: nn.Module, factors: Mapping[int, Tensor], example_input: Any, seed: int) -> None:
+def carry_over(model: nn.Module, factors: Mapping[int, Tensor], example_input: Any, seed: int) -> bool:
     """Change the running statistics of a model as if its weights had always had the scale that they will get.
 
     Norms whose change cannot be found are named in a warning, unless they have never been used.
@@ -66,18 +73,24 @@ def carry_over(model: nn.Module, factors: Mapping[int, Tensor], example_input: A
         factors: by what the blocks of rows of a weight will be multiplied, by the ``id`` of the weight.
         example_input: a batch that the model accepts, or None.
         seed: of the generic values.
+
+    Returns:
+        False where the model would compute something else on the example with weights of that scale; nothing is changed
+        then.
     """
     factors = {id(p): factors[id(p)] for p in model.parameters() if id(p) in factors}
+    if all(bool(((c - 1).abs() < NO_CHANGE).all()) for c in factors.values()):
+        return True
     buffers = dict(model.named_buffers())
     means = {n.removesuffix("running_mean"): b for n, b in buffers.items() if n.split(".")[-1] == "running_mean"}
     norms = {n: (mean, buffers[n + "running_var"]) for n, mean in means.items() if n + "running_var" in buffers}
-    if not norms or all(bool(((c - 1).abs() < NO_CHANGE).all()) for c in factors.values()):
-        return
-    changes = None
-    if example_input is not None:
+    changes: dict[str, Change | None] | None = None if norms else {}
+    if norms and example_input is not None:
         changes = _measured(model, norms.keys(), factors, example_input, seed)
     if changes is None:
         changes = _from_structure(model, norms.keys(), factors)
+    if example_input is not None and not _computes_the_same(model, factors, changes, example_input, seed):
+        return False
     for name, change in changes.items():
         if change is not None:
             _apply(change, *norms[name])
@@ -88,6 +101,7 @@ def carry_over(model: nn.Module, factors: Mapping[int, Tensor], example_input: A
             f"weights are scaled to unit length, and the running statistics of {', '.join(lost)} could not be carried "
             f"over: the output in evaluation mode changes until training has renewed them{hint}",
         )
+    return True
 
 
 def _apply(change: Change, mean: Tensor, variance: Tensor) -> None:
@@ -205,6 +219,60 @@ def _factor(before: Tensor, after: Tensor) -> Tensor:
     factor = torch.where(old > 1e-20 * before.square().sum(dim=1), (new / old).sqrt(), float("nan"))
     misfit = (y - factor.unsqueeze(1) * x).square().sum(dim=1)
     return torch.where(misfit > TOLERANCE**2 * new, float("inf"), factor)
+
+
+def _computes_the_same(
+    model: nn.Module,
+    factors: Mapping[int, Tensor],
+    changes: Mapping[str, Change | None],
+    example_input: Any,
+    seed: int,
+) -> bool:
+    """Whether the outputs stay as they are, in training and in evaluation mode; True where the model cannot be run."""
+    scaled = {name: factors[id(p)] for name, p in model.named_parameters() if id(p) in factors}
+    devices = sorted({p.device.index or 0 for p in model.parameters() if p.is_cuda})
+
+    def change(buffers: dict[str, Tensor]) -> None:
+        for name, found in changes.items():
+            if found is not None:
+                _apply(found, buffers[name + "running_mean"], buffers[name + "running_var"])
+
+    with torch.random.fork_rng(devices=devices), torch.enable_grad():
+        try:
+            replica = Replica(model, example_input, seed)
+        except ValueError:
+            return True
+        points = Points(replica.model, seed)
+        points.move("free", 0, only=points.hiding(but=scaled))
+        if not all(bool(t.isfinite().all()) for t in _outputs(replica, training=True)):
+            points.restore()
+        before = [_outputs(replica, training=training) for training in (True, False)]
+        replica.begin_from(change)
+        with replica.scaled(scaled):
+            after = [_outputs(replica, training=training) for training in (True, False)]
+        # at directions that training does not change: the answer should be the same when a run goes on
+        points.move("free", 0)
+        units = {n: unit_factors(replica.parameters[n].detach().reshape(len(c), -1)) for n, c in scaled.items()}
+        before.append(_outputs(replica, training=True))
+        with replica.scaled(units):
+            after.append(_outputs(replica, training=True))
+    return all(_alike(*pair) for pair in zip(before, after, strict=True))
+
+
+def _outputs(replica: Replica, *, training: bool) -> list[Tensor]:
+    """What a replica returns in a mode; nothing where it cannot be run, as some cannot on inputs of the other mode."""
+    replica.model.train(training)
+    try:
+        return [t.detach() for t in replica.forward()]
+    except ValueError:
+        return []
+
+
+def _alike(before: list[Tensor], after: list[Tensor]) -> bool:
+    """Whether outputs are the same up to what is small; True where they cannot be compared."""
+    if [t.shape for t in before] != [t.shape for t in after] or not math.isfinite(size_of(unmasked(before))):
+        return True
+    return relative_change(before, after) < EPSILON_THRESHOLD
 
 
 # ---------------------------------------------------------------------- without one
