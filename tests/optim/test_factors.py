@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -863,6 +864,35 @@ def test_factors_of_losses_of_ones_own_have_the_scale_of_the_loss() -> None:
     half.refresh([(x, y)], nn.MSELoss())
     ratios = [float(s.trace() / t.trace()) for s, t in zip(collected(opt), collected(half), strict=True)]
     assert ratios == pytest.approx([5.0, 1.0])  # the loss is five times as large, and so is its Fisher matrix
+
+
+@pytest.mark.parametrize("fisher", ["empirical", "mc", "persample"])
+@pytest.mark.parametrize("last", [True, False], ids=["classes last", "classes second"])
+@pytest.mark.parametrize("classes", [4, 5])
+def test_a_sum_over_the_places_of_a_sample_is_one_term(fisher: str, last: bool, classes: int) -> None:
+    """The loss is four times as large as the mean over the places that count, and so is its Fisher matrix."""
+    torch.manual_seed(0)
+    net = nn.Linear(6, classes).double() if last else nn.Conv1d(6, classes, 1).double()
+    x, y = torch.randn(16, 5, 6, dtype=torch.float64), torch.randint(classes, (16, 5))
+    x = x if last else x.transpose(1, 2)
+    y[:, 0] = -100
+
+    def mean(z: Tensor, t: Tensor) -> Tensor:
+        return F.cross_entropy(z.movedim(-1, 1) if last else z, t)
+
+    def sums(z: Tensor, t: Tensor) -> Tensor:
+        return F.cross_entropy(z.movedim(-1, 1) if last else z, t, reduction="sum") / len(t)
+
+    def sampler(z: Tensor, t: Tensor, generator: torch.Generator) -> Tensor:
+        drawn = torch.randint(classes, t.shape, generator=generator)
+        return torch.where(t == -100, t, drawn)
+
+    traces = []
+    for loss_fn in (mean, sums):
+        opt = KFAC(net)
+        opt.refresh([(x, y)], loss_fn, fisher=fisher, sampler=sampler if fisher == "mc" else None)
+        traces.append(math.prod(float(factor.trace()) for factor in collected(opt)))
+    assert traces[1] / traces[0] == pytest.approx(4.0)
 
 
 def test_shares_of_classes_with_places_are_one_term_per_place() -> None:

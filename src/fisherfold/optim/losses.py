@@ -48,7 +48,7 @@ def likelihood(loss_fn: LossFunction) -> LossFunction:
 
 
 def summed_axes(outputs: Any, targets: Any, loss_fn: LossFunction, reduction: str) -> tuple[int, ...]:
-    """The axes of real-valued targets over which a loss is a sum: those of a mean have a term for every entry.
+    """The axes of targets over which a loss is a sum: those of a mean have a term for every entry.
 
     A cross entropy with shares of classes has one term for all classes, a squared error one for each entry. Of other
     losses it is found out: along an axis over which the mean is taken, doubled data leave the loss as it is.
@@ -60,18 +60,30 @@ def summed_axes(outputs: Any, targets: Any, loss_fn: LossFunction, reduction: st
         reduction: ``"mean"`` or ``"sum"``.
 
     Returns:
-        Axes beyond the first; none for class indices.
+        Axes beyond the first.
     """
-    if not isinstance(targets, Tensor) or not targets.is_floating_point() or targets.ndim < 2:
+    if not isinstance(targets, Tensor) or targets.ndim < 2:
         return ()
-    if isinstance(loss_fn, nn.CrossEntropyLoss) or loss_fn is functional.cross_entropy:
-        return (1,)
-    if reduction == "sum" or not isinstance(outputs, Tensor) or outputs.shape != targets.shape:
+    cross_entropy = isinstance(loss_fn, nn.CrossEntropyLoss) or loss_fn is functional.cross_entropy
+    if cross_entropy:
+        return (1,) if targets.is_floating_point() else ()
+    if reduction == "sum" or not isinstance(outputs, Tensor):
         return ()
     with torch.no_grad():
         value = float(loss_fn(outputs, targets))
-        doubled = {axis: _doubled(outputs, targets, loss_fn, axis) for axis in range(1, targets.ndim)}
-    return tuple(axis for axis, seen in doubled.items() if seen is not None and not _same(seen, value, value))
+        return tuple(axis for axis in range(1, targets.ndim) if _is_summed(outputs, targets, loss_fn, axis, value))
+
+
+def _is_summed(outputs: Tensor, targets: Tensor, loss_fn: LossFunction, axis: int, value: float) -> bool:
+    """Whether data repeated along an axis of the targets are another loss; of class indices, one twice as large."""
+    if targets.is_floating_point():
+        seen = _doubled(outputs, targets, loss_fn, axis) if outputs.shape == targets.shape else None
+        return seen is not None and not _same(seen, value, value)
+    # the axis over classes is the second one or the last one of the outputs
+    places = [place for place in (axis, axis + 1) if outputs.shape[place : place + 1] == targets.shape[axis : axis + 1]]
+    found = [_doubled(outputs, targets, loss_fn, axis, place) for place in places]
+    seen = next((loss for loss in found if loss is not None), None)
+    return seen is not None and _same(seen, 2 * value, value) and not _same(seen, value, value)
 
 
 def n_terms(outputs: Any, targets: Any, loss_fn: LossFunction, summed: tuple[int, ...], samples: float) -> float:
@@ -81,7 +93,7 @@ def n_terms(outputs: Any, targets: Any, loss_fn: LossFunction, summed: tuple[int
         outputs: what the model returned.
         targets: class indices, or values of the shape of the outputs.
         loss_fn: its ``ignore_index`` is honoured, -100 by default.
-        summed: the axes of real-valued targets that are summed over.
+        summed: the axes of targets that are summed over.
         samples: the length of the batch, for targets and outputs that are no tensors.
 
     Returns:
@@ -99,7 +111,7 @@ def terms_of_samples(targets: Tensor, loss_fn: LossFunction, summed: tuple[int, 
     Args:
         targets: class indices, or values.
         loss_fn: its ``ignore_index`` is honoured, -100 by default.
-        summed: the axes of real-valued targets that are summed over.
+        summed: the axes of targets that are summed over.
 
     Returns:
         Whole numbers, one per sample; none where all targets of a sample are ignored.
@@ -110,13 +122,19 @@ def terms_of_samples(targets: Tensor, loss_fn: LossFunction, summed: tuple[int, 
         return torch.full((len(rows),), terms, device=targets.device)
     named = getattr(loss_fn, "keywords", {})  # of functools.partial
     ignored = getattr(loss_fn, "ignore_index", named.get("ignore_index", -100))
-    return (rows != ignored).unsqueeze(-1).flatten(1).sum(1)
+    counted = rows != ignored
+    for axis in summed:
+        counted = counted.any(axis, keepdim=True)
+    return counted.unsqueeze(-1).flatten(1).sum(1)
 
 
-def _doubled(outputs: Tensor, targets: Tensor, loss_fn: LossFunction, axis: int) -> float | None:
+def _doubled(
+    outputs: Tensor, targets: Tensor, loss_fn: LossFunction, axis: int, place: int | None = None
+) -> float | None:
     """The loss of data repeated along an axis; None where something in the loss has the size of that axis."""
+    place = axis if place is None else place  # that of the outputs
     try:
-        return float(loss_fn(torch.cat([outputs, outputs], axis), torch.cat([targets, targets], axis)))
+        return float(loss_fn(torch.cat([outputs, outputs], place), torch.cat([targets, targets], axis)))
     except (RuntimeError, ValueError, IndexError):
         return None
 
