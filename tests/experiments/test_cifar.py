@@ -222,7 +222,7 @@ def test_a_seed_that_diverged_is_counted_and_leaves_the_curves_of_the_others(tmp
 
 
 def test_a_missing_folder_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"'fisherfold train cifar10 --folder .* makes one, or give the folder"):
+    with pytest.raises(FileNotFoundError, match=r"cifar10 --folder .* makes one, or .* reproduce cifar --results"):
         cifar.cells(tmp_path / "nowhere")
 
 

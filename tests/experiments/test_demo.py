@@ -31,7 +31,7 @@ def test_table_and_page_say_from_where_gaps_are_measured():
     runs = [demo.Run(problem, "sgd", [0.0, 1.0], [2.0, 0.5], 0.1) for problem in demo.TITLES]
     page = demo_section(runs, command="fisherfold demo").tables[0].title
     for said in (page, _table(runs).caption):
-        assert "gap: training loss above the lowest found, of the digits above 0" in said
+        assert "gap: training loss above the lowest found (for the digits: the loss itself)" in said
 
 
 def test_the_picture_is_a_png(tmp_path):

@@ -66,7 +66,7 @@ def test_fastest_is_the_first_to_come_within_five_percent_of_the_lowest():
     assert (found.own, found.other, found.outcome) == ([1.0], [2.0], "ahead")
     slow = compare(result({"RNGD": [[9, 8, 7, 6]], "RSGD": [[9, 5, 1.04, 1.0]]}), "error", "fastest")
     assert (slow.own, slow.outcome) == ([math.inf], "behind")
-    assert "median never, best other 2 #grad/N): behind" in slow.sentence("the error", "RNGD")
+    assert "median never, best other: 2 #grad/N): behind" in slow.sentence("the error", "RNGD")
 
 
 def test_a_level_that_is_never_reached_costs_infinitely_much():
@@ -103,7 +103,7 @@ def test_the_true_count_is_compared_at_the_same_cost():
     assert (true.own, true.other, true.outcome) == ([5], [3], "behind")
     sentence = true_count(found, [true])
     assert sentence == (
-        "Sample gradients truly evaluated over N: RNGD 4, RCG 2. With these counted, the error: behind (0 of 1 seed)."
+        "With every sample gradient counted (#grad/N: RNGD 4, RCG 2): the error behind (0 of 1 seed)."
     )
     assert judge([paper]) == judge([paper], [paper]) == "holds"
     assert judge([paper], [true]) == "holds partly"
@@ -122,7 +122,8 @@ def test_a_figure_section_has_the_verdict_the_curves_and_the_numbers():
     found = result({"RNGD": [[9, 1.0], [9, 1.2]], "RSGD": [[9, 2.0], [9, 2.5]]})
     section = figure_section(found, command="a command", picture="a.png")
     assert section.verdict == "holds"
-    assert section.why[0] == "the error: RNGD ends lowest on 2 of 2 seeds (median 1.1, best other 2.25, -51.1%): ahead."
+    medians = "median 1.1, best other: 2.25, -51.1%"
+    assert section.why[0] == f"the error: RNGD ends lowest on 2 of 2 seeds ({medians}): ahead."
     (chart,) = section.charts
     band = chart.series[0].y["error"]
     assert (band.median[-1], band.least[-1], band.greatest[-1]) == (1.1, 1.0, 1.2)

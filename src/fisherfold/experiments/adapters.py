@@ -204,8 +204,8 @@ def _leader(problem: str, runs: Sequence[demo.Run]) -> str:
     if not rest:
         return f"{demo.TITLES[problem]}: {best.method} alone was run."
     return (
-        f"{demo.TITLES[problem]}: {best.method} ends lowest with loss {best.values[-1]:.6g}, then {rest[0].method} "
-        f"with {rest[0].values[-1]:.6g}."
+        f"{demo.TITLES[problem]}: {best.method} ends lowest, with a training loss of {best.values[-1]:.6g}; "
+        f"{rest[0].method} is next, {rest[0].values[-1] - best.values[-1]:.2g} above."
     )
 
 

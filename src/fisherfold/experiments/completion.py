@@ -27,14 +27,14 @@ from fisherfold.problems.ratings import Ratings
 RANK = 5
 METRICS = {
     "held_out": "held-out MSE",
-    "refit": "test MSE, a refitted on the test ratings (refit)",
+    "refit": "test MSE after a refit",
     "train": "training MSE",
 }
-NOTE = "refit fits the coefficients on the test ratings themselves: it measures the subspace and predicts nothing"
+NOTE = "A refit fits the coefficients to the test ratings themselves: it measures the subspace and predicts nothing"
 HIDDEN = (
     "a column with at most 5 test ratings is fitted exactly and counts as no error, and a "
     "column with few training ratings never has to be predicted. Held-out predictions use the training ratings only; "
-    "without a ridge a movie with fewer ratings than the rank predicts nonsense, and more rank makes it worse."
+    "without a ridge a movie with fewer ratings than the rank gets a nonsensical prediction, and worse at higher rank."
 )
 
 

@@ -36,7 +36,7 @@ TITLES = {
     "multi-task": "100 regressions, Gr(30, 4)",
     "digits": "Convolutional net with batch norm",
 }
-GAP = "gap: training loss above the lowest found, of the digits above 0"
+GAP = "gap: training loss above the lowest found (for the digits: the loss itself)"
 # gaps below these are rounding and are drawn at them
 FLOORS = {"completion": 1e-13, "multi-task": 1e-13, "digits": 1e-6}
 

@@ -119,7 +119,7 @@ def _rules(rules: Sequence[str]) -> str:
     if not rules:
         return ""
     items = "".join(f"<li>{_text(rule)}</li>" for rule in rules)
-    return f"<details><summary>How the verdicts are computed</summary><ul>{items}</ul></details>"
+    return f"<details><summary>Terms, and how the verdicts are computed</summary><ul>{items}</ul></details>"
 
 
 def _badge(section: Section) -> str:

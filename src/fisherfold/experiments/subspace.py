@@ -28,7 +28,7 @@ from fisherfold.problems.tasks import TaskStatistics
 RANK, RIDGE = 6, 1e-4
 METRICS = {
     "held_out_nmse": "held-out NMSE",
-    "refit_nmse": "test NMSE, w refitted on test rows (refit)",
+    "refit_nmse": "test NMSE after a refit",
     "train_nmse": "training NMSE",
 }
 STAND_IN = (

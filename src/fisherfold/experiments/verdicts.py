@@ -23,12 +23,18 @@ Kind = Literal["lowest", "fastest"]
 Outcome = Literal["ahead", "level", "behind"]
 MAJORITY, LEVEL, NEAR = 0.8, 0.02, 1.05
 RULES = (
+    "Methods: RNGD is the paper's natural gradient. RSGD and RSVRG are stochastic gradients, without and with variance "
+    "reduction; RCG is a conjugate gradient. All of them move on the manifold.",
+    "Errors: held-out, on data left out of the fit; after a refit, on the same data once the coefficients have been "
+    "fitted to them, as the released code does; training. MSE is the mean squared error, NMSE the squared error over "
+    "the variance, averaged over tasks.",
+    "Cost: #grad/N is the number of sample gradients evaluated so far, divided by the number of samples N.",
     f"Lowest: the final error of RNGD against the best of the paper's other methods, seed by seed. Ahead: lower on at "
     f"least {MAJORITY:.0%} of the seeds; level: lower or within {LEVEL:.0%} on as many; behind: otherwise.",
-    f"Fastest: the same with the #grad/N, in the paper's count, at which the error first comes within {NEAR - 1:.0%} "
+    f"Fastest: the same for the #grad/N, in the paper's count, at which the error first comes within {NEAR - 1:.0%} "
     "of the lowest that any of the four ends at; level means the same count.",
-    "The paper charges RNGD two gradients a sample where it evaluates three, so all is compared again with every "
-    "sample gradient counted, up to the number that the method with the fewest has spent.",
+    "The paper charges RNGD two gradients per sample where it evaluates three. So everything is compared a second time "
+    "with every sample gradient counted, up to the number that the cheapest method has spent.",
     "A figure's claim holds if RNGD is ahead in every error shown, in both counts; it does not hold if in the paper's "
     "count it is ahead in none and behind in at least one; else it holds partly. Methods marked as ours take no part.",
     "A part of the theory holds if all its findings do, does not hold if all fail, else it holds partly.",
@@ -84,11 +90,11 @@ class Comparison:
         seeds = f"{self.wins} of {counted(len(self.own), 'seed')}"
         if self.kind == "lowest":
             part = f", {(own - other) / abs(other):+.1%}" if other and math.isfinite(own + other) else ""
-            medians = f"median {own:.4g}, best other {other:.4g}{part}"
+            medians = f"median {own:.4g}, best other: {other:.4g}{part}"
             return f"{label}: {method} ends lowest on {seeds} ({medians}): {self.outcome}."
         return (
-            f"{label}: {method} is the first within 5 % of the lowest on {seeds} (median {_count(own)}, best other "
-            f"{_count(other)} #grad/N): {self.outcome}."
+            f"{label}: {method} is the first within 5 % of the lowest on {seeds} (median {_count(own)}, best other: "
+            f"{_count(other)}): {self.outcome}."
         )
 
 
@@ -162,9 +168,9 @@ def true_count(result: FigureResult, comparisons: Sequence[Comparison]) -> str:
     groups = {m.label: result.runs[m.label] for m in result.plan.methods if m.paper}
     used = (f"{label} {statistics.fmean(r.last('true_grads') for r in runs):.0f}" for label, runs in groups.items())
     found = (
-        f"{result.plan.metrics[c.column]}: {c.outcome} ({c.wins} of {counted(len(c.own), 'seed')})" for c in comparisons
+        f"{result.plan.metrics[c.column]} {c.outcome} ({c.wins} of {counted(len(c.own), 'seed')})" for c in comparisons
     )
-    return f"Sample gradients truly evaluated over N: {', '.join(used)}. With these counted, {'; '.join(found)}."
+    return f"With every sample gradient counted (#grad/N: {', '.join(used)}): {'; '.join(found)}."
 
 
 def _value_at(run: Run, column: str, budget: float) -> float:
@@ -174,4 +180,4 @@ def _value_at(run: Run, column: str, budget: float) -> float:
 
 
 def _count(value: float) -> str:
-    return f"{value:.0f}" if math.isfinite(value) else "never"
+    return f"{value:.0f} #grad/N" if math.isfinite(value) else "never"

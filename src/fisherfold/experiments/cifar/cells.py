@@ -122,7 +122,7 @@ def cells(folder: Path = RESULTS) -> list[CellResult]:
     if not folder.is_dir():
         raise FileNotFoundError(
             f"there is no folder {folder} of training runs: 'fisherfold train cifar10 --folder {folder}' makes one, or "
-            "give the folder of your runs with --results"
+            "give the folder of your runs to 'fisherfold reproduce cifar --results'"
         )
     own, _ = told_apart(folder)
     found = []
