@@ -24,8 +24,8 @@ from fisherfold.cli.train import train
 
 app = group(
     "Maximum likelihood on manifolds with the Riemannian Fisher information.\n\n"
-    "Start with `fisherfold demo`. Exit codes: 0 done, 1 declined or an unexpected error, 2 something given cannot be "
-    "used, 130 interrupted.",
+    "Start with `fisherfold demo`. Exit codes: 0 done, 1 declined or an unexpected error, 2 an option, a file or data "
+    "cannot be used, 130 interrupted.",
     examples=["fisherfold demo", "fisherfold complete fit ratings.csv -o model/"],
 )
 command(app, examples=["fisherfold demo", "fisherfold demo --output pictures --seed 1"])(demo)

@@ -38,7 +38,7 @@ from fisherfold.cli.words import printable
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON and nothing else on standard output.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no remarks, only the result.")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say every step, the time and the memory it took.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Report every step, and the time and memory used.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the full trace of an error.")]
 _SHARED = {"as_json": AsJson, "quiet": Quiet, "verbose": Verbose, "debug": Debug}
 

@@ -44,7 +44,7 @@ Columns = Annotated[
 Format = Annotated[
     str | None,
     typer.Option(
-        "--format", help="csv, tsv, :: or parquet; found out if not given.",
+        "--format", help="csv, tsv, :: or parquet; detected if not given.",
         autocompletion=one_of("csv", "tsv", "::", "parquet"),
     ),
 ]  # fmt: skip
@@ -74,7 +74,7 @@ Offsets = Annotated[
         autocompletion=one_of("both", "rows", "columns", "global", "none"),
     ),
 ]  # fmt: skip
-Ridge = Annotated[float | None, typer.Option("--ridge", help="Ridge in imaginary ratings; learnt if not given.")]
+Ridge = Annotated[float | None, typer.Option("--ridge", help="The ridge, in imaginary ratings; learnt if not given.")]
 Duplicates = Annotated[
     str,
     typer.Option(

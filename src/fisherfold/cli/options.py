@@ -12,11 +12,11 @@ import typer
 from fisherfold.cli.words import named
 
 Encoding = Annotated[
-    str | None, typer.Option("--encoding", help="Of text that is neither UTF-8 nor UTF-16, such as latin-1.")
+    str | None, typer.Option("--encoding", help="Encoding of text that is neither UTF-8 nor UTF-16, such as latin-1.")
 ]
 Decimal = Annotated[
     str | None,
-    typer.Option("--decimal", help="The decimal mark of numbers, . or , (found out if not given).", metavar="MARK"),
+    typer.Option("--decimal", help="The decimal mark of numbers, . or , (detected if not given).", metavar="MARK"),
 ]
 UnpackLimit = Annotated[
     float,
@@ -25,7 +25,7 @@ UnpackLimit = Annotated[
 Checkpoint = Annotated[
     Path | None,
     typer.Option(
-        "--checkpoint", help="Keep where the fit stands in this file; the same command goes on from it.",
+        "--checkpoint", help="Save the state of the fit in this file; the same command continues from it.",
         callback=named("--checkpoint", "a file"),
     ),
 ]  # fmt: skip

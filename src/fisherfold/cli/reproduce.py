@@ -35,9 +35,9 @@ app = group(
 
 Seeds = Annotated[int, typer.Option("--seeds", min=1, help="How many seeds (split, start and samples).")]
 Quick = Annotated[bool, typer.Option("--quick", help="A sketch: a third of the epochs, two seeds, smaller step grids.")]
-Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, help="How many runs at a time; times suffer from several.")]
+Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, help="How many runs at a time; several distort times.")]
 Output = Annotated[Path, typer.Option("--output", "-o", help="The folder for the page, tables and recorded runs.")]
-Fresh = Annotated[bool, typer.Option("--fresh", help="Make recorded runs again instead of reading them.")]
+Fresh = Annotated[bool, typer.Option("--fresh", help="Run again what is recorded, instead of reading it.")]
 SarcosFile = Annotated[
     Path | None, typer.Option("--sarcos-file", help="The original training file sarcos_inv.mat, if you have it.")
 ]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fisherfold.estimators.task_tables import Roles, TaskTable
 
 app = group(
-    "Many small related regressions or classifications that share a subspace.",
+    "Fit many small related regressions or classifications that share a subspace.",
     examples=["fisherfold subspace fit pupils.csv --target score --task school -o model/"],
 )
 
@@ -31,7 +31,7 @@ Unseen = Annotated[
     str,
     typer.Option(
         "--unseen",
-        help="For tasks that were not seen: error, or mean for what all tasks share.",
+        help="Tasks that were not in the fit: error, or mean (predict what all tasks share).",
         autocompletion=one_of("error", "mean"),
     ),
 ]

@@ -35,17 +35,17 @@ Rate = Annotated[float | None, typer.Option("--lr", min=0, help="The step size, 
 ManifoldRate = Annotated[
     float | None, typer.Option("--manifold-lr", min=0, help="The step size on spheres, if not the preset's.")
 ]
-Decay = Annotated[float | None, typer.Option("--weight-decay", min=0, help="If not the preset's.")]
+Decay = Annotated[float | None, typer.Option("--weight-decay", min=0, help="The weight decay, if not the preset's.")]
 Damping = Annotated[float | None, typer.Option("--damping", min=0, help="λ, if not the preset's.")]
 Replace = Annotated[
     list[str], typer.Option("--set", metavar="NAME=VALUE", help="Replace any other setting, such as refresh_every=5.")
 ]
 Validation = Annotated[
-    bool, typer.Option("--validation", help="Judge by a tenth of the training images, left out, not by the test set.")
+    bool, typer.Option("--validation", help="Test on a tenth of the training images, left out, not on the test set.")
 ]
 Images = Annotated[
     int | None,
-    typer.Option("--images", min=1, help="Only so many training images, and a fifth as many to judge by, for a trial."),
+    typer.Option("--images", min=1, help="Only so many training images, and a fifth as many to test on, for a trial."),
 ]
 Batch = Annotated[int | None, typer.Option("--batch", min=1, help="Images per step, if not 128.")]
 Every = Annotated[int, typer.Option("--checkpoint-every", min=0, help="Epochs between checkpoints; 0 for none.")]
@@ -59,7 +59,7 @@ def train(
     validation: Validation = False, images: Images = None, batch: Batch = None, checkpoint_every: Every = 10,
     tensorboard: Board = None,
 ) -> None:  # fmt: skip
-    """Train WRN-16-4 or VGG16-BN on CIFAR with a preset of an optimizer; the same command goes on where it stopped."""
+    """Train WRN-16-4 or VGG16-BN on CIFAR with a preset of an optimizer; the same command resumes it."""
     from fisherfold import training
     from fisherfold.training.train import Job, pick_device
 
