@@ -134,6 +134,29 @@ def test_the_accuracies_of_cifar_are_those_that_were_logged():
     assert steps == [(medians[preset], medians[preset.replace("mkfac", "sgd")], preset) for _, _, preset in steps]
 
 
+def test_the_accuracies_of_cifar_in_the_readme_are_those_that_were_logged():
+    text, logs = cifar_page("../README.md")
+    table = text.split("| | CIFAR-10 WRN-16-4 |")[1].split("\n\n")[0].splitlines()[2:]
+    cells = ([cell.strip() for cell in row.strip("|").split("|")] for row in table)
+    shown = {name: values for name, *values in cells}
+    tasks: dict[tuple[str, str], dict[str, float]] = {}
+    for cell in cifar.cells(logs):
+        if cell.runs:
+            tasks.setdefault((cell.dataset, cell.model), {})[cell.optimizer] = cell.best[0]
+    best = [max((name for name in task if name.startswith("mkfac")), key=task.__getitem__) for task in tasks.values()]
+    rows = {
+        "MKFAC, as the paper reports it": [cell.paper for cell in cifar.cells(logs) if cell.optimizer == "mkfac"],
+        "MKFAC, the paper's settings": [task["mkfac"] for task in tasks.values()],
+        "MKFAC, our settings": [task[name] for task, name in zip(tasks.values(), best, strict=True)],
+        "SGD with the same averages, steps and images": [
+            task[name.replace("mkfac", "sgd")] for task, name in zip(tasks.values(), best, strict=True)
+        ],
+        "SGD, tuned weight decay": [task["sgd-tuned"] for task in tasks.values()],
+        "KFAC": [task["kfac"] for task in tasks.values()],
+    }
+    assert shown == {name: [f"{value:.2f}" for value in values] for name, values in rows.items()}
+
+
 def test_the_trials_of_cifar_are_those_that_were_logged():
     text, logs = cifar_page("cifar-settings.md")
     logged = {
