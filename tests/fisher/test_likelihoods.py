@@ -1,5 +1,6 @@
 """Each likelihood against torch.distributions, automatic differentiation and sampling."""
 
+import math
 import re
 
 import numpy as np
@@ -90,6 +91,8 @@ def test_fisher_product_is_the_hessian_of_the_expected_nll(kind, shape):
     torch.testing.assert_close(likelihood.fisher_matrix(z), reference, rtol=1e-12, atol=1e-12)
     product = (reference @ v.reshape(shape[0], -1, 1)).reshape(shape)
     torch.testing.assert_close(likelihood.fisher_vp(z, v), product, rtol=1e-12, atol=1e-12)
+    factor = likelihood.fisher_factor(z)
+    torch.testing.assert_close(factor @ factor.mT, reference, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "exponential"])
@@ -126,8 +129,20 @@ def test_pseudo_inverse_identities(kind, shape):
 def test_a_shift_of_all_logits_is_the_singular_direction():
     z = natural("categorical", 4, 5)
     ones = torch.ones_like(z)
-    assert float(Categorical().fisher_vp(z, ones).abs().max()) < 1e-15
     assert float(Categorical().fisher_pinv_vp(z, ones).abs().max()) < 1e-14
+    for saturation in (1, 30):
+        assert float(Categorical().fisher_vp(saturation * z, 0.3 * ones).abs().max()) == 0
+        factor = Categorical().fisher_factor(saturation * z)
+        assert float(factor.sum(dim=1).abs().max()) < 1e-15
+
+
+def test_saturated_logits_keep_the_digits_of_their_fisher_matrix():
+    """At p = 1 - 1e-13 the likeliest class has p (1 - p), of which 1 - p alone keeps three digits."""
+    z = torch.tensor([[30.0, 0.0, -1.0]], dtype=torch.float64)
+    weights = torch.tensor([1.0, 1 / math.e], dtype=torch.float64) * math.exp(-30)
+    rest = float(weights.sum()) / (1 + float(weights.sum()))
+    first = Categorical().fisher_vp(z, torch.tensor([[1.0, 0.0, 0.0]], dtype=torch.float64))
+    assert float(first[0, 0]) == pytest.approx(rest * (1 - rest), rel=1e-13, abs=0)
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "exponential"])

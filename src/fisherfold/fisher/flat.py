@@ -1,6 +1,10 @@
-"""Points and tangent vectors as flat vectors, for dense linear algebra.
+"""Points and tangent vectors as flat vectors, and sums of their outer products, for dense linear algebra.
 
 Tensors are flattened row by row and the factors of a product follow each other in their order.
+
+Rounding makes of the eigenvalue 0 of a singular matrix of sums a θ of a few units of the largest one, and of its pivot
+in Cholesky up to θ/q², q the last entry of its eigenvector: pivots do not tell that a matrix is singular. Eigenvalues
+do, and the bound λ_max/λ_min ≤ ‖A‖ ‖A⁻¹‖ in the norm of row sums.
 """
 
 from __future__ import annotations
@@ -11,6 +15,11 @@ import torch
 from torch import Tensor
 
 from fisherfold.manifolds.base import Point, leaves, tree_map
+
+# rows that are summed at once, in their own precision
+_BLOCK_ROWS = 256
+# rounding units that sums leave of the eigenvalue 0, with a margin; matrices of more rows have as many as rows
+_UNITS = 32
 
 
 def flatten(v: Point) -> Tensor:
@@ -45,3 +54,45 @@ def unflatten(vector: Tensor, like: Point) -> Point:
         return piece
 
     return tree_map(take, like)
+
+
+def gram(rows: Tensor) -> Tensor:
+    """The matrix WᵀW, summed in float64 over blocks of rows, so that rounding does not grow with their number.
+
+    Args:
+        rows: W.
+
+    Returns:
+        A symmetric matrix in the dtype of W.
+    """
+    total = torch.zeros(rows.shape[1], rows.shape[1], dtype=torch.float64, device=rows.device)
+    for block in torch.split(rows, _BLOCK_ROWS):
+        total += block.T @ block
+    return total.to(rows.dtype)
+
+
+def rounding_share(size: int, dtype: torch.dtype) -> float:
+    """The share of the largest eigenvalue of a matrix of sums at or below which another one is 0.
+
+    Args:
+        size: the number of rows of the matrix.
+        dtype: its dtype.
+
+    Returns:
+        Some rounding units.
+    """
+    return max(size, _UNITS) * torch.finfo(dtype).eps
+
+
+def reciprocal_condition(matrix: Tensor, inverse: Tensor) -> float:
+    """A lower bound of λ_min/λ_max, at most by a factor of the size below it.
+
+    Args:
+        matrix: a symmetric positive definite matrix, or a batch of them.
+        inverse: their inverses.
+
+    Returns:
+        The least bound of the batch.
+    """
+    largest, least = (part.abs().sum(dim=-1).amax(dim=-1) for part in (matrix, inverse))
+    return float((1 / largest / least).amin())

@@ -223,8 +223,7 @@ class ExactFisher(JacobianFisher):
 
     @override
     def _output_factor(self) -> Tensor:
-        values, vectors = torch.linalg.eigh(self.likelihood.fisher_matrix(self.z))
-        return vectors * values.clamp(min=0).sqrt().unsqueeze(-2)
+        return self.likelihood.fisher_factor(self.z)
 
 
 class _ScoreFisher(JacobianFisher):

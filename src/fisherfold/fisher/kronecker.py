@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from fisherfold.fisher.flat import rounding_share
 from fisherfold.fisher.operators import FisherOperator
 from fisherfold.manifolds import Euclidean, Grassmann
 from fisherfold.manifolds.base import Manifold
@@ -207,6 +208,6 @@ def _inverse_spectrum(
         damped = (rows + balance * damping**0.5)[:, None] * (columns + damping**0.5 / balance)
     else:
         damped = rows[:, None] * columns + damping
-    floor = damped.max() * max(like.shape) * torch.finfo(like.dtype).eps if damping == 0 else 0.0
+    floor = damped.max() * rounding_share(max(like.shape), like.dtype) if damping == 0 else 0.0
     singular = damped <= floor
     return torch.where(singular, 0.0, 1 / torch.where(singular, 1.0, damped))

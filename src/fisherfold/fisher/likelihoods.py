@@ -151,6 +151,18 @@ class Likelihood(ABC):
         columns = [self.fisher_vp(z, e.expand_as(flat).reshape(z.shape)).reshape(len(z), -1) for e in basis]
         return torch.stack(columns, dim=2)
 
+    def fisher_factor(self, z: Tensor) -> Tensor:
+        """A factor S with F_L(z) = S Sᵀ for every sample.
+
+        Args:
+            z: natural parameters.
+
+        Returns:
+            A tensor of shape (samples, q, r), q the number of outputs of one sample.
+        """
+        values, vectors = torch.linalg.eigh(self.fisher_matrix(z))
+        return vectors * values.clamp(min=0).sqrt().unsqueeze(-2)
+
     def kl(self, z: Tensor, other: Tensor) -> Tensor:
         """The divergence KL(p(· | z) ‖ p(· | other)) of each sample.
 
@@ -275,7 +287,18 @@ class Categorical(Likelihood):
     @override
     def fisher_vp(self, z: Tensor, v: Tensor) -> Tensor:
         p = self.mean(z)
+        # seen from the likeliest class, whose 1 - p has lost its digits where p is near 1: constants give exactly 0
+        v = v - v.gather(-1, p.argmax(dim=-1, keepdim=True))
         return p * (v - (p * v).sum(dim=-1, keepdim=True))
+
+    @override
+    def fisher_factor(self, z: Tensor) -> Tensor:
+        # diag(√p) - p √pᵀ; the root of an eigenvalue 0 that rounding has made 1e-17 would be 3e-9
+        p = self.mean(z).reshape(len(z), -1, z.shape[-1])
+        root = p.sqrt()
+        factors = torch.diag_embed(root) - p.unsqueeze(-1) * root.unsqueeze(-2)
+        spread = torch.diag_embed(factors.permute(0, 2, 3, 1)).permute(0, 3, 1, 4, 2)
+        return spread.reshape(len(z), p[0].numel(), p[0].numel())
 
     @override
     def fisher_pinv_vp(self, z: Tensor, v: Tensor) -> Tensor:

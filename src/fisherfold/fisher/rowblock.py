@@ -15,6 +15,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from fisherfold.fisher.blocks import apply_blocks, inverse_blocks
+from fisherfold.fisher.flat import reciprocal_condition, rounding_share
 from fisherfold.fisher.kronecker import frame_turn
 from fisherfold.fisher.operators import FisherOperator
 from fisherfold.manifolds import Euclidean, Grassmann, Oblique
@@ -156,18 +157,17 @@ def _complement(x: Tensor, blocks: Tensor) -> Tensor:
 def _damped_inverse(blocks: Tensor, damping: float) -> tuple[Tensor, bool]:
     """(B_j + λ)⁻¹ for every row, the pseudo-inverse of a singular block without λ; and whether one is singular."""
     # a λ below the rounding of a block does not make it regular: its inverse along flat directions is anything
-    rounding = blocks.shape[-1] * torch.finfo(blocks.dtype).eps
+    rounding = rounding_share(blocks.shape[-1], blocks.dtype)
     sizes = blocks.diagonal(dim1=1, dim2=2).amax(1)
     # a row without data has no size of its own
     unseen = bool((sizes == 0).any()) and damping <= rounding * float(sizes.max())
     damped = blocks + damping * torch.eye(blocks.shape[-1], dtype=blocks.dtype, device=blocks.device)
-    quick = inverse_blocks(damped)
-    if quick is not None:
-        return quick, unseen
-    factors, info = torch.linalg.cholesky_ex(damped)
-    pivots = factors.diagonal(dim1=1, dim2=2)
-    if bool(((info == 0) & ((pivots.amin(1) / pivots.amax(1)).square() > rounding)).all()):
-        return torch.cholesky_inverse(factors), unseen
+    inverse = inverse_blocks(damped)
+    if inverse is None:
+        factors, info = torch.linalg.cholesky_ex(damped)
+        inverse = torch.cholesky_inverse(factors) if bool((info == 0).all()) else None
+    if inverse is not None and reciprocal_condition(damped, inverse) > rounding:
+        return inverse, unseen
     values, vectors = torch.linalg.eigh((blocks + blocks.mT) / 2)
     least = rounding * values.amax(1, keepdim=True)
     values = torch.where(values > least, values, 0.0) + damping

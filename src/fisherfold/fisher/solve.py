@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from fisherfold.fisher.conjugate import Solution, conjugate_gradients
-from fisherfold.fisher.flat import flatten, unflatten
+from fisherfold.fisher.flat import flatten, gram, reciprocal_condition, rounding_share, unflatten
 from fisherfold.manifolds.base import Manifold, Point, Tangent, arranged, dot, scale
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def _in_tangent_basis(operator: FisherOperator, g: Tangent, damping: float) -> T
     basis = tangent_basis(operator.manifold, operator.point)
     factor = None if operator.n_rows is None else operator.rows() @ basis
     if factor is not None:
-        matrix = factor.T @ factor
+        matrix = gram(factor)
     else:
         columns = [flatten(operator._matvec(unflatten(b, operator.point))) for b in basis.T]
         matrix = basis.T @ torch.stack(columns, dim=1)
@@ -156,9 +156,8 @@ def _solve_positive(matrix: Tensor, rhs: Tensor, damping: float, factor: Tensor 
     """Cholesky, or the spectrum where the damped matrix, WᵀW if a factor W is given, is singular to rounding."""
     damped = matrix + damping * torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
     lower, info = torch.linalg.cholesky_ex(damped)
-    diagonal = lower.diagonal()
-    condition = float(diagonal.min() / diagonal.max()) ** 2 if int(info) == 0 else 0.0
-    rounding = len(matrix) * torch.finfo(rhs.dtype).eps
+    condition = reciprocal_condition(damped, torch.cholesky_inverse(lower)) if int(info) == 0 else 0.0
+    rounding = rounding_share(len(matrix), rhs.dtype)
     if factor is not None and damping > 0 and condition <= 1e2 * rounding and bool(torch.isfinite(matrix).all()):
         return _by_singular_values(factor, rhs, damping)
     if condition > rounding:
@@ -198,13 +197,13 @@ def _rounding(rhs: Tensor) -> float:
 
 def _cutoff(values: Tensor) -> Tensor:
     """Eigenvalues at or below this are rounding."""
-    return values.max().clamp(min=0) * len(values) * torch.finfo(values.dtype).eps
+    return values.max().clamp(min=0) * rounding_share(len(values), values.dtype)
 
 
 def _in_sample_space(operator: FisherOperator, g: Tangent, damping: float) -> Tangent:
     """Woodbury in its spectral form, with V s Vᵀ = WᵀW from the eigenvectors of WWᵀ."""
     rows, flat = operator.rows(), flatten(g)
-    values, vectors = torch.linalg.eigh(rows @ rows.T)
+    values, vectors = torch.linalg.eigh(gram(rows.T))
     least, cutoff = float(values[0]), float(_cutoff(values))
     if 0 < damping < 10 * cutoff - least:
         # λ does not outweigh what the cutoff would take for zero, and refinement would go astray

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from typing_extensions import override
 
+from fisherfold.fisher.flat import gram
 from fisherfold.fisher.jacobian import AdjointTest, EmpiricalFisher, ExactFisher, Graph, MonteCarloFisher, record
 from fisherfold.fisher.kronecker import KroneckerFisher
 from fisherfold.fisher.likelihoods import Likelihood
@@ -280,8 +281,7 @@ class NLLProblem(Problem):
         if kind == "exact":
             return exact
         if kind == "dense":
-            rows = exact.rows()
-            return DenseFisher(self.manifold, x, rows.T @ rows)
+            return DenseFisher(self.manifold, x, gram(exact.rows()))
         raise ValueError(f"kind must be one of {list(self.fisher_kinds)}, got {kind!r}")
 
     def __getstate__(self) -> dict[str, Any]:
