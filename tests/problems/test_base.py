@@ -5,9 +5,18 @@ import math
 import pytest
 import torch
 
-from fisherfold import Gaussian, NLLProblem, Problem, check_fisher, minimize
+from fisherfold import (
+    Bernoulli,
+    Categorical,
+    Gaussian,
+    Likelihood,
+    NLLProblem,
+    Problem,
+    check_fisher,
+    minimize,
+)
 from fisherfold.fisher import DenseFisher
-from fisherfold.manifolds import Euclidean, Grassmann, Sphere
+from fisherfold.manifolds import Euclidean, Grassmann, Oblique, Sphere
 from fisherfold.problems import CompletionProblem, Ratings
 from fisherfold.problems.base import Snapshot
 from fisherfold.problems.subspace import SubspaceProblem
@@ -65,6 +74,30 @@ def test_the_fisher_information_of_an_own_problem_is_checked_against_its_diverge
         check_fisher(pull())
     assert check_fisher(Measured(pull().anchors))
     assert not check_fisher(Measured(pull().anchors, 0.6))
+
+
+class Plain(Bernoulli):
+    """With the divergence as a difference of log-partition functions, which rounding leaves fewer digits of."""
+
+    kl = Likelihood.kl
+
+
+@pytest.mark.parametrize("units", [1e-10, 1e-4, 1e-2, 1.0, 1e4, 1e8])
+def test_the_fisher_information_is_checked_in_any_units(units):
+    """With small inputs a divergence is far below 1: any operator had passed, as only rounding was looked for."""
+    x = units * torch.randn(50, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    sphere, labels, weight = Sphere(4), torch.arange(50) % 3, torch.ones(50, dtype=torch.float64)
+    for problem in (
+        NLLProblem(sphere, lambda x, w: x @ w, Gaussian(), x, x[:, 0] + 3 * units * weight),
+        NLLProblem(sphere, lambda x, w: x @ w / units, Plain(), x, weight),
+        NLLProblem(Oblique(3, 4), lambda x, w: x @ w.T / max(1.0, units), Categorical(), x, labels),
+    ):
+        assert check_fisher(problem)
+        assert not check_fisher(problem, kind="monte-carlo")
+    for size, passes in ((1e-2, False), (1e-6, True)):  # where rounding hides the whole divergence none can fail
+        hidden = NLLProblem(sphere, lambda x, w, size=size: size * x @ w / units, Plain(), x, weight)
+        assert check_fisher(hidden)
+        assert bool(check_fisher(hidden, kind="monte-carlo")) == passes
 
 
 def test_a_snapshot_gradient_is_exact_for_a_quadratic_and_unbiased_in_general():

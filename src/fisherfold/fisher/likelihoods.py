@@ -22,6 +22,7 @@ dimension of z counts samples; all others belong to one sample, whose Fisher mat
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from numbers import Real
 from typing import cast
@@ -32,6 +33,10 @@ from torch.nn import functional
 from typing_extensions import override
 
 from fisherfold.fisher.autodiff import jvp
+from fisherfold.manifolds.lengths import series
+
+# (exp c - 1 - c) / c² up to c = 1/4, to the last digit
+_BEND = tuple(1 / math.factorial(k + 2) for k in range(12))
 
 
 class Likelihood(ABC):
@@ -192,7 +197,9 @@ def _over(v: Tensor, weight: Tensor) -> Tensor:
 
 def _bend(c: Tensor) -> Tensor:
     """Exp c - 1 - c, which keeps its digits near 0."""
-    return torch.expm1(c) - c
+    near = c.abs() < 0.25
+    small = torch.where(near, c, 0.0)
+    return torch.where(near, small.square() * series(_BEND, small), torch.expm1(c) - c)
 
 
 class Gaussian(Likelihood):

@@ -18,6 +18,7 @@ from fisherfold.problems.base import Problem
 from fisherfold.problems.derivative import derivative
 
 _STEPS = [0.3 * 10 ** (-k / 4) for k in range(19)]
+_NO_STEPS = [1e-9 * 0.8**k for k in range(8)]  # a divergence has 1e-17 of that of the first step there: all is rounding
 _MARGIN = 5.0  # of a measured error, of which derivatives of smooth losses are off by less than half
 _SUMS = 1e3  # roundings of a gradient, in units of the precision
 
@@ -51,7 +52,7 @@ def check_gradient(problem: Problem, x: Point | None = None, d: Tangent | None =
     given = d is not None
     x, d = _random(problem, x, d, seed)
     manifold = problem.manifold
-    size = math.hypot(*(float(torch.linalg.vector_norm(leaf)) for leaf in leaves(x)))
+    size = _size(x)
     length = float(manifold.norm(x, d))
     if given and not 0 < length < math.inf:  # a manifold of dimension 0 has no other vectors
         raise ValueError(f"d must be a tangent vector of positive length, got one of length {length}")
@@ -101,12 +102,21 @@ def check_fisher(
         raise TypeError(f"problem must have its mean divergence as kl(x, other), as NLLProblem has; {kind_of} has none")
     x, d = _random(problem, x, d, seed)
     manifold = problem.manifold
-    length = float(problem.fisher(x, kind=kind).quadratic(d))
-    divergences = [float(divergence(x, manifold.retract(x, scale(t, d)))) for t in _STEPS]
+    length, size = float(problem.fisher(x, kind=kind).quadratic(d)), max(1.0, _size(x))
+
+    def divergence_at(t: float) -> float:
+        return float(divergence(x, manifold.retract(x, scale(t, d))))
+
+    divergences = [divergence_at(t) for t in _STEPS]
     errors = [abs(kl - 0.5 * t**2 * length) for t, kl in zip(_STEPS, divergences, strict=True)]
-    # a divergence is a difference of numbers of order one, whatever its own size
-    noise = 4 * torch.finfo(leaves(x)[0].dtype).eps * max(1.0, divergences[0])
+    # its own rounding, and that of the differences of large numbers that it may be: only steps of no length tell that
+    own = torch.finfo(leaves(x)[0].dtype).eps * size * abs(divergences[0])
+    noise = 4 * max(own, *(abs(divergence_at(t * size)) for t in _NO_STEPS))
     return slope_at_least(f"{kind} Fisher information", slope(_STEPS, errors, noise), 3)
+
+
+def _size(x: Point) -> float:
+    return math.hypot(*(float(torch.linalg.vector_norm(leaf)) for leaf in leaves(x)))
 
 
 def _random(problem: Problem, x: Point | None, d: Tangent | None, seed: int) -> tuple[Point, Tangent]:
