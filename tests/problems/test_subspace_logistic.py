@@ -6,6 +6,7 @@ import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
 
+from fisherfold.problems import check_gradient
 from fisherfold.problems.subspace_logistic import LabelledRows, LogisticSubspaceProblem, newton_coefficients
 
 SIZES = (14, 9, 20, 5)
@@ -62,17 +63,40 @@ def test_the_gradient_is_the_derivative_of_the_minimised_loss(batch):
         assert float((ahead - behind) / (2 * h)) == pytest.approx(float((gradient * v).sum()), rel=1e-7, abs=1e-9)
 
 
+@pytest.mark.parametrize("ridge", [1e-2, 1e-4, 1e-8])
+def test_tasks_that_can_be_separated_keep_their_digits(ridge):
+    """Logits beyond 20, where softplus takes log(1 + exp) for its argument: losses were off by up to a percent."""
+    for seed in range(6):
+        g = torch.Generator().manual_seed(seed)
+        X = torch.randn(60, 5, generator=g, dtype=torch.float64)
+        frame = torch.linalg.qr(torch.randn(5, 2, generator=g, dtype=torch.float64))[0]
+        rows = LabelledRows.make(X, (X @ frame[:, 0] > 0).double(), torch.arange(60) % 4)
+        problem = LogisticSubspaceProblem(rows, rank=2, ridge=ridge)
+        assert check_gradient(problem, seed=seed)
+        state = problem.state(frame)
+        logits = (X @ frame * state.weights[rows.task]).sum(-1)
+        wrong = torch.where(rows.y > 0, -logits, logits)
+        assert float(logits.abs().max()) > 20
+        losses = torch.logaddexp(torch.zeros_like(wrong), wrong)
+        penalised = rows.total(losses) + ridge / 2 * state.weights.square().sum(-1)
+        torch.testing.assert_close(state.losses, penalised, rtol=1e-13, atol=0)
+        # at its minimum a task pulls as much as its ridge: what rounding has left is far below both
+        slopes = rows.total((torch.sigmoid(wrong) * (1 - 2 * rows.y))[:, None] * (X @ frame))
+        torch.testing.assert_close(slopes, -ridge * state.weights, rtol=1e-4, atol=0)
+
+
 def test_the_exact_fisher_is_that_of_the_logits_whose_coefficients_follow():
     problem, U = case()
     operator = problem.fisher(U, kind="exact")
     rows = problem.rows
-    spread = rows.weight * problem.state(U).mu * (1 - problem.state(U).mu)
 
     def logits(V):
         features = rows.X @ V
         w, _ = newton_coefficients(rows, features, problem.ridge)
         return (features * w[rows.task]).sum(-1)
 
+    mu = torch.sigmoid(rows.offset + logits(U))
+    spread = rows.weight * mu * (1 - mu)
     for seed in range(3):
         v = problem.manifold.random_tangent(U, generator=torch.Generator().manual_seed(seed))
         h = 1e-5

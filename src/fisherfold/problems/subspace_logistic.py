@@ -19,7 +19,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import softplus
+from torch.nn.functional import logsigmoid
 from typing_extensions import override
 
 from fisherfold.fisher.kronecker import KroneckerFisher
@@ -140,12 +140,11 @@ def newton_coefficients(
     losses = _losses(rows, features, w, ridge)
     scale = rows.total(rows.weight[:, None] * features.abs()).sum(-1) + ridge
     for _ in range(max_iter):
-        logits = rows.offset + (features * w[rows.task]).sum(-1)
-        mu = torch.sigmoid(logits)
-        slope = rows.total((rows.weight * (mu - rows.y))[:, None] * features) + ridge[:, None] * w
+        logits = _logits(rows, features, w)
+        slope = rows.total(_slopes(rows, logits)[:, None] * features) + ridge[:, None] * w
         if bool((slope.abs().amax(-1) <= 1e-13 * scale).all()):
             break
-        factor = torch.linalg.cholesky(curvature(rows, features, mu, ridge))
+        factor = torch.linalg.cholesky(curvature(rows, features, _spread(rows, logits), ridge))
         step = torch.cholesky_solve(slope[..., None], factor).squeeze(-1)
         fall = (step * slope).sum(-1)
         # below the rounding of the loss only the Newton step itself, which squares the error, can give the last digits
@@ -166,26 +165,42 @@ def newton_coefficients(
     return w, losses
 
 
-def curvature(rows: LabelledRows, features: Tensor, mu: Tensor, ridge: Tensor) -> Tensor:
+def curvature(rows: LabelledRows, features: Tensor, spread: Tensor, ridge: Tensor) -> Tensor:
     """G_t = UᵀX_tᵀDX_tU + λ_t I.
 
     Args:
         rows: the rows.
         features: XU.
-        mu: predicted probabilities.
+        spread: D = s μ(1 - μ), row by row.
         ridge: λ per task.
 
     Returns:
         A tensor of shape (tasks, rank, rank).
     """
-    spread = (rows.weight * mu * (1 - mu))[:, None] * features
+    weighted = spread[:, None] * features
     eye = torch.eye(features.shape[1], dtype=features.dtype, device=features.device)
-    return rows.total(spread[:, :, None] * features[:, None, :]) + ridge[:, None, None] * eye
+    return rows.total(weighted[:, :, None] * features[:, None, :]) + ridge[:, None, None] * eye
+
+
+def _logits(rows: LabelledRows, features: Tensor, w: Tensor) -> Tensor:
+    return rows.offset + (features * w[rows.task]).sum(-1)
 
 
 def _losses(rows: LabelledRows, features: Tensor, w: Tensor, ridge: Tensor) -> Tensor:
-    logits = rows.offset + (features * w[rows.task]).sum(-1)
-    return rows.total(rows.weight * (softplus(logits) - rows.y * logits)) + ridge * (w * w).sum(-1) / 2
+    # of the logit of the class that is not the target: rows far on the right side keep their digits
+    wrong = (1 - 2 * rows.y) * _logits(rows, features, w)
+    return rows.total(rows.weight * -logsigmoid(-wrong)) + ridge * (w * w).sum(-1) / 2
+
+
+def _slopes(rows: LabelledRows, logits: Tensor) -> Tensor:
+    """The derivatives s (μ - y) in the logits."""
+    sign = 1 - 2 * rows.y
+    return rows.weight * sign * torch.sigmoid(sign * logits)
+
+
+def _spread(rows: LabelledRows, logits: Tensor) -> Tensor:
+    """The second derivatives D = s μ(1 - μ)."""
+    return rows.weight * torch.sigmoid(logits) * torch.sigmoid(-logits)
 
 
 @dataclass(frozen=True)
@@ -197,7 +212,7 @@ class LogisticState:
         features: XU.
         weights: w_t.
         losses: penalised losses.
-        mu: predicted probabilities.
+        spread: D = s μ(1 - μ), row by row.
         error: e_t = X_tᵀ s(μ - y), shape (tasks, features).
     """
 
@@ -205,7 +220,7 @@ class LogisticState:
     features: Tensor
     weights: Tensor
     losses: Tensor
-    mu: Tensor
+    spread: Tensor
     error: Tensor
 
 
@@ -263,9 +278,9 @@ class LogisticSubspaceProblem(Problem):
         # from zero, not from the last point's coefficients: the loss is a function of x to the last bit, whatever was
         # evaluated before, and a run that is resumed goes on as if it had never stopped
         weights, losses = newton_coefficients(rows, features, ridge)
-        mu = torch.sigmoid(rows.offset + (features * weights[rows.task]).sum(-1))
-        error = rows.total((rows.weight * (mu - rows.y))[:, None] * rows.X)
-        state = LogisticState(rows, features, weights, losses, mu, error)
+        logits = _logits(rows, features, weights)
+        error = rows.total(_slopes(rows, logits)[:, None] * rows.X)
+        state = LogisticState(rows, features, weights, losses, _spread(rows, logits), error)
         if batch is None:
             self._kept = (x, x._version, state)
         return state
@@ -290,15 +305,14 @@ class LogisticSubspaceProblem(Problem):
             raise ValueError(f"kind must be one of {self.fisher_kinds}, got {kind!r}")
         state = self.state(x, batch)
         rows, tasks = state.rows, len(state.weights)
-        spread = rows.weight * state.mu * (1 - state.mu)
-        left = rows.X.mT @ (spread[:, None] * rows.X) / tasks
+        left = rows.X.mT @ (state.spread[:, None] * rows.X) / tasks
         kronecker = KroneckerFisher(self.manifold, x, left=left, right=state.weights.mT @ state.weights / tasks)
         if kind == "kronecker":
             return kronecker
         ridge = self.ridge if batch is None else self.ridge[batch]
-        inverse = torch.cholesky_inverse(torch.linalg.cholesky(curvature(rows, state.features, state.mu, ridge)))
+        inverse = torch.cholesky_inverse(torch.linalg.cholesky(curvature(rows, state.features, state.spread, ridge)))
         form = LogisticFisher if kind == "exact" else LogisticHessian
-        return form(self.manifold, x, state, spread, inverse, kronecker)
+        return form(self.manifold, x, state, inverse, kronecker)
 
 
 class LogisticFisher(FisherOperator):
@@ -311,27 +325,26 @@ class LogisticFisher(FisherOperator):
         manifold: Grassmann,
         point: Tensor,
         state: LogisticState,
-        spread: Tensor,
         inverse: Tensor,
         preconditioner: KroneckerFisher,
     ) -> None:
         super().__init__(manifold, point)
-        self.state, self.spread, self.inverse, self.preconditioner = state, spread, inverse, preconditioner
+        self.state, self.inverse, self.preconditioner = state, inverse, preconditioner
 
     def _moved(self, v: Tensor) -> tuple[Tensor, Tensor]:
         """ẇ_t and, row by row, D X_t k_t."""
         state, rows = self.state, self.state.rows
         moved = ((rows.X @ v) * state.weights[rows.task]).sum(-1)
-        inner = rows.total((self.spread * moved)[:, None] * state.features) + state.error @ v
+        inner = rows.total((state.spread * moved)[:, None] * state.features) + state.error @ v
         change = -(self.inverse @ inner[..., None]).squeeze(-1)
-        return change, self.spread * (moved + (state.features * change[rows.task]).sum(-1))
+        return change, state.spread * (moved + (state.features * change[rows.task]).sum(-1))
 
     @override
     def _matvec(self, v: Tensor) -> Tensor:
         state, rows = self.state, self.state.rows
         _, weighted = self._moved(v)
         back = (self.inverse @ rows.total(weighted[:, None] * state.features)[..., None]).squeeze(-1)
-        through = weighted - self.spread * (state.features * back[rows.task]).sum(-1)
+        through = weighted - state.spread * (state.features * back[rows.task]).sum(-1)
         product = rows.X.mT @ (through[:, None] * state.weights[rows.task]) - state.error.mT @ back
         return self.manifold.project(self.point, product / len(state.weights))
 
