@@ -94,6 +94,11 @@ def test_the_fisher_information_is_checked_in_any_units(units):
     ):
         assert check_fisher(problem)
         assert not check_fisher(problem, kind="monte-carlo")
+    for in_units in (units, 1 / units):  # those of the parameters, and a point of their size
+        scaled = NLLProblem(Euclidean(4), lambda x, w, s=in_units * units: x @ w / s, Bernoulli(), x, weight)
+        point = in_units * torch.ones(4, dtype=torch.float64)
+        assert check_fisher(scaled, point)
+        assert not check_fisher(scaled, point, kind="monte-carlo")
     for size, passes in ((1e-2, False), (1e-6, True)):  # where rounding hides the whole divergence none can fail
         hidden = NLLProblem(sphere, lambda x, w, size=size: size * x @ w / units, Plain(), x, weight)
         assert check_fisher(hidden)

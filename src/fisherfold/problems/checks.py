@@ -9,6 +9,7 @@ by; of the divergence the slope of the error in log-log axes is measured. Each c
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 
@@ -18,6 +19,7 @@ from fisherfold.problems.base import Problem
 from fisherfold.problems.derivative import derivative
 
 _STEPS = [0.3 * 10 ** (-k / 4) for k in range(19)]
+_LARGE = 0.05  # a divergence at which, and below, its quadratic model holds
 _NO_STEPS = [1e-9 * 0.8**k for k in range(8)]  # a divergence has 1e-17 of that of the first step there: all is rounding
 _MARGIN = 5.0  # of a measured error, of which derivatives of smooth losses are off by less than half
 _SUMS = 1e3  # roundings of a gradient, in units of the precision
@@ -77,7 +79,7 @@ def check_fisher(
     Args:
         problem: the problem, in float64: an ``NLLProblem``, or one of your own with its divergence as ``kl(x, other)``.
         x: a point; random if not given.
-        d: a unit tangent vector at ``x``; random if not given.
+        d: a tangent vector at ``x``; a random one of unit length if not given.
         kind: the Fisher information to test; only those that are exact can pass.
         seed: of the random point and vector.
 
@@ -102,17 +104,30 @@ def check_fisher(
         raise TypeError(f"problem must have its mean divergence as kl(x, other), as NLLProblem has; {kind_of} has none")
     x, d = _random(problem, x, d, seed)
     manifold = problem.manifold
-    length, size = float(problem.fisher(x, kind=kind).quadratic(d)), max(1.0, _size(x))
+    length, eps = float(problem.fisher(x, kind=kind).quadratic(d)), torch.finfo(leaves(x)[0].dtype).eps
 
     def divergence_at(t: float) -> float:
         return float(divergence(x, manifold.retract(x, scale(t, d))))
 
-    divergences = [divergence_at(t) for t in _STEPS]
-    errors = [abs(kl - 0.5 * t**2 * length) for t, kl in zip(_STEPS, divergences, strict=True)]
+    share = _share(divergence_at, length)
+    steps = [share * t for t in _STEPS]
+    divergences = [divergence_at(t) for t in steps]
+    errors = [abs(kl - 0.5 * t**2 * length) for t, kl in zip(steps, divergences, strict=True)]
     # its own rounding, and that of the differences of large numbers that it may be: only steps of no length tell that
-    own = torch.finfo(leaves(x)[0].dtype).eps * size * abs(divergences[0])
-    noise = 4 * max(own, *(abs(divergence_at(t * size)) for t in _NO_STEPS))
-    return slope_at_least(f"{kind} Fisher information", slope(_STEPS, errors, noise), 3)
+    own = eps * max(1.0, _size(x) / steps[0]) * abs(divergences[0])
+    noise = 4 * max(own, *(abs(divergence_at(t * max(share, 1e10 * eps * _size(x)))) for t in _NO_STEPS))
+    return slope_at_least(f"{kind} Fisher information", slope(steps, errors, noise), 3)
+
+
+def _share(divergence_at: Callable[[float], float], length: float) -> float:
+    """By how much steps must be shorter where they are far too long for the units of the parameters."""
+    share = 1.0
+    while math.isfinite(length):
+        model = 0.5 * (share * _STEPS[0]) ** 2 * length
+        if model <= _LARGE or 0.5 * model <= divergence_at(share * _STEPS[0]) <= 2 * model:
+            break
+        share /= 4
+    return share
 
 
 def _size(x: Point) -> float:
