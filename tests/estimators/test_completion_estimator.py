@@ -319,6 +319,43 @@ def test_a_pair_that_is_rated_again_follows_the_rule_at_the_next_look_back(rule,
     np.testing.assert_allclose(again.predict(pairs), value, atol=0.02)
 
 
+@pytest.mark.parametrize("inference", ["variational", "point"])
+def test_a_table_that_is_rated_over_and_over_is_that_of_the_last_values(inference):
+    """All that was replaced was kept: looks back became rarer and rarer, and the error four times that of a fit."""
+    draw = np.random.default_rng(0)
+    rows, columns = draw.normal(size=(40, 2)), draw.normal(size=(2, 20))
+    seen = draw.random((40, 20)) < 0.6
+    pairs, hidden = np.argwhere(seen), np.argwhere(~seen)
+    model = MatrixCompletion(rank=2, inference=inference, duplicates="last")
+    for _ in range(12):
+        rows = 0.7 * rows + 0.7 * draw.normal(size=rows.shape)
+        true = 3 + rows @ columns
+        values = true[seen] + 0.1 * draw.normal(size=len(pairs))
+        for part in np.array_split(draw.permutation(len(pairs)), 5):
+            model.partial_fit(pairs[part], values[part])
+    assert len(model.model_.seen_values) < (2 if inference == "point" else 1.06) * len(pairs)
+    last = {tuple(pair): value for pair, value in zip(pairs.tolist(), values, strict=True)}
+    kept = model.model_
+    rows_of = np.repeat(kept.row_ids.labels, kept.seen_offsets.diff().numpy())
+    newest = dict(zip(zip(rows_of.tolist(), kept.seen_columns.tolist(), strict=True), kept.given(), strict=True))
+    assert newest == pytest.approx(last, abs=1e-5)
+    whole = MatrixCompletion(rank=2, inference=inference).fit(pairs, values)
+    allowed = 5 if inference == "point" else 1.2  # a point estimate trails a fit between two starts
+    assert rmse(model.predict(hidden), true[~seen]) < allowed * rmse(whole.predict(hidden), true[~seen])
+
+
+def test_a_sum_that_grows_over_many_looks_back_is_that_of_a_fit():
+    pairs = [(i, j) for i in range(12) for j in range(8)]
+    parts = np.random.default_rng(0).normal(size=(30, len(pairs)))
+    model = MatrixCompletion(rank=2, duplicates="sum", dtype="float64")
+    for part in parts:
+        model.partial_fit(pairs, part)
+    assert len(model.model_.seen_values) == len(pairs)
+    np.testing.assert_allclose(model.model_.given(), parts.sum(axis=0), atol=1e-9)
+    whole = MatrixCompletion(rank=2, dtype="float64").fit(pairs, parts.sum(axis=0))
+    np.testing.assert_allclose(model.predict(pairs), whole.predict(pairs), atol=0.2 * parts.sum(axis=0).std())
+
+
 @pytest.mark.parametrize("rule", ["mean", "last", "sum"])
 def test_a_pair_given_twice_in_a_batch_follows_the_rule_at_once(table, rule):
     _, pairs, values, _, _ = table

@@ -360,12 +360,12 @@ class MatrixCompletion(SharedFits, RegressorMixin, BaseEstimator):  # type: igno
 
         A few new ratings change the rows and columns they touch, by one natural-gradient step that adds their evidence.
         When a twentieth more ratings have come in than at the last look back, two passes go over all of them from where
-        the posterior stands (``variational``), and when there are twice as many as at the last start, the factors are
-        found anew. At a cost per rating that does not grow, a stream ends where a fit would; a point estimate trails
-        it between two starts. The rank stays. Within a
-        batch ``duplicates`` decides as in ``fit``; a pair that was rated before is one more observation until the next
-        look back, then it decides as well (``error``: the mean). A point estimate needs a first batch of at least
-        ``rank`` rows and columns.
+        the posterior stands (``variational``), and when as many have come as there were at the last start, the factors
+        are found anew. At a cost per rating that does not grow, a stream ends where a fit would; a point estimate
+        trails it between two starts. The rank stays. Within a batch ``duplicates`` decides as in ``fit``; a pair that
+        was rated before is one more observation until the next look back, then it decides as well (``error``: the
+        mean), and what was replaced is forgotten. A point estimate needs a first batch of at least ``rank`` rows and
+        columns.
 
         Args:
             X: as for ``fit``.

@@ -49,7 +49,8 @@ class CompletionModel:
         seen_values: the values there, centred and scaled.
         inference: ``variational`` or ``point``.
         n_at_look: the number of ratings when all of them were last gone through.
-        n_at_start: the number of ratings when the posterior was last fitted from scratch; 0 if it must be now.
+        n_at_start: the number of ratings when the posterior was last fitted from scratch, less half of those that were
+            replaced since; 0 if it must be now.
         n_merged: how many entries of the fit were merged into another one.
     """
 

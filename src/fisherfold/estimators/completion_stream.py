@@ -1,12 +1,13 @@
 """New ratings for a completed matrix: rows and columns grow, and the posterior follows.
 
 A few ratings add their evidence to the rows and columns they touch. When they have become many, all ratings are gone
-through again from where the posterior stands; when there are twice as many as at the last start, or a value lies out of
-reach of the unit so far, the posterior is found anew.
+through again from where the posterior stands; when as many have come as there were at the last start, or a value lies
+out of reach of the unit so far, the posterior is found anew.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -23,8 +24,8 @@ from fisherfold.inference.stream import absorb, grow, look_back
 from fisherfold.problems.ratings import Ratings
 
 Refit = Callable[[Ratings], tuple[CompletionPosterior, float]]
-# A stream looks back at all its ratings when this share of new ones has come, and starts anew when there are twice as
-# many as at the last start: dimensions that the first ratings could not support would else stay empty.
+# A stream looks back at all its ratings when this share of new ones has come, and starts anew when as many have come as
+# there were at the last start: dimensions that the first ratings could not support would else stay empty.
 _LOOK_BACK, _START_ANEW = 0.05, 2.0
 
 
@@ -94,12 +95,12 @@ def _check_forms(model: CompletionModel, found: Observations) -> None:
 
 def _look_back(model: CompletionModel, duplicates: str, centred: bool, refit: Refit, **start: Any) -> None:
     """Go through all ratings again, from where the posterior stands or from scratch."""
-    rows = np.repeat(np.arange(len(model.row_ids)), model.seen_offsets.diff().numpy())
-    columns, values, model.n_at_look = model.seen_columns.numpy(), model.given(), len(model.seen_values)
-    rows, columns, values = joined(rows, columns, values, duplicates)
-    if duplicates == "sum":
-        model.low, model.high = min(model.low, values.min()), max(model.high, values.max())
-    anew = model.n_at_look >= _START_ANEW * model.n_at_start
+    n_now = len(model.seen_values)
+    rows, columns, values = _joined(model, duplicates)
+    model.n_at_look = len(values)
+    anew = n_now >= _START_ANEW * model.n_at_start
+    # ratings that replaced others have come as well: a table that is rated over again starts anew too
+    model.n_at_start -= math.ceil((n_now - len(values)) / _START_ANEW)
     if anew:
         # the first values may have been one, or all alike, and told nothing of the unit of the others
         _rescale(model, values, centred=centred)
@@ -121,6 +122,22 @@ def _look_back(model: CompletionModel, duplicates: str, centred: bool, refit: Re
     }  # fmt: skip
     first = gradual_start(ratings, old.rank, seed=start["seed"], **kept)
     model.posterior = fit_variational(ratings, old.rank, init=first, **kept, **start)
+
+
+def _joined(model: CompletionModel, duplicates: str) -> tuple[Any, Any, Floats]:
+    """All ratings by the rule; those that a later one has replaced, or was added to, are not kept any longer."""
+    rows = np.repeat(np.arange(len(model.row_ids)), model.seen_offsets.diff().numpy())
+    columns, values = model.seen_columns.numpy(), model.given()
+    if duplicates not in ("sum", "last"):
+        return rows, columns, values
+    rows, columns, values = joined(rows, columns, values, duplicates)
+    if duplicates == "sum":
+        model.low, model.high = min(model.low, values.min()), max(model.high, values.max())
+    counts = np.bincount(rows, minlength=len(model.row_ids))
+    model.seen_offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(counts)]))
+    model.seen_columns = torch.from_numpy(columns)
+    model.seen_values = torch.from_numpy((values - model.center) / model.scale).to(model.seen_values.dtype)
+    return rows, columns, values
 
 
 def _rescale(model: CompletionModel, values: Floats, *, centred: bool) -> None:
