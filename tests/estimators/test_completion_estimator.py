@@ -282,9 +282,14 @@ def test_a_value_far_beyond_the_others_keeps_the_model_whole_or_is_refused(table
     model = MatrixCompletion(rank=2).fit(pairs, values)
     with pytest.raises(ValueError, match=r"must lie within .* of .*, which is 1e\+12 times the spread .*, got 1e\+"):
         model.predict_new([0, 1], [value, 2.0], [2], return_std=True)
-    model.partial_fit([(0, 1)], [value]).save(tmp_path)
-    assert np.array_equal(MatrixCompletion.load(tmp_path).predict(held), model.predict(held))
-    assert np.isfinite(model.predict(held, return_std=True)).all()
+    before = model.predict(held)
+    with pytest.raises(ValueError, match=r"must lie within .*, got 1e\+"):
+        model.partial_fit([(0, 1)], [value])
+    assert np.array_equal(model.predict(held), before)
+    few = MatrixCompletion(rank=1).fit(pairs[:1], values[:1]).partial_fit([(0, 1)], [value])  # nothing to lose yet
+    few.save(tmp_path)
+    assert np.array_equal(MatrixCompletion.load(tmp_path).predict(held), few.predict(held))
+    assert np.isfinite(few.predict(held, return_std=True)).all()
     point = MatrixCompletion(rank=2, inference="point").fit(pairs, values)
     before = point.predict(held)
     with pytest.raises(ValueError, match=r"which is 1e\+06 times the spread of the values so far"):

@@ -56,6 +56,22 @@ def test_the_search_and_later_batches_keep_the_digits():
     assert np.isfinite(model.predict(hidden)).all()
 
 
+@pytest.mark.parametrize("far", [1e5, 1e11])
+def test_a_stream_keeps_the_digits_when_a_value_comes_later(far):
+    """It was silent, and at 1e11 the ratings before were off by several of their spreads."""
+    pairs, values, hidden, _ = ratings(far)
+    order = np.random.default_rng(0).permutation(len(values) - 1) + 1
+    stream = MatrixCompletion(rank=2).fit(pairs[order[:300]], values[order[:300]])
+    with pytest.warns(UserWarning, match="but 1.* times their spread away from them"):
+        stream.partial_fit(np.append(pairs[order[300:]], pairs[:1], axis=0), np.append(values[order[300:]], far))
+    assert stream.model_.posterior.rows.mean.dtype == torch.float64
+    np.testing.assert_allclose(np.sort(stream.model_.given()), np.sort(values), rtol=1e-6, atol=1e-5 + 1e-15 * far)
+    with pytest.warns(UserWarning, match="rules the scale"):
+        whole = MatrixCompletion(rank=2, dtype="float64").fit(pairs, values)
+    assert stream.noise_ == pytest.approx(whole.noise_, rel=0.05)
+    assert np.isfinite(stream.predict(hidden)).all()
+
+
 @pytest.mark.parametrize("duplicates", ["mean", "sum"])
 def test_shares_of_a_table_are_looked_at_too(duplicates):
     pairs, values, *_ = ratings(1e5)

@@ -160,6 +160,11 @@ class CompletionModel:
                 "recommend with exclude_seen=False"
             )
 
+    @property
+    def reach(self) -> float:
+        """How many units from the others a value may lie."""
+        return _FURTHEST[self.inference]
+
     def furthest(self, values: Floats) -> float | None:
         """The value that lies too far from the others to be handled in their unit.
 
@@ -169,7 +174,7 @@ class CompletionModel:
         Returns:
             The furthest one, None if all are in reach.
         """
-        far, limit = np.abs(values - self.center), _FURTHEST[self.inference] * self.scale
+        far, limit = np.abs(values - self.center), self.reach * self.scale
         return float(values[far.argmax()]) if len(values) and far.max() > limit else None
 
     def check_reach(self, values: Floats) -> None:
@@ -182,10 +187,9 @@ class CompletionModel:
             ValueError: if one does.
         """
         if (value := self.furthest(values)) is not None:
-            limit = _FURTHEST[self.inference]
             raise ValueError(
-                f"the values must lie within {limit * self.scale:.3g} of {self.center:.6g}, which is {limit:g} times "
-                f"the spread of the values so far, got {value:g}"
+                f"the values must lie within {self.reach * self.scale:.3g} of {self.center:.6g}, which is "
+                f"{self.reach:g} times the spread of the values so far, got {value:g}"
             )
 
     def given(self) -> Floats:

@@ -16,6 +16,7 @@ import torch
 
 from fisherfold.estimators.completion_model import CompletionModel, Floats, other_kind
 from fisherfold.estimators.completion_values import joined, level_and_scale
+from fisherfold.estimators.extremes import furthest, resolving, sampled
 from fisherfold.estimators.ids import describe
 from fisherfold.estimators.inputs import Observations
 from fisherfold.inference.completion import CompletionPosterior, fit_variational
@@ -52,7 +53,11 @@ def take_in(
     if model.inference == "point":
         model.check_reach(found.values)
     elif model.furthest(found.values) is not None:
-        _rescale(model, np.concatenate([model.given(), found.values]), centred=centred)
+        together = np.concatenate([model.given(), found.values])
+        if furthest(sampled(together), together.min(), together.max())[-1] > model.reach:
+            # no other unit, but a single mistake: in its unit nothing would be left of all that was given before
+            model.check_reach(found.values)
+        _rescale(model, together, centred=centred)
         model.n_at_start = 0
     _check_forms(model, found)
     posterior = model.posterior
@@ -101,12 +106,15 @@ def _look_back(model: CompletionModel, duplicates: str, centred: bool, refit: Re
     anew = n_now >= _START_ANEW * model.n_at_start
     # ratings that replaced others have come as well: a table that is rated over again starts anew too
     model.n_at_start -= math.ceil((n_now - len(values)) / _START_ANEW)
+    dtype = model.posterior.rows.mean.dtype
     if anew:
         # the first values may have been one, or all alike, and told nothing of the unit of the others
         _rescale(model, values, centred=centred)
+        dtype = resolving(sampled(values), values.min(), values.max(), model.scale, dtype)
+        model.seen_values = model.seen_values.to(dtype)
     ratings = Ratings(
         rows, columns, (values - model.center) / model.scale, (len(model.row_ids), len(model.column_ids)),
-        dtype=model.posterior.rows.mean.dtype, duplicates="mean", device=model.device,
+        dtype=dtype, duplicates="mean", device=model.device,
     )  # fmt: skip
     old = model.posterior
     if not anew:
@@ -141,10 +149,10 @@ def _joined(model: CompletionModel, duplicates: str) -> tuple[Any, Any, Floats]:
 
 
 def _rescale(model: CompletionModel, values: Floats, *, centred: bool) -> None:
-    """Take the level and the unit from these values; the posterior must be found anew."""
+    """Take the level and the unit from these values, in float64; the posterior must be found anew."""
     given = model.given()
     model.center, model.scale = level_and_scale(values, centred=centred)
-    model.seen_values = torch.from_numpy((given - model.center) / model.scale).to(model.seen_values.dtype)
+    model.seen_values = torch.from_numpy((given - model.center) / model.scale)
 
 
 def _adopt(model: CompletionModel, posterior: CompletionPosterior, level: float) -> None:

@@ -39,6 +39,28 @@ def sampled(values: NDArray[Any], size: int = SAMPLE) -> NDArray[Any]:
     return values[:: max(1, len(values) // size)]
 
 
+def furthest(sample: NDArray[Any], low: float, high: float) -> tuple[float, float, float, float]:
+    """The value that lies furthest from most others.
+
+    Args:
+        sample: some of the values, at least one.
+        low: the least of all.
+        high: the largest of all.
+
+    Returns:
+        Between which two most values lie, that value, and how many of their spreads it is away from them; 0 if they
+        have none.
+
+    Example:
+        >>> furthest(np.append(np.arange(100.0), 1000.0), 0.0, 1000.0)[:3]
+        (5.0, 95.0, 1000.0)
+    """
+    first, last = (float(value) for value in np.quantile(sample, _MOST))
+    spread = last / _WIDTH - first / _WIDTH
+    far = high if high / 2 - last / 2 > first / 2 - low / 2 else low
+    return first, last, far, abs(far / spread - (last if far == high else first) / spread) if spread > 0 else 0.0
+
+
 def resolving(
     sample: NDArray[Any], low: float, high: float, scale: float, dtype: torch.dtype,
     where: Callable[[float], str] = lambda _: "",
@@ -63,10 +85,8 @@ def resolving(
     """
     if not len(sample):
         return dtype
-    first, last = (float(value) for value in np.quantile(sample, _MOST))
+    first, last, far, times = furthest(sample, low, high)
     spread = last / _WIDTH - first / _WIDTH
-    far = high if high / 2 - last / 2 > first / 2 - low / 2 else low
-    times = abs(far / spread - (last if far == high else first) / spread) if spread > 0 else 0.0
     if not spread < _RULED * scale or times * _RULED < 1:
         return dtype
     warn(
