@@ -19,7 +19,7 @@ from fisherfold.estimators.posterior_files import finite_number
 from fisherfold.estimators.shared_ratings import Prepared
 from fisherfold.files import sound
 from fisherfold.inference.completion import CompletionPosterior
-from fisherfold.inference.completion_path import raise_rank
+from fisherfold.inference.completion_path import largest_first, raise_rank
 from fisherfold.inference.predictive import predict_pairs
 from fisherfold.plain import counted
 from fisherfold.problems.ratings import Ratings
@@ -30,7 +30,8 @@ class MatrixCompletionCV(MatrixCompletion):
     """``MatrixCompletion`` that picks its rank and ridge by the held-out error of ``cv`` random folds.
 
     For each fold and ridge the ranks are fitted in ascending order, each from the one before with singular vectors of
-    its residuals added (``point`` fits start anew). The best pair is then fitted to all values.
+    its residuals added; ``point`` fits, those with a given ridge, and ranks with fewer than three ratings for each
+    coefficient start anew. The best pair is then fitted to all values.
 
     Args:
         ranks: the ranks to try; those that the table does not allow are left out.
@@ -177,11 +178,10 @@ class MatrixCompletionCV(MatrixCompletion):
         errors: list[float] = []
         posterior: CompletionPosterior | None = None
         for rank in ranks:
-            if posterior is not None and self.inference == "variational":
-                posterior = raise_rank(posterior, train, rank, seed=options.seed)
-            else:
-                posterior = None
-            outcome = run(train, replace(options, rank=rank), posterior)
+            # a path ends where the fit itself does only if ratings are many and factors are free to be switched off
+            warm = self.inference == "variational" and options.ridge is None and rank <= largest_first(train)
+            init = raise_rank(posterior, train, rank, seed=options.seed) if posterior is not None and warm else None
+            outcome = run(train, replace(options, rank=rank), init)
             posterior = outcome.posterior
             mean = predict_pairs(posterior, test[0], test[1])[0] + outcome.level
             if self.clip:

@@ -43,8 +43,8 @@ def gradual_start(ratings: Ratings, rank: int, *, set_effects: bool = True, **mo
     Returns:
         The posterior, without a trace.
     """
-    first = rank if model.get("ridge") is not None else ratings.n_ratings // (_RATINGS_EACH * sum(ratings.shape))
-    posterior = start_posterior(ratings, min(rank, max(1, first)), **model)
+    first = rank if model.get("ridge") is not None else min(rank, largest_first(ratings))
+    posterior = start_posterior(ratings, first, **model)
     while posterior.rank < rank:
         posterior = fit_variational(
             ratings, posterior.rank, max_iter=_PASSES, set_effects=set_effects, init=posterior, **model
@@ -52,6 +52,18 @@ def gradual_start(ratings: Ratings, rank: int, *, set_effects: bool = True, **mo
         larger = posterior.rank + max(1, posterior.rank // 2)
         posterior = raise_rank(posterior, ratings, min(larger, rank), seed=model.get("seed", 0))
     return posterior
+
+
+def largest_first(ratings: Ratings) -> int:
+    """The largest rank whose factors can be added at once, without some of them being switched off.
+
+    Args:
+        ratings: the ratings.
+
+    Returns:
+        At least 1.
+    """
+    return max(1, ratings.n_ratings // (_RATINGS_EACH * sum(ratings.shape)))
 
 
 def raise_rank(posterior: CompletionPosterior, ratings: Ratings, rank: int, *, seed: int = 0) -> CompletionPosterior:
