@@ -327,6 +327,19 @@ def test_tasks_that_differ_may_come_after_one_that_could_not(first, noise):
     assert model.score(X, y, task=task) == pytest.approx(whole.score(X, y, task=task), abs=1e-3)
 
 
+@pytest.mark.parametrize("value", [0.0, 5.0])
+def test_the_first_targets_may_all_be_alike(value):
+    """A noise of 1e-100 was left to tasks without new rows, and the next call ended in an error from inside."""
+    X, y, task = rows(noise=0.5, tasks=30, per_task=8)
+    first, half = np.arange(len(task)) % 4 == 0, np.isin(task, [f"t{i}" for i in range(15)])
+    y[first] = value
+    model = SubspaceRegressor(rank=2).fit(X[first], y[first], task=task[first])
+    for part in (~first & half, ~first & ~half):
+        model.partial_fit(X[part], y[part], task=task[part])
+    whole = SubspaceRegressor(rank=2).fit(X, y, task=task)
+    assert model.score(X, y, task=task) == pytest.approx(whole.score(X, y, task=task), abs=5e-3)
+
+
 @pytest.mark.parametrize("solver", ["rngd", "rngd-vr", "rsgd", "rsvrg", "rcg"])
 def test_every_solver_works_without_tuning(solver):
     X, y, task = rows(noise=0.5)

@@ -24,7 +24,7 @@ from fisherfold.estimators.posterior_files import check_trace, take
 from fisherfold.estimators.subspace_point import choose_ridge, fit_point
 from fisherfold.estimators.subspace_shared import part_of
 from fisherfold.files import sound
-from fisherfold.inference.subspace import SubspacePrior, posterior
+from fisherfold.inference.subspace import SubspacePrior, noise_floor, posterior
 from fisherfold.inference.subspace_fit import common_noise, fit_marginal, new_noise, revived
 from fisherfold.inference.subspace_further import fit_further
 from fisherfold.inference.subspace_noise import fit_noise
@@ -169,5 +169,8 @@ class SubspaceLearning:
         common = getattr(self, "_common_noise", None)  # files of earlier versions do not have it
         if common is None:
             common = common_noise(known, self.noise, Axis.whole(len(known)))
-        noise = new_noise(self.statistics_, self._prior, self.noise, common=common, changed=changed)
-        return replace(self._prior, noise=noise)
+        # the noise of targets that were all alike is next to nothing, and no measure for the rows that have come since
+        floor = noise_floor(self.statistics_)
+        prior = replace(self._prior, noise=known.clamp(min=floor))
+        noise = new_noise(self.statistics_, prior, self.noise, common=max(common, floor), changed=changed)
+        return replace(prior, noise=noise)
