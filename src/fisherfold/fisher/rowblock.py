@@ -15,7 +15,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from fisherfold.fisher.blocks import apply_blocks, inverse_blocks
-from fisherfold.fisher.flat import reciprocal_condition, rounding_share
+from fisherfold.fisher.flat import rounding_share
 from fisherfold.fisher.kronecker import frame_turn
 from fisherfold.fisher.operators import FisherOperator
 from fisherfold.manifolds import Euclidean, Grassmann, Oblique
@@ -166,8 +166,11 @@ def _damped_inverse(blocks: Tensor, damping: float) -> tuple[Tensor, bool]:
     if inverse is None:
         factors, info = torch.linalg.cholesky_ex(damped)
         inverse = torch.cholesky_inverse(factors) if bool((info == 0).all()) else None
-    if inverse is not None and reciprocal_condition(damped, inverse) > rounding:
-        return inverse, unseen
+    if inverse is not None:
+        # λ_min/λ_max ≥ 1/(tr B tr B⁻¹): rounding can hide in neither, as it can in the pivots of Cholesky
+        traces = damped.diagonal(dim1=1, dim2=2).sum(1) * inverse.diagonal(dim1=1, dim2=2).sum(1)
+        if bool((rounding * traces < 1).all()):
+            return inverse, unseen
     values, vectors = torch.linalg.eigh((blocks + blocks.mT) / 2)
     least = rounding * values.amax(1, keepdim=True)
     values = torch.where(values > least, values, 0.0) + damping
