@@ -141,7 +141,8 @@ def test_without_noise_ranks_differ_by_what_the_dtype_can_hold(tmp_path: Path) -
 def faults(folder: str) -> list[str]:
     found = []
     group = Group()
-    for name in ("absent.csv", "packed.csv", "empty.csv", "words.csv", "mixed.csv"):
+    names = "absent.csv", "packed.csv", "empty.csv", "words.csv", "mixed.csv", "rows.csv", "wide.csv", "wide.parquet"
+    for name in names:
         try:
             MatrixCompletion(rank=1).fit_file_share(Path(folder) / name)
         except (ValueError, FileNotFoundError) as error:
@@ -161,13 +162,20 @@ def test_a_fault_of_one_rank_is_told_by_all(tmp_path: Path) -> None:
     # the share of the second rank alone would be read with commas, that of the first with points
     mixed = "a;b;2.5\n" * 20 + "\n" + "a;b;3\n" * 9 + "a;b;2,5\n" * 10
     (tmp_path / "mixed.csv").write_text("user;item;value\n" + mixed)
+    matrix = np.random.default_rng(0).integers(1, 5, size=(40, 6))
+    pl.DataFrame(matrix + 0.5, orient="row").write_csv(tmp_path / "wide.csv")
+    pl.DataFrame(matrix + 0.5, orient="row").write_parquet(tmp_path / "wide.parquet")
+    matrix[:, 0] = np.arange(40)
+    pl.DataFrame(matrix, orient="row").write_csv(tmp_path / "rows.csv")
     ranks = on_ranks(2, tmp_path, faults, str(tmp_path))
     assert ranks[0] == ranks[1]
     with pytest.raises(ValueError, match="data line 30") as alone:
         tables.read_ratings(tmp_path / "mixed.csv")
     expected = [
         "there is no file", "is packed with gzip", "none of 0 lines", "none of 1 line .*not a number",
-        re.escape(str(alone.value)), "rank 1: .*finite", "rank 1: .*finite",
+        re.escape(str(alone.value)), "looks like a matrix.*no row id in column 'column_0' occurs twice",
+        "wide.csv looks like a matrix.*holds [1-4].5", "wide.parquet looks like a matrix.*holds [1-4].5",
+        "rank 1: .*finite", "rank 1: .*finite",
     ]  # fmt: skip
     for message, pattern in zip(ranks[0], expected, strict=True):
         assert re.search(pattern, message), (pattern, message)
@@ -189,6 +197,26 @@ class Pretended(Group):
     def gather(self, part: torch.Tensor) -> torch.Tensor:
         assert int(part) == self.counts[self.rank]
         return torch.tensor(self.counts)
+
+
+def long_table(folder: str) -> tuple[int, list[str]]:
+    model = MatrixCompletion(rank=1, max_iter=1).fit_file_share(Path(folder) / "long.csv")
+    return len(model.model_.row_ids), model.columns_unexplained_
+
+
+def test_entries_whose_rows_come_again_on_another_rank_are_no_matrix(tmp_path: Path) -> None:
+    lines = [f"{row},{column},{row % 3 + column},0,{column}" for column in range(2) for row in range(1500)]
+    (tmp_path / "long.csv").write_text("\n".join(["row,column,value,zero,again", *lines, ""]))
+    assert on_ranks(2, tmp_path, long_table, str(tmp_path)) == [(1500, ["zero", "again"])] * 2
+
+
+def test_a_byte_order_mark_inside_a_file_belongs_to_its_id(tmp_path: Path) -> None:
+    path = tmp_path / "joined.csv"  # two files with marks, one behind the other
+    path.write_text("\ufeffuser,item,value\n" + "1,2,3.5\n" * 4 + "\ufeff1,2,3.5\n" * 4, encoding="utf-8")
+    counts = [0] * path.stat().st_size  # one byte for each rank: every line is the first of one
+    parts = [piece for rank in range(len(counts)) for piece in FileShare(path, Pretended(rank, counts)).pieces()]
+    users = pl.concat([part.frame for part in parts])["user"].to_list()
+    assert users == read_table(path).frame["user"].to_list() == ["1"] * 4 + ["\ufeff1"] * 4
 
 
 FIELD = st.text(st.sampled_from('aß"\n, '), max_size=4).map(lambda t: '"' + t.replace('"', '""') + '"')

@@ -89,8 +89,8 @@ def test_broken_lines_are_refused_alone(put):
 def test_the_slow_reader_agrees_with_the_fast_one(put):
     """A ragged line sends the whole file through the slow reader; all else must come out the same."""
     rng = np.random.default_rng(0)
-    ids = ["x", "007", "a b", '"q,q"', '"l\nl"', "ü", "漢", ""]
-    lines = [f"{ids[a]},{ids[b]},{a - b / 7:.3f}" for a, b in rng.integers(8, size=(300, 2))]
+    ids = ["x", "007", "a b", '"q,q"', '"l\nl"', '"l\r\nl"', "ü", "漢", ""]
+    lines = [f"{ids[a]},{ids[b]},{a - b / 7:.3f}" for a, b in rng.integers(9, size=(300, 2))]
     fast = read_ratings(put("u,i,r\n" + "\n".join(lines) + "\n"))
     slow = read_ratings(put("u,i,r\n" + "\n".join(lines) + "\n1,2,3,4\n"))
     assert entries(fast) == entries(slow)

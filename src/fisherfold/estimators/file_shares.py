@@ -20,10 +20,11 @@ import torch
 
 from fisherfold.distributed import Group
 from fisherfold.estimators import decimals, tables
+from fisherfold.estimators.shared_ids import joint_index
 from fisherfold.estimators.shared_ratings import BATCH, Batch
 from fisherfold.estimators.table_columns import chosen, index_of
 from fisherfold.estimators.table_files import FORMATS, is_parquet, scanned
-from fisherfold.estimators.table_shapes import unexplained
+from fisherfold.estimators.table_shapes import LOOKED_AT, all_different, refuse_matrix, unexplained
 from fisherfold.estimators.table_sources import is_standard_input
 from fisherfold.estimators.text_tables import Layout, TextTable, cut, layout_of, reject_binary
 
@@ -118,8 +119,27 @@ class FileShare:
         for block in _lines(self.path, *self._range, quoted=quoted, inside=self._in_quotes):
             lines = block.removeprefix(codecs.BOM_UTF8).lstrip(b"\r\n") if first else block
             if lines:
+                # readers drop one at the start of what they are given: inside a file it belongs to an id
+                inner = not first and lines.startswith(codecs.BOM_UTF8)
+                lines = codecs.BOM_UTF8 + lines if inner else lines
                 yield cut(lines, self._layout, header=first and self._layout.header)
                 first = False
+
+    def start(self) -> pl.DataFrame:
+        """The first lines of the whole file, the same on every process.
+
+        Returns:
+            Some lines that tell what its columns hold.
+        """
+        if self._layout is None:
+            with _readable(self.path):
+                return scanned(self.path).head(LOOKED_AT).collect()
+        with self.path.open("rb") as file:
+            lines, ended = file.read(_LONGEST_LINE), not file.peek(1)
+        ends = _line_ends(lines, quoted=self._layout.separator != "::")
+        whole = lines if ended or not len(ends) else lines[: int(ends[-1])]
+        whole = whole.removeprefix(codecs.BOM_UTF8).lstrip(b"\r\n")
+        return cut(whole, self._layout, header=self._layout.header).frame
 
     def decimal_mark(self, names: Sequence[str], group: Group) -> str:
         """The decimal mark of the whole table; every process must ask.
@@ -177,8 +197,24 @@ class RatingShare:
         with group.together():
             roles = ("row", "column", "value")
             self.names = chosen(file.columns, columns, roles, file.path, file.header, file.index)
+            start = file.start() if columns is None else pl.DataFrame()
+        if columns is None:
+            refuse_matrix(start, self.names, file.path, lambda: self._every_line_a_row(group))
         self.unexplained = unexplained(file.columns, self.names, named=file.header is not None)
         self.decimal = file.decimal_mark(self.names[2:], group)
+
+    def _every_line_a_row(self, group: Group) -> bool:
+        """Whether no row id occurs twice in the whole file; every process must ask."""
+        seen, different = pl.Series(dtype=pl.String), True
+        with group.together():
+            for piece in self.file.pieces():
+                seen.append(piece.frame[self.names[0]].drop_nulls().cast(pl.String))
+                different = all_different(seen)
+                if not different:
+                    break
+        if group.largest(torch.tensor([int(not different)])).item():
+            return False
+        return len(joint_index(tables._objects(seen), group, "row")) == int(group.sum(torch.tensor([len(seen)])))
 
     def batches(self) -> Iterator[Batch]:
         """Go through the ratings.

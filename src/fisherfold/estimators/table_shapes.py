@@ -9,6 +9,7 @@ columns, there are two or more besides those of entries and a time, all behind t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import polars as pl
@@ -17,7 +18,7 @@ from fisherfold.estimators.decimals import parse
 from fisherfold.estimators.table_columns import is_rating
 
 _ROLES = 3
-_LOOKED_AT = 1000  # lines that tell what a column holds
+LOOKED_AT = 1000  # lines that tell what a column holds
 _TIMES = ("time", "date", "day", "year", "month")
 
 
@@ -42,20 +43,24 @@ def unexplained(columns: list[str], read: list[str], *, named: bool) -> list[str
     return [name for name in others if not any(word in name.lower() for word in _TIMES) and not is_rating(name)]
 
 
-def refuse_matrix(frame: pl.DataFrame, names: list[str], path: str | Path) -> None:
+def refuse_matrix(
+    frame: pl.DataFrame, names: list[str], path: str | Path, every_line_a_row: Callable[[], bool] | None = None
+) -> None:  # fmt: skip
     """Refuse a table that is plainly a matrix.
 
     Args:
-        frame: the table.
+        frame: the table, or its start.
         names: its row id, column id and value columns, which nobody has named.
         path: where it comes from, for messages.
+        every_line_a_row: whether no row id of the whole table occurs twice; asked where that decides, and where the
+            frame is a start.
 
     Raises:
         ValueError: saying what tells, and what to do.
     """
     if frame.width < _ROLES + 2 or frame.height < 2 or any(is_rating(name) for name in frame.columns):
         return
-    start = frame.head(_LOOKED_AT)
+    start = frame.head(LOOKED_AT)
     behind = [_numbers(start[name]) for name in frame.columns if name != names[0]]
     if any(column is None for column in behind):
         return
@@ -63,7 +68,7 @@ def refuse_matrix(frame: pl.DataFrame, names: list[str], path: str | Path) -> No
     fractions = [] if column_ids is None else [value for value in column_ids.drop_nulls() if value % 1]
     if fractions:
         sign = f"column {names[1]!r}, which would be column ids, holds {fractions[0]:g}"
-    elif _all_different(start[names[0]]) and _all_different(frame[names[0]]):
+    elif all_different(start[names[0]]) and (every_line_a_row or (lambda: all_different(frame[names[0]])))():
         sign = f"no row id in column {names[0]!r} occurs twice"
     else:
         return
@@ -83,5 +88,13 @@ def _numbers(column: pl.Series) -> pl.Series | None:
     return next((found for mark in (".", ",") if not (found := parse(given, mark)).has_nulls()), None)
 
 
-def _all_different(column: pl.Series) -> bool:
+def all_different(column: pl.Series) -> bool:
+    """Whether nothing occurs twice in a column; missing ids count for nothing.
+
+    Args:
+        column: of row ids.
+
+    Returns:
+        Whether every id stands in one line alone.
+    """
     return column.drop_nulls().is_unique().all()

@@ -286,7 +286,8 @@ def _records(lines: list[str], separator: str, width: int) -> Iterator[list[str]
             continue
         fields = _fields(line, separator)
         if fields is None and line.count('"') % 2 and (after := _closing(lines, place)) is not None:
-            fields = _fields("\n".join([line, *lines[place:after]]), separator)
+            # the line as it stands: the carriage return before a quoted line end belongs to the field
+            fields = _fields("\n".join(lines[place - 1 : after]), separator)
             place = place if fields is None else after
         yield fields
 
