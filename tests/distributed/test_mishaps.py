@@ -330,12 +330,41 @@ def test_a_process_that_inherits_a_rank_and_is_alone_says_so(rank: int, monkeypa
             contextlib.ExitStack().enter_context(joined(timedelta(seconds=1)))
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("RANK", "2", "from 0 to 1, got '2'"), ("RANK", "-1", "from 0 to 1, got '-1'"),
+        ("RANK", "", "from 0 to 1, got ''"), ("RANK", "x", "from 0 to 1, got 'x'"),
+        ("WORLD_SIZE", "0", "from 1 to 2147483647, got '0'"), ("MASTER_PORT", "99999", "from 0 to 65535, got '99999'"),
+    ],
+)  # fmt: skip
+def test_a_rank_that_cannot_be_is_not_waited_for(
+    name: str, text: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inherit(monkeypatch, 1, 1)
+    monkeypatch.setenv(name, text)
+    with pytest.raises(ValueError, match=f"^the environment variable {name} must be a number {expected}$"):
+        contextlib.ExitStack().enter_context(joined())
+
+
 def test_a_server_that_is_silent_is_not_waited_for_beyond_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     sentence = r"^rank 1 of 2 did not meet the others at 127\.0\.0\.1:\d+ \(what listens there does not answer\)"
     with socket.create_server(("127.0.0.1", 0)) as other:
         inherit(monkeypatch, 1, other.getsockname()[1])
         with pytest.raises(RankLost, match=sentence):
             contextlib.ExitStack().enter_context(joined(timedelta(seconds=1)))
+
+
+def elsewhere(silent: int) -> list[str]:
+    """A group that has met; then MASTER_PORT names a server that never answers."""
+    os.environ["MASTER_PORT"] = str(silent)
+    group = Group()
+    return said(lambda: MatrixCompletion(rank=2, max_iter=1).fit_share(*ratings(group)))
+
+
+def test_a_group_that_met_elsewhere_does_not_wait_for_a_silent_server(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        assert on_ranks(2, tmp_path, elsewhere, other.getsockname()[1], bound=100.0) == [["nothing", ""]] * 2
 
 
 def broken_files(folder: str) -> list[list[str]]:

@@ -21,7 +21,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
+from fisherfold.distributed.store import reached
 
 _LOOK = 0.2
 _LOOKS_PER_BEAT = 5
@@ -58,9 +60,8 @@ class Health:
         place = hashlib.sha256("\n".join(people).encode()).hexdigest()
         self._store = _store(place)
         self._first_missed: list[int] = []
-        threading.Thread(
-            target=_watch, args=(weakref.ref(self), rank, place), daemon=True, name="fisherfold-watch"
-        ).start()
+        given = weakref.ref(self), rank, None if self._store is None else place
+        threading.Thread(target=_watch, args=given, daemon=True, name="fisherfold-watch").start()
 
     @staticmethod
     def describe() -> str:
@@ -131,9 +132,9 @@ class Health:
                 self._store.compare_set(_VERDICT, "", json.dumps(ranks))
 
 
-def _watch(watched: weakref.ref[Health], rank: int, place: str) -> None:
+def _watch(watched: weakref.ref[Health], rank: int, place: str | None) -> None:
     """Look around and beat until somebody is missing, or until nobody asks any more: the fit has ended."""
-    store, count = _store(place), 0
+    store, count = None if place is None else _store(place), 0
     while (health := watched()) is not None and not health._first_missed:
         health._first_missed = health._missing()
         del health  # it lives as long as its group, and not for this thread
@@ -150,10 +151,8 @@ def _store(place: str) -> Any:
     if not (address and port):
         return None
     try:
-        plain = TCPStore(
-            address, int(port), is_master=False, wait_for_workers=False, timeout=timedelta(seconds=5)
-        )
-    except (RuntimeError, ValueError):
+        plain = reached(address, int(port), is_master=False, wait_for_workers=False, timeout=timedelta(seconds=5))
+    except (RuntimeError, ValueError, TypeError, TimeoutError):
         return None
     start = os.environ.get("TORCHELASTIC_RUN_ID", ""), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return PrefixStore("/".join(("fisherfold", *start, place)), plain)

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
-import queue
-import threading
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import Any
 
 from torch import distributed
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from fisherfold.distributed.group import ALONE, Group
 from fisherfold.distributed.health import RankLost
+from fisherfold.distributed.store import reached
 
 # How long an operation waits for a process that is alive but late, for example one that still reads its share.
 TIMEOUT = timedelta(minutes=30)
-_GRACE = 5.0  # seconds by which the store may be late to say that its time is over
 _PLACE = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -31,49 +28,22 @@ def under_torchrun() -> bool:
     return all(name in os.environ for name in _PLACE)
 
 
-def _store(address: str, port: int, *, timeout: timedelta, **options: Any) -> TCPStore:
-    """The store of the rendezvous, or an error once the time is over.
-
-    TCPStore itself keeps its timeout where nobody listens, but waits without end for the first word of something else
-    that listens there and is silent.
-
-    Args:
-        address: the host.
-        port: its port.
-        timeout: how long to wait.
-        **options: of ``TCPStore``.
-
-    Returns:
-        The store.
-
-    Raises:
-        TimeoutError: if what listens there does not answer.
-    """
-    made: queue.SimpleQueue[TCPStore | Exception] = queue.SimpleQueue()
-
-    def make() -> None:
-        try:
-            made.put(TCPStore(address, port, timeout=timeout, **options))
-        except Exception as error:
-            made.put(error)
-
-    threading.Thread(target=make, daemon=True, name="fisherfold-meet").start()
-    try:
-        found = made.get(timeout=timeout.total_seconds() + _GRACE)
-    except queue.Empty:
-        raise TimeoutError("what listens there does not answer") from None
-    if isinstance(found, Exception):
-        raise found
-    return found
+def _number(name: str, least: int, most: int) -> int:
+    """A number of the environment; one that cannot be would be waited for until the time is over."""
+    text = os.environ[name]
+    if not (text.strip().isdecimal() and least <= int(text) <= most):
+        raise ValueError(f"the environment variable {name} must be a number from {least} to {most}, got {text!r}")
+    return int(text)
 
 
 def _initialise(timeout: timedelta) -> None:
     # torchrun keeps its store over restarts; without a prefix of its own, a new start can read the addresses of
     # processes that have ended, and fail to connect
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    world = _number("WORLD_SIZE", 1, 2**31 - 1)
+    rank, port = _number("RANK", 0, world - 1), _number("MASTER_PORT", 0, 2**16 - 1)
     hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    plain = _store(address, port, world_size=world, is_master=rank == 0 and not hosted, timeout=timeout)
+    address = os.environ["MASTER_ADDR"]
+    plain = reached(address, port, world_size=world, is_master=rank == 0 and not hosted, timeout=timeout)
     start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store = PrefixStore(f"fisherfold/start {start}", plain)
     distributed.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timeout)
@@ -104,7 +74,7 @@ def joined(timeout: timedelta = TIMEOUT) -> Iterator[Group]:
 
     Raises:
         RankLost: if another process has ended, or the processes do not find each other.
-        ValueError: if there is a process group already.
+        ValueError: if there is a process group already, or the environment names a rank or port that cannot be.
     """
     if not under_torchrun():
         yield ALONE
