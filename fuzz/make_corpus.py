@@ -52,7 +52,7 @@ def models() -> None:
         x, w = torch.randn(9, 4, generator=g, dtype=torch.float64), Sphere(4).random_point(generator=g)
         problem = NLLProblem(Sphere(4), lambda x, w: x @ w, Gaussian(), x, x @ w)
         minimize(problem, Sphere(4).random_point(generator=g), max_iter=2, checkpoint=f"{folder}/c")
-        keep(Path(folder) / "c", "checkpoint/rngd.safetensors")
+        keep(Path(folder) / "c", "checkpoint/rngd-2.safetensors")
 
 
 def training() -> None:

@@ -4,6 +4,7 @@ import io
 import math
 import operator
 import re
+from pathlib import Path
 
 import numpy as np
 import pandas
@@ -493,7 +494,7 @@ def test_wrong_checkpoints_are_refused(task, tasks, tmp_path):
     with pytest.raises(ValueError, match="c is not a checkpoint file of fisherfold"):
         resume()
     write_tensors(path, {"x": torch.zeros(2)}, kind="checkpoint", version=99, header={})
-    with pytest.raises(ValueError, match="c has version 99 of the checkpoint format, at most 1 is known here"):
+    with pytest.raises(ValueError, match="c has version 99 of the checkpoint format, at most 2 is known here"):
         resume()
 
 
@@ -690,3 +691,22 @@ def test_the_order_of_the_keys_of_the_start_means_nothing(tasks):
     backwards = {key: task.x0[key] for key in reversed(task.x0)}
     one, other = (minimize(task.problem, x0, max_iter=5) for x0 in (task.x0, backwards))
     assert one.trace["loss"] == other.trace["loss"]
+
+
+def test_a_checkpoint_holds_the_trace_of_a_long_run(tmp_path):
+    """A header, where it lay before, holds about 80 000 rows: a run that was longer ended at its next checkpoint."""
+    row = {"iteration": 7, "samples": 2**40, "products": 0, "seconds": 1 / 3, "loss": math.nan, "gradient_norm": 2 / 3}
+    rows = [{**row, "iteration": k} | ({"accepted": 1.0} if k % 2 else {}) for k in range(100_000)]
+    state = State(x=torch.ones(2), best=torch.ones(2), generator=torch.Generator(), trace=Trace(rows))
+    state.save(tmp_path / "c", method="rsgd")
+    found = State.load(tmp_path / "c", method="rsgd", like=torch.zeros(2))
+    assert repr(found.trace.rows[:3]) == repr(rows[:3])
+    assert repr(found.trace.rows) == repr(rows)
+    State(x=torch.ones(2), best=torch.ones(2), generator=torch.Generator()).save(tmp_path / "c", method="rsgd")
+    assert State.load(tmp_path / "c", method="rsgd", like=torch.zeros(2)).trace.rows == []
+
+
+def test_a_checkpoint_of_version_1_is_read():
+    old = Path(__file__).parents[1] / "corpus" / "checkpoint" / "rngd.safetensors"
+    state = State.load(old, method="rngd", like=torch.zeros(4, dtype=torch.float64))
+    assert [row["iteration"] for row in state.trace] == list(range(state.iteration + 1))

@@ -96,10 +96,11 @@ def test_a_killed_run_goes_on_to_the_same_bits(method, task_name, tasks, options
     assert (parts.status, parts.message, parts.iterations) == (whole.status, whole.message, whole.iterations)
     assert same_rows(rows(parts), rows(whole))
     (ours, our_header), (theirs, their_header) = (
-        read_tensors(tmp_path / name, kind="checkpoint", version=1) for name in ("parts", "whole")
+        read_tensors(tmp_path / name, kind="checkpoint", version=2) for name in ("parts", "whole")
     )
     assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    # the trace, which is compared above, has seconds
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours if name != "trace")
     assert our_header["numbers"] == their_header["numbers"]
 
 

@@ -19,7 +19,8 @@ from fisherfold.files import read_tensors, sound, write_tensors
 from fisherfold.manifolds.base import Point
 from fisherfold.solvers.result import Trace
 
-KIND, VERSION = "checkpoint", 1
+KIND, VERSION = "checkpoint", 2  # files of version 1 have the trace in their header
+_ABSENT, _WHOLE, _REAL = range(3)  # what an entry of the trace is
 
 
 @dataclass
@@ -90,9 +91,11 @@ class State:
         memory = {f"vectors.{name}": tree for name, tree in self.vectors.items()}
         for name, tree in {"x": self.x, "best": self.best, **memory}.items():
             tensors |= _named(name, tree)
+        columns, table = _packed_trace(self.trace)
+        tensors |= table
         header = {name: getattr(self, name) for name in self._COUNTERS}
         header |= {"method": method, "tag": tag, "numbers": self.numbers, "vectors": list(self.vectors)}
-        header |= {"trace": self.trace.rows, "options": self.options, "failure": self.failure}
+        header |= {"columns": columns, "options": self.options, "failure": self.failure}
         write_tensors(path, tensors, kind=KIND, version=VERSION, header=header)
 
     @classmethod
@@ -133,7 +136,11 @@ class State:
             setattr(state, name, int(header[name]) if whole else float(header[name]))
         state.numbers = {name: float(value) for name, value in header["numbers"].items()}
         state.vectors = {name: _restored(f"vectors.{name}", tensors, like, path) for name in header["vectors"]}
-        state.trace = Trace([{name: _number(value) for name, value in row.items()} for row in header["trace"]])
+        if "trace" in header:
+            rows = [{name: _number(value) for name, value in row.items()} for row in header["trace"]]
+        else:
+            rows = _unpacked_trace(header["columns"], tensors.pop("trace"), tensors.pop("trace.kinds"))
+        state.trace = Trace(rows)
         state.options = str(header.get("options", ""))
         if (failure := header.get("failure")) is not None:
             status, sentence = failure
@@ -156,6 +163,38 @@ def _named(name: str, tree: Point) -> dict[str, Tensor]:
     if isinstance(tree, dict):
         return {key: leaf for branch, sub in tree.items() for key, leaf in _named(f"{name}/{branch}", sub).items()}
     return {name: tree}
+
+
+def _packed_trace(trace: Trace) -> tuple[list[str], dict[str, Tensor]]:
+    """The trace as tensors: a header, which holds some ten thousand rows, is too small for long runs."""
+    columns = trace.columns
+    values = [[float(row.get(name, 0)) for name in columns] for row in trace]
+    kinds = [
+        [(_REAL if isinstance(row[name], float) else _WHOLE) if name in row else _ABSENT for name in columns]
+        for row in trace
+    ]  # fmt: skip
+    shape = len(trace), len(columns)
+    table = {
+        "trace": torch.tensor(values, dtype=torch.float64).reshape(shape),
+        "trace.kinds": torch.tensor(kinds, dtype=torch.uint8).reshape(shape),
+    }  # fmt: skip
+    return columns, table
+
+
+def _unpacked_trace(columns: list[str], values: Tensor, kinds: Tensor) -> list[dict[str, float]]:
+    if not (isinstance(columns, list) and all(isinstance(name, str) for name in columns)):
+        raise TypeError(f"columns is {str(columns)[:40]!r}")
+    shape = values.shape
+    if len(shape) != 2 or shape[1] != len(columns) or kinds.shape != shape or values.dtype != torch.float64:
+        raise ValueError(f"its trace has the shape {tuple(shape)}, {len(columns)} columns are named")
+    if kinds.dtype != torch.uint8 or bool((kinds > _REAL).any()):
+        raise ValueError("its trace has entries of an unknown kind")
+    if not bool(torch.isfinite(values[kinds == _WHOLE]).all()):
+        raise ValueError("its trace has whole numbers that are not finite")
+    return [
+        {name: int(v) if kind == _WHOLE else v for name, v, kind in zip(columns, row, found, strict=True) if kind}
+        for row, found in zip(values.tolist(), kinds.tolist(), strict=True)
+    ]  # fmt: skip
 
 
 def _number(value: Any) -> Any:
