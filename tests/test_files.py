@@ -16,6 +16,7 @@ from fisherfold.files import (
     HEADER,
     MODEL,
     atomic,
+    check_model_folder,
     check_place,
     claimed,
     model_folder,
@@ -230,6 +231,9 @@ def test_devices_and_pipes_are_not_replaced_by_files(tmp_path):
             check_place(tmp_path / name, "checkpoint")
     assert (tmp_path / "pipe").is_fifo()
     assert (tmp_path / "link").is_symlink()
+    (tmp_path / "pipe").rename(tmp_path / "model.safetensors")
+    with pytest.raises(OSError, match=r"the model .*model.safetensors must be a file, it is a device or a pipe"):
+        check_model_folder(tmp_path, "completion")
 
 
 @pytest.mark.skipif(os.name != "posix", reason="links need rights elsewhere")

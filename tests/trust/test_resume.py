@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import contextmanager
 
 import numpy as np
@@ -179,6 +180,20 @@ def test_a_checkpoint_of_another_fit_is_refused(ratings, tasks, tmp_path, monkey
         SubspaceClassifier(2, ridge=1.0, checkpoint=tmp_path / "d").fit(tasks[0], tasks[1] > 0, task=tasks[2])
     with pytest.raises(ValueError, match="d is a checkpoint of another problem; remove the file"):
         SubspaceClassifier(2, ridge=2.0, checkpoint=tmp_path / "d").fit(tasks[0], tasks[1] > 0, task=tasks[2])
+
+
+@pytest.mark.skipif(os.name != "posix", reason="links need rights elsewhere")
+def test_a_checkpoint_behind_a_link_is_removed_and_the_link_stays(ratings, tmp_path, monkeypatch):
+    (tmp_path / "scratch").mkdir()
+    link, file = tmp_path / "fit.checkpoint", tmp_path / "scratch" / "fit"
+    link.symlink_to(file)
+    model = MatrixCompletion(3, checkpoint=link, max_iter=3)
+    with killed_after(monkeypatch, 2):
+        model.fit(*ratings)
+    assert file.exists()
+    model.fit(*ratings)
+    assert link.is_symlink()
+    assert not list(file.parent.iterdir())
 
 
 def test_a_checkpoint_needs_a_folder(ratings, tmp_path):

@@ -137,6 +137,6 @@ class FitCheckpoint:
                 write_tensors(self.path, tensors, kind=KIND, version=VERSION, header=header)
 
     def remove(self) -> None:
-        """Remove the file when the fit is done."""
+        """Remove the file when the fit is done; a link stays, as when it is written."""
         if self.group.is_first:
-            self.path.unlink(missing_ok=True)
+            Path(os.path.realpath(self.path)).unlink(missing_ok=True)

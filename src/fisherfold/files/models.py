@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from fisherfold.files.atomic import make_folder
+from fisherfold.files.atomic import check_place, make_folder
 from fisherfold.files.tensors import kind_of
 
 MODEL = "model.safetensors"  # in the folder of a model
@@ -27,6 +27,8 @@ def check_model_folder(path: str | os.PathLike[str], kind: str) -> None:
     folder = Path(path)
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"cannot save into {folder}: it is a file, a folder is expected")
+    if folder.is_dir():
+        check_place(folder / MODEL, "the model")  # to open a pipe would be to wait for somebody who writes into it
     held = kind_of(folder / MODEL)
     if held not in (None, kind):
         raise FileExistsError(
