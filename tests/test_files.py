@@ -255,6 +255,16 @@ def test_a_finished_file_has_the_rights_of_any_new_file(tmp_path):
     assert ours == plain
 
 
+@pytest.mark.skipif(os.name != "posix", reason="file modes")
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o440])
+def test_a_file_that_is_replaced_hands_on_its_permissions(tmp_path, mode):
+    write_atomically(tmp_path / "f", b"old")
+    (tmp_path / "f").chmod(mode)
+    write_atomically(tmp_path / "f", b"new")
+    assert (tmp_path / "f").stat().st_mode & 0o777 == mode | 0o200
+    assert (tmp_path / "f").read_bytes() == b"new"
+
+
 def test_what_json_cannot_hold_is_refused_before_anything_is_written(tmp_path):
     with pytest.raises(TypeError, match="not JSON serializable"):
         write(tmp_path / "f", header={"x": torch.zeros(2)})

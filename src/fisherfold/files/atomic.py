@@ -26,7 +26,7 @@ def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
     """Write a file that is either complete or not there.
 
     Temporary files that a killed process has left for the same name are removed. A link stays, and what it points to
-    is written.
+    is written. A file that is replaced hands on its permissions: what was kept from others stays so.
 
     Args:
         path: where to write; the folder must exist.
@@ -50,6 +50,7 @@ def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
         temporary, file = _temporary(target)
         try:
             with file:
+                _hand_on_permissions(target, file)
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
@@ -83,6 +84,13 @@ def _temporary(target: Path) -> tuple[Path, IO[bytes]]:
         if temporary.exists():
             return temporary, file
         file.close()  # taken for a leftover between its creation and its lock
+
+
+def _hand_on_permissions(target: Path, file: IO[bytes]) -> None:
+    if hasattr(os, "fchmod"):
+        with contextlib.suppress(OSError):  # a file that is new, or a file system without permissions
+            # the owner may write, or nobody could tell by its lock whether it is a leftover
+            os.fchmod(file.fileno(), target.stat().st_mode & 0o777 | 0o200)
 
 
 def _remove_leftovers(target: Path) -> None:
