@@ -37,6 +37,8 @@ def test_sgdg_is_the_limit_of_mkfac_for_large_damping() -> None:
 def test_schedules_scale_with_the_number_of_epochs() -> None:
     short = settings("mkfac", "cifar10", "vgg16bn", epochs=10)
     assert [epoch for epoch in range(10) if short.refreshes_at(epoch)] == [0, 3, 6, 9]
+    single = settings("mkfac", "cifar10", "vgg16bn", epochs=1)
+    assert (single.rates(0), single.damping_at(0)) == ((0.05, 0.25), 2.0)  # 0.3 epochs round to none
     cosine = settings("sgd", "cifar10", "vgg16bn", schedule="cosine", epochs=4)
     expected = [0.05 * 0.5 * (1 + math.cos(math.pi * epoch / 4)) for epoch in range(4)]
     assert [cosine.rates(epoch)[0] for epoch in range(4)] == expected

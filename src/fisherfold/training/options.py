@@ -157,9 +157,9 @@ class Settings:
             epoch: counted from 0.
 
         Returns:
-            0 to 3.
+            0 to 3; none is before the first epoch, not even of a run of one.
         """
-        return sum(epoch >= round(share * self.epochs) for share in MILESTONES)
+        return sum(epoch >= max(1, round(share * self.epochs)) for share in MILESTONES)
 
     def refreshes_at(self, epoch: int) -> bool:
         """Whether the curvature is renewed before an epoch.
