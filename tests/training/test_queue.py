@@ -108,6 +108,16 @@ def test_a_damaged_log_does_not_hold_up_the_other_runs(tmp_path: Path) -> None:
     assert damaged.read_text() == '{"format": "fisherf'
 
 
+def test_a_log_of_another_run_is_not_taken_for_one_of_the_plan(tmp_path: Path) -> None:
+    plan, lines = entries({"seed": 0}, {"seed": 1}), []
+    work = queue(tmp_path, lines.append)
+    assert work.work(lambda: plan)
+    work._path(plan[1]).replace(work._path(plan[0]))
+    assert queue(tmp_path, lines.append).work(lambda: plan)
+    assert sum("seed0 is left out: " in line and "its seed is 1, this one's is 0" in line for line in lines) == 1
+    assert RunLog.read(work._path(plan[1])).ended == "done"
+
+
 def test_a_whole_number_in_a_plan_is_the_same_setting_as_the_number_with_a_point(tmp_path: Path) -> None:
     plan, work = entries({"lr": 1, "weight_decay": 0}, {"lr": 1.0, "weight_decay": 0.0}), queue(tmp_path)
     first, second = (work._path(entry) for entry in plan)

@@ -480,6 +480,18 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
         open_job(faster, path)
 
 
+@needs_data
+def test_a_finished_log_of_another_run_is_not_taken_for_this_one(tmp_path: Path) -> None:
+    """A release whose preset had another rate has left a log of the same name."""
+    options = {"folder": tmp_path, "device": "cpu", "images": 64, "batch": 32, "epochs": 1}
+    (log,) = train("cifar10", "wrn10_1", "sgd", **options)
+    (path,) = tmp_path.glob("*.jsonl")
+    log.header["settings"]["lr"] = 0.3
+    log.write(path)
+    with pytest.raises(ValueError, match=r"seed0\.jsonl is of another run: its lr is 0\.3, this one's is 0\.1"):
+        train("cifar10", "wrn10_1", "sgd", **options)
+
+
 def test_a_run_goes_on_under_another_name_of_its_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its files have the name of the preset that has its settings, whatever it was called when it began."""
     pool = random_pool(128)

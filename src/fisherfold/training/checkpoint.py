@@ -90,24 +90,35 @@ def load(path: str | os.PathLike[str], header: dict[str, Any], device: torch.dev
         device: where the tensors go.
 
     Returns:
-        The tree.
-
-    Raises:
-        ValueError: if the file belongs to another run.
+        The tree; a file of another run is refused.
     """
     tensors, content = read_tensors(path, kind=KIND, version=VERSION, device=str(device))
     with sound(path, KIND):
-        theirs, mine = (_flat(run) for run in (content["run"], header))
-    for key, value in mine.items():
-        seen = theirs.get(key)
-        if seen != value:
-            raise ValueError(
-                f"{path} is of another run: its {key} is {seen!r}, this one's is {value!r}; choose another folder, or "
-                "delete the file to start again"
-            )
+        theirs = dict(content["run"])
+    refuse_another(path, theirs, header)
     with sound(path, KIND):
         state: dict[str, Any] = unpack(content["tree"], tensors)
     return state
+
+
+def refuse_another(path: str | os.PathLike[str], theirs: dict[str, Any], mine: dict[str, Any]) -> None:
+    """Refuse the file of another run.
+
+    Args:
+        path: the file.
+        theirs: what its run is.
+        mine: what this run is, as far as it is known.
+
+    Raises:
+        ValueError: if they differ in anything that is named.
+    """
+    seen = _flat(theirs)
+    for key, value in _flat(mine).items():
+        if seen.get(key) != value:
+            raise ValueError(
+                f"{path} is of another run: its {key} is {seen.get(key)!r}, this one's is {value!r}; choose another "
+                "folder, or delete the file to start again"
+            )
 
 
 def _flat(run: dict[str, Any]) -> dict[str, Any]:

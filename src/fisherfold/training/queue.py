@@ -260,9 +260,10 @@ class Queue:
             yield group
 
     def _missing(self, entry: Entry) -> bool:
-        path = self._path(entry)
+        path, names = self._path(entry), {"dataset": entry.dataset, "model": entry.model, "split": entry.split}
+        header = {**names, "seed": entry.seed, "settings": entry.settings().as_json()}
         try:
-            return path not in self.failed and not has_ended(path)
+            return path not in self.failed and not has_ended(path, header)
         except ValueError as error:  # a damaged log is that of one run, not the end of all others
             self.failed.add(path)
             self.say(f"{path.stem} is left out: {error}")

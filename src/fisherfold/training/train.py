@@ -25,6 +25,7 @@ import torch
 from fisherfold._version import __version__
 from fisherfold.files import claimed, make_folder
 from fisherfold.plain import counted
+from fisherfold.training.checkpoint import refuse_another
 from fisherfold.training.data import ImagePool
 from fisherfold.training.log import RunLog
 from fisherfold.training.options import Settings
@@ -92,8 +93,8 @@ def train(
 
     Raises:
         TypeError: if seeds are not a list of whole numbers.
-        ValueError: if another process is training one of the runs in this folder, or ``checkpoint_every`` is no number
-            of epochs.
+        ValueError: if another process is training one of the runs in this folder, a log there is of another run, or
+            ``checkpoint_every`` is no number of epochs.
     """
     try:
         seeds = list(dict.fromkeys(map(operator.index, seeds)))  # whole numbers of any type
@@ -105,12 +106,18 @@ def train(
     place = pick_device(device)
     target = make_folder(folder)
     paths = [target / log_name(dataset, model, chosen, seed, split, images) for seed in seeds]
+    task: dict[str, Any] = {"dataset": dataset, "model": model, "split": split, "settings": chosen.as_json()}
+    task |= {} if images is None else {"images": images}
+
+    def is_missing(seed: int, path: Path) -> bool:
+        return not has_ended(path, {**task, "seed": seed})
+
     with ExitStack() as held:
-        missing = [(seed, path) for seed, path in zip(seeds, paths, strict=True) if not has_ended(path)]
+        missing = [(seed, path) for seed, path in zip(seeds, paths, strict=True) if is_missing(seed, path)]
         for _, path in missing:
             if not held.enter_context(claim(path)):
                 raise ValueError(f"another process is training {path.stem} in {target}: wait for it, or end it first")
-        missing = [(seed, path) for seed, path in missing if not has_ended(path)]  # since we looked, perhaps
+        missing = [(seed, path) for seed, path in missing if is_missing(seed, path)]  # since we looked, perhaps
         if missing:
             pool = ImagePool.load(dataset, device=place, split=split, images=images, folder=data)
             jobs = [open_job(Run(chosen, model, pool, seed=s, compiled=compiled), p) for s, p in missing]
@@ -118,16 +125,22 @@ def train(
     return [RunLog.read(path) for path in paths]
 
 
-def has_ended(path: Path) -> bool:
+def has_ended(path: Path, header: dict[str, Any]) -> bool:
     """Whether a run is over, well or not.
 
     Args:
         path: of its log, which need not exist.
+        header: what the run is, as far as it is known.
 
     Returns:
-        False for one that has yet to begin or to go on.
+        False for one that has yet to begin or to go on; the log of another run, such as one of a release whose preset
+        had other settings, is refused.
     """
-    return path.is_file() and bool(RunLog.read(path).ended)
+    if not path.is_file():
+        return False
+    log = RunLog.read(path)
+    refuse_another(path, log.header, header)
+    return bool(log.ended)
 
 
 def claim(path: Path) -> AbstractContextManager[bool]:
