@@ -79,9 +79,11 @@ def test_an_unknown_preset_or_a_missing_gpu_is_one_sentence(tmp_path: Path) -> N
 @pytest.mark.parametrize(("count", "said"), [(1, "The page has 1 more run by"), (2, "The page has 2 more runs by")])
 def test_runs_that_are_in_no_cell_are_counted(tmp_path: Path, count: int, said: str) -> None:
     names = {"dataset": "cifar10", "model": "wrn10_1", "preset": "sgd", "split": "test", "images": 64, "date": "today"}
-    header = {**names, "settings": settings("sgd", "cifar10", "wrn10_1").as_json()}
+    made = {"device": "CPU", "commit": "unknown"}
+    header = {**names, **made, "settings": settings("sgd", "cifar10", "wrn10_1").as_json()}
     for seed in range(count):
-        log = RunLog({**header, "seed": seed}, [{"epoch": 1, "accuracy": 10.0, "train_loss": 1.0}], "done")
+        entry = {"epoch": 1, "accuracy": 10.0, "train_loss": 1.0, "loss": 1.0, "seconds": 0.5}
+        log = RunLog({**header, "seed": seed}, [entry], "done")
         log.write(tmp_path / f"{seed}.jsonl")
     folders = ["--results", str(tmp_path), "--output", str(tmp_path / "out")]
     assert said in CliRunner().invoke(app, ["reproduce", "cifar", *folders]).stdout

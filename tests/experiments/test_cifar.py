@@ -50,6 +50,27 @@ def test_medians_are_over_the_best_and_over_the_last_epochs(tmp_path: Path) -> N
     assert (row["seeds"], row["best_median"], row["last_median"], row["paper"]) == (3, 94.0, 93.5, 94.76)
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('"date": "2026-01-02 03:04 UTC", ', "", "date is None in its first line"),
+        ('"seed": 0', '"seed": true', "seed is True in its first line"),
+        ('"split": "test"', '"split": "train"', "split is 'train' in its first line"),
+        ('{"epoch": 2, ', '{"epoch": 3, ', "its epochs are not all there, one after the other"),
+        ('"accuracy": 93.0', '"accuracy": null', "of epoch 2 are no numbers"),
+        ('"accuracy": 93.0, ', "", "of epoch 2 are no numbers"),
+        ('"done"', '"stopped"', "it ended as 'stopped'"),
+    ],
+)
+def test_a_damaged_log_is_named_and_is_in_no_median(tmp_path: Path, old: str, new: str, said: str) -> None:
+    log(tmp_path, [90.0, 93.0, 92.0])
+    (path,) = tmp_path.iterdir()
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(ValueError, match=rf"0-done-0\.jsonl is a damaged log: .*{said}; move it away"):
+        cifar.cells(tmp_path)
+
+
 def test_only_whole_finished_runs_of_a_preset_judged_on_the_test_images_count(tmp_path: Path) -> None:
     log(tmp_path, [99.0], split="validation")
     log(tmp_path, [99.0], images=1000)

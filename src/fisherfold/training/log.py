@@ -22,6 +22,11 @@ from fisherfold.plain import finite
 
 FORMAT, VERSION = "fisherfold.train", 1
 CHOICES = "chosen.jsonl"  # beside the logs of searches
+# what the first line of every log says, and how
+HEADER = {
+    "dataset": str, "model": str, "preset": str, "seed": int, "split": str, "images": int, "settings": dict,
+    "date": str, "device": str, "commit": str,
+}  # fmt: skip
 
 
 @dataclass
@@ -123,8 +128,37 @@ def read_logs(folder: str | os.PathLike[str]) -> list[RunLog]:
 
     Returns:
         The runs in the order of their file names.
+
+    Raises:
+        ValueError: if a log does not say what was run, or lacks epochs before its last; it says which.
     """
-    return [RunLog.read(path) for path in sorted(Path(folder).glob("*.jsonl")) if path.name != CHOICES]
+    found = []
+    for path in sorted(path for path in Path(folder).glob("*.jsonl") if path.name != CHOICES):
+        found.append(RunLog.read(path))
+        if flaw := _flaw(found[-1]):
+            raise ValueError(f"{path} is a damaged log: {flaw}; move it away and run again")
+    return found
+
+
+def _flaw(log: RunLog) -> str:
+    """What keeps the numbers of a log from being those of a run; nothing if all is well."""
+    for name, kind in HEADER.items():
+        value = log.header.get(name)
+        if not isinstance(value, kind) or isinstance(value, bool):
+            return f"{name} is {value!r} in its first line"
+    if log.header["split"] not in {"test", "validation"}:
+        return f"split is {log.header['split']!r} in its first line"
+    if log.ended not in {"", "done", "diverged"}:
+        return f"it ended as {log.ended!r}"
+    if [entry["epoch"] for entry in log.epochs] != list(range(1, len(log.epochs) + 1)):
+        return "its epochs are not all there, one after the other"
+    if log.ended and not log.epochs:
+        return "it ended without an epoch"
+    for entry in log.epochs:
+        numbers = [entry.get(name) for name in ("accuracy", "train_loss", "loss", "seconds")]
+        if not all(isinstance(number, int | float) for number in numbers) or math.isnan(entry["accuracy"]):
+            return f"accuracy, losses or seconds of epoch {entry['epoch']} are no numbers"
+    return ""
 
 
 def paces(folders: Iterable[str | os.PathLike[str]], device: str) -> dict[tuple[str, str], float]:
