@@ -65,10 +65,12 @@ class Entry:
             for name in change:
                 kind_of_setting(name)
             self.settings(**change)
-        if self.split not in {"test", "validation"}:
+        if self.split not in ("test", "validation"):
             raise ValueError(f"split must be 'test' or 'validation', got {self.split!r}")
-        if not self.rounds or any(not isinstance(r, int) or r < 1 for r in self.rounds):
+        if not self.rounds or any(not _whole(r) or r < 1 for r in self.rounds):
             raise ValueError(f"rounds must be numbers of epochs, got {list(self.rounds)}")
+        if any("epochs" in candidate for stage in self.stages for candidate in stage):
+            raise ValueError("candidates are trained for the epochs of the rounds and cannot differ in epochs")
 
     @classmethod
     def of(cls, line: dict[str, Any]) -> Entry:
@@ -89,7 +91,7 @@ class Entry:
         dataset, model, preset = (task.pop(key) for key in ("dataset", "model", "preset"))
         seed, split = task.pop("seed", 0), task.pop("split", "test")
         candidates, rounds = task.pop("candidates", []), task.pop("rounds", ROUNDS)
-        if not isinstance(seed, int) or not isinstance(candidates, list) or not isinstance(rounds, list | tuple):
+        if not _whole(seed) or not isinstance(candidates, list) or not isinstance(rounds, list | tuple):
             raise ValueError("seed must be a whole number, candidates and rounds must be lists")
         stages = candidates if candidates and isinstance(candidates[0], list) else [candidates] if candidates else []
         if not all(isinstance(stage, list) and all(isinstance(c, dict) for c in stage) and stage for stage in stages):
@@ -142,6 +144,10 @@ class Entry:
     def company(self) -> tuple[Any, ...]:
         """What runs must have in common to be trained side by side."""
         return self.dataset, self.split, self.model, self.settings().epochs
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def read_plan(path: Path) -> list[Entry]:
