@@ -242,6 +242,16 @@ def test_a_seed_that_diverged_is_counted_and_leaves_the_curves_of_the_others(tmp
     assert (losses.median, losses.least, losses.greatest) == ([1.0, 1.0], [1.0, 1.0], [1.0, 1.0])
 
 
+def test_a_seed_that_diverged_early_does_not_end_the_curves_of_the_others(tmp_path: Path) -> None:
+    for seed, accuracies in enumerate(([80.0], [90.0, 92.0, 94.0], [88.0, 91.0, 93.0])):
+        log(tmp_path, accuracies, seed=seed, ended="done" if seed else "diverged")
+    (chart,) = cifar.section(cifar.cells(tmp_path), cifar.beside(tmp_path), command="x").charts
+    (series,) = chart.series
+    assert series.x == {"epoch": [1.0, 2.0, 3.0], "seconds": [0.5, 1.0, 1.5]}
+    assert series.y["accuracy"].median == [88.0, 91.5, 93.5]
+    assert series.y["accuracy"].least == [80.0, 91.0, 93.0]
+
+
 def test_a_missing_folder_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"cifar10 --folder .* makes one, or .* reproduce cifar --results"):
         cifar.cells(tmp_path / "nowhere")

@@ -106,8 +106,8 @@ def _chart(found: Sequence[CellResult], dataset: str, model: str) -> Chart | Non
     for cell in found:
         if (cell.dataset, cell.model) != (dataset, model) or not cell.runs:
             continue
-        length = min(len(run.epochs) for run in cell.runs)
-        seconds = itertools.accumulate(entry["seconds"] for entry in cell.runs[0].epochs[:length])
+        longest = max(cell.runs, key=lambda run: len(run.epochs)).epochs
+        length, seconds = len(longest), itertools.accumulate(entry["seconds"] for entry in longest)
         x = {"epoch": [float(i + 1) for i in range(length)], "seconds": list(seconds)}
         metrics = {key: _band(cell.runs, key, length) for key in ("accuracy", "train_loss", "loss")}
         metrics["error"] = _band(cell.runs, "accuracy", length, of=lambda value: 100 - value)
@@ -123,7 +123,8 @@ def _chart(found: Sequence[CellResult], dataset: str, model: str) -> Chart | Non
 
 
 def _band(runs: Sequence[RunLog], key: str, length: int, of: Callable[[float], float] = lambda value: value) -> Band:
-    columns = [spread_of([of(run.epochs[i][key]) for run in runs]) for i in range(length)]
+    # a run that diverged early is in the curve for as long as it went, and does not end that of the others
+    columns = [spread_of([of(run.epochs[i][key]) for run in runs if i < len(run.epochs)]) for i in range(length)]
     return Band([c[0] for c in columns], [c[1] for c in columns], [c[2] for c in columns])
 
 
@@ -142,7 +143,7 @@ def draw(found: Sequence[CellResult]) -> Figure:
         for cell in found:
             if (cell.dataset, cell.model) != (dataset, model) or not cell.runs:
                 continue
-            length = min(len(run.epochs) for run in cell.runs)
+            length = max(len(run.epochs) for run in cell.runs)
             band, epochs = _band(cell.runs, "accuracy", length), range(1, length + 1)
             colour, style = STYLES[cell.optimizer]
             panel.fill_between(epochs, band.least, band.greatest, color=colour, alpha=0.15, linewidth=0)
