@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import sys
 import time
 from copy import deepcopy
 from dataclasses import replace
@@ -23,7 +24,7 @@ from fisherfold.datasets import Images, load_images
 from fisherfold.optim import MKFAC, RowAscent, ScaleAscent
 from fisherfold.training import PRESETS, ImagePool, Run, RunLog, checkpoint, read_logs, settings, train
 from fisherfold.training.checkpoint import pack, unpack
-from fisherfold.training.train import open_job, train_epoch, train_side_by_side
+from fisherfold.training.train import open_job, provenance, train_epoch, train_side_by_side
 
 needs_data = pytest.mark.skipif(
     not (Path(os.environ.get("FISHERFOLD_DATA", "/nonexistent")) / "cifar10_train_0.npz").is_file(),
@@ -479,6 +480,14 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
     faster = Run(settings("sgd", "cifar10", "wrn10_1", batch=16, lr=0.5), "wrn10_1", pool)
     with pytest.raises(ValueError, match=r"is of another run: its lr is 0\.1, this one's is 0\.5"):
         open_job(faster, path)
+
+
+def test_a_log_does_not_say_where_things_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "a=b" / "runs"
+    words = [str(place), f"--folder={place}", f"-o{place}", "--set", "lr=0.1", "a/b"]
+    monkeypatch.setattr(sys, "argv", [str(tmp_path / "fisherfold"), *words])
+    said = provenance(torch.device("cpu"))["command"]
+    assert said == "fisherfold runs --folder=runs -oruns --set lr=0.1 a/b"
 
 
 @needs_data

@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime
 import operator
 import os
+import re
 import subprocess  # nosec B404
 import sys
 import time
@@ -304,10 +305,17 @@ def provenance(device: torch.device) -> dict[str, str]:
     threads = counted(torch.get_num_threads(), "thread")
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {threads}"
     # where things lie on somebody's machine is nobody else's business
-    words = [Path(word).name if n == 0 or Path(word).is_absolute() else word for n, word in enumerate(sys.argv)]
+    words = [Path(sys.argv[0]).name, *map(_without_place, sys.argv[1:])]
     now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
     versions = {"torch": torch.__version__, "fisherfold": __version__}
     return {"command": " ".join(words), "date": now, "device": name, "commit": commit(), **versions}
+
+
+def _without_place(word: str) -> str:
+    """A word of a command, with the name alone of a file given by its whole path, behind its option too."""
+    option = re.match(r"(-\w|--[\w-]+=)?", word)
+    start = option.end() if option else 0
+    return word[:start] + Path(word[start:]).name if Path(word[start:]).is_absolute() else word
 
 
 def commit() -> str:
