@@ -202,7 +202,10 @@ def check_arrays(entry: DatasetRecord, arrays: Mapping[str, Array]) -> None:
             raise ValueError(f"{entry.name}: array {key!r} should be {expected.dtype} {expected.shape}, got {seen}")
         digest = hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
         if digest != expected.sha256:
-            raise ValueError(f"{entry.name}: array {key!r} has the sha256 {digest}, expected {expected.sha256}")
+            raise ValueError(
+                f"{entry.name}: array {key!r} has the sha256 {digest}, expected {expected.sha256}; if a file is "
+                f"damaged, delete it and get it again ('fisherfold datasets info {entry.name}' says from where)"
+            )
 
 
 def cache_folder() -> Path:
@@ -322,7 +325,7 @@ def readable(path: str | os.PathLike[str], kind: str) -> Iterator[None]:
 def _packed(path: Path) -> Iterator[Any]:
     with readable(path, "a packed data file"):
         if not zipfile.is_zipfile(path):
-            raise ValueError("it is cut short, or no .npz file at all")
+            raise ValueError("it is cut short, or no .npz file at all; delete it and get it again")
         with np.load(path, allow_pickle=False) as stored:
             yield stored
 
