@@ -98,7 +98,7 @@ def train(
             ``checkpoint_every`` is no number of epochs.
     """
     try:
-        seeds = list(dict.fromkeys(int(operator.index(seed)) for seed in seeds))  # whole numbers of any type
+        seeds = list(dict.fromkeys(map(operator.index, seeds)))  # whole numbers of any type
     except TypeError:
         raise TypeError(f"seeds must be a list of whole numbers, got {seeds!r}") from None
     if not isinstance(checkpoint_every, Integral) or checkpoint_every < 0:
