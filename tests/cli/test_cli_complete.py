@@ -112,6 +112,19 @@ def test_recommend(model):
     assert "Recommendations" in call("recommend", model, "u1")
 
 
+@pytest.mark.parametrize(("unseen", "code"), [("prior", 0), ("nan", 0), ("error", 1)])
+def test_predict_treats_strangers_as_the_model_says(tmp_path, unseen, code):
+    fitted = MatrixCompletion(rank=1, unseen=unseen).fit([("ann", "up"), ("ann", "heat"), ("bob", "up")], [5, 1, 4])
+    fitted.save(tmp_path / "model")
+    (tmp_path / "pairs.csv").write_text("user,item\nann,up\nzoe,up\n")
+    call("predict", tmp_path / "model", tmp_path / "pairs.csv", "-o", tmp_path / "out.csv", code=code)
+    if code:
+        assert not (tmp_path / "out.csv").exists()
+        return
+    found = pl.read_csv(tmp_path / "out.csv")["prediction"].cast(pl.Float64)
+    np.testing.assert_allclose(found, fitted.predict([("ann", "up"), ("zoe", "up")]))
+
+
 def test_ids_are_no_markup_and_predictions_have_any_size(tmp_path):
     lines = [f"u[bold]{i},[/b]{j},{(1 + i * j % 5) * 1e-9}" for i in range(6) for j in range(5) if (i + j) % 3]
     (tmp_path / "r[red].csv").write_text("\n".join(["user,item,rating", *lines]))

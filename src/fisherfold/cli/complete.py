@@ -221,11 +221,11 @@ def predict(
     rows, ids = inside.row_ids.meant(rows), inside.column_ids.meant(ids)
     for name, index, given in (("row", inside.row_ids, rows), ("column", inside.column_ids, ids)):
         check_spelling(index, given, name, voice, f"{spoken(pairs)}: ")
-    i, j = inside.locate(rows, ids, "prior")
+    i, j = inside.locate(rows, ids, model.unseen)
     if std and inside.inference == "point":
         raise ValueError("--std needs a model of --inference variational: a point estimate has no error bars")
     with voice.progress(f"predicting {counted(len(frame), 'pair', form=',')}"):
-        mean, spread = inside.predict(i, j, with_std=std, clip=model.clip)
+        mean, spread = inside.predict(i, j, with_std=std, clip=model.clip, unseen=model.unseen)
     frame = frame.drop([name for name in ("prediction", *(["std"] if std else [])) if name in frame.columns])
     added = {"prediction": mean} if spread is None else {"std": spread, "prediction": mean}
     write_predictions(frame, added, spoken(pairs), output, decimal)
