@@ -86,7 +86,7 @@ def test_branches_fork_from_the_stream_of_their_device_and_join_it(monkeypatch: 
     monkeypatch.setattr(torch.cuda, "Stream", new)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: FakeStream(log, f"{device}/main"))
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext(log.append((stream.name, "work"))))
-    jobs = [(SimpleNamespace(is_cuda=True, device=torch.device("cuda", i % 2)), i) for i in range(10)]
+    jobs = [(SimpleNamespace(is_cuda=True, device=torch.device("cuda", i % 2), numel=lambda: 1), i) for i in range(10)]
     done: list[int] = []
     mine, other = Branches(), Branches()
     mine.run(lambda _, number: done.append(number), jobs, parallel=True)
@@ -123,7 +123,8 @@ def test_projected_optimizers_keep_their_branches_and_copies_get_their_own(kind:
     assert len({id(o._branches) for o in (optimizer, *copied)}) == 3
 
 
-def test_without_cuda_jobs_run_in_order() -> None:
+def test_without_cuda_jobs_run_in_order_the_largest_first() -> None:
     done: list[int] = []
-    Branches().run(lambda _, number: done.append(number), [(torch.zeros(1), i) for i in range(6)], parallel=True)
-    assert done == list(range(6))
+    jobs = [(torch.zeros(1 + i // 3), i) for i in range(6)]
+    Branches().run(lambda _, number: done.append(number), jobs, parallel=True)
+    assert done == [3, 4, 5, 0, 1, 2]

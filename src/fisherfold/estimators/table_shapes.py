@@ -10,6 +10,7 @@ columns, there are two or more besides those of entries and a time, all behind t
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import polars as pl
@@ -68,7 +69,7 @@ def refuse_matrix(
     fractions = [] if column_ids is None else [value for value in column_ids.drop_nulls() if value % 1]
     if fractions:
         sign = f"column {names[1]!r}, which would be column ids, holds {fractions[0]:g}"
-    elif all_different(start[names[0]]) and (every_line_a_row or (lambda: all_different(frame[names[0]])))():
+    elif all_different(start[names[0]]) and (every_line_a_row or partial(all_different, frame[names[0]]))():
         sign = f"no row id in column {names[0]!r} occurs twice"
     else:
         return

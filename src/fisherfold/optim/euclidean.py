@@ -37,7 +37,6 @@ def directions(
     """
     known = ((weight, curvature.by_weight.get(id(weight))) for weight in weights)
     jobs = [(weight, layer) for weight, layer in known if layer is not None and layer.inverse is not None]
-    jobs.sort(key=lambda job: -job[0].numel())
     joined = (p for weight, layer in jobs for p in (weight, layer.tracked.bias) if p is not None)
     found = {id(p): torch.empty_like(p) for p in joined}  # memory of the current stream, which is what reads it
 

@@ -347,7 +347,6 @@ class MKFAC(torch.optim.Optimizer):
             for group in self.param_groups:
                 euclidean.step(group, self.state, directions)
             jobs = [(p, g, s) for p, g, s in self._entries() if s and p.grad is not None]
-            jobs.sort(key=lambda job: -job[0].numel())
             self._branches.run(partial(on_spheres.step, self), jobs, parallel=self.capturable)
         self._age += 1
         return loss

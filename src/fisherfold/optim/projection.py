@@ -74,7 +74,6 @@ class ProjectedOptimizer(torch.optim.Optimizer):
             require_finite_gradients(self)
         for group in self.param_groups:
             jobs = [(p, p.grad, group) for p in group["params"] if p.grad is not None]
-            jobs.sort(key=lambda job: -job[0].numel())
             self._branches.run(self._update, jobs, parallel=group["fuse"])
         return loss
 

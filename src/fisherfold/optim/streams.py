@@ -43,9 +43,10 @@ class Branches:
 
         Args:
             function: the work.
-            jobs: its arguments; the first of each is a tensor.
+            jobs: its arguments; the first of each is a tensor. Those with large ones come first, as they take longest.
             parallel: whether to use side streams, on CUDA.
         """
+        jobs = sorted(jobs, key=lambda job: -job[0].numel())
         devices = {job[0].device for job in jobs if parallel and job[0].is_cuda}
         for job in jobs:
             if job[0].device not in devices:
