@@ -199,13 +199,12 @@ def check_arrays(entry: DatasetRecord, arrays: Mapping[str, Array]) -> None:
         array = arrays[key]
         if array.dtype != np.dtype(expected.dtype) or array.shape != expected.shape:
             seen = f"{array.dtype} {array.shape}"
-            raise ValueError(f"{entry.name}: array {key!r} should be {expected.dtype} {expected.shape}, got {seen}")
+            should = f"should be {expected.dtype} {expected.shape}, got {seen}"
+            raise ValueError(f"{entry.name}: array {key!r} {should}; if a file is damaged, {_again(entry)}")
         digest = hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
         if digest != expected.sha256:
-            raise ValueError(
-                f"{entry.name}: array {key!r} has the sha256 {digest}, expected {expected.sha256}; if a file is "
-                f"damaged, delete it and get it again ('fisherfold datasets info {entry.name}' says from where)"
-            )
+            differs = f"has the sha256 {digest}, expected {expected.sha256}"
+            raise ValueError(f"{entry.name}: array {key!r} {differs}; if a file is damaged, {_again(entry)}")
 
 
 def cache_folder() -> Path:
@@ -267,6 +266,11 @@ def _advice(entry: DatasetRecord) -> str:
     return f"make it by hand, 'fisherfold datasets info {entry.name}' names its source and arrays"
 
 
+def _again(entry: DatasetRecord) -> str:
+    """What to do about a damaged file."""
+    return f"delete it and get it again ('fisherfold datasets info {entry.name}' says from where)"
+
+
 def read_arrays(entry: DatasetRecord, folder: Path) -> dict[str, Array]:
     """The arrays of a data set by the names of its record, in their stored dtypes.
 
@@ -279,7 +283,7 @@ def read_arrays(entry: DatasetRecord, folder: Path) -> dict[str, Array]:
 
     Raises:
         FileNotFoundError: if a file is missing.
-        ValueError: if a file lacks an array.
+        ValueError: if a file is damaged or lacks an array.
     """
     fetched = folder / f"{entry.name}.npz"
     for file in () if fetched.is_file() else entry.files:
@@ -290,7 +294,7 @@ def read_arrays(entry: DatasetRecord, folder: Path) -> dict[str, Array]:
             )
     if entry.name.startswith("cifar") and not fetched.is_file():
         return _read_images(entry, folder)
-    with _packed(fetched) as stored:
+    with _packed(fetched, entry) as stored:
         missing = [key for key in entry.arrays if key not in stored.files]
         if missing:
             raise ValueError(f"{fetched} lacks the arrays {missing}, it has {stored.files}")
@@ -322,12 +326,15 @@ def readable(path: str | os.PathLike[str], kind: str) -> Iterator[None]:
 
 
 @contextmanager
-def _packed(path: Path) -> Iterator[Any]:
-    with readable(path, "a packed data file"):
-        if not zipfile.is_zipfile(path):
-            raise ValueError("it is cut short, or no .npz file at all; delete it and get it again")
-        with np.load(path, allow_pickle=False) as stored:
-            yield stored
+def _packed(path: Path, entry: DatasetRecord) -> Iterator[Any]:
+    try:
+        with readable(path, "a packed data file"):
+            if not zipfile.is_zipfile(path):
+                raise ValueError("it is cut short, or no .npz file at all")
+            with np.load(path, allow_pickle=False) as stored:
+                yield stored
+    except ValueError as error:
+        raise ValueError(f"{error}; {_again(entry)}") from error
 
 
 def _read_images(entry: DatasetRecord, folder: Path) -> dict[str, Array]:
@@ -335,7 +342,7 @@ def _read_images(entry: DatasetRecord, folder: Path) -> dict[str, Array]:
     parts: dict[str, list[Array]] = {key: [] for key in entry.arrays}
     for file in entry.files:
         split = "test" if file.endswith("_test.npz") else "train"
-        with _packed(folder / file) as stored:
+        with _packed(folder / file, entry) as stored:
             parts[f"{split}_images"] += _decode_strips(stored["webp"].data, stored["offsets"])
             for key in ("labels", "coarse_labels"):
                 if key in stored.files:
