@@ -151,6 +151,22 @@ def test_verdicts_compare_with_what_was_run_and_with_the_paper(tmp_path: Path) -
     assert "(a guess: too few were run); single runs closer than 0.28" in cifar.margins(cifar.cells(tmp_path))[0]
 
 
+def test_rows_that_contradict_the_paper_are_named_in_words(tmp_path: Path) -> None:
+    assert cifar.against_paper(cifar.cells(tmp_path)) == []
+    log(tmp_path, [94.0], preset="adamp")  # 91.43 in the paper
+    log(tmp_path, [92.4], preset="adamp", model="wrn16_4")  # 92.55
+    log(tmp_path, [75.0], preset="kfac", dataset="cifar100")  # 76.38
+    log(tmp_path, [99.0], preset="sgd-tuned")  # not in the paper
+    found = cifar.cells(tmp_path)
+    assert cifar.against_paper(found) == [
+        "AdamP: above the paper on CIFAR-10 VGG16-BN (+2.57); within noise of the paper on CIFAR-10 WRN-16-4 (-0.15).",
+        "KFAC: below the paper on CIFAR-100 VGG16-BN (-1.38).",
+    ]
+    notes = cifar.section(found, cifar.beside(tmp_path), command="x").notes
+    assert set(cifar.against_paper(found)) < set(notes)
+    assert cifar.margins(found)[2].startswith("Each margin is that of one comparison: of twenty pairs")
+
+
 def gaps(folder: Path) -> dict[tuple[str, str], str]:
     """What stands in the column of CIFAR-10 with VGG16-BN."""
     shown = cifar.comparisons(cifar.cells(folder))

@@ -154,12 +154,12 @@ def cifar(
     page = reproduce.refresh_page(output)
     verdict, why = table_of.judge(found)
     facts = {"cells": [cell.as_json() for cell in found], "claim": table_of.CLAIM, "verdict": verdict, "why": why}
-    compared = table_of.comparisons(found)
-    facts |= {"comparisons": table_of.as_rows(compared), **others.as_json()}
+    compared, rows = table_of.comparisons(found), table_of.against_paper(found)
+    facts |= {"against_paper": rows, "comparisons": table_of.as_rows(compared), **others.as_json()}
     counts = [counted(len(others.trials.rows), "more run")]
-    counts += [counted(len(rows), "search", "searches")] if (rows := others.searches.rows) else []
+    counts += [counted(len(made), "search", "searches")] if (made := others.searches.rows) else []
     more = f"The page has {' and '.join(counts)} by which settings were chosen, or with other ones."
-    why = [*why, *table_of.margins(found), more]
+    why = [*why, *rows, *table_of.margins(found), more]
     ending = f"the paper: {table_of.CLAIM}\nverdict: {verdict}", *why, f"picture {files['png']}", f"report page: {page}"
     shown = _as_shown(table_of.table(found)), _as_shown(compared)
     voice.answer({**facts, "files": {**files, "page": page}}, *shown, *ending)

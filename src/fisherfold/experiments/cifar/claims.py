@@ -40,15 +40,39 @@ def judge(found: Sequence[CellResult]) -> tuple[Verdict, list[str]]:
         top = max(run, key=lambda rival: rival.best[0])
         gap, margin = mine.best[0] - top.best[0], spreads[dataset].margin(len(mine.runs), len(top.runs))
         wins.append(gap > margin)
-        word = "above" if gap > margin else "below" if gap < -margin else "within noise of"
         sentences.append(
-            f"{task}: MKFAC {mine.best[0]:.2f} is {word} the best of {counted(len(run), 'rival')}, "
+            f"{task}: MKFAC {mine.best[0]:.2f} is {_where(gap, margin)} the best of {counted(len(run), 'rival')}, "
             f"{LABELS[top.optimizer]} {top.best[0]:.2f}; the paper has {mine.paper:.2f} and {top.paper:.2f}."
         )
     if not wins:
         return "not run", sentences
     verdict: Verdict = "holds" if all(wins) and len(wins) == 4 else "holds partly" if any(wins) else "does not hold"
     return verdict, sentences
+
+
+def _where(gap: float, margin: float) -> str:
+    return "above" if gap > margin else "below" if gap < -margin else "within noise of"
+
+
+def against_paper(found: Sequence[CellResult]) -> list[str]:
+    """Which of our medians contradict those of the paper, if its seeds differ as ours do.
+
+    Args:
+        found: of ``cells``.
+
+    Returns:
+        A sentence per optimizer of the paper that was run.
+    """
+    sentences, spreads = [], spreads_of(found)
+    for optimizer in PAPER:
+        tasks: dict[str, list[str]] = {"above": [], "below": [], "within noise of": []}
+        for cell in found:
+            if cell.optimizer == optimizer and cell.runs and cell.paper is not None:
+                gap, margin = cell.best[0] - cell.paper, spreads[cell.dataset].margin(len(cell.runs), PAPER_SEEDS)
+                tasks[_where(gap, margin)].append(f"{NAMES[cell.dataset]} {NAMES[cell.model]} ({gap:+.2f})")
+        if parts := [f"{where} the paper on {', '.join(those)}" for where, those in tasks.items() if those]:
+            sentences.append(f"{LABELS[optimizer]}: {'; '.join(parts)}.")
+    return sentences
 
 
 def spreads_of(found: Sequence[CellResult]) -> dict[str, Spread]:
@@ -104,12 +128,14 @@ def margins(found: Sequence[CellResult]) -> list[str]:
         found: of ``cells``.
 
     Returns:
-        A sentence per data set.
+        A sentence per data set, and what the margins do not say.
     """
-    return [
+    sentences = [
         f"{NAMES[dataset]}: the seeds of a cell have a standard deviation of {spread.deviation:.2f}"
         + (f" ({counted(spread.freedom, 'degree')} of freedom)" if spread.freedom else " (a guess: too few were run)")
         + f"; single runs closer than {spread.margin(1, 1):.2f}, medians of five closer than {spread.margin(5, 5):.2f} "
         "are called the same."
         for dataset, spread in spreads_of(found).items()
     ]
+    chance = "Each margin is that of one comparison: of twenty pairs that are the same, one lies further apart."
+    return [*sentences, chance, "The paper gives no spread; its seeds are taken to differ as ours do."]

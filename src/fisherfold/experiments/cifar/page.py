@@ -12,7 +12,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from fisherfold.experiments.cifar.cells import LABELS, NAMES, OPTIMIZERS, TASKS, CellResult, spread_of
-from fisherfold.experiments.cifar.claims import CLAIM, comparisons, judge, margins
+from fisherfold.experiments.cifar.claims import CLAIM, against_paper, comparisons, judge, margins
 from fisherfold.experiments.cifar.searches import Beside
 from fisherfold.experiments.sections import Band, Chart, Section, Series, Table
 from fisherfold.files import make_folder, write_atomically
@@ -92,6 +92,7 @@ def section(found: Sequence[CellResult], others: Beside, *, command: str, pictur
     }
     notes = [
         "Best of all epochs looks at the test images a hundred times; the last epoch, in round brackets, does not.",
+        *against_paper(found),
         *margins(found),
         "Train more cells with benchmarks/gpu/cifar_queue.py.",
     ]
