@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from fisherfold.experiments import cifar
+from fisherfold.experiments.cifar.claims import GUESSED_DEVIATIONS, spreads_of
 from fisherfold.experiments.reproduce import Options, refresh_page, reproduce_cifar, sections
 from fisherfold.training import PRESETS, RunLog, Settings, preset_of, settings
 from fisherfold.training.log import CHOICES
@@ -148,7 +149,18 @@ def test_verdicts_compare_with_what_was_run_and_with_the_paper(tmp_path: Path) -
     assert why[::3] == [
         "CIFAR-10 WRN-16-4: not enough was run to judge.", "CIFAR-100 VGG16-BN: not enough was run to judge."
     ]  # fmt: skip
-    assert "(a guess: too few were run); single runs closer than 0.28" in cifar.margins(cifar.cells(tmp_path))[0]
+    small, large = cifar.margins(cifar.cells(tmp_path))[:2]
+    assert "(a guess: too few were run); single runs closer than 0.42" in small
+    assert "(a guess: too few were run); single runs closer than 0.71" in large
+
+
+def test_guesses_of_the_noise_are_those_of_the_recorded_runs() -> None:
+    folder = Path(__file__).parents[2] / "results" / "cifar"
+    if not folder.is_dir():
+        pytest.skip("an installed package has no results folder")
+    for dataset, spread in spreads_of(cifar.cells(folder)).items():
+        assert spread.freedom > 40
+        assert spread.deviation == pytest.approx(GUESSED_DEVIATIONS[dataset], rel=0.2)
 
 
 def test_rows_that_contradict_the_paper_are_named_in_words(tmp_path: Path) -> None:
@@ -179,21 +191,21 @@ def test_our_own_settings_are_compared_with_sgd_and_with_the_paper(tmp_path: Pat
     log(tmp_path, [94.0])
     assert set(gaps(tmp_path).values()) == {""}
     log(tmp_path, [94.5], preset="mkfac-tuned")
-    log(tmp_path, [94.1], preset="sgd-tuned")
+    log(tmp_path, [94.0], preset="sgd-tuned")
     balanced, tuned = "MKFAC, balanced turning", "SGD, tuned weight decay"
     best = "the best of these", "MKFAC of the paper"
-    assert gaps(tmp_path)[balanced, tuned] == "+0.40"
-    assert gaps(tmp_path)[best] == "-0.26"
+    assert gaps(tmp_path)[balanced, tuned] == "+0.50"
+    assert gaps(tmp_path)[best] == "(-0.26)"
     log(tmp_path, [94.6], preset="sgd-tuned", seed=1)
     log(tmp_path, [94.6], preset="sgd-tuned", seed=2)
     assert gaps(tmp_path)[balanced, tuned] == "(-0.10)"
-    log(tmp_path, [95.0], preset="mkfac-averaged")
-    log(tmp_path, [95.5], preset="sgd-averaged")
+    log(tmp_path, [95.2], preset="mkfac-averaged")
+    log(tmp_path, [95.7], preset="sgd-averaged")
     assert {pair: gap for pair, gap in gaps(tmp_path).items() if gap} == {
         (balanced, tuned): "(-0.10)",
-        (f"{balanced}, averaged", tuned): "+0.40",
+        (f"{balanced}, averaged", tuned): "+0.60",
         (f"{balanced}, averaged", f"{tuned}, averaged"): "-0.50",
-        best: "+0.24",
+        best: "+0.44",
     }
 
 
