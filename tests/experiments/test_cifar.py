@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -300,6 +301,7 @@ def test_the_recorded_runs_of_the_repository_are_those_of_the_presets() -> None:
     for sub in (folder, folder / "search"):
         for path in (path for path in sub.glob("*.jsonl") if path.name != CHOICES):
             header = RunLog.read(path).header
+            assert re.fullmatch("[0-9a-f]{40}", header["commit"]), path.name
             told = header["dataset"], header["model"], Settings(**header["settings"]), header["seed"], header["split"]
             assert path.name == log_name(*told, None)
             preset = preset_of(told[2], *told[:2])

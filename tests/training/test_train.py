@@ -581,6 +581,15 @@ def test_finished_runs_are_only_read(tmp_path: Path) -> None:
     assert header["device"].startswith("CPU")
 
 
+def test_a_commit_is_named_by_its_whole_hash(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a machine without git it is told; a hash cut short may be one that never was."""
+    monkeypatch.setenv("FISHERFOLD_COMMIT", 5 * "0123abcd")
+    assert provenance(torch.device("cpu"))["commit"] == 5 * "0123abcd"
+    monkeypatch.setenv("FISHERFOLD_COMMIT", "1d870b3f")
+    with pytest.raises(ValueError, match="must be a whole hash, as 'git rev-parse HEAD' prints it, got '1d870b3f'"):
+        provenance(torch.device("cpu"))
+
+
 def test_a_state_survives_packing() -> None:
     tree = {"a": [torch.ones(2), None, True], 3: {"b": (1.5, "x")}, "t": torch.zeros((), dtype=torch.int64)}
     tensors: dict[str, torch.Tensor] = {}

@@ -323,8 +323,13 @@ def commit() -> str:
 
     Returns:
         Its hash, or "unknown".
+
+    Raises:
+        ValueError: if the variable holds less than a whole hash, from which a slip of the pen could not be told.
     """
     told = os.environ.get("FISHERFOLD_COMMIT", "")
+    if told and not re.fullmatch("[0-9a-f]{40,64}", told):
+        raise ValueError(f"FISHERFOLD_COMMIT must be a whole hash, as 'git rev-parse HEAD' prints it, got {told!r}")
     if told:
         return told
     where = Path(__file__).parent
