@@ -36,7 +36,7 @@ from torch import Tensor, nn
 from fisherfold.optim.examples import refuse_constant_inputs, refuse_no_numbers, refuse_two_samples, samples_are_alike
 from fisherfold.optim.generic import Points
 from fisherfold.optim.outputs import relative_change, size_of, unmasked
-from fisherfold.optim.replica import SMALL_EPSILON, Replica, unwrap
+from fisherfold.optim.replica import SMALL_EPSILON, Replica, own_draws, unwrap
 
 Kind = Literal["row", "group", "tensor", "none"]
 Statistics = dict[str, dict[int, float]]
@@ -102,8 +102,7 @@ def find_scale_invariant(model: nn.Module, example_input: Any, *, seed: int = 0)
     model = unwrap(model)
     if next(model.parameters(), None) is None:
         raise ValueError(f"model must have parameters, {type(model).__name__} has none")
-    devices = sorted({p.device.index or 0 for p in model.parameters() if p.is_cuda})
-    with torch.random.fork_rng(devices=devices), torch.enable_grad():
+    with own_draws(model), torch.enable_grad():
         probe = _Probe(Replica(model, example_input, seed))
         candidates = {name: probe.classify(name) for name in probe.parameters}
         return probe.confirm(candidates)

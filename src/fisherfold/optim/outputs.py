@@ -1,4 +1,4 @@
-"""By how much what a network returns has changed, as one number.
+"""What a network returns: by how much it has changed, as one number, and the graph that it was computed by.
 
 Infinite entries, such as masked logits, are the same ones before and after, and no part of the size of an output.
 """
@@ -6,9 +6,29 @@ Infinite entries, such as masked logits, are the same ones before and after, and
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
+
+
+def graph_nodes(outputs: Iterable[Tensor]) -> Iterator[Any]:
+    """The nodes of the autograd graph behind some outputs.
+
+    Args:
+        outputs: of a forward pass.
+
+    Yields:
+        Each node once.
+    """
+    seen, ahead = set(), [t.grad_fn for t in outputs]
+    while ahead:
+        node = ahead.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            yield node
+            ahead += [following for following, _ in node.next_functions]
 
 
 def unmasked(outputs: list[Tensor]) -> list[Tensor]:

@@ -14,6 +14,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from fisherfold.optim.outputs import graph_nodes
+
 
 def rebind(clone: nn.Module, memo: dict[int, Any]) -> None:
     """Let functions among the attributes of copied modules hold on to what was copied.
@@ -59,13 +61,5 @@ def runs_through(outputs: Iterable[Tensor], parameters: Iterable[Tensor]) -> boo
     """
     # by their memory: those of scripted modules are other objects every time
     wanted = {parameter.data_ptr() for parameter in parameters if parameter.numel()}
-    seen, ahead = set(), [t.grad_fn for t in outputs]
-    while ahead:
-        node = ahead.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if hasattr(node, "variable") and node.variable.data_ptr() in wanted:
-            return True
-        ahead += [following for following, _ in node.next_functions]
-    return False
+    leaves = (node.variable for node in graph_nodes(outputs) if hasattr(node, "variable"))
+    return any(leaf.data_ptr() in wanted for leaf in leaves)

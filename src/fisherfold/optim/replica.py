@@ -71,6 +71,18 @@ def uncompiled() -> AbstractContextManager[Any]:
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
+def own_draws(model: nn.Module) -> AbstractContextManager[None]:
+    """A context whose draws leave the random state of the host, and of the devices that a model is on, alone.
+
+    Args:
+        model: the module.
+
+    Returns:
+        A context manager.
+    """
+    return torch.random.fork_rng(devices=sorted({p.device.index or 0 for p in model.parameters() if p.is_cuda}))
+
+
 class Buffers:
     """The buffers of a model as they are now, to be put back later, also where the model assigns new tensors to them.
 

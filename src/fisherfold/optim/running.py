@@ -28,7 +28,7 @@ from torch.overrides import TorchFunctionMode
 from fisherfold.optim.generic import Points
 from fisherfold.optim.invariance import EPSILON_THRESHOLD
 from fisherfold.optim.outputs import relative_change, size_of, unmasked
-from fisherfold.optim.replica import SMALL_EPSILON, Replica
+from fisherfold.optim.replica import SMALL_EPSILON, Replica, own_draws
 from fisherfold.optim.rows import unit_factors
 from fisherfold.optim.structure import NORMS_PER_SAMPLE, norms_rows, uses_of_layers
 from fisherfold.warn import warn
@@ -81,15 +81,16 @@ def carry_over(model: nn.Module, factors: Mapping[int, Tensor], example_input: A
     factors = {id(p): factors[id(p)] for p in model.parameters() if id(p) in factors}
     if all(bool(((c - 1).abs() < NO_CHANGE).all()) for c in factors.values()):
         return True
+    scaled = {name: factors[id(p)] for name, p in model.named_parameters() if id(p) in factors}
     buffers = dict(model.named_buffers())
     means = {n.removesuffix("running_mean"): b for n, b in buffers.items() if n.split(".")[-1] == "running_mean"}
     norms = {n: (mean, buffers[n + "running_var"]) for n, mean in means.items() if n + "running_var" in buffers}
     changes: dict[str, Change | None] | None = None if norms else {}
     if norms and example_input is not None:
-        changes = _measured(model, norms.keys(), factors, example_input, seed)
+        changes = _measured(model, norms.keys(), scaled, example_input, seed)
     if changes is None:
         changes = _from_structure(model, norms.keys(), factors)
-    if example_input is not None and not _computes_the_same(model, factors, changes, example_input, seed):
+    if example_input is not None and not _computes_the_same(model, scaled, changes, example_input, seed):
         return False
     for name, change in changes.items():
         if change is not None:
@@ -141,12 +142,10 @@ class _Watch(TorchFunctionMode):
 
 
 def _measured(
-    model: nn.Module, norms: Any, factors: Mapping[int, Tensor], example_input: Any, seed: int
+    model: nn.Module, norms: Any, scaled: Mapping[str, Tensor], example_input: Any, seed: int
 ) -> dict[str, Change | None] | None:
     """The change of every norm, None for one that is not of this form; None if the model cannot be run at all."""
-    scaled = {name: factors[id(p)] for name, p in model.named_parameters() if id(p) in factors}
-    devices = sorted({p.device.index or 0 for p in model.parameters() if p.is_cuda})
-    with torch.random.fork_rng(devices=devices), torch.enable_grad():
+    with own_draws(model), torch.enable_grad():
         try:
             replica = Replica(model, example_input, seed)
             replica.scale_epsilons(SMALL_EPSILON)
@@ -223,21 +222,19 @@ def _factor(before: Tensor, after: Tensor) -> Tensor:
 
 def _computes_the_same(
     model: nn.Module,
-    factors: Mapping[int, Tensor],
+    scaled: Mapping[str, Tensor],
     changes: Mapping[str, Change | None],
     example_input: Any,
     seed: int,
 ) -> bool:
     """Whether the outputs stay as they are, in training and in evaluation mode; True where the model cannot be run."""
-    scaled = {name: factors[id(p)] for name, p in model.named_parameters() if id(p) in factors}
-    devices = sorted({p.device.index or 0 for p in model.parameters() if p.is_cuda})
 
     def change(buffers: dict[str, Tensor]) -> None:
         for name, found in changes.items():
             if found is not None:
                 _apply(found, buffers[name + "running_mean"], buffers[name + "running_var"])
 
-    with torch.random.fork_rng(devices=devices), torch.enable_grad():
+    with own_draws(model), torch.enable_grad():
         try:
             replica = Replica(model, example_input, seed)
         except ValueError:

@@ -26,7 +26,8 @@ from fisherfold.optim.losses import (
     summed_axes,
     terms_of_samples,
 )
-from fisherfold.optim.replica import Buffers, call, uncompiled
+from fisherfold.optim.outputs import graph_nodes
+from fisherfold.optim.replica import Buffers, call, own_draws, uncompiled
 from fisherfold.optim.weighting import weighted_terms
 from fisherfold.warn import warn
 
@@ -42,8 +43,7 @@ def preserved(model: nn.Module) -> Iterator[None]:
         Nothing.
     """
     buffers = Buffers(model)
-    devices = sorted({p.device.index or 0 for p in model.parameters() if p.is_cuda})
-    with torch.random.fork_rng(devices=devices):
+    with own_draws(model):
         try:
             yield
         finally:
@@ -155,10 +155,10 @@ def _run_backward(model: nn.Module, loss: Tensor, weights: list[nn.Parameter]) -
             "loss_fn must return a number that depends on what the model computed, got one without a gradient "
             "(were outputs detached, or computed inside torch.no_grad?)"
         )
-    if not _has_reentrant_checkpoints(loss):
+    if all(type(node).__name__ != "CheckpointFunctionBackward" for node in graph_nodes([loss])):
         torch.autograd.grad(loss, weights, allow_unused=True)
         return
-    # such checkpoints run a backward pass of their own inside, and refuse one that is for some tensors only
+    # reentrant checkpoints run a backward pass of their own inside, and refuse one that is for some tensors only
     if any(parameter._post_accumulate_grad_hooks for parameter in model.parameters()):
         raise RuntimeError(
             "refresh would run the hooks of parameters that wait for their gradients (an optimizer in the backward "
@@ -172,19 +172,6 @@ def _run_backward(model: nn.Module, loss: Tensor, weights: list[nn.Parameter]) -
     finally:
         for parameter, gradient in kept:
             parameter.grad = gradient
-
-
-def _has_reentrant_checkpoints(loss: Tensor) -> bool:
-    seen, ahead = set(), [loss.grad_fn]
-    while ahead:
-        node = ahead.pop()
-        if node is None or node in seen:
-            continue
-        if type(node).__name__ == "CheckpointFunctionBackward":
-            return True
-        seen.add(node)
-        ahead += [following for following, _ in node.next_functions]
-    return False
 
 
 def _begun(this_pass: Pass, samples: int) -> Pass:
