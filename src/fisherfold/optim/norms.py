@@ -87,15 +87,14 @@ def warn_of_lengths_that_matter(optimizer: MKFAC) -> None:
     last, optimizer._idle = optimizer._idle, frozenset(idle.values())
     if optimizer._idle <= last:
         return
-    for group in optimizer.param_groups:
-        for parameter, spheres in zip(group["params"], group["spheres"], strict=True):
-            if spheres and parameter.grad is not None and _radial(parameter, spheres) > NOT_INVARIANT:
-                warn(
-                    f"{names(optimizer)[id(parameter)]} is kept at unit length, and its gradient shows that its length "
-                    f"matters: batch norm {min(optimizer._idle - last)!r} is in eval mode, where the weights before it "
-                    "are not scale invariant; call model.train(), or leave such weights out with invariant={...}",
-                )
-                return
+    for parameter, _, spheres in optimizer._entries():
+        if spheres and parameter.grad is not None and _radial(parameter, spheres) > NOT_INVARIANT:
+            warn(
+                f"{names(optimizer)[id(parameter)]} is kept at unit length, and its gradient shows that its length "
+                f"matters: batch norm {min(optimizer._idle - last)!r} is in eval mode, where the weights before it "
+                "are not scale invariant; call model.train(), or leave such weights out with invariant={...}",
+            )
+            return
 
 
 def _radial(parameter: nn.Parameter, spheres: int) -> float:

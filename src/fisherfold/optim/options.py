@@ -88,13 +88,12 @@ def check_options(given: Mapping[str, Any]) -> None:
         choice("basis", basis, ("auto", "full"))
     else:
         check_number("basis", basis, 0.0, 1.0, open_below=True)
-    for name, value in (("lr", given["lr"]), ("manifold_lr", given["manifold_lr"])):
-        check_number(name, value, 0.0)
     check_hyperparameters(given)
+    check_number("manifold_lr", given["manifold_lr"], 0.0)
 
 
 def check_hyperparameters(given: Mapping[str, Any]) -> None:
-    """Raise unless momentum, weight decay and damping are in their ranges.
+    """Raise unless rate, momentum, weight decay and damping are in their ranges.
 
     Args:
         given: a group or the constructor's arguments.
