@@ -70,7 +70,7 @@ def train(
     if images is None and pick_device(device).type == "cpu":
         voice.remark("on a CPU all images take long; for a trial: --images 1000 --epochs 3")
     voice.resume = f"the same command goes on from the last checkpoint in {folder}, or starts again where there is none"
-    writer = _board(tensorboard)
+    writer, judged = _board(tensorboard), "validation" if validation else "test"
     with voice.progress(f"{optimizer} on {dataset}", chosen.epochs * len(seed)) as bar:
 
         def tell(job: Job, entry: dict[str, Any]) -> None:
@@ -83,13 +83,11 @@ def train(
                 writer.add_scalar(f"{job.path.stem}/{name}", entry[name], entry["epoch"])
 
         logs = training.train(
-            dataset, model, optimizer, seeds=seed, folder=folder, device=device,
-            split="validation" if validation else "test", images=images, checkpoint_every=checkpoint_every, tell=tell,
-            **changes,
+            dataset, model, optimizer, seeds=seed, folder=folder, device=device, split=judged, images=images,
+            checkpoint_every=checkpoint_every, tell=tell, **changes,
         )  # fmt: skip
     if writer is not None:
         writer.close()
-    judged = "validation" if validation else "test"
     table = Table(title=f"{optimizer}, {model} on {dataset}, {counted(chosen.epochs, 'epoch')}")
     for name in ("seed", "ended", f"best {judged} accuracy", f"last {judged} accuracy", "training loss", "s/epoch"):
         table.add_column(name, justify="right")

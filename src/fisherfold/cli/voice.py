@@ -26,7 +26,7 @@ class Voice:
         as_json: results are JSON.
         quiet: nothing but results.
         verbose: every step.
-        debug: errors show their trace; read by ``report``.
+        debug: errors show their trace; ``main`` reads it off the words that were typed.
         resume: what Ctrl-C says about going on.
     """
 

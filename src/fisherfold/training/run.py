@@ -389,15 +389,3 @@ class Run:
     def _wait(self) -> None:
         if self.stream is not None:
             self.stream.synchronize()
-
-
-def finite(entry: dict[str, Any]) -> bool:
-    """Whether an epoch's losses are numbers.
-
-    Args:
-        entry: of ``Run.end_epoch``.
-
-    Returns:
-        False once a run has diverged.
-    """
-    return math.isfinite(entry["train_loss"]) and math.isfinite(entry["loss"])

@@ -8,6 +8,7 @@ checkpoint lets its run go on from the last one written.
 from __future__ import annotations
 
 import datetime
+import math
 import operator
 import os
 import re
@@ -31,7 +32,7 @@ from fisherfold.training.data import ImagePool
 from fisherfold.training.log import RunLog
 from fisherfold.training.options import Settings
 from fisherfold.training.presets import preset_of, settings
-from fisherfold.training.run import Run, finite
+from fisherfold.training.run import Run
 
 Tell = Callable[["Job", dict[str, Any]], None]
 
@@ -232,7 +233,7 @@ def _fastest_convolutions() -> Iterator[None]:
 
 def _record(job: Job, entry: dict[str, Any], checkpoint_every: int) -> None:
     job.log.epochs.append(entry)
-    if not finite(entry):
+    if not (math.isfinite(entry["train_loss"]) and math.isfinite(entry["loss"])):
         job.log.ended = "diverged"
     elif job.run.over:
         job.log.ended = "done"

@@ -14,17 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fisherfold.training import PRESETS, RunLog, Settings, preset_of, read_logs, settings
+from fisherfold.training import MODELS, PRESETS, RunLog, Settings, preset_of, read_logs, settings
 from fisherfold.training.options import with_defaults
 
 RESULTS = Path("results/cifar")
 DATASETS = ("cifar10", "cifar100")
-MODELS = ("wrn16_4", "vgg16bn")
-OPTIMIZERS = (
-    *("sgd", "sgdp", "adam", "adamp", "kfac", "mkfac"),
-    *("sgdg", "sgd-tuned", "mkfac-tuned", "sgdg-tuned", "sgd-averaged", "mkfac-averaged", "sgd-sam", "mkfac-sam"),
-    *("sgd-cutmix", "mkfac-cutmix"),
-)
 TASKS = [(dataset, model) for dataset in DATASETS for model in MODELS]
 NAMES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "wrn16_4": "WRN-16-4", "vgg16bn": "VGG16-BN"}
 LABELS = {
@@ -35,6 +29,7 @@ LABELS = {
     "sgd-sam": "SGD, averaged, SAM", "mkfac-sam": "MKFAC, averaged, SAM",
     "sgd-cutmix": "SGD, averaged, CutMix", "mkfac-cutmix": "MKFAC, averaged, CutMix",
 }  # fmt: skip
+OPTIMIZERS = tuple(LABELS)
 # medians of five runs as the paper prints them, in the order of TASKS
 PAPER_SEEDS = 5
 PAPER = {
