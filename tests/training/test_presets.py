@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from typing import Any
@@ -27,11 +28,15 @@ def test_mkfac_has_the_rates_and_dampings_of_the_paper() -> None:
     assert (wide.manifold_lr, wide.manifold_decay, wide.damping, wide.damping_decay) == (0.30, 0.15, 1.0, 0.8)
 
 
-def test_sgdg_is_the_limit_of_mkfac_for_large_damping() -> None:
-    for dataset, model in (("cifar10", "vgg16bn"), ("cifar100", "vgg16bn"), ("cifar10", "wrn16_4")):
-        limit, full = settings("sgdg", dataset, model), settings("mkfac", dataset, model)
-        assert limit.manifold_lr == full.manifold_lr / full.damping
+def test_sgdg_begins_as_the_limit_of_mkfac_for_large_damping_and_falls_with_its_rate_or_stays_the_limit() -> None:
+    for dataset, model in itertools.product(("cifar10", "cifar100"), ("vgg16bn", "wrn16_4")):
+        plain, limit, full = (settings(name, dataset, model) for name in ("sgdg", "sgdg-limit", "mkfac"))
+        assert not plain.curved
         assert not limit.curved
+        for epoch in (0, 30, 60, 90):  # rates and dampings both fall
+            lr, manifold_lr = full.rates(epoch)
+            assert plain.rates(epoch) == pytest.approx((lr, manifold_lr / full.damping))
+            assert limit.rates(epoch) == pytest.approx((lr, manifold_lr / full.damping_at(epoch)))
 
 
 def test_schedules_scale_with_the_number_of_epochs() -> None:

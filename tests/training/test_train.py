@@ -105,6 +105,18 @@ def test_runs_side_by_side_are_the_runs_alone(tmp_path: Path) -> None:
     assert [entry["side_by_side"] for entry in jobs[0].log.epochs] == [2, 2]
 
 
+def test_the_limit_of_mkfac_is_mkfac_with_a_large_damping_to_the_end(tmp_path: Path) -> None:
+    """After milestones too, where λ falls with the rate; momentum would carry steps of the λ before across them."""
+    pool, large = random_pool(32), 1e6
+    changes = {"batch": 16, "epochs": 3, "refresh_batches": 1, "momentum": 0.0}
+    full = settings("mkfac", "cifar10", "vgg16bn", **changes)
+    full = replace(full, damping=large * full.damping, manifold_lr=large * full.manifold_lr)
+    limit = settings("sgdg-limit", "cifar10", "vgg16bn", **changes)
+    jobs = [open_job(Run(s, "wrn10_1", pool), tmp_path / f"{s.preset}.jsonl") for s in (full, limit)]
+    train_side_by_side(jobs)
+    torch.testing.assert_close(weights(jobs[1].run), weights(jobs[0].run), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     "drawn",
     [

@@ -14,7 +14,8 @@ from fisherfold.plain import counted
 
 NAMES = (
     *("sgd", "sgd-tuned", "sgd-averaged", "sgd-sam", "sgd-cutmix", "sgdp", "adam", "adamp", "kfac"),
-    *("mkfac", "mkfac-tuned", "mkfac-averaged", "mkfac-sam", "mkfac-cutmix", "sgdg", "sgdg-tuned"),
+    *("mkfac", "mkfac-tuned", "mkfac-averaged", "mkfac-sam", "mkfac-cutmix"),
+    *("sgdg", "sgdg-limit", "sgdg-tuned"),
 )
 
 Dataset = Annotated[

@@ -25,7 +25,7 @@ ROUNDS = (16,)
 DATASETS, NETWORKS = ("cifar10", "cifar100"), ("vgg16bn", "wrn16_4")
 FIRST = ("sgd", "mkfac", "sgdg", "kfac")
 THEN = (
-    *("mkfac-tuned", "sgd-tuned", "mkfac-averaged", "sgd-averaged", "mkfac-sam", "sgd-sam"),
+    *("sgdg-limit", "mkfac-tuned", "sgd-tuned", "mkfac-averaged", "sgd-averaged", "mkfac-sam", "sgd-sam"),
     *("mkfac-cutmix", "sgd-cutmix"),
     *("sgdp", "adam", "adamp", "sgdg-tuned"),
 )

@@ -23,7 +23,8 @@ TASKS = [(dataset, model) for dataset in DATASETS for model in MODELS]
 NAMES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "wrn16_4": "WRN-16-4", "vgg16bn": "VGG16-BN"}
 LABELS = {
     "sgd": "SGD", "sgdp": "SGDP", "adam": "Adam", "adamp": "AdamP", "kfac": "KFAC", "mkfac": "MKFAC",
-    "sgdg": "SGDG (MKFAC without curvature)", "sgd-tuned": "SGD, tuned weight decay",
+    "sgdg": "SGDG (MKFAC without curvature)", "sgdg-limit": "SGDG, MKFAC's limit at every stage",
+    "sgd-tuned": "SGD, tuned weight decay",
     "mkfac-tuned": "MKFAC, balanced turning", "sgdg-tuned": "SGDG, balanced turning",
     "sgd-averaged": "SGD, tuned weight decay, averaged", "mkfac-averaged": "MKFAC, balanced turning, averaged",
     "sgd-sam": "SGD, averaged, SAM", "mkfac-sam": "MKFAC, averaged, SAM",

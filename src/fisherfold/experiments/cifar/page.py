@@ -22,7 +22,8 @@ from fisherfold.training import RunLog
 # colours that stay apart for colour-blind readers
 STYLES = {
     "sgd": ("#000000", "-"), "sgdp": ("#7f7f7f", "-"), "adam": ("#e69f00", "-"), "adamp": ("#f0e442", "-"),
-    "kfac": ("#009e73", "-"), "mkfac": ("#0072b2", "-"), "sgdg": ("#d55e00", "-"), "sgd-tuned": ("#000000", ":"),
+    "kfac": ("#009e73", "-"), "mkfac": ("#0072b2", "-"), "sgdg": ("#d55e00", "-"),
+    "sgdg-limit": ("#d55e00", "--"), "sgd-tuned": ("#000000", ":"),
     "mkfac-tuned": ("#0072b2", ":"), "sgdg-tuned": ("#d55e00", ":"), "sgd-averaged": ("#000000", "--"),
     "mkfac-averaged": ("#0072b2", "--"), "sgd-sam": ("#000000", "-."), "mkfac-sam": ("#0072b2", "-."),
     "sgd-cutmix": ("#000000", (0, (5, 1, 1, 1, 1, 1))), "mkfac-cutmix": ("#0072b2", (0, (5, 1, 1, 1, 1, 1))),
