@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fisherfold import Bernoulli, Categorical, Gaussian, NLLProblem, Poisson, check_gradient
+from fisherfold import Bernoulli, Categorical, Gaussian, NLLProblem, Poisson, check_fisher, check_gradient
 from fisherfold.manifolds import Euclidean, Grassmann, Product, Sphere, Stiefel
 from fisherfold.manifolds.base import scale
 from fisherfold.problems.derivative import derivative
@@ -177,3 +177,12 @@ def test_the_verdict_says_what_was_compared():
     assert str(verdict).startswith("FAILED: gradient: differences of the loss are ")
     assert ", the gradient says " in str(verdict)
     assert not check_gradient(off((Euclidean(6), lambda x, w: (x @ w).log(), Gaussian(), Y), 0.0))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_checks_draw_where_the_point_is():
+    x = torch.randn(9, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64).cuda()
+    problem = NLLProblem(Sphere(4), lambda x, w: (x @ w).exp(), Gaussian(), x, x[:, 0])
+    w = torch.eye(4, dtype=torch.float64, device="cuda")[0]
+    assert check_gradient(problem, w)
+    assert check_fisher(problem, w)

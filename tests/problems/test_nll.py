@@ -333,6 +333,15 @@ def test_truth_values_are_targets_of_a_gaussian():
     assert losses[0] == losses[1]
 
 
+def test_a_network_on_the_cpu_beside_another_default_device():
+    module, x, y = network()
+    here, start = NLLProblem.from_module(module, Categorical(), x, y)
+    with torch.device("meta"):
+        there, same = NLLProblem.from_module(module, Categorical(), x, y)
+        value = there.loss(same)
+    assert torch.equal(value, here.loss(start))
+
+
 def test_unknown_parameters_are_named():
     module, x, y = network()
     with pytest.raises(ValueError, match=r"the module does not have or has frozen: \['1.weight'\]"):

@@ -57,6 +57,19 @@ def test_the_same_seed_gives_the_same_bits(method, task_name, tasks, options):
     assert same_rows(rows(first), rows(second))
 
 
+def test_the_default_device_does_not_matter(method, tasks, options, tmp_path):
+    """Batches are drawn on the CPU, by a generator that belongs there, and traces kept there."""
+    task = tasks["grassmann"]()
+    extra = {"batch_size": 10} if method == "rngd" else {}
+    common = {"max_iter": 4, **options[method], **extra}
+    here = minimize(task.problem, task.x0, method, **common)
+    with torch.device("meta"):
+        minimize(task.problem, task.x0, method, checkpoint=tmp_path / "c", **(common | {"max_iter": 2}))
+        there = minimize(task.problem, task.x0, method, checkpoint=tmp_path / "c", resume=True, **common)
+    assert same_points(here.last, there.last)
+    assert same_rows(rows(here), rows(there))
+
+
 @pytest.mark.parametrize("method_name", ["rsgd", "rsvrg", "rngd-vr", "rngd"])
 def test_another_seed_gives_another_run(method_name, tasks, options):
     task = tasks["sphere"]()

@@ -175,7 +175,8 @@ class Axis:
         Returns:
             The rows of the members that are here, in float64.
         """
-        return self.part(torch.randn(self.size, width, generator=generator, dtype=torch.float64)).contiguous()
+        drawn = torch.randn(self.size, width, generator=generator, dtype=torch.float64, device="cpu")
+        return self.part(drawn).contiguous()
 
     def orthonormal(self, x: Tensor) -> Tensor:
         """An orthonormal basis of the columns of a table, by QR.

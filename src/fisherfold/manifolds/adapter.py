@@ -200,7 +200,7 @@ def _defects(manifold: GeooptManifold, accepted: float) -> list[str]:
     """Which of the three properties do not hold at a random point in float64."""
     generator = torch.Generator().manual_seed(0)
     x = manifold.random_point(generator=generator)
-    u = manifold.project(x, torch.randn(x.shape, generator=generator, dtype=x.dtype))
+    u = manifold.project(x, torch.randn(x.shape, generator=generator, dtype=x.dtype, device=x.device))
     u = u / u.norm()
     h = 1e-5
     velocity = (manifold.retract(x, h * u) - manifold.retract(x, -h * u)) / (2 * h)

@@ -5,6 +5,7 @@ Everything is done factor by factor; ``dist² = Σ dist_k²``, and the retractio
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -194,7 +195,7 @@ class Product(Manifold):
             Zero for an exact point; NaN if ``x`` is not finite.
         """
         parts = self._each(lambda m, s: m.violation(s), x=x)
-        return float(torch.tensor(list(parts.values())).max())
+        return math.nan if any(map(math.isnan, parts.values())) else max(parts.values())
 
     def check_point(self, x: Point, *, name: str = "x", atol: float | None = None) -> None:
         """Raise unless ``x`` is a finite point of the manifold.

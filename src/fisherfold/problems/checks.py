@@ -135,7 +135,8 @@ def _size(x: Point) -> float:
 
 
 def _random(problem: Problem, x: Point | None, d: Tangent | None, seed: int) -> tuple[Point, Tangent]:
-    generator = torch.Generator().manual_seed(seed)
+    device = "cpu" if x is None else leaves(x)[0].device
+    generator = torch.Generator(device=device).manual_seed(seed)
     # drawn in any case: of the numbers that a given point was made of, on a sphere, no tangent vector would be left
     drawn = problem.manifold.random_point(generator=generator)
     x = drawn if x is None else x

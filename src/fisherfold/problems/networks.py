@@ -126,7 +126,7 @@ def _written(module: nn.Module, few: Tensor, before: dict[str, Tensor]) -> list[
     generator = torch.Generator().manual_seed(0)
     # a tenth more or less: what must be positive stays so
     moved = {
-        name: p * (0.9 + 0.2 * torch.rand(p.shape, generator=generator)).to(p)
+        name: p * (0.9 + 0.2 * torch.rand(p.shape, generator=generator, device="cpu")).to(p)
         for name, p in module.named_parameters()
     }  # fmt: skip
     torch.func.functional_call(module, moved, (few,))
@@ -155,7 +155,7 @@ def _remembered(module: nn.Module, few: Tensor, before: dict[str, Tensor], writt
 
 def _other(buffer: Tensor) -> Tensor:
     """Other numbers of the same size."""
-    drawn = torch.randn(buffer.shape, generator=torch.Generator().manual_seed(1)).to(buffer)
+    drawn = torch.randn(buffer.shape, generator=torch.Generator().manual_seed(1), device="cpu").to(buffer)
     size = float(buffer.square().mean().sqrt())
     return drawn * (size if 0 < size < float("inf") else 1.0)
 

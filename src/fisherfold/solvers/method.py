@@ -302,9 +302,9 @@ class Draws:
                 raise ValueError(f"stream holds {held}, epoch {state.iteration + 1} was asked for")
             order = self.stream[state.iteration]
         elif self.sampling == "replacement":
-            order = torch.randint(self.n_samples, (self.n_samples,), generator=state.generator)
+            order = torch.randint(self.n_samples, (self.n_samples,), generator=state.generator, device="cpu")
         else:
-            order = torch.randperm(self.n_samples, generator=state.generator)
+            order = torch.randperm(self.n_samples, generator=state.generator, device="cpu")
         yield from torch.split(order.to(device), self.batch_size)
 
 

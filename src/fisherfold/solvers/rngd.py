@@ -191,8 +191,8 @@ class RNGD(Method):
         if callable(size):  # one that grows ends with all samples
             size = min(int(at("batch_size", size, state.iteration)), self.problem.n_samples)
         size = check_batch_size(size, self.problem.n_samples)
-        batch = torch.randperm(self.problem.n_samples, generator=state.generator)[:size]
-        batch = batch.to(leaves(state.x)[0].device)
+        order = torch.randperm(self.problem.n_samples, generator=state.generator, device="cpu")
+        batch = order[:size].to(leaves(state.x)[0].device)
         loss, gradient = self.problem.loss_and_gradient(state.x, batch)
         state.samples += size
         return batch, float(loss), gradient

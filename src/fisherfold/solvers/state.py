@@ -175,8 +175,8 @@ def _packed_trace(trace: Trace) -> tuple[list[str], dict[str, Tensor]]:
     ]  # fmt: skip
     shape = len(trace), len(columns)
     table = {
-        "trace": torch.tensor(values, dtype=torch.float64).reshape(shape),
-        "trace.kinds": torch.tensor(kinds, dtype=torch.uint8).reshape(shape),
+        "trace": torch.tensor(values, dtype=torch.float64, device="cpu").reshape(shape),
+        "trace.kinds": torch.tensor(kinds, dtype=torch.uint8, device="cpu").reshape(shape),
     }  # fmt: skip
     return columns, table
 

@@ -57,8 +57,8 @@ def _membership(case: Case) -> None:
     manifold, x = case.manifold, case.x
     case.small("random points are on the manifold", manifold.violation(x), bound=tolerance(leaves(x)[0].dtype))
     case.equal("random tangent vectors are tangent", manifold.project(x, case.v), case.v)
-    # of dimension 0 there is the zero vector alone
-    case.equal("random tangent vectors have length 1", manifold.norm(x, case.v), torch.tensor(min(manifold.dim, 1.0)))
+    length = torch.tensor(min(manifold.dim, 1.0), device="cpu")  # of dimension 0 there is the zero vector alone
+    case.equal("random tangent vectors have length 1", manifold.norm(x, case.v), length)
     normal = combine(1.0, case.a, -1.0, manifold.project(x, case.a))
     size = float(_dots(normal, normal, case).sum()) ** 0.5
     if size > case.tolerance:
@@ -164,7 +164,7 @@ def _logarithm(case: Case) -> None:
     # A distance through the arc cosine would be wrong by its own size here.
     tiny = case.eps**0.5 / 16
     near = manifold.dist(x, manifold.exp(x, scale(tiny, v)))
-    case.equal("dist keeps its digits near 0", near / tiny, torch.ones(()), bound=20 * case.eps / tiny)
+    case.equal("dist keeps its digits near 0", near / tiny, torch.ones_like(near), bound=20 * case.eps / tiny)
     if "parallel" in manifold.transports:
         arrived = manifold.transport(x, y, w, method="parallel")
         case.equal("parallel transport keeps the geodesic's velocity", arrived, scale(-1.0, manifold.log(y, x)))
@@ -185,7 +185,7 @@ def _quotient(case: Case) -> None:
     if case.has_log:
         case.equal("log follows the representative of x", manifold.log(g(x), y), g(manifold.log(x, y)))
     if case.has_dist:
-        zero = torch.zeros(())
+        zero = torch.zeros((), device="cpu")
         case.equal("dist forgets the representative", manifold.dist(x, g(x)), zero)
         case.equal("dist forgets the representative of y", manifold.dist(x, g(y)), manifold.dist(x, y))
         for method in manifold.retractions:
@@ -197,7 +197,7 @@ def _factors(case: Case) -> None:
     manifold, x, y, u, v = case.manifold, case.x, case.y, case.u, case.v
     assert isinstance(manifold, Product)
     projected, stepped, moved = manifold.project(x, case.a), manifold.retract(x, v), manifold.transport(x, y, v)
-    total = torch.zeros(())
+    total = torch.zeros((), device="cpu")
     for key, factor in manifold.items:
         case.equal(f"product projects {key!r} like its factor", projected[key], factor.project(x[key], case.a[key]))
         case.equal(f"product retracts {key!r} like its factor", stepped[key], factor.retract(x[key], v[key]))
