@@ -326,6 +326,52 @@ def test_inference_mode_is_named():
         NLLProblem(Sphere(4), torch.matmul, Gaussian(), x, x[:, 1]).gradient(torch.eye(4)[0])
 
 
+@pytest.mark.parametrize("kind", ["exact", "monte-carlo", "empirical"])
+def test_an_operator_is_not_zero_inside_inference_mode(kind):
+    """Without a graph the outputs would look as if they did not depend on θ, and F v would be 0."""
+    x, theta, v = torch.randn(5, 4, generator=torch.Generator().manual_seed(0)), *torch.eye(4)[:2]
+    problem = NLLProblem(Sphere(4), torch.matmul, Gaussian(), x, x[:, 1])
+    with torch.inference_mode(), pytest.raises(RuntimeError, match=r"no gradients inside torch.inference_mode\(\)"):
+        problem.fisher(theta, kind=kind)
+    operator = problem.fisher(theta, kind=kind)
+    with torch.inference_mode():
+        inside = operator.matvec(v)
+    torch.testing.assert_close(inside, problem.fisher(theta, kind=kind).matvec(v))
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_jacobians_do_not_depend_on_the_grad_mode(mode):
+    """A model that solves a linear system in every sample, as variable projection does."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(9, 6, generator=g, dtype=torch.float64)
+
+    def model(x, u):
+        gram = torch.einsum("jp,nj,jq->npq", u, x.square(), u)
+        return torch.linalg.solve(gram, x @ u) @ u.mT
+
+    u = Stiefel(6, 2).random_point(generator=g)
+    problem = NLLProblem(Stiefel(6, 2), model, Gaussian(), x, x)
+    expected = problem.jacobian(u), problem.per_sample_gradients(u), problem.fisher(u).rows()
+    exact = torch.func.jacrev(lambda u: model(x, u))(u)
+    torch.testing.assert_close(expected[0], exact)
+    with mode():
+        torch.testing.assert_close((problem.jacobian(u), problem.per_sample_gradients(u)), expected[:2])
+    with torch.no_grad():
+        torch.testing.assert_close(problem.fisher(u).rows(), expected[2])
+
+
+def test_jacobians_and_gradients_are_those_of_theta_alone():
+    """A network that the model passes its inputs through has parameters that could be trained as well."""
+    layer, x = torch.nn.Linear(4, 4).double(), torch.randn(5, 4, generator=torch.Generator().manual_seed(0)).double()
+    problem = NLLProblem(Stiefel(4, 2), lambda x, u: layer(x) @ u, Gaussian(), x, x[:, :2])
+    u = torch.eye(4, 2, dtype=torch.float64)
+    assert not problem.jacobian(u).requires_grad
+    assert not problem.per_sample_gradients(u).requires_grad
+    g = problem.gradient(u)
+    for kind in problem.fisher_kinds:
+        assert not problem.fisher(u, kind=kind).solve(g, 0.1).requires_grad
+
+
 def test_truth_values_are_targets_of_a_gaussian():
     x = torch.randn(9, 4, generator=torch.Generator().manual_seed(0))
     truth = x[:, 1] > 0

@@ -134,6 +134,33 @@ class Line(Problem):
         raise NotImplementedError
 
 
+@pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad")
+def test_points_have_no_history():
+    """Where a gradient has one, of what else could be trained, each step would be added to it, and be kept."""
+    c, x0 = torch.eye(4, dtype=torch.float64)[0].requires_grad_(), torch.eye(4, dtype=torch.float64)[1]
+
+    class Trained(Line):
+        def loss(self, x, batch=None):
+            return super().loss(x).detach()
+
+    steps = []
+    result = minimize(Trained(c), x0, "rcg", callback=lambda state: steps.append(state.x))
+    assert result.status == "converged"
+    assert not any(x.requires_grad for x in (result.x, result.last, *steps))
+
+
+@pytest.mark.parametrize("options", [{}, {"fisher": "kronecker"}, {"batch_size": 10}, {"step": 1.0, "damping": 0.1}])
+def test_a_layer_around_the_model_is_not_trained_and_leaves_no_history(options, recwarn):
+    layer, x = torch.nn.Linear(5, 5).double(), torch.randn(30, 5, generator=torch.Generator().manual_seed(0)).double()
+    problem = NLLProblem(Grassmann(5, 2), lambda x, u: layer(x) @ u @ u.mT, Gaussian(), x, x)
+    x0 = problem.manifold.random_point(generator=torch.Generator().manual_seed(1))
+    result = minimize(problem, x0, max_iter=4, **options)
+    assert not result.x.requires_grad
+    assert result.value < float(problem.loss(x0).detach())
+    assert layer.weight.grad is None
+    assert not list(recwarn)
+
+
 @pytest.mark.parametrize("unit", [1e-30, 1e-12, 1e-9, 1.0, 1e12])
 @pytest.mark.parametrize("offset", [0.0, -1e-14])
 def test_a_loss_that_starts_at_zero_and_falls_below_it_is_not_converged_there(unit, offset):

@@ -39,7 +39,12 @@ def record(outputs: Callable[[Point], Tensor], point: Point) -> Graph:
 
     Returns:
         θ as variables, and z computed from them.
+
+    Raises:
+        RuntimeError: inside of ``torch.inference_mode()``, where no graph is kept: all derivatives would be 0.
     """
+    if torch.is_inference_mode_enabled():
+        raise RuntimeError("there are no gradients inside torch.inference_mode(); leave it, no_grad() does no harm")
     variables = tree_map(lambda leaf: leaf.detach().requires_grad_(), point)
     with torch.enable_grad():
         return variables, outputs(variables)

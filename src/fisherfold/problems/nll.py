@@ -161,8 +161,6 @@ class NLLProblem(Problem):
         variables, z = record(lambda theta: self._outputs(theta, inputs), x)
         with torch.enable_grad():
             value = self.likelihood.nll(z, targets).mean()
-        if torch.is_inference_mode_enabled():
-            raise RuntimeError("there are no gradients inside torch.inference_mode(); leave it, no_grad() does no harm")
         if not value.requires_grad:
             raise ValueError("model must depend on theta, but its output does not")
         gradients = iter(torch.autograd.grad(value, leaves(variables), retain_graph=True, materialize_grads=True))
@@ -227,12 +225,16 @@ class NLLProblem(Problem):
         """The derivative in θ of a function of θ and one sample, for all samples."""
         batched = torch.func.vmap(derivative(one), (None, *(0 for _ in samples)), chunk_size=self.chunk_size)
         try:
-            with sdpa_kernel(SDPBackend.MATH):  # fused kernels of attention are batched by a slow loop, with a warning
-                return batched(theta, *samples)
+            # by plain kernels: those that are fused for attention are batched by a slow loop, with a warning; and under
+            # no_grad() torch (2.13) keeps the wrong factors of torch.linalg.solve for the derivative
+            with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+                found = batched(theta, *samples)
+            # the graph is that of whatever else in the model could be trained
+            return tree_map(Tensor.detach, found)
         except RuntimeError:
             # recurrent layers, shapes that depend on values and many operations of users have no rule for vmap
-            found = [_derivative(one, theta, *rows) for rows in zip(*samples, strict=True)]
-            return tree_map(lambda *leaf: torch.stack(leaf), *found)
+            alone = [_derivative(one, theta, *rows) for rows in zip(*samples, strict=True)]
+            return tree_map(lambda *leaf: torch.stack(leaf), *alone)
 
     @override
     def fisher(self, x: Point, batch: Tensor | None = None, *, kind: str = "exact") -> FisherOperator:

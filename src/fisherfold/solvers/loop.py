@@ -222,9 +222,8 @@ def _advance(solver: Method, state: State, evaluate_every: int, max_iter: int) -
     state.record = {}
     began = time.perf_counter()
     solver.step(state)
-    # one memory layout, whatever made it, so that a run that is resumed from a file keeps its bits
-    state.x = tree_map(Tensor.contiguous, state.x)
-    state.vectors = {name: tree_map(Tensor.contiguous, tree) for name, tree in state.vectors.items()}
+    state.x = tree_map(_settled, state.x)
+    state.vectors = {name: tree_map(_settled, tree) for name, tree in state.vectors.items()}
     state.seconds += time.perf_counter() - began
     state.iteration += 1
     if not solver.exact:
@@ -236,6 +235,11 @@ def _advance(solver: Method, state: State, evaluate_every: int, max_iter: int) -
         else:
             state.loss = state.gradient_norm = math.nan
     _record(solver.problem, state)
+
+
+def _settled(leaf: Tensor) -> Tensor:
+    """In one memory layout, whatever made it, so that a run resumed from a file keeps its bits; without its history."""
+    return leaf.detach().contiguous()
 
 
 def _conclude(solver: Method, state: State) -> None:

@@ -71,6 +71,19 @@ class Method(ABC):
         """
         return float(self.manifold.norm(x, v))
 
+    def value(self, x: Point, batch: Tensor | None = None) -> float:
+        """The loss as a number, without what else it may be differentiated in.
+
+        Args:
+            x: the point.
+            batch: sample indices; all samples if not given.
+
+        Returns:
+            The mean loss over the batch.
+        """
+        loss = self.problem.loss(x, batch)
+        return float(loss.detach() if isinstance(loss, Tensor) else loss)
+
     def evaluate(self, state: State) -> Tangent:
         """Put the loss and gradient norm over all samples into the state.
 

@@ -120,7 +120,7 @@ class RCG(Method):
         alpha, shortest, finite = state.numbers["alpha"], self._shortest(state.x, direction), False
         for trials in range(1, self.max_trials + 1):
             trial = self.manifold.retract(state.x, scale(alpha, direction))
-            loss = float(self.problem.loss(trial)) if is_finite(trial) else math.inf
+            loss = self.value(trial) if is_finite(trial) else math.inf
             finite = finite or math.isfinite(loss)
             if math.isfinite(loss) and -alpha * slope <= blur(trial, state.loss):
                 fallen = self._fall_by_slopes(state, trial, scale(alpha, direction))

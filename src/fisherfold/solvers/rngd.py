@@ -238,10 +238,10 @@ class RNGD(Method):
         trial, gradient = attempt.trial, None
         if self.exact:
             value, gradient = self.problem.loss_and_gradient(trial)
+            trial_loss = float(value)
             state.samples += self.problem.n_samples
         else:
-            value = self.problem.loss(trial, attempt.batch)
-        trial_loss = float(value)
+            trial_loss = self.value(trial, attempt.batch)
         # both falls shrink to rounding near a minimum: the same guard on both makes ρ tend to 1 there instead of noise
         eps, gained = torch.finfo(leaves(trial)[0].dtype).eps, attempt.loss - trial_loss
         guard = blur(trial, attempt.loss)
