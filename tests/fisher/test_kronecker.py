@@ -204,6 +204,34 @@ def test_singular_factors_precondition_nothing(manifold):
             assert operator.solution(any_g).curvature == "zero"
 
 
+@pytest.mark.parametrize("manifold", [Euclidean(6, 4), Grassmann(6, 4), Grassmann(6, 4, wide=True)], ids=str)
+@pytest.mark.parametrize("unit", [1e-200, 1.0, 1e200])
+def test_a_gradient_in_the_range_of_the_factors_is_not_blown_up_by_a_tiny_damping(manifold, unit):
+    """g = F u is in the range up to rounding, which neither 1/λ nor 1/eps may turn into a direction; else it is g/λ."""
+    for seed in range(6):
+        x = manifold.random_point(generator=generator(seed))
+        left, right = (positive(size, 10 * k + seed, rank=2) for k, size in enumerate(x.shape))
+        operator = KroneckerFisher(manifold, x, left=left, right=right)
+        u = unit * manifold.random_tangent(x, generator=generator(3))
+        g = operator.matvec(u)
+        expected = operator.solve(g)
+        for damping in (1e-14, 1e-18, 1e-30):
+            agree(operator.solve(g, damping) / unit, expected / unit, rtol=1e-8)
+        free = u - operator.solve(operator.matvec(u))
+        agree(operator.solve(u, 1e-18) * (1e-18 / unit), free / unit, rtol=1e-8)
+
+
+@pytest.mark.parametrize("manifold", [Stiefel(4, 4), Stiefel(6, 2), Oblique(6, 4)], ids=str)
+@pytest.mark.parametrize("damping", [1e-18, 1e-30])
+def test_factors_that_are_singular_beside_their_damping_precondition_nothing(manifold, damping):
+    for seed in range(6):
+        x = manifold.random_point(generator=generator(seed))
+        left, right = (positive(size, 10 * k + seed, rank=max(1, size // 2)) for k, size in enumerate(x.shape))
+        operator = KroneckerFisher(manifold, x, left=left, right=right)
+        g = operator.matvec(manifold.random_tangent(x, generator=generator(3)))
+        agree(operator.matvec(manifold.project(x, operator.solve(g, damping))), g, rtol=1e-8)
+
+
 @pytest.mark.parametrize("name", sorted(SHAPES))
 @pytest.mark.parametrize("damping", DAMPINGS)
 def test_row_block_solve_is_exact(name, damping):

@@ -19,6 +19,7 @@ from fisherfold.fisher.flat import rounding_share
 from fisherfold.fisher.operators import FisherOperator
 from fisherfold.manifolds import Euclidean, Grassmann
 from fisherfold.manifolds.base import Manifold
+from fisherfold.manifolds.lengths import length
 
 
 class KroneckerFisher(FisherOperator):
@@ -107,11 +108,14 @@ class KroneckerFisher(FisherOperator):
 
     @override
     def structured_solve(self, g: Tensor, damping: float, *, factored: bool = False) -> Tensor | None:
-        return self._inverse(g, damping, factored) if self.is_structured else None
+        if not self.is_structured:
+            return None
+        # 1/λ would blow up a part outside the range of F that is nothing but rounding
+        return self._inverse(g, damping, factored, least=1e2 * torch.finfo(g.dtype).eps * _size(g))
 
     @override
     def precondition(self, v: Tensor, damping: float) -> Tensor:
-        if damping == 0 and self._is_singular():
+        if self._is_singular(damping):
             # a pseudo-inverse would keep CG out of directions that the restriction to the tangent space needs
             return v
         return self._inverse(v, damping, factored=False)
@@ -139,18 +143,30 @@ class KroneckerFisher(FisherOperator):
             self._eigen = (_eigen(self.left, self.factor), _eigen(self.right, 1.0))
         return self._eigen
 
-    def _is_singular(self) -> bool:
-        """Whether R ⊗ L is so up to rounding, where nothing damps it."""
-        return bool((_inverse_spectrum(*self._spectra(), self.point, 0.0, factored=False) == 0).any())
+    def _is_singular(self, damping: float) -> bool:
+        """Whether R ⊗ L is so up to rounding, and the damping lost in it."""
+        rows, columns = _sides(*self._spectra(), self.point)
+        values = rows[:, None] * columns
+        floor = values.max() * rounding_share(max(self.point.shape), values.dtype)
+        return damping <= float(floor) and bool((values <= floor).any())
 
-    def _inverse(self, g: Tensor, damping: float, factored: bool) -> Tensor:
+    def _inverse(self, g: Tensor, damping: float, factored: bool, least: float = 0.0) -> Tensor:
+        """The damped inverse, without the part of g outside the range of F if that is not longer than ``least``."""
         left, right = self._spectra()
         inner = g if left is None else left[1].mT @ g
         inner = inner if right is None else inner @ right[1]
+        rows, columns = _sides(left, right, g)
+        outside = rows[:, None] * columns == 0
+        if least > 0 and _size(torch.where(outside, inner, 0.0)) <= least:
+            inner = torch.where(outside, 0.0, inner)
         inner = inner * _inverse_spectrum(left, right, g, damping, factored)
         inner = inner if left is None else left[1] @ inner
         inner = inner if right is None else inner @ right[1].mT
         return self.manifold.project(self.point, inner)
+
+
+def _size(matrix: Tensor) -> float:
+    return float(length(matrix, dim=(0, 1)))
 
 
 def _complement(frame: Tensor, factor: Tensor) -> Tensor:
@@ -189,7 +205,16 @@ def _eigen(matrix: Tensor | None, factor: float) -> tuple[Tensor, Tensor] | None
     if matrix is None:
         return None
     values, vectors = torch.linalg.eigh((matrix + matrix.mT) / 2)
-    return factor * values.clamp(min=0), vectors
+    none = values <= values[-1] * rounding_share(len(values), values.dtype)
+    return torch.where(none, 0.0, factor * values), vectors
+
+
+def _sides(
+    left: tuple[Tensor, Tensor] | None, right: tuple[Tensor, Tensor] | None, like: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The eigenvalues of both factors, 1 for one that is the identity."""
+    rows = torch.ones_like(like[:, 0]) if left is None else left[0]
+    return rows, torch.ones_like(like[0]) if right is None else right[0]
 
 
 def _inverse_spectrum(
@@ -200,8 +225,7 @@ def _inverse_spectrum(
     factored: bool,
 ) -> Tensor:
     """The eigenvalues of the damped inverse on the grid (rows, columns); 0 where F is singular and nothing damps it."""
-    rows = torch.ones_like(like[:, 0]) if left is None else left[0]
-    columns = torch.ones_like(like[0]) if right is None else right[0]
+    rows, columns = _sides(left, right, like)
     if factored and left is not None and right is not None:
         # Martens and Grosse: the damping is split so that both factors feel it in proportion to their mean eigenvalue
         balance = (rows.mean() / columns.mean()).sqrt() if float(columns.mean()) > 0 < float(rows.mean()) else 1.0
