@@ -95,5 +95,6 @@ def _cayley(x: Tensor, v: Tensor) -> Tensor:
     a = torch.cat([turned, x], dim=-1)
     b = torch.cat([x, -turned], dim=-1)
     eye = torch.eye(a.shape[-1], dtype=torch.float64, device=x.device)
-    weights = torch.linalg.solve(eye - 0.5 * frames.cross(b, a), frames.cross(b, x))
+    # never singular but for the rounding of huge steps, which must come back as points that can be rejected
+    weights = torch.linalg.solve_ex(eye - 0.5 * frames.cross(b, a), frames.cross(b, x)).result
     return frames.polar(x + a @ weights.to(x.dtype))
