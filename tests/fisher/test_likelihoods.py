@@ -247,6 +247,15 @@ def test_gaussian_takes_numbers_of_all_kinds(variance):
     assert Gaussian(variance).nll(torch.zeros(1), torch.ones(1)).tolist() == [0.25]
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
+def test_a_variance_of_one_entry_changes_neither_dtype_nor_shape(shape):
+    likelihood, z = Gaussian(torch.full(shape, 2.0, dtype=torch.float64)), torch.zeros(3)
+    assert likelihood.nll(z, z).shape == (3,)
+    products = likelihood.fisher_vp(z, z), likelihood.fisher_pinv_vp(z, z)
+    for found in (*products, likelihood.mean(z), likelihood.sample(z)):
+        assert (found.dtype, found.shape) == (z.dtype, z.shape)
+
+
 @pytest.mark.parametrize(
     ("likelihood", "y", "message"),
     [

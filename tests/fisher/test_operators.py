@@ -355,7 +355,7 @@ def test_dense_and_monte_carlo_refuse_at_the_door(build):
     one_sided[0, 3] = 1.5
     with pytest.raises(ValueError, match=r"matrix must be symmetric, got entries that differ .* by up to 1.50e\+00"):
         DenseFisher(Sphere(5), case.theta, one_sided)
-    with pytest.raises(ValueError, match="draws must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="draws must be a positive integer, got 0"):
         build("sphere", "gaussian", draws=0)
 
 

@@ -416,9 +416,10 @@ def test_bad_data_is_named(x, y, error, message):
 
 
 @pytest.mark.parametrize("option", ["draws", "chunk_size"])
-def test_bad_counts_are_named(option):
-    with pytest.raises(ValueError, match=f"{option} must be at least 1, got 0"):
-        NLLProblem(Euclidean(2), lambda x, t: x @ t, Gaussian(), X, Y, **{option: 0})
+@pytest.mark.parametrize("count", [0, 2.5, torch.nan, "3", True])
+def test_bad_counts_are_named(option, count):
+    with pytest.raises(ValueError, match=f"{option} must be a positive integer, got {count!r}"):
+        NLLProblem(Euclidean(2), lambda x, t: x @ t, Gaussian(), X, Y, **{option: count})
 
 
 CALLS = {
@@ -457,8 +458,9 @@ def test_a_model_of_the_wrong_shape_is_named_whatever_is_asked_first(model, mess
         (lambda x, t: (x / x.std(0)) @ t, "treat samples independently, got other outputs for the first of 4 alone"),
         (lambda x, t: torch.log_softmax(x @ t, 0), "treat samples independently"),
         (lambda x, t: nn.functional.dropout(x, 0.5) @ t, "the same outputs twice: nothing in it may be drawn"),
+        (lambda x, t: x.sub_(1) @ t, "at random, nor written into its inputs"),
     ],
-    ids=["mean", "deviation", "softmax", "dropout"],
+    ids=["mean", "deviation", "softmax", "dropout", "in-place"],
 )
 @pytest.mark.filterwarnings("ignore:std... degrees of freedom")
 def test_a_function_that_mixes_samples_or_draws_is_refused_whatever_is_asked_first(model, message, call):

@@ -218,7 +218,8 @@ class Gaussian(Likelihood):
         single = variance.numel() == 1 if isinstance(variance, Tensor) else isinstance(variance, Real)
         if not single or not 0 < variance < float("inf"):
             raise ValueError(f"variance must be a positive number, got {variance}")
-        self.variance = variance
+        # a number without dimensions, which changes neither dtypes nor shapes
+        self.variance = variance.reshape(()) if isinstance(variance, Tensor) else variance
 
     @override
     def log_partition(self, z: Tensor) -> Tensor:

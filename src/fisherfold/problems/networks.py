@@ -53,7 +53,9 @@ def check_independence(model: Callable[[Any, Any], Tensor], theta: Point, x: Ten
     if alone.shape != whole[:1].shape or _alike(whole[:1], alone):
         return True
     if not _alike(whole, model(few, theta)):
-        raise ValueError("model must give the same outputs twice: nothing in it may be drawn at random")
+        raise ValueError(
+            "model must give the same outputs twice: nothing in it may be drawn at random, nor written into its inputs"
+        )
     raise ValueError(
         f"model must treat samples independently, got other outputs for the first of {len(few)} alone: means, standard "
         "deviations and the like over the samples must be computed before, from all of x"

@@ -26,7 +26,7 @@ from fisherfold.fisher.operators import DenseFisher, FisherOperator
 from fisherfold.fisher.rowblock import RowBlockFisher
 from fisherfold.manifolds import Euclidean, Manifold, Product
 from fisherfold.manifolds.adapter import require_manifold
-from fisherfold.manifolds.base import Point, Tangent, leaves, tree_map
+from fisherfold.manifolds.base import Point, Tangent, leaves, positive_integer, tree_map
 from fisherfold.problems.base import Problem, check_batch
 from fisherfold.problems.networks import check_behaviour, check_independence, check_layers
 
@@ -79,18 +79,15 @@ class NLLProblem(Problem):
     ) -> None:
         _check_parts(manifold, model, likelihood)
         _check_data(x, y)
-        for name, count in (("draws", draws), ("chunk_size", 1 if chunk_size is None else chunk_size)):
-            if count < 1:
-                raise ValueError(f"{name} must be at least 1, got {count}")
         self.manifold = manifold
         self.model = model
         self.likelihood = likelihood
         self.inputs = x
         self.targets = y
         self.n_samples = len(x)
-        self.draws = draws
+        self.draws = positive_integer(draws, "draws")
         self.seed = seed
-        self.chunk_size = chunk_size
+        self.chunk_size = None if chunk_size is None else positive_integer(chunk_size, "chunk_size")
         self._outputs_checked = False
         self._independence_checked = False
         self._alone_checked = False
