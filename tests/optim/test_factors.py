@@ -895,17 +895,21 @@ def test_a_sum_over_the_places_of_a_sample_is_one_term(fisher: str, last: bool, 
     assert traces[1] / traces[0] == pytest.approx(4.0)
 
 
-def test_shares_of_classes_with_places_are_one_term_per_place() -> None:
+@pytest.mark.parametrize("fisher", ["empirical", "mc", "persample"])
+@pytest.mark.parametrize("places", [(), (4, 4)])
+def test_shares_of_classes_are_one_term_per_place(places: tuple[int, ...], fisher: str) -> None:
+    """Also where only some of the batches have them, as with mixed images, and where classes are drawn for them."""
     torch.manual_seed(0)
-    net = nn.Conv2d(3, 5, 1).double()
-    x, classes = torch.randn(6, 3, 4, 4, dtype=torch.float64), torch.randint(5, (6, 4, 4))
+    net = nn.Conv2d(3, 5, 1).double() if places else nn.Linear(3, 5).double()
+    x, classes = torch.randn(6, 3, *places, dtype=torch.float64), torch.randint(5, (6, *places))
     shares = F.one_hot(classes, 5).movedim(-1, 1).double()
     found = []
-    for targets in (classes, shares):
+    for targets in ((classes, classes), (shares, shares), (shares, classes), (classes, shares)):
         opt = KFAC(net)
-        opt.refresh([(x, targets)], nn.CrossEntropyLoss())
+        opt.refresh([(x, y) for y in targets], nn.CrossEntropyLoss(), fisher=fisher)
         found.append(collected(opt))
-    torch.testing.assert_close(found[0], found[1])
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0])
 
 
 def test_ignored_targets_of_a_partial_function_are_not_counted() -> None:

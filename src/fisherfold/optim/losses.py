@@ -74,6 +74,18 @@ def summed_axes(outputs: Any, targets: Any, loss_fn: LossFunction, reduction: st
         return tuple(axis for axis in range(1, targets.ndim) if _is_summed(outputs, targets, loss_fn, axis, value))
 
 
+def form_of(targets: Any) -> tuple[int, bool] | None:
+    """What targets of one loss may differ in from batch to batch: classes, and shares of classes where some are mixed.
+
+    Args:
+        targets: the targets of a batch.
+
+    Returns:
+        The number of axes, and whether they are values; None for what is no tensor.
+    """
+    return (targets.ndim, targets.is_floating_point()) if isinstance(targets, Tensor) else None
+
+
 def _is_summed(outputs: Tensor, targets: Tensor, loss_fn: LossFunction, axis: int, value: float) -> bool:
     """Whether data repeated along an axis of the targets are another loss; of class indices, one twice as large."""
     if targets.is_floating_point():

@@ -21,6 +21,7 @@ from fisherfold.optim.losses import (
     LossFunction,
     Sampler,
     check_reduction,
+    form_of,
     likelihood,
     n_terms,
     summed_axes,
@@ -123,20 +124,22 @@ def add_batches(
         generator: the source of those draws.
     """
     weights = [tracked.weight for tracked in collector.weights]
-    summed: tuple[int, ...] = ()
+    summed: dict[Any, tuple[int, ...]] = {}
     with preserved(collector.model), uncompiled(), torch.enable_grad(), collector:
         for index, (inputs, targets) in enumerate(telling_pairs(collector, batches, loss_fn)):
             this_pass = Pass()
             collector.begin_by(partial(_begun, this_pass))
             outputs = call(collector.model, inputs)
-            if index == 0:
-                check_reduction(outputs, targets, loss_fn, loss_fn(outputs, targets), reduction)
-                summed = summed_axes(outputs, targets, loss_fn, reduction)
             known = outputs.detach() if isinstance(outputs, Tensor) else outputs
             drawn = None if draw is None else draw(known, targets, generator)
+            goals = targets if drawn is None else drawn
+            if index == 0:
+                check_reduction(outputs, targets, loss_fn, loss_fn(outputs, targets), reduction)
+            # classes have an axis less than the shares in whose place they are drawn, or that other batches have
+            if (form := form_of(goals)) not in summed:
+                summed[form] = summed_axes(outputs, goals, loss_fn, reduction)
             if (weighted := weighted_terms(loss_fn, targets)) is None:
-                goals = targets if drawn is None else drawn
-                this_pass.samples = n_terms(outputs, goals, loss_fn, summed, this_pass.samples)
+                this_pass.samples = n_terms(outputs, goals, loss_fn, summed[form], this_pass.samples)
                 this_pass.gradient_scale = 1.0 if reduction == "mean" else 1.0 / this_pass.samples
                 loss = loss_fn(outputs, goals) if drawn is None else likelihood(loss_fn)(outputs, drawn)
             else:
@@ -194,12 +197,12 @@ def add_true_gradients(
         loss_fn: the loss; it is applied to one sample at a time.
         reduction: how it is declared to be reduced; the first batch tells whether it is.
     """
-    summed: tuple[int, ...] | None = None
+    summed: dict[Any, tuple[int, ...]] = {}
     with preserved(collector.model), uncompiled():
         for inputs, targets in telling_pairs(collector, batches, loss_fn):
-            if summed is None:
-                summed = _looked_at(collector.model, inputs, targets, loss_fn, reduction)
-            _add_per_sample(collector.model, collector, inputs, targets, loss_fn, reduction, summed)
+            if (form := form_of(targets)) not in summed:
+                summed[form] = _looked_at(collector.model, inputs, targets, loss_fn, reduction)
+            _add_per_sample(collector.model, collector, inputs, targets, loss_fn, reduction, summed[form])
 
 
 @torch.no_grad()
