@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -701,6 +702,66 @@ def test_compiled_model_gives_statistics_and_is_not_recompiled() -> None:
         F.cross_entropy(compiled(x), y).backward()
     compiled(x)
     assert len(compiles) == first
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # on importing the compiler
+def test_a_compiled_training_step_has_the_step_of_the_optimizer_as_it_is() -> None:
+    """Compiled, it would be many graphs, guarded by every parameter, and Inductor fails on some of them."""
+    x, y = data()
+    graphs: list[int] = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        graphs.append(1)
+        return graph.forward
+
+    def training_step(model: nn.Module, optimizer: MKFAC) -> Callable[[], None]:
+        def step() -> None:
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+
+        return step
+
+    models = [bn_net(), bn_net()]
+    optimizers = [MKFAC(model, lr=0.1, manifold_lr=0.1, damping=0.1, example_input=x) for model in models]
+    plain, other = (training_step(*pair) for pair in zip(models, optimizers, strict=True))
+    compiled = torch.compile(other, backend=backend)
+    for optimizer in optimizers:
+        optimizer.refresh([(x, y)], nn.CrossEntropyLoss())
+    for _ in range(3):
+        plain()
+        compiled()
+    assert len(graphs) == 1  # the model and its loss
+    for expected, found in zip(*(model.parameters() for model in models), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # on importing the compiler
+def test_statistics_inside_of_what_is_compiled_are_refused_and_outside_they_are_taken() -> None:
+    model = bn_net()
+    x, y = data()
+    optimizer = MKFAC(model, lr=0.1, manifold_lr=0.1, damping=0.1, example_input=x)
+    graphs: list[int] = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        graphs.append(1)
+        return graph.forward
+
+    def loss() -> Tensor:
+        return F.cross_entropy(model(x), y)
+
+    def collecting() -> None:
+        with optimizer.statistics():
+            loss().backward()
+
+    with pytest.raises(RuntimeError, match=r"call statistics\(\) outside of what is compiled"):
+        torch.compile(collecting, backend=backend)()
+    compiled = torch.compile(loss, backend=backend)
+    compiled().backward()
+    assert len(graphs) == 1  # the refusal has left the compiler as it was
+    with optimizer.statistics():
+        compiled().backward()
+    assert optimizer.diagnostics()["3.weight"].cosine < 1
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # on importing the compiler

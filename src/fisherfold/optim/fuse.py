@@ -1,16 +1,24 @@
-"""Updates compiled into a few kernels, with the plain ones where the compiler fails."""
+"""What the compiler is for here, and what it is kept away from.
+
+Updates are compiled into a few kernels, with the plain ones where the compiler fails. What looks at the versions and
+addresses of tensors, or puts hooks on modules, is run as it is written.
+"""
 
 from __future__ import annotations
 
 import inspect
 import math
 from collections.abc import Callable
-from functools import lru_cache
-from typing import Any
+from functools import lru_cache, wraps
+from typing import Any, ParamSpec, TypeVar
+
+import torch
 
 from fisherfold.warn import warn
 
 Update = Callable[..., None]
+Given = ParamSpec("Given")
+Returned = TypeVar("Returned")
 SCHEDULED = ("lr", "momentum", "beta1", "weight_decay")
 
 
@@ -55,5 +63,26 @@ def fused(update: Update) -> Update:
             warn(f"fuse=True: the compiler failed ({reason}); going on without it")
             failed = True
             update(*arguments)
+
+    return run
+
+
+def eager(function: Callable[Given, Returned]) -> Callable[Given, Returned]:
+    """A function that is run as it is written, also where what ``torch.compile`` compiles calls it.
+
+    Args:
+        function: any function.
+
+    Returns:
+        The same function; the compiler goes around it.
+    """
+    left_alone: Callable[Given, Returned] | None = None
+
+    @wraps(function)
+    def run(*args: Given.args, **kwargs: Given.kwargs) -> Returned:
+        nonlocal left_alone
+        if left_alone is None:  # not when modules are imported: to import the compiler takes seconds
+            left_alone = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+        return left_alone(*args, **kwargs)
 
     return run

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from fisherfold.optim import euclidean, groups, matching, norms, on_spheres, renewal, report, saving, statistics
 from fisherfold.optim.curvature import Curvature, CurvatureOptions
 from fisherfold.optim.distributed import rank, refuse_sharded_parts
+from fisherfold.optim.fuse import eager
 from fisherfold.optim.invariance import Finding
 from fisherfold.optim.lengths import Lengths
 from fisherfold.optim.losses import LossFunction, Sampler, check_loss_function, default_sampler
@@ -286,6 +287,7 @@ class MKFAC(torch.optim.Optimizer):
             renewal.add_up(collector, accumulation)
         renewal.fold(self, collector, self.factor_decay, invert=invert, forgive=grad_scaler is not None)
 
+    @eager
     def refresh(
         self,
         batches: Iterable[tuple[Any, Any]],
@@ -322,6 +324,7 @@ class MKFAC(torch.optim.Optimizer):
 
     # ------------------------------------------------------------------ the step
 
+    @eager
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update all parameters that have a gradient.
@@ -355,6 +358,7 @@ class MKFAC(torch.optim.Optimizer):
         flat = (p for p, _, s in self._entries() if not s and p.grad is not None)
         return euclidean.directions(self.curvature, flat, self._branches, parallel=self.capturable)
 
+    @eager
     @torch.no_grad()
     def precondition_(self) -> None:
         """Replace gradients by natural gradients, tangent where the weight is on spheres; nothing else changes.

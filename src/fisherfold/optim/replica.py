@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from fisherfold.optim.fuse import eager
 from fisherfold.optim.rebinding import rebind, runs_through
 from fisherfold.optim.widening import Widening
 
@@ -61,14 +62,42 @@ def call(model: nn.Module, inputs: Any) -> Any:
     return model(*inputs) if several else model(inputs)
 
 
-def uncompiled() -> AbstractContextManager[Any]:
+@contextmanager
+def uncompiled() -> Iterator[None]:
     """A context in which compiled models run eagerly, so that hooks see their layers.
 
-    Returns:
-        A context manager.
+    Yields:
+        Nothing.
+
+    Raises:
+        RuntimeError: if it is itself in a function that is compiled, where it would come too late.
     """
-    # not importing the compiler where nobody uses it saves seconds
-    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+    if "torch._dynamo" not in sys.modules:  # not importing the compiler where nobody uses it saves seconds
+        yield
+        return
+    stance = _eager_stance()
+    try:
+        stance.__enter__()
+    except RuntimeError as error:
+        _end(stance)
+        raise RuntimeError(
+            "curvature is collected by hooks, of which a function that torch.compile has compiled knows nothing: "
+            "compile the model or the loss, and call statistics() outside of what is compiled"
+        ) from error
+    try:
+        yield
+    finally:
+        _end(stance)
+
+
+@eager
+def _eager_stance() -> AbstractContextManager[None]:
+    return torch.compiler.set_stance("force_eager")
+
+
+@eager
+def _end(stance: AbstractContextManager[None]) -> None:
+    stance.__exit__(None, None, None)
 
 
 def own_draws(model: nn.Module) -> AbstractContextManager[None]:
