@@ -630,6 +630,31 @@ def test_layers_of_derived_classes_have_curvature_where_they_are_products() -> N
     torch.testing.assert_close(found[0].g, found[1].g, rtol=0.02, atol=1e-3)
 
 
+def test_networks_whose_layers_all_standardise_their_weights_go_on_without_curvature() -> None:
+    """As those without batch norms do: there is nothing to collect, and nobody has made a mistake."""
+    torch.manual_seed(0)
+    net = nn.Sequential(Standardised(2, 4, 3), nn.ReLU(), Standardised(4, 4, 3), nn.Flatten(), nn.Linear(64, 3))
+    x, y = torch.randn(16, 2, 8, 8), torch.randint(3, (16,))
+    optimizer = MKFAC(net, lr=0.01, manifold_lr=0.01, example_input=x)
+
+    def backward(*, collects: bool) -> float:
+        optimizer.zero_grad()
+        with optimizer.statistics(enabled=collects):
+            loss = F.cross_entropy(net(x), y)
+            loss.backward()
+        return loss.item()
+
+    said = r"does not multiply their input by their weight \(0.weight for one\)"
+    with pytest.warns(UserWarning, match=said):
+        optimizer.refresh([(x, y)], nn.CrossEntropyLoss())
+    with pytest.warns(UserWarning, match=said):
+        before = backward(collects=True)
+    optimizer.step()
+    assert backward(collects=False) < before
+    with pytest.raises(RuntimeError, match="no curvature was collected: no backward pass"), optimizer.statistics():
+        x.square()
+
+
 def test_a_function_in_the_place_of_a_forward_is_looked_at() -> None:
     """As scripts put it there: one that hands on the product has its factors, another none."""
     torch.manual_seed(0)

@@ -170,6 +170,7 @@ class Collector:
         self.calls = calls
         self.lengths = lengths or {}
         self.sums: dict[str, FactorSums] = {}
+        self.no_products: set[str] = set()
         self._handles: list[RemovableHandle] = []
         self.begin_by(lambda samples: Pass(samples))
 
@@ -225,6 +226,7 @@ class Collector:
                 return
             x = (args[0] if args else kwargs["input"]).detach()
             if not is_product(layer, x, output.detach()):
+                self.no_products.add(tracked.name)
                 return
             this_pass = self._pass_of_layer(len(x) if x.ndim > 1 else 1)
             add = partial(self._add, tracked, layer, x, this_pass)

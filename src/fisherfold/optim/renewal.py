@@ -19,6 +19,7 @@ from fisherfold.optim.norms import norms_in_training
 from fisherfold.optim.on_spheres import constrain_freed, lengths_of_rows
 from fisherfold.optim.options import check_number
 from fisherfold.optim.tracking import refuse_replaced
+from fisherfold.warn import warn
 
 if TYPE_CHECKING:
     from fisherfold.optim.mkfac import MKFAC
@@ -108,21 +109,28 @@ def fold(optimizer: MKFAC, collector: Collector, decay: float, *, invert: bool, 
         invert: False only updates the factors.
         forgive: do not count factors that are not finite.
 
-    Raises:
-        RuntimeError: if nothing was collected.
     """
     curvature = optimizer.curvature
-    if not collector.sums and curvature.live:
-        raise RuntimeError(
-            "no curvature was collected: no backward pass ran through a tracked layer of this model "
-            "(was another copy of the model used, or was backward called outside, or with create_graph=True, or "
-            "do layers with a forward of their own not multiply their input by their weight?)"
-        )
+    if curvature.live and not collector.sums:
+        _say_why_nothing([tracked.name for tracked in curvature.live], collector.no_products)
     dampings = _dampings(optimizer)
     renewed = curvature.fold(collector.sums, decay, lengths=collector.lengths, forgive=forgive)
     if invert:
         curvature.invert({name: dampings[name] for name in renewed})
         optimizer._age.zero_()
+
+
+def _say_why_nothing(followed: list[str], no_products: set[str]) -> None:
+    """Warn where no layer has curvature that could be collected; otherwise somebody has made a mistake."""
+    if not no_products.issuperset(followed):
+        raise RuntimeError(
+            "no curvature was collected: no backward pass ran through a tracked layer of this model "
+            "(was another copy of the model used, or was backward called outside, or with create_graph=True?)"
+        )
+    warn(
+        f"no curvature was collected: layers have a forward of their own, which does not multiply their input by their "
+        f"weight ({followed[0]} for one), and steps go on without curvature, as those of SGDG do"
+    )
 
 
 def _dampings(optimizer: MKFAC) -> dict[str, float]:
