@@ -501,12 +501,21 @@ def upcast_attention(s: Any, x: Tensor) -> Tensor:
     return s.c(s.norm(s.a(x)).to(torch.bfloat16).softmax(1, dtype=torch.float32) @ torch.eye(8))
 
 
+def written_frequencies(s: Any, x: Tensor) -> Tensor:
+    """As Fourier layers are written: low frequencies are put into zeros of a named precision."""
+    kept = torch.zeros(len(x), 5, dtype=torch.cfloat)
+    kept[:, :3] = torch.fft.rfft(s.norm(s.a(x)))[:, :3] * torch.tensor([1.0, 1.0j, 0.5])
+    return s.c(torch.fft.irfft(kept, n=8))
+
+
 CASTING: dict[str, Callable[..., Tensor]] = {
     "bytes": lambda s, x: s.c(s.norm(s.a(x.float() / 255))),
     "softmax": upcast_attention,
     "attribute": lambda s, x: s.c(s.norm(s.a(x.float())) @ s.plain),
     "literal": lambda s, x: s.c(s.norm(s.a(x)) @ torch.tensor([[1.0, 2.0] * 4] * 8)),
     "checkpoint": lambda s, x: s.c(checkpoint(lambda t: s.norm(s.a(t.float())), x, use_reentrant=False)),
+    "frequencies": written_frequencies,
+    "complex": lambda s, x: s.c((s.norm(s.a(x)).cfloat() @ s.plain.cfloat()).abs()),
 }
 
 

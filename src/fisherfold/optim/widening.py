@@ -1,8 +1,9 @@
 """Float64 for networks that name a narrower precision themselves: ``x.float() / 255``, a softmax in float32.
 
 Weights and inputs of a replica are float64, and a product of those with what the network has cast to float32 is refused
-by PyTorch. Inside the mode, casts to narrower real numbers, and tensors that are made of them, are float64; what is
-narrow from before, such as a matrix that is a plain attribute of a module, is widened where it meets float64.
+by PyTorch. Inside the mode, casts to narrower numbers, and tensors that are made of them, are float64; what is
+narrow from before, such as a matrix that is a plain attribute of a module, is widened where it meets float64. Complex
+numbers, such as the ``zeros(..., dtype=torch.cfloat)`` that frequencies are written to, have both parts in float64.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-NARROW = (torch.float32, torch.float16, torch.bfloat16)
+WIDE = {
+    **dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.float64),
+    **dict.fromkeys((torch.complex64, torch.complex32), torch.complex128),
+}
 
 
 class Widening(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -30,16 +34,16 @@ class Widening(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one operation."""
         kwargs = dict(kwargs or {})
-        if kwargs.get("dtype") in NARROW:
-            kwargs["dtype"] = torch.float64
+        if kwargs.get("dtype") in WIDE:
+            kwargs["dtype"] = WIDE[kwargs["dtype"]]
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         if not given:
             return tree_map(_wide, func(*args, **kwargs))
         # what an operation changes in place must stay the tensor that it is
-        if any(t.dtype == torch.float64 for t in given) and not func._schema.is_mutable:
+        if any(t.dtype in WIDE.values() for t in given) and not func._schema.is_mutable:
             args, kwargs = tree_map(_wide, (args, kwargs))
         return func(*args, **kwargs)
 
 
 def _wide(value: Any) -> Any:
-    return value.double() if isinstance(value, Tensor) and value.dtype in NARROW else value
+    return value.to(WIDE[value.dtype]) if isinstance(value, Tensor) and value.dtype in WIDE else value
