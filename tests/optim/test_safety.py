@@ -565,6 +565,28 @@ def test_parameters_that_have_been_replaced_are_named() -> None:
         optimizer.refresh([(x, y)], nn.CrossEntropyLoss())
 
 
+def test_layers_that_have_been_replaced_are_named_until_they_are_handed_over() -> None:
+    """Another head for other classes, put there after the optimizer was made, is the one that is to learn."""
+    model, (x, y) = net(), batch()
+    optimizer = KFAC(model, lr=0.01)
+    optimizer.refresh([(x, y)], nn.CrossEntropyLoss())
+    last = len(model) - 1
+    old, new = model[last], nn.Linear(model[last].in_features, model[last].out_features + 2)
+    model[last] = new
+    with pytest.raises(RuntimeError, match=f"{last}.weight is no longer the parameter.*hand it a new layer with add_p"):
+        optimizer.refresh([(x, y)], nn.CrossEntropyLoss())
+    optimizer.add_param_group({"params": new.parameters()})
+    before = [layer.weight.clone() for layer in (old, new)]
+    with optimizer.statistics():
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+    optimizer.step()
+    assert [torch.equal(w, layer.weight) for w, layer in zip(before, (old, new), strict=True)] == [True, False]
+    assert optimizer.diagnostics()[f"{last}.weight"].cosine < 1
+    del model[last]  # a layer that is taken away is not replaced
+    optimizer.refresh([(x, y % model(x).shape[1])], nn.CrossEntropyLoss())
+
+
 def test_scripted_parts_are_trained_and_the_probe_says_what_it_cannot_do() -> None:
     """A copy of a scripted module runs the original; without the probe it is a part without curvature."""
     torch.manual_seed(0)

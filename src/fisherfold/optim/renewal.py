@@ -56,7 +56,7 @@ def collecting(optimizer: MKFAC, model: nn.Module) -> Iterator[Collector]:
     curved = any(spheres and parameter.requires_grad for parameter, _, spheres in optimizer._entries())
     with norms_in_training(model) if curved else nullcontext():
         constrain_freed(optimizer)
-        refuse_replaced(optimizer.curvature.live)
+        refuse_replaced(model, optimizer.curvature.live)
         yield Collector(
             model,
             optimizer.curvature.live,

@@ -59,20 +59,23 @@ def _moves(layer: nn.Module, moved: Container[int]) -> bool:
     return isinstance(bias, Tensor) and id(bias) in moved and (bias.requires_grad or not weight.requires_grad)
 
 
-def refuse_replaced(weights: Iterable[TrackedWeight]) -> None:
-    """Raise if a layer has got another weight than the one that is followed, and moved.
+def refuse_replaced(model: nn.Module, weights: Iterable[TrackedWeight]) -> None:
+    """Raise if a layer has got another weight than the one that is followed, and moved, or the model another layer.
 
     Args:
+        model: the module that owned them.
         weights: those that are not frozen.
 
     Raises:
         RuntimeError: naming the weight.
     """
+    now = dict(model.named_parameters())
     for tracked in weights:
         # reparametrised and pruned layers have theirs under another name
-        if not all(any(p is tracked.weight for p in layer.parameters()) for layer in tracked.layers):
+        kept = all(any(p is tracked.weight for p in layer.parameters()) for layer in tracked.layers)
+        if not kept or now.get(tracked.name, tracked.weight) is not tracked.weight:
             raise RuntimeError(
                 f"{tracked.name} is no longer the parameter that the optimizer was given, and is not moved by it "
-                "(load_state_dict(assign=True) and weight_norm, for example, replace parameters): make a new "
-                "optimizer"
+                "(load_state_dict(assign=True), weight_norm and another layer in its place, for example, replace "
+                "parameters): make a new optimizer, or hand it a new layer with add_param_group"
             )
