@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fisherfold.experiments.theory import global_convergence, invariance, metric, rates, stability
-from fisherfold.experiments.theory.report import Finding, Part, Settings, summary, write_report
+from fisherfold.experiments.theory.report import Finding, Part, Settings, summary
 
 PARTS: dict[str, Callable[[Settings], Part]] = {
     "metric": metric.part,
@@ -22,7 +22,7 @@ PARTS: dict[str, Callable[[Settings], Part]] = {
     "invariance": invariance.part,
 }
 
-__all__ = ["PARTS", "Finding", "Part", "Settings", "run_theory", "summary", "write_report"]
+__all__ = ["PARTS", "Finding", "Part", "Settings", "run_theory", "summary"]
 
 
 def run_theory(settings: Settings, *, only: tuple[str, ...] = ()) -> list[Part]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -20,7 +19,7 @@ import torch
 from matplotlib.figure import Figure
 
 from fisherfold.experiments.sections import Chart
-from fisherfold.files import make_folder, write_atomically
+from fisherfold.files import write_atomically
 
 Verdict = Literal["holds", "partly", "fails"]
 Say = Callable[[str], None]
@@ -145,24 +144,6 @@ def summary(parts: Sequence[Part]) -> dict[str, Any]:
     """
     results = [asdict(finding) | {"part": part.name} for part in parts for finding in part.findings]
     return {"results": results, "sentences": {part.name: part.sentence for part in parts}}
-
-
-def write_report(parts: Sequence[Part], folder: Path) -> dict[str, str]:
-    """Write a picture and a table per part and one JSON file, each whole or not at all.
-
-    Args:
-        parts: the parts.
-        folder: where; made if it is not there.
-
-    Returns:
-        The files by name.
-    """
-    make_folder(folder)
-    files: dict[str, str] = {}
-    for part in parts:
-        files |= write_part(part, folder)
-    content = json.dumps(summary(parts), indent=1, ensure_ascii=False)
-    return files | _write(folder, "theory.json", content.encode())
 
 
 def write_part(part: Part, folder: Path) -> dict[str, str]:

@@ -26,6 +26,7 @@ from fisherfold.experiments.theory.report import Finding, Part, Settings, fitted
 from fisherfold.problems.twolayer import TwoLayer, balanced_inputs
 from fisherfold.solvers import GradientNorm, minimize
 
+SAMPLES, DIM = 8, 4
 THRESHOLD = 1 / 6
 WHERE = ("path", "random", "adversary")
 NEAR = 0.1
@@ -38,12 +39,10 @@ class Constants:
     Attributes:
         m_constant: M = max_i max_u ‖φ_i(u)‖².
         l_constant: L, the Lipschitz constant of the φ_i on the sphere.
-        sigma_v: σ_V, the least eigenvalue of V.
     """
 
     m_constant: float
     l_constant: float
-    sigma_v: float
 
 
 def inputs(n_samples: int, dim: int, *, seed: int, device: str = "cpu") -> tuple[Tensor, Tensor]:
@@ -91,9 +90,8 @@ def constants(x: Tensor, *, directions: int = 4096, seed: int = 0) -> Constants:
     derivative = torch.func.vmap(torch.func.jacrev(phi))(u)
     tangent = derivative - (derivative @ u[:, None, :, None]) * u[:, None, None, :]
     return Constants(
-        float(values.square().sum(dim=-1).max()), float(torch.linalg.matrix_norm(tangent, ord=2).max()),
-        float(torch.linalg.eigvalsh(covariance)[0]),
-    )  # fmt: skip
+        float(values.square().sum(dim=-1).max()), float(torch.linalg.matrix_norm(tangent, ord=2).max())
+    )
 
 
 def change_norm(problem: TwoLayer, theta: Tensor, other: Tensor) -> float:
@@ -239,18 +237,16 @@ def deterministic_bound(problem: TwoLayer, theta: Tensor, distance: float, c: Co
     return math.sqrt(problem.n_samples * least * (2 * c.m_constant + c.l_constant**2) / problem.width)
 
 
-def measure(settings: Settings, *, n_samples: int = 8, dim: int = 4) -> list[dict[str, Any]]:
+def measure(settings: Settings) -> list[dict[str, Any]]:
     """The change of the Jacobian over widths, draws and activations, for targets of order one and for near ones.
 
     Args:
         settings: how many draws and widths, and where.
-        n_samples: N.
-        dim: n.
 
     Returns:
         One row per draw and distance of the targets.
     """
-    x, y = inputs(n_samples, dim, seed=0, device=settings.device)
+    x, y = inputs(SAMPLES, DIM, seed=0, device=settings.device)
     c = constants(x)
     rows = []
     for width in (4**k for k in range(3, 8 if settings.quick else 11)):
@@ -269,14 +265,12 @@ def measure(settings: Settings, *, n_samples: int = 8, dim: int = 4) -> list[dic
     return rows
 
 
-def findings(rows: list[dict[str, Any]], c: Constants, *, n_samples: int = 8, dim: int = 4) -> list[Finding]:
+def findings(rows: list[dict[str, Any]], c: Constants) -> list[Finding]:
     """What the draws say about the assumption and the lemmas.
 
     Args:
         rows: from ``measure``.
         c: the constants of the lemmas.
-        n_samples: N.
-        dim: n.
 
     Returns:
         The findings.
@@ -308,15 +302,15 @@ def findings(rows: list[dict[str, Any]], c: Constants, *, n_samples: int = 8, di
             holds_if(abs(power("tanh", "random_1") + 0.5) < 0.06), "tanh, radius 1: J is Lipschitz there",
         ),
     ]  # fmt: skip
-    return found + _bound_findings(rows, c, n_samples, dim)
+    return found + _bound_findings(rows, c)
 
 
-def _bound_findings(rows: list[dict[str, Any]], c: Constants, n_samples: int, dim: int) -> list[Finding]:
+def _bound_findings(rows: list[dict[str, Any]], c: Constants) -> list[Finding]:
     relu = [r for r in rows if r["activation"] == "relu"]
     over = max(max(r["adversary"], r["random"]) / r["lemma_for_draw"] for r in relu)
     wide = max(r["width"] for r in rows)
     at_wide = [r for r in relu if r["width"] == wide and r["targets"] == "order one"]
-    needed = min(sufficient_width(c, n_samples, dim, r["sigma0"], r["residual"], 0.1) for r in at_wide)
+    needed = min(sufficient_width(c, SAMPLES, DIM, r["sigma0"], r["residual"], 0.1) for r in at_wide)
     # ‖ΔJ‖ of the adversary goes like m^{-1/6}: how wide it would have to be
     seen = min(r["width"] * (r["adversary"] / (THRESHOLD * r["sigma0"])) ** 6 for r in at_wide)
     shares = {where: share(relu, where, "near", wide) for where in WHERE}
@@ -335,7 +329,7 @@ def _bound_findings(rows: list[dict[str, Any]], c: Constants, n_samples: int, di
         Finding(
             "theorem: width that suffices for the assumption", f"{needed:.0e} (its constants, ε = 0.1)",
             f"{seen:.0e} (extrapolated from the adversary)", holds_if(seen <= needed),
-            f"N = {n_samples}, n = {dim}, σ₀ = {at_wide[0]['sigma0']:.2f}, targets of order one: both are out of reach "
+            f"N = {SAMPLES}, n = {DIM}, σ₀ = {at_wide[0]['sigma0']:.2f}, targets of order one: both are out of reach "
             "of any machine; safe, and no explanation of networks of ordinary width",
         ),
         Finding(
@@ -381,7 +375,7 @@ def part(settings: Settings) -> Part:
         The part.
     """
     rows, caps = measure(settings), cap.measure(settings)
-    x, _ = inputs(8, 4, seed=0, device=settings.device)
+    x, _ = inputs(SAMPLES, DIM, seed=0, device=settings.device)
     c = constants(x)
     sentence = (
         "The Jacobian of a ReLU network moves like m^{-1/6} at the worst point of a ball, so the exponent of the lemma "
