@@ -140,3 +140,17 @@ class FitCheckpoint:
         """Remove the file when the fit is done; a link stays, as when it is written."""
         if self.group.is_first:
             Path(os.path.realpath(self.path)).unlink(missing_ok=True)
+
+
+def in_solver(saved: FitCheckpoint | None) -> dict[str, Any]:
+    """Options of ``minimize`` that let it keep its own state in the file of a fit, after every iteration.
+
+    Args:
+        saved: the checkpoint, if there is to be one.
+
+    Returns:
+        The options; with them it goes on from the file if there is one.
+    """
+    if saved is None:
+        return {}
+    return {"checkpoint": saved.path, "checkpoint_every": 1, "resume": True, "tag": saved.tag}

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fisherfold.estimators.checkpoint import FitCheckpoint
+from fisherfold.estimators.checkpoint import FitCheckpoint, in_solver
 from fisherfold.estimators.point_model import PointFit
 from fisherfold.problems.completion import CompletionProblem
 from fisherfold.problems.factors import Factors, Penalty
@@ -81,9 +81,7 @@ class SolverRun:
         try:
             return minimize(
                 problem, x0, self.solver, max_iter=self.max_iter, stop=stop, seed=self.seed, callback=after,
-                verbose=self.verbose, checkpoint=None if self.saved is None else self.saved.path, checkpoint_every=1,
-                resume=self.saved is not None, tag="" if self.saved is None else self.saved.tag,
-                **_OPTIONS.get(self.solver, {}),
+                verbose=self.verbose, **in_solver(self.saved), **_OPTIONS.get(self.solver, {}),
             )  # fmt: skip
         except KeyboardInterrupt:
             if not self.return_on_interrupt:

@@ -17,7 +17,7 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d
 from torch import Tensor
 
 from fisherfold.estimators import parameters
-from fisherfold.estimators.checkpoint import FitCheckpoint, all_or_nothing
+from fisherfold.estimators.checkpoint import FitCheckpoint, all_or_nothing, in_solver
 from fisherfold.estimators.ids import IdIndex
 from fisherfold.estimators.refusals import reject_missing_labels
 from fisherfold.estimators.subspace_point import RIDGES, held_out_rows, near_enough
@@ -280,8 +280,7 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
         frame = start_frame(own.mT @ own / len(own), rows.X.mT @ rows.X, rank)[0]
         result = minimize(
             problem, frame, "rngd", max_iter=max_iter, stop=near_enough(tol), fisher=fisher, sigma=1e-3,
-            callback=self._show, checkpoint=None if saved is None else saved.path, checkpoint_every=1,
-            resume=saved is not None, tag="" if saved is None else saved.tag,
+            callback=self._show, **in_solver(saved),
         )  # fmt: skip
         return result.x, problem.state(result.x).weights, result
 

@@ -8,7 +8,6 @@ Learning goes on from a checkpoint, and from the model itself where rows were ad
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -52,7 +51,6 @@ class SubspaceLearning:
         max_iter: int
         tol: float
         random_state: int | None
-        checkpoint: str | os.PathLike[str] | None
         statistics_: Any
         scaling_: Scaling
         _index: IdIndex
@@ -79,8 +77,7 @@ class SubspaceLearning:
             self.statistics_, rank=rank, ridge=self._ridges(), solver=str(self.solver),
             options=parameters.storable(self.solver_options or {}), max_iter=int(self.max_iter), tol=float(self.tol),
             seed=parameters.seed_of(self.random_state, 0),
-            frame=None if rows is not None else self._frame, checkpoint=self.checkpoint,
-            tag="" if saved is None else saved.tag,
+            frame=None if rows is not None else self._frame, saved=saved,
             callback=lambda iteration, loss: self._show({"round": iteration, "loss": loss}),
         )  # fmt: skip
         self.trace_ = [] if result is None else result.trace.rows

@@ -8,7 +8,6 @@ The problem:
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fisherfold.distributed import Axis
+from fisherfold.estimators.checkpoint import FitCheckpoint, in_solver
 from fisherfold.estimators.task_rows import Rows
 from fisherfold.inference.subspace import start
 from fisherfold.problems.subspace import SubspaceProblem
@@ -43,8 +43,7 @@ def fit_point(
     seed: int,
     frame: Tensor | None = None,
     callback: Callable[[int, float], object] | None = None,
-    checkpoint: str | os.PathLike[str] | None = None,
-    tag: str = "",
+    saved: FitCheckpoint | None = None,
 ) -> tuple[Tensor, Tensor, Result | None]:
     """Learn the subspace with a given ridge.
 
@@ -59,8 +58,7 @@ def fit_point(
         seed: for the stochastic solvers.
         frame: where to start; the leading directions of per-task ridge solutions if not given.
         callback: called with the number of each iteration and the loss after it; a true value stops the fit.
-        checkpoint: a file that keeps where the solver stands; it goes on from there if the file exists.
-        tag: names the data in that file.
+        saved: keeps where the solver stands; it goes on from there if the file exists.
 
     Returns:
         The frame U, the coefficients w and the solver's result (None without a subspace).
@@ -75,9 +73,9 @@ def fit_point(
     stop = near_enough(tol)
     _check_options(problem, solver, chosen)
     result = minimize(
-        problem, x0, solver, max_iter=max_iter, seed=seed, stop=stop, checkpoint=checkpoint, checkpoint_every=1,
+        problem, x0, solver, max_iter=max_iter, seed=seed, stop=stop,
         callback=None if callback is None else lambda state: callback(state.iteration, unit**2 * state.loss),
-        resume=checkpoint is not None, tag=tag, **chosen,
+        **in_solver(saved), **chosen,
     )  # fmt: skip
     for row in result.trace.rows:
         row.update({name: row[name] * unit**2 for name in ("loss", "gradient_norm")})
