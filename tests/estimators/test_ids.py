@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 from fisherfold import MatrixCompletion, SubspaceClassifier, SubspaceRegressor
 from fisherfold.cli import app
-from fisherfold.estimators.id_files import from_json, objects, pack_ids, to_json, unpack_ids
-from fisherfold.estimators.ids import IdIndex, id_array
+from fisherfold.estimators.id_files import from_json, pack_ids, to_json, unpack_ids
+from fisherfold.estimators.ids import IdIndex, id_array, objects
 from fisherfold.estimators.lookalikes import lookalikes
 
 BIG = 2**53

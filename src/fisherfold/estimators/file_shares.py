@@ -8,7 +8,6 @@ count together, each in its own range. So they do with decimal marks: what the v
 from __future__ import annotations
 
 import codecs
-import contextlib
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,7 +22,7 @@ from fisherfold.estimators import decimals, tables
 from fisherfold.estimators.shared_ids import joint_index
 from fisherfold.estimators.shared_ratings import BATCH, Batch
 from fisherfold.estimators.table_columns import chosen, index_of
-from fisherfold.estimators.table_files import FORMATS, is_parquet, scanned
+from fisherfold.estimators.table_files import FORMATS, GZIP, PACKED, is_parquet, readable, scanned
 from fisherfold.estimators.table_shapes import LOOKED_AT, all_different, refuse_matrix, unexplained
 from fisherfold.estimators.table_sources import is_standard_input
 from fisherfold.estimators.text_tables import Layout, TextTable, cut, layout_of, reject_binary
@@ -31,7 +30,6 @@ from fisherfold.estimators.text_tables import Layout, TextTable, cut, layout_of,
 BLOCK = 2**24
 _BEYOND = 2**16
 _LONGEST_LINE = 2**20
-_PACKED = {b"\x1f\x8b": "gzip", b"PK\x03": "zip", b"BZh": "bzip2", b"\x28\xb5\x2f": "zstd", b"\xfd7z": "xz"}
 
 
 class FileShare:
@@ -84,7 +82,7 @@ class FileShare:
             self._in_quotes = _begins_in_quotes(self.path, self._range, group)
 
     def _parquet(self) -> tuple[list[str], int]:
-        with _readable(self.path):
+        with readable(self.path):
             frame = scanned(self.path)
             schema = frame.collect_schema()
             self._texts = {name for name, kind in schema.items() if kind == pl.String}
@@ -110,7 +108,7 @@ class FileShare:
             lazy = scanned(self.path)
             for start in range(self._range[0], self._range[1], BATCH):
                 # a slice reads the row groups that it touches, and no others
-                with _readable(self.path):
+                with readable(self.path):
                     rows = lazy.slice(start, min(BATCH, self._range[1] - start)).collect()
                 yield TextTable(rows, None)
             return
@@ -132,7 +130,7 @@ class FileShare:
             Some lines that tell what its columns hold.
         """
         if self._layout is None:
-            with _readable(self.path):
+            with readable(self.path):
                 return scanned(self.path).head(LOOKED_AT).collect()
         with self.path.open("rb") as file:
             lines, ended = file.read(_LONGEST_LINE), not file.peek(1)
@@ -214,7 +212,7 @@ class RatingShare:
                     break
         if group.largest(torch.tensor([int(not different)])).item():
             return False
-        return len(joint_index(tables._objects(seen), group, "row")) == int(group.sum(torch.tensor([len(seen)])))
+        return len(joint_index(tables.text_ids(seen), group, "row")) == int(group.sum(torch.tensor([len(seen)])))
 
     def batches(self) -> Iterator[Batch]:
         """Go through the ratings.
@@ -231,24 +229,15 @@ class RatingShare:
                     self.refused[reason] = self.refused.get(reason, 0) + count
             for start in range(0, len(values), BATCH):
                 part = slice(start, start + BATCH)
-                yield Batch(tables._ids(rows[part]), tables._ids(columns[part]), values[part].to_numpy())
-
-
-@contextlib.contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    """Refusals of polars as one sentence."""
-    try:
-        yield
-    except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
-        reason = (str(error).splitlines() or ["it is damaged"])[0]
-        raise ValueError(f"{path} cannot be read as a table: {reason}") from None
+                row_ids, column_ids = (tables.whole_or_text(side[part]) for side in (rows, columns))
+                yield Batch(row_ids, column_ids, values[part].to_numpy())
 
 
 def _layout(path: Path, file_format: str | None, header: bool | None, decimal: str | None) -> Layout:
     """How a text file is cut, if it can be read in parts at all."""
     with path.open("rb") as file:
         start = file.read(_LONGEST_LINE)
-    for magic, kind in _PACKED.items():
+    for magic, kind in {GZIP: "gzip", **PACKED}.items():
         if start.startswith(magic):
             raise ValueError(f"{path} is packed with {kind} and cannot be read in parts; unpack it first")
     if start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):

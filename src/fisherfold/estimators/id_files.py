@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fisherfold.estimators.ids import Ids, plain
+from fisherfold.estimators.ids import Ids, objects, plain
 from fisherfold.estimators.posterior_files import take
 from fisherfold.plain import counted
 
@@ -178,17 +178,3 @@ def unpack_ids(tensors: dict[str, Tensor], name: str, kind: str) -> Ids:
     if bounds != sorted(bounds) or bounds[-1] != len(block):
         raise ValueError(f"{name}.ids.ends does not cut {counted(len(block), 'byte')} into ids")
     return objects([from_json(json.loads(block[a:b])) for a, b in itertools.pairwise(bounds)])
-
-
-def objects(labels: list[Any]) -> Ids:
-    """A list of ids as an array that does not look into them.
-
-    Args:
-        labels: the ids.
-
-    Returns:
-        An array of objects.
-    """
-    array = np.empty(len(labels), dtype=object)
-    array[:] = labels
-    return array

@@ -91,8 +91,20 @@ def _exact(values: list[Any], name: str) -> Ids:
     if not kinds <= {str, int, bool}:
         for position, value in enumerate(values):
             _check_id(value, position, name)
-    array = np.empty(len(values), dtype=object)
-    array[:] = values
+    return objects(values)
+
+
+def objects(labels: list[Any]) -> Ids:
+    """A list of ids as an array that does not look into them.
+
+    Args:
+        labels: the ids.
+
+    Returns:
+        An array of objects.
+    """
+    array = np.empty(len(labels), dtype=object)
+    array[:] = labels
     return array
 
 
@@ -208,9 +220,7 @@ class IdIndex:
             known = self._known
             for value in ids.tolist():
                 known.setdefault(value, len(known))
-            labels = np.empty(len(known), dtype=object)
-            labels[:] = list(known)
-            self.labels = labels
+            self.labels = objects(list(known))
             return
         fresh = _unique(ids)
         fresh = fresh[self._lookup(fresh) < 0] if len(self.labels) else fresh

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import scipy.sparse
 import torch
 
-from fisherfold.estimators.ids import Ids, as_array, id_array, plain
+from fisherfold.estimators.ids import Ids, as_array, id_array, objects, plain
 from fisherfold.plain import counted
 
 LARGEST = 1e300  # so that the sum of many is finite
@@ -216,9 +216,7 @@ def _as_array(y: Any) -> npt.NDArray[Any]:
     try:
         return np.asarray(y)
     except ValueError:  # of different lengths: what is no number is named later
-        array = np.empty(len(y), dtype=object)
-        array[:] = y
-        return array
+        return objects(y)
 
 
 def _is_number(value: Any) -> bool:

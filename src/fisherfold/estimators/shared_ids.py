@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from fisherfold.distributed import Group
-from fisherfold.estimators.ids import IdIndex, Ids
+from fisherfold.estimators.ids import IdIndex, Ids, objects
 
 _NONE = "none"
 
@@ -72,9 +72,7 @@ def cast(ids: Ids, kind: str) -> Ids:
         return ids
     if kind != "object":
         return ids.astype(kind)
-    out = np.empty(len(ids), dtype=object)
-    out[:] = [str(value) for value in ids.tolist()]
-    return out
+    return objects([str(value) for value in ids.tolist()])
 
 
 def joint_index(labels: Ids, group: Group, name: str) -> IdIndex:
@@ -110,8 +108,4 @@ def _send(ids: Ids, group: Group, source: int, kind: str) -> Ids:
         block = _packed(ids) if kind == "object" else ids.tobytes()
         content = torch.frombuffer(bytearray(block), dtype=torch.uint8) if block else torch.empty(0, dtype=torch.uint8)
     block = group.broadcast(content, source).numpy().tobytes()
-    if kind != "object":
-        return np.frombuffer(block, dtype=kind).copy()
-    out = np.empty(len(found := json.loads(block)), dtype=object)
-    out[:] = found
-    return out
+    return objects(json.loads(block)) if kind == "object" else np.frombuffer(block, dtype=kind).copy()

@@ -18,7 +18,7 @@ from typing_extensions import Self
 
 from fisherfold.distributed import Axis, Group, balanced_cuts, current_group
 from fisherfold.estimators.checkpoint import all_or_nothing
-from fisherfold.estimators.id_files import objects
+from fisherfold.estimators.ids import objects
 from fisherfold.estimators.parameters import seed_of
 from fisherfold.estimators.refusals import reject_vanishing
 from fisherfold.estimators.shared_ids import cast, joint_index

@@ -8,9 +8,11 @@ order mark, or what the caller names, and is cut in ``text_tables``. Gzip is unp
 from __future__ import annotations
 
 import codecs
+import contextlib
 import gzip
 import io
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import polars as pl
@@ -23,7 +25,7 @@ from fisherfold.plain import counted
 
 FORMATS = ("csv", "tsv", "::", "parquet")
 SIZE_LIMIT = 4 * 2**30  # bytes that a packed file may unpack to
-_PACKED = {b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"PK\x03\x04": "zip"}
+GZIP, PACKED = b"\x1f\x8b", {b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"PK\x03\x04": "zip"}
 
 
 def read_table(
@@ -52,7 +54,7 @@ def read_table(
     check_mark(decimal)
     file, source = spoken(path), opened(path)
     start = head(source, 8)
-    try:
+    with readable(file):
         if is_parquet(file, start, file_format):
             frame = _parquet(file, source, max_bytes)
             return TextTable(frame, frame.columns, index=index_of(source, frame.columns))
@@ -60,6 +62,23 @@ def read_table(
         first, source = first_line(file, source)
         layout = layout_of(file, first, file_format, header, decimal, is_data)
         return cut(source, layout, header=layout.header)
+
+
+@contextlib.contextmanager
+def readable(file: Path) -> Iterator[None]:
+    """Refusals of polars as one sentence.
+
+    Args:
+        file: as messages name it.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        ValueError: if polars refuses what the block reads.
+    """
+    try:
+        yield
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
         reason = (str(error).splitlines() or ["it is damaged"])[0]
         raise ValueError(f"{file} cannot be read as a table: {reason}") from None
@@ -158,10 +177,10 @@ def _too_large(file: Path, what: str, max_bytes: int) -> str:
 
 def _text(file: Path, source: Path | bytes, start: bytes, encoding: str | None, max_bytes: int) -> Path | bytes:
     """The source itself if it is plain UTF-8, else its content as UTF-8."""
-    for magic, name in _PACKED.items():
+    for magic, name in PACKED.items():
         if start.startswith(magic):
             raise ValueError(f"{file} is packed with {name}; unpack it first (only gzip is unpacked here)")
-    if start[:2] == b"\x1f\x8b":
+    if start.startswith(GZIP):
         source = _gunzip(file, source, max_bytes)
         start = source[:8]
     if start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
 from fisherfold.estimators.decimals import numbers
-from fisherfold.estimators.ids import Ids
+from fisherfold.estimators.ids import Ids, objects
 from fisherfold.estimators.inputs import LARGEST
 from fisherfold.estimators.table_columns import chosen
 from fisherfold.estimators.table_files import SIZE_LIMIT, flat, id_text, read_table
@@ -99,8 +98,9 @@ def read_ratings(
     kept = np.flatnonzero(good.to_numpy())
     others = unexplained(frame.columns, names, named=found.header is not None)
     return RatingTable(
-        _ids(row), _ids(column), value.to_numpy(), names, n_read, refused, kept, found.header, mark, others
-    )
+        whole_or_text(row), whole_or_text(column), value.to_numpy(), names, n_read, refused, kept, found.header, mark,
+        others,
+    )  # fmt: skip
 
 
 def accepted(
@@ -156,10 +156,7 @@ def read_pairs(
         is_data: says of the fields of the first line that they are data, where nothing else tells.
 
     Returns:
-        The whole table as it stands, the row ids and the column ids.
-
-    Raises:
-        ValueError: if an id is missing, is not text, or is not a whole number where the model has whole numbers.
+        The whole table as it stands, the row ids and the column ids; one that is missing or not UTF-8 is refused.
     """
     table = read_table(
         path, file_format=file_format, header=header, encoding=encoding, max_bytes=max_bytes, is_data=is_data
@@ -169,12 +166,25 @@ def read_pairs(
     found = []
     for name, as_text in zip(names, text, strict=True):
         side = id_text(table.frame[name], path)
-        for fault, mask in (("missing", _is_missing(side)), ("not UTF-8 text", _is_broken(side))):
-            if mask.any():
-                line = int(mask.arg_true()[0]) + 1
-                raise ValueError(f"{path}: the id in column {name!r} is {fault} in data line {line}")
-        found.append(_objects(side) if as_text else _ids(side, (pl.Int64, pl.UInt64)))
+        require_ids(side, f"{path}: the id in column {name!r}")
+        found.append(text_ids(side) if as_text else whole_or_text(side, (pl.Int64, pl.UInt64)))
     return table, found[0], found[1]
+
+
+def require_ids(column: pl.Series, what: str, before: int = 0) -> None:
+    """Refuse a column in which an id is missing, or was not decoded.
+
+    Args:
+        column: as ``id_text`` makes it.
+        what: the id, in the words of the message.
+        before: how many lines come before it.
+
+    Raises:
+        ValueError: if there is such an id; it names the line.
+    """
+    for fault, mask in (("missing", _is_missing(column)), ("not UTF-8 text", _is_broken(column))):
+        if mask.any():
+            raise ValueError(f"{what} is {fault} in data line {before + int(mask.arg_true()[0]) + 1}")
 
 
 def _is_missing(column: pl.Series) -> pl.Series:
@@ -190,8 +200,16 @@ def _is_broken(column: pl.Series) -> pl.Series:
     return pl.Series([False]).new_from_index(0, len(column))
 
 
-def _ids(column: pl.Series, kinds: tuple[type[pl.DataType], ...] = (pl.Int64,)) -> Ids:
-    """Whole numbers if all ids are, text otherwise."""
+def whole_or_text(column: pl.Series, kinds: tuple[type[pl.DataType], ...] = (pl.Int64,)) -> Ids:
+    """Whole numbers if all ids are, text otherwise.
+
+    Args:
+        column: as ``id_text`` makes it.
+        kinds: of numbers that text may be taken for, in the order in which they are tried.
+
+    Returns:
+        The ids.
+    """
     if column.dtype.is_integer():
         # the types of ids in memory and in model files; a Parquet file has smaller and larger ones
         whole = column.cast(pl.UInt64 if column.dtype == pl.UInt64 else pl.Int64, strict=False)
@@ -204,13 +222,19 @@ def _ids(column: pl.Series, kinds: tuple[type[pl.DataType], ...] = (pl.Int64,)) 
             # "007" and "+7" are names, not numbers
             if not whole.has_nulls() and (whole.cast(pl.String) == text).all():
                 return whole.to_numpy()
-    return _objects(column)
+    return text_ids(column)
 
 
-def _objects(column: pl.Series) -> npt.NDArray[Any]:
-    out = np.empty(len(column), dtype=object)
-    out[:] = column.cast(pl.String).str.strip_chars().to_list()
-    return out
+def text_ids(column: pl.Series) -> Ids:
+    """Ids as text, without blanks around it.
+
+    Args:
+        column: as ``id_text`` makes it.
+
+    Returns:
+        An array of objects.
+    """
+    return objects(column.cast(pl.String).str.strip_chars().to_list())
 
 
 def _nothing_left(path: str | Path, n_read: int, name: str, raw: pl.Series, refused: dict[str, int]) -> str:

@@ -17,6 +17,7 @@ from fisherfold.estimators.file_shares import FileShare
 from fisherfold.estimators.ids import IdIndex, id_array
 from fisherfold.estimators.table_files import flat, id_text, read_table
 from fisherfold.estimators.table_sources import spoken
+from fisherfold.estimators.tables import require_ids, whole_or_text
 from fisherfold.estimators.text_tables import TextTable
 
 
@@ -289,15 +290,6 @@ def _finite(column: pl.Series, parsed: pl.Series, path: str | Path, roles: Roles
 
 def _labels(column: pl.Series, path: str | Path, before: int = 0) -> NDArray[Any]:
     """Whole numbers if all are, text otherwise; none missing."""
-    text = id_text(column, path).cast(pl.String).str.strip_chars()
-    missing = (text.is_null() | (text == "").fill_null(True)).arg_true()
-    if len(missing):
-        raise ValueError(f"{path}: column {column.name!r} is missing in data line {before + int(missing[0]) + 1}")
-    broken = text.str.contains("\ufffd", literal=True).arg_true()
-    if len(broken):
-        where = f"in data line {before + int(broken[0]) + 1}"
-        raise ValueError(f"{path}: column {column.name!r} is not UTF-8 text {where}")
-    whole = text.cast(pl.Int64, strict=False)
-    if not whole.has_nulls() and (whole.cast(pl.String) == text).all():
-        return np.asarray(whole.to_numpy())
-    return np.array(text.to_list(), dtype=object)
+    text = id_text(column, path).cast(pl.String)
+    require_ids(text, f"{path}: column {column.name!r}", before)
+    return whole_or_text(text)
