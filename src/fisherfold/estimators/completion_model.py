@@ -23,6 +23,7 @@ from fisherfold.inference.completion import CompletionPosterior
 from fisherfold.inference.predictive import predict_pairs
 from fisherfold.inference.stream import absorb, grow, prior_member, unknown_member
 from fisherfold.plain import counted
+from fisherfold.problems.building import places
 from fisherfold.problems.ratings import Ratings
 
 Floats = npt.NDArray[np.float64]
@@ -257,13 +258,10 @@ class CompletionModel:
         Returns:
             One prediction per entry.
         """
-        order = np.lexsort((np.random.default_rng(0).random(len(rows)), rows))
-        starts = np.cumsum(np.bincount(rows)) - np.bincount(rows)
-        part, found = np.empty(len(rows), dtype=np.int64), np.empty(len(rows))
-        part[order] = (np.arange(len(rows)) - starts[rows[order]]) % parts
+        part, found = places(rows, np.random.default_rng(0).random(len(rows))) % parts, np.empty(len(rows))
         for number in range(parts):
             held, rest = part == number, (part != number) & (columns >= 0)
-            model = self.of_new_rows(len(starts), rows[rest], columns[rest], values[rest])
+            model = self.of_new_rows(len(np.bincount(rows)), rows[rest], columns[rest], values[rest])
             pairs = (torch.from_numpy(side[held]).to(self.device) for side in (rows, columns))
             found[held] = model.predict(*pairs, clip=clip)[0]
         return found

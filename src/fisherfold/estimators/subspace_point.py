@@ -21,6 +21,7 @@ from fisherfold.distributed import Axis
 from fisherfold.estimators.checkpoint import FitCheckpoint, in_solver
 from fisherfold.estimators.task_rows import Rows
 from fisherfold.inference.subspace import start
+from fisherfold.problems.building import places
 from fisherfold.problems.subspace import SubspaceProblem
 from fisherfold.problems.tasks import TaskStatistics
 from fisherfold.solvers import Result, minimize
@@ -189,12 +190,8 @@ def held_out_rows(
         Whether each row is held out.
     """
     keys = np.random.default_rng(seed).random(len(task)) if keys is None else keys
-    order = np.lexsort((keys, task))
-    sizes = np.bincount(task)
-    starts = np.cumsum(sizes) - sizes
-    position = np.empty(len(task), dtype=np.int64)
-    position[order] = np.arange(len(task)) - starts[task[order]]
-    held = position < np.floor(0.2 * sizes)[task]
+    position = places(task, keys)
+    held = position < np.floor(0.2 * np.bincount(task))[task]
     chosen = torch.tensor(int(held.sum()))
     if int(chosen if tasks is None else tasks.total(chosen)) == 0:
         held = position == 0

@@ -21,6 +21,7 @@ from fisherfold.experiments.plans import FigurePlan, MethodPlan, grid_125
 from fisherfold.experiments.provenance import OTHER, departure
 from fisherfold.manifolds.base import Point
 from fisherfold.problems.base import Problem
+from fisherfold.problems.building import places
 from fisherfold.problems.completion import CompletionProblem
 from fisherfold.problems.ratings import Ratings
 
@@ -83,13 +84,8 @@ def hold_out(rows: NDArray[Any], per_row: int, seed: int) -> NDArray[np.bool_]:
         >>> np.bincount(np.array([0, 0, 0, 1, 1, 2])[held], minlength=3).tolist()
         [1, 1, 0]
     """
-    order = np.lexsort((np.random.default_rng(seed).random(len(rows)), rows))
-    counts = np.bincount(rows)
-    starts = np.cumsum(counts) - counts
-    place = np.arange(len(rows)) - starts[rows[order]]
-    held = np.empty(len(rows), dtype=bool)
-    held[order] = place < np.minimum(per_row, counts - 1)[rows[order]]
-    return held
+    drawn = places(rows, np.random.default_rng(seed).random(len(rows)))
+    return np.asarray(drawn < np.minimum(per_row, np.bincount(rows) - 1)[rows])
 
 
 def split(data: datasets.Ratings, per_user: int, seed: int) -> tuple[Ratings, Ratings]:

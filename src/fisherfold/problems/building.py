@@ -251,6 +251,26 @@ def radix_argsort(keys: Int32) -> npt.NDArray[np.intp]:
     return order
 
 
+def places(groups: Array, keys: Array) -> Array:
+    """The place of each entry among those of its group, in the order of some keys.
+
+    Args:
+        groups: the number of each entry's group, from 0.
+        keys: what entries of one group are ordered by.
+
+    Returns:
+        Places from 0.
+
+    Examples:
+        >>> places(np.array([1, 0, 1, 1]), np.array([0.3, 0.1, 0.2, 0.4])).tolist()
+        [1, 0, 0, 2]
+    """
+    order, counts = np.lexsort((keys, groups)), np.bincount(groups)
+    found = np.empty(len(groups), dtype=np.int64)
+    found[order] = np.arange(len(groups)) - (np.cumsum(counts) - counts)[groups[order]]
+    return found
+
+
 def distinct(values: Array) -> Array | None:
     """The distinct values in ascending order.
 
