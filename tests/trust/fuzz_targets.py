@@ -96,7 +96,7 @@ def _table(content: bytes, name: str) -> None:
     with sentence():
         table = read_ratings(path, max_bytes=2**22)
         assert np.isfinite(table.values).all()
-        assert table.n_read == table.n_refused + len(table.values)
+        assert table.n_read == sum(table.refused.values()) + len(table.values)
         assert len(table.rows) == len(table.columns) == len(table.values)
     with sentence():
         read_pairs(path, text=(True, False), max_bytes=2**22)

@@ -222,7 +222,7 @@ class RatingShare:
         """
         self.n_read, self.refused = 0, {}
         for piece in self.file.pieces():
-            rows, columns, values, refused, *_ = tables.accepted(piece.frame, self.names, self.file.path, self.decimal)
+            rows, columns, values, refused, _ = tables.accepted(piece.frame, self.names, self.file.path, self.decimal)
             self.n_read += piece.frame.height + sum(piece.refused.values())
             for found in (piece.refused, refused):
                 for reason, count in found.items():

@@ -8,7 +8,7 @@ two are different ids.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -33,11 +33,10 @@ class RatingTable:
     Attributes:
         rows: row ids.
         columns: column ids.
-        values: values, NaN-free; empty if only pairs were wanted.
+        values: values, NaN-free.
         names: the names of the columns that were read.
         n_read: how many records the file has, those refused included.
         refused: how many of them were refused, by reason.
-        kept: the numbers of the records that were kept, among those that could be cut into fields.
         header: the names in the first line, or those of a Parquet file; None if the line was read as data.
         decimal: the decimal mark of the values.
         unexplained: the names of columns that were not read and that are no times.
@@ -48,16 +47,10 @@ class RatingTable:
     values: npt.NDArray[np.float64]
     names: list[str]
     n_read: int
-    refused: dict[str, int] = field(default_factory=dict)
-    kept: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    header: list[str] | None = None
-    decimal: str = "."
-    unexplained: list[str] = field(default_factory=list)
-
-    @property
-    def n_refused(self) -> int:
-        """How many lines were refused."""
-        return sum(self.refused.values())
+    refused: dict[str, int]
+    header: list[str] | None
+    decimal: str
+    unexplained: list[str]
 
 
 def read_ratings(
@@ -90,22 +83,20 @@ def read_ratings(
     names = chosen(frame.columns, columns, ("row", "column", "value"), path, found.header, found.index)
     if columns is None:
         refuse_matrix(frame, names, path)
-    row, column, value, refused, good, mark = accepted(frame, names, path, decimal)
+    row, column, value, refused, mark = accepted(frame, names, path, decimal)
     refused = found.refused | refused
     n_read = frame.height + sum(found.refused.values())
-    if not good.any():
+    if not len(value):
         raise ValueError(_nothing_left(path, n_read, names[2], frame[names[2]], refused))
-    kept = np.flatnonzero(good.to_numpy())
     others = unexplained(frame.columns, names, named=found.header is not None)
     return RatingTable(
-        whole_or_text(row), whole_or_text(column), value.to_numpy(), names, n_read, refused, kept, found.header, mark,
-        others,
-    )  # fmt: skip
+        whole_or_text(row), whole_or_text(column), value.to_numpy(), names, n_read, refused, found.header, mark, others
+    )
 
 
 def accepted(
     frame: pl.DataFrame, names: list[str], path: str | Path, decimal: str | None
-) -> tuple[pl.Series, pl.Series, pl.Series, dict[str, int], pl.Series, str]:
+) -> tuple[pl.Series, pl.Series, pl.Series, dict[str, int], str]:
     """Sort the lines of a table into those that can be used and those that are refused.
 
     Args:
@@ -115,8 +106,7 @@ def accepted(
         decimal: the decimal mark of the values; None if the frame is the whole table and is to tell.
 
     Returns:
-        Row ids, column ids and values of the good lines, how many lines were refused by reason, which are good, and
-        the decimal mark.
+        Row ids, column ids and values of the good lines, how many lines were refused by reason, and the decimal mark.
     """
     row, column = (id_text(frame[name], path) for name in names[:2])
     raw = flat(frame[names[2]], path, dates=False)
@@ -135,7 +125,7 @@ def accepted(
     }
     refused = {reason: int(mask.sum()) for reason, mask in reasons.items() if mask.any()}
     good = ~(bad_id | too_large | value.is_null() | ~value.is_finite().fill_null(False))
-    return row.filter(good), column.filter(good), value.filter(good), refused, good, mark
+    return row.filter(good), column.filter(good), value.filter(good), refused, mark
 
 
 def read_pairs(
