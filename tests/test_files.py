@@ -72,7 +72,7 @@ def test_gradients_are_left_behind(tmp_path):
     assert not read(tmp_path / "f")[0]["a"].requires_grad
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(position=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
 def test_no_flipped_bit_goes_unnoticed(tmp_path, position, bit):
     """Anywhere: in the tensors, in the checksum, in the numbers of the header."""

@@ -222,7 +222,7 @@ def test_a_byte_order_mark_inside_a_file_belongs_to_its_id(tmp_path: Path) -> No
 FIELD = st.text(st.sampled_from('aß"\n, '), max_size=4).map(lambda t: '"' + t.replace('"', '""') + '"')
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(FIELD, st.integers(0, 99)), min_size=1, max_size=12), st.integers(1, 5),
        st.sampled_from([5, 16, 2**20]), st.booleans(), st.sampled_from(["", "\n", "\r\n\n" * 30]),
        st.booleans())  # fmt: skip

@@ -35,7 +35,6 @@ def lines(values, separator, header, first=("1,5", "x, y")):
     return "".join(separator.join(row) + "\n" for row in ([("user", "item", "rating")] if header else []) + rows)
 
 
-@settings(deadline=None)
 @given(st.lists(numbers, min_size=1, max_size=8), st.sampled_from(SEPARATED), st.booleans(), st.booleans())
 def test_commas_are_read_as_points_would_be(values, form, header, packed):
     """Each value to the bit, whatever parts the fields; ids keep their commas."""
@@ -82,7 +81,7 @@ values_of_all_kinds = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(st.lists(values_of_all_kinds, min_size=1, max_size=5))
 def test_nothing_is_read_that_could_mean_something_else(values):
     """Where commas are taken for decimal marks, some value rules out that they part thousands; no number is lost."""

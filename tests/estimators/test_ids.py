@@ -213,7 +213,7 @@ _plain_ids = st.recursive(
 )  # fmt: skip
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.lists(_plain_ids, max_size=8))
 def test_files_keep_any_ids(ids):
     labels = objects(list(dict.fromkeys(ids)))

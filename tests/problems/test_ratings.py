@@ -61,7 +61,7 @@ def test_many_distinct_float64_values_are_stored_once():
         ratings.by_row.to("cpu")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data())
 def test_chunks_and_selections_cover_the_groups(data):
     n, m = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 9))

@@ -28,7 +28,7 @@ def plain(X, y, task, weight, t):
     return Xt.T @ (s[:, None] * Xt), Xt.T @ (s * yt), (s * yt * yt).sum(), (s * yt).sum(), s.sum()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=12).filter(lambda s: sum(s) > 0), st.integers(0, 10**6))
 def test_statistics_are_the_sums_over_the_rows_of_each_task(sizes, seed):
     X, y, task, weight = rows(seed, sizes)

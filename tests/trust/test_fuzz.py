@@ -56,7 +56,7 @@ def mutation(draw, seeds):
 def test_mutations(name):
     seeds = [path.read_bytes() for path in SEEDS[name]]
 
-    @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=60, suppress_health_check=list(HealthCheck))
     @given(content=mutation(seeds))
     def run(content):
         TARGETS[name](content)
@@ -69,7 +69,7 @@ def test_mutations(name):
 def test_many_mutations(name):
     seeds = [path.read_bytes() for path in SEEDS[name]]
 
-    @settings(max_examples=3000, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=3000, suppress_health_check=list(HealthCheck))
     @given(content=mutation(seeds))
     def run(content):
         TARGETS[name](content)
