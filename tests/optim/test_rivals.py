@@ -166,7 +166,7 @@ def test_sparse_gradients_are_like_dense_ones(kind: type) -> None:
 
 @pytest.mark.parametrize("kind", [SGDP, AdamP, KFAC, SGDG])
 def test_closure_value_is_returned(kind: type) -> None:
-    model = nn.Linear(3, 2)
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     optimizer = kind(model.parameters() if kind in (SGDP, AdamP) else model, lr=0.01)
     x = torch.randn(4, 3)
 

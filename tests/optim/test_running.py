@@ -220,7 +220,8 @@ def test_a_buffer_that_follows_every_scale_keeps_a_weight_euclidean() -> None:
     x = torch.randn(20, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     net(x)
     expected = net.eval()(x).detach()
-    optimizer = MKFAC(net, example_input=x)
+    with pytest.warns(UserWarning, match="no weight of Sequential was found to be scale invariant"):
+        optimizer = MKFAC(net, example_input=x)
     assert optimizer.findings["0.weight"].kind == "none"
     assert "its scale moves 0.largest, which is not carried over" in optimizer.report()
     torch.testing.assert_close(net(x), expected)

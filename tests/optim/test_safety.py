@@ -325,10 +325,27 @@ def test_failing_factorisations_are_counted_and_named(monkeypatch: pytest.Monkey
 def test_refresh_without_anything_to_track_does_nothing() -> None:
     """SGDG keeps no curvature, and a network without norms has none for MKFAC: one loop for all of them."""
     x, y = batch()
-    for optimizer in (SGDG(net(), example_input=x), MKFAC(nn.Linear(5, 3), example_input=x)):
+    for optimizer in (SGDG(net(), example_input=x), MKFAC(nn.Linear(5, 3), invariant="none")):
         for fisher in ("empirical", "mc", "persample"):
             optimizer.refresh([(x, y)], nn.CrossEntropyLoss(), fisher=fisher)
         assert optimizer.curvature.layers == {}
+
+
+def test_a_network_without_scale_invariant_weights_is_a_warning() -> None:
+    """SGD under another name is no surprise to those who asked for it, nor is it SGD where there is curvature."""
+    x, _ = batch()
+    model = nn.Sequential(nn.Linear(5, 6), nn.LayerNorm(6), nn.Linear(6, 3))
+    with pytest.warns(UserWarning, match=r"of Sequential .*\(report\(\) says why\): MKFAC moves all of it by SGD"):
+        MKFAC(model, example_input=x)
+    with pytest.warns(UserWarning, match=r"\(guessed from its modules, of which example_input .*\): SGDG moves all"):
+        SGDG(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        MKFAC(model, invariant="none")
+        MKFAC(model, invariant={"0.weight": "none"})
+        MKFAC(model, example_input=x, euclidean="kfac")
+        KFAC(model)
+        MKFAC(net())
 
 
 def test_per_sample_gradients_need_samples_that_can_be_taken_apart() -> None:

@@ -19,6 +19,8 @@ from fisherfold.optim.structure import guess_from_structure
 from fisherfold.plain import counted
 from fisherfold.warn import warn
 
+AS_TOLD = "as told"
+
 
 def findings(model: nn.Module, invariant: Any, example_input: Any, seed: int) -> dict[str, Finding]:
     """Decide which weights are on spheres.
@@ -47,9 +49,9 @@ def findings(model: nn.Module, invariant: Any, example_input: Any, seed: int) ->
         if unknown:
             raise ValueError(f"invariant names {unknown[0]!r}, which is no parameter of {type(model).__name__}")
         counts = {name: sphere_count(name, p, invariant.get(name, "none")) for name, p in parameters.items()}
-        return {name: Finding(_kind(parameters[name], s), s, nan, nan, "as told") for name, s in counts.items()}
+        return {name: Finding(_kind(parameters[name], s), s, nan, nan, AS_TOLD) for name, s in counts.items()}
     if choice("invariant", invariant, ("probe", "modules", "none")) == "none":
-        return {name: Finding("none", 0, nan, nan, "as told") for name in parameters}
+        return {name: Finding("none", 0, nan, nan, AS_TOLD) for name in parameters}
     if invariant == "modules":
         return guess_from_structure(model)
     if example_input is None:
@@ -120,6 +122,24 @@ def split(model: nn.Module, found: Mapping[str, Finding]) -> list[dict[str, Any]
         counts = [found[name].spheres for name, _ in curved]
         result.append({"params": curved, "manifold": "spheres", "spheres": counts, "weight_decay": 0.0})
     return result
+
+
+def warn_of_sgd(kind: str, model: nn.Module, found: Mapping[str, Finding]) -> None:
+    """Warn where a network was looked through and nothing in it is on spheres: what is left is SGD with momentum.
+
+    Args:
+        kind: of the optimizer.
+        model: the module.
+        found: a finding per parameter.
+    """
+    if any(finding.spheres or finding.reason == AS_TOLD for finding in found.values()):
+        return
+    guessed = all(finding.guessed for finding in found.values())
+    looked = "guessed from its modules, of which example_input lets it see more" if guessed else "report() says why"
+    warn(
+        f"no weight of {type(model).__name__} was found to be scale invariant ({looked}): {kind} moves all of it by "
+        "SGD; MKFAC with euclidean='kfac', or KFAC, has curvature for such networks too",
+    )
 
 
 def explicit(given: Iterable[Any], owner: nn.Module | None) -> list[Any]:

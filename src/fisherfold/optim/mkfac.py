@@ -158,6 +158,8 @@ class MKFAC(torch.optim.Optimizer):
         if isinstance(model, nn.Module):
             self.findings = groups.findings(unwrap(model), invariant, example_input, seed)
             given: Any = groups.split(unwrap(model), self.findings)
+            if euclidean == "sgd":
+                groups.warn_of_sgd(type(self).__name__, unwrap(model), self.findings)
         else:
             given = groups.explicit(model, model_of_groups)
         options = CurvatureOptions(damping_mode, basis, basis_tolerance, capturable, allow_tf32, factor_decay > 0)
