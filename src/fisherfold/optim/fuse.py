@@ -76,13 +76,11 @@ def eager(function: Callable[Given, Returned]) -> Callable[Given, Returned]:
     Returns:
         The same function; the compiler goes around it.
     """
-    left_alone: Callable[Given, Returned] | None = None
-
     @wraps(function)
     def run(*args: Given.args, **kwargs: Given.kwargs) -> Returned:
-        nonlocal left_alone
-        if left_alone is None:  # not when modules are imported: to import the compiler takes seconds
-            left_alone = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+        if not torch.compiler.is_compiling():
+            return function(*args, **kwargs)
+        left_alone: Callable[Given, Returned] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
         return left_alone(*args, **kwargs)
 
     return run
