@@ -108,10 +108,11 @@ class Voice:
         whole = Column(no_wrap=True)  # in a narrow terminal the bar gives way, not the times
         times = TimeElapsedColumn(table_column=whole), TextColumn("left"), TimeRemainingColumn(table_column=whole)
         columns = TextColumn("{task.description}"), BarColumn(bar_width=24), *times
+        # quiet, since rich before 14.3 ends the line of a bar that is not shown
+        console = Console(stderr=True, quiet=not self.shows_progress)
         # the mean over many steps: single ones differ too much for a shorter window
         shown = Progress(
-            *columns, console=Console(stderr=True), transient=True, disable=not self.shows_progress,
-            speed_estimate_period=600,
+            *columns, console=console, transient=True, disable=not self.shows_progress, speed_estimate_period=600,
         )  # fmt: skip
         with shown:
             yield Bar(self, shown, what, total)

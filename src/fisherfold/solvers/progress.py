@@ -42,7 +42,8 @@ class Display:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.progress.stop()
+        if not self.progress.disable:  # rich before 14.3 ends a line that it has not begun
+            self.progress.stop()
 
     def show(self, state: State) -> None:
         """Draw the state.
