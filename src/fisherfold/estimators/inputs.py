@@ -281,7 +281,7 @@ def _from_sparse(X: Any) -> Observations:
     if coo.ndim != 2:
         raise ValueError(f"a sparse matrix must have two dimensions, got shape {coo.shape}")
     all_rows, all_columns = (np.arange(n, dtype=np.int64) for n in coo.shape)
-    rows, columns = (np.asarray(c, dtype=np.int64) for c in coo.coords)
+    rows, columns = (np.asarray(c, dtype=np.int64) for c in (coo.row, coo.col))
     return _checked(Observations(rows, columns, numbers(coo.data, "the matrix"), all_rows, all_columns, True))
 
 
