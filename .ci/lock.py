@@ -3,7 +3,7 @@
     python .ci/lock.py           # write it anew, from the versions of constraints.txt
     python .ci/lock.py --check   # CI: it must name exactly what pyproject.toml and constraints.txt lead to
 
-The hashes are those of the files for CPython on this platform (the CPU build of torch); ``pip install --require-hashes
+The hashes are those of the files for this CPython and platform (the CPU build of torch); ``pip install --require-hashes
 -r requirements.lock`` then refuses a file that was changed.
 """
 
@@ -17,7 +17,6 @@ import tempfile
 from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 
-import tomllib
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -30,13 +29,14 @@ LOCK_ONLY = {"setuptools": "84.2.1"}
 
 def pinned() -> dict[str, str]:
     """The versions of constraints.txt by name."""
-    lines = (ROOT / "constraints.txt").read_text().split()
-    found = {canonicalize_name(name): version for name, version in (line.split("==") for line in lines)}
-    return LOCK_ONLY | found
+    pins = [Requirement(line) for line in (ROOT / "constraints.txt").read_text().splitlines()]
+    return LOCK_ONLY | {canonicalize_name(pin.name): str(pin.specifier).removeprefix("==") for pin in pins}
 
 
 def wanted() -> dict[str, str]:
     """What the package needs at run time, with all that needs in turn, at the pinned versions."""
+    import tomllib  # not in Python 3.10, where main ends before
+
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     versions, found, queue = pinned(), {}, list(project["dependencies"])
     while queue:
@@ -73,6 +73,9 @@ def hashes(name: str, version: str) -> list[str]:
 
 def main() -> None:
     """Write the lock file, or check it."""
+    if sys.version_info < (3, 11):
+        print("requirements.lock: not looked at, since many of its versions need Python 3.11")
+        return
     need = wanted()
     if "--check" in sys.argv:
         have = written()
