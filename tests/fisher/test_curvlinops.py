@@ -11,7 +11,7 @@ from fisherfold.fisher.flat import flatten
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    import curvlinops
+    curvlinops = pytest.importorskip("curvlinops")
 
 
 def network(outputs):

@@ -165,12 +165,11 @@ def collect(
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_factors_equal_those_of_curvlinops() -> None:
-    from curvlinops import KFACLinearOperator
-
+    peers = pytest.importorskip("curvlinops")
     model = tanh_net()
     x, y = torch.randn(12, 2, 6, 6, dtype=torch.float64), torch.randint(3, (12,))
     parameters = [p for p in model.parameters() if p.requires_grad]
-    peer = KFACLinearOperator(
+    peer = peers.KFACLinearOperator(
         model, nn.CrossEntropyLoss(), parameters, [(x, y)], fisher_type="empirical", separate_weight_and_bias=False
     )
     ours = collect(model, x, y)

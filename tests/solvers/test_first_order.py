@@ -13,7 +13,7 @@ from fisherfold.solvers import GradientNorm
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    import pymanopt
+    pymanopt = pytest.importorskip("pymanopt")
     from pymanopt.manifolds import Grassmann as TheirGrassmann
     from pymanopt.manifolds import Sphere as TheirSphere
     from pymanopt.optimizers import ConjugateGradient, SteepestDescent
