@@ -84,7 +84,7 @@ def main() -> None:
             raise SystemExit(f"requirements.lock is out of date for {', '.join(off)}: run python .ci/lock.py")
         print(f"requirements.lock: {len(have)} packages, each pinned and hashed, as pyproject.toml needs them")
         return
-    text = "# Written by .ci/lock.py: what fisherfold runs on; CPython on Linux x86-64 with the CPU build of torch.\n"
+    text = "# Written by .ci/lock.py: what fisherfold runs on; CPython 3.11 on Linux x86-64, the CPU build of torch.\n"
     for name, version in need.items():
         text += f"{name}=={version} \\\n" + " \\\n".join(f"    --hash=sha256:{h}" for h in hashes(name, version)) + "\n"
     LOCK.write_text(text)

@@ -232,7 +232,7 @@ def test_what_a_sparse_frame_does_not_store_is_not_taken_for_zero(kind, width):
     rng = np.random.default_rng(0)
     matrix = sp.coo_array(np.where(rng.random((12, width)) < 0.6, 1 + rng.random((12, width)), 0.0))
     frame = pd.DataFrame.sparse.from_spmatrix(matrix.astype(kind), columns=[f"c{k}" for k in range(width)])
-    fill = {float: r"0(\.0)?", int: "0", bool: "(False|0)"}[kind]  # 0 before pandas 2.1
+    fill = {float: r"0(\.0)?", int: "0", bool: "(False|0)"}[kind]  # 0 with pandas 2.0
     message = rf"column 'c0' is sparse with the fill value {fill}, .* X\.sparse\.to_coo\(\) .* X\.sparse\.to_dense\(\)"
     for model in (MatrixCompletion(1), MatrixCompletionCV(ranks=(1,), cv=2)):
         with pytest.raises(ValueError, match=message):
