@@ -320,7 +320,7 @@ def test_the_command_line_keeps_large_ids_apart(tmp_path, suffix, start):
         words = ["complete", "predict", str(model), str(tmp_path / name), "-o", str(out), "--json"]
         run = CliRunner().invoke(app, words)
         assert json.loads(run.stdout)["with ids not seen in the fit"] == 0
-        found.append(pl.read_csv(out)["prediction"].to_list())
+        found.append(pl.read_csv(out, columns=["prediction"])["prediction"].to_list())
     assert found[0] == found[1] == MatrixCompletion.load(model).predict(pl.read_parquet(tmp_path / "pairs.parquet")
         if suffix == "parquet" else [(str(u) if start >= 2**63 else u, i) for u, i in pairs]).tolist()  # fmt: skip
     run = CliRunner().invoke(app, ["complete", "recommend", str(model), str(start + 1), "--include-seen", "--json"])

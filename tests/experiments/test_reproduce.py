@@ -12,6 +12,7 @@ import sys
 import time
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -177,10 +178,10 @@ def test_commands_repeat_what_was_run_and_can_be_typed(tmp_path):
         assert words[:3] == ["fisherfold", "reproduce", name]
         command = typer.main.get_command(reproduce_commands.app).commands[name]
         given = command.make_context(name, words[3:]).params
-        assert given["output"] == output
+        assert Path(given["output"]) == output
         assert ("seeds" in given) == (name != "cifar")
         assert all(given.get(key, value) == value for key, value in (("seeds", 2), ("jobs", 2), ("quick", True)))
-        assert given.get("sarcos_file", original) == original
+        assert Path(given.get("sarcos_file", original)) == original
         assert given.get("device", "cuda") == "cuda"
         assert given.get("part", ["rates", "metric"]) == ["rates", "metric"]
 

@@ -8,7 +8,7 @@ from fisherfold import Gaussian, NLLProblem
 from fisherfold.fisher import DenseFisher, ExactFisher, RowBlockFisher, VarianceReducedFisher
 from fisherfold.fisher.flat import flatten, unflatten
 from fisherfold.manifolds import Euclidean, Grassmann, Oblique, Product, Sphere
-from fisherfold.manifolds.base import dot, leaves, scale
+from fisherfold.manifolds.base import dot, leaves, scale, tree_map
 
 KINDS = ["exact", "monte-carlo", "empirical", "dense"]
 
@@ -81,10 +81,11 @@ def test_float32_agrees_with_float64(manifold_name, likelihood_name, build):
     problem = wide.problem
     # the same numbers, rounded
     target = problem.targets.float() if problem.targets.is_floating_point() else problem.targets
-    narrow = NLLProblem(
-        problem.manifold, lambda x, t: problem.model(x.double(), t).to(x.dtype), problem.likelihood,
-        problem.inputs.float(), target,
-    )  # fmt: skip
+
+    def model(x, theta):
+        return problem.model(x.double(), tree_map(torch.Tensor.double, theta)).to(x.dtype)
+
+    narrow = NLLProblem(problem.manifold, model, problem.likelihood, problem.inputs.float(), target)
     theta = unflatten(flatten(wide.theta).float(), wide.theta)
     v = problem.manifold.project(theta, unflatten(flatten(wide.tangent()).float(), wide.theta))
     product = narrow.fisher(theta).matvec(v)

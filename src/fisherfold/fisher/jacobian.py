@@ -186,6 +186,7 @@ class JacobianFisher(FisherOperator):
         return self.manifold.project(self.point, self._tree(self._backward(w)))
 
     @override
+    @torch.inference_mode(False)  # where torch before 2.13 takes every derivative for 0
     def _matvec(self, v: Tangent) -> Tangent:
         return self.pull_back(self._output_product(self.push_forward(v)) / self.n_samples)
 

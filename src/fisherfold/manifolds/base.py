@@ -437,7 +437,7 @@ def positive_integer(value: Any, name: str) -> int:
     Raises:
         ValueError: if it is anything else.
     """
-    truth = isinstance(value, bool) or getattr(value, "dtype", None) == torch.bool
+    truth = str(getattr(value, "dtype", type(value).__name__)) in ("bool", "torch.bool")  # NumPy's may be indices
     try:
         whole = 0 if truth else operator.index(value)
     except TypeError:

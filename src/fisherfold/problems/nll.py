@@ -224,7 +224,7 @@ class NLLProblem(Problem):
         try:
             # by plain kernels: those that are fused for attention are batched by a slow loop, with a warning; and under
             # no_grad() torch (2.13) keeps the wrong factors of torch.linalg.solve for the derivative
-            with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+            with torch.inference_mode(False), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
                 found = batched(theta, *samples)
             # the graph is that of whatever else in the model could be trained
             return tree_map(Tensor.detach, found)
