@@ -183,7 +183,7 @@ def test_commands_repeat_what_was_run_and_can_be_typed(tmp_path):
         assert all(given.get(key, value) == value for key, value in (("seeds", 2), ("jobs", 2), ("quick", True)))
         assert Path(given.get("sarcos_file", original)) == original
         assert given.get("device", "cuda") == "cuda"
-        assert given.get("part", ["rates", "metric"]) == ["rates", "metric"]
+        assert list(given.get("part", ["rates", "metric"])) == ["rates", "metric"]
 
 
 def test_parts_measured_side_by_side_are_those_measured_alone(tmp_path):
