@@ -64,7 +64,7 @@ wheel: $(VENV)/.dev ## build the wheel, install it elsewhere and test what was i
 
 # what old versions say of each other is not ours to mend, so their warnings are no errors here; the peers of the dev
 # extra are left out, since they need newer versions than fisherfold does, and matplotlib's parser is of its time
-lowest: ## the tests with the lowest versions that pyproject.toml admits (Python 3.10 or 3.11; not part of make test)
+lowest: ## the tests with the lowest versions that pyproject.toml admits (tried with Python 3.11; not part of make test)
 	$(PYTHON) -m venv --clear $(LOWEST)
 	grep -oE '"(pandas|pyarrow)>=[0-9.]+"' pyproject.toml | tr -d '",' | sed 's/>=/==/' > $(LOWEST)/lowest.txt
 	sed -n '/^dependencies/,/^]/p; /^data = /p' pyproject.toml | grep -oE '[a-z_-]+>=[0-9.]+' | sed 's/>=/==/' >> $(LOWEST)/lowest.txt

@@ -83,8 +83,7 @@ def _exact(values: list[Any], name: str) -> Ids:
         values = [plain(value) for value in values]
         kinds = set(map(type, values))
     if kinds <= {int, bool}:
-        # NumPy 1 wraps negative numbers into unsigned ones
-        for dtype in (np.int64, np.uint64) if min(values, default=0) >= 0 else (np.int64,):
+        for dtype in (np.int64, np.uint64):
             with contextlib.suppress(OverflowError):
                 return np.array(values, dtype=dtype)
     elif kinds <= {int, bool, float} and all(abs(value) < _EXACT for value in values):

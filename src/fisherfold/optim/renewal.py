@@ -108,11 +108,10 @@ def fold(optimizer: MKFAC, collector: Collector, decay: float, *, invert: bool, 
         decay: β of the running mean.
         invert: False only updates the factors.
         forgive: do not count factors that are not finite.
-
     """
     curvature = optimizer.curvature
     if curvature.live and not collector.sums:
-        _say_why_nothing([tracked.name for tracked in curvature.live], collector.no_products)
+        _refuse_or_warn_of_nothing([tracked.name for tracked in curvature.live], collector.no_products)
     dampings = _dampings(optimizer)
     renewed = curvature.fold(collector.sums, decay, lengths=collector.lengths, forgive=forgive)
     if invert:
@@ -120,8 +119,8 @@ def fold(optimizer: MKFAC, collector: Collector, decay: float, *, invert: bool, 
         optimizer._age.zero_()
 
 
-def _say_why_nothing(followed: list[str], no_products: set[str]) -> None:
-    """Warn where no layer has curvature that could be collected; otherwise somebody has made a mistake."""
+def _refuse_or_warn_of_nothing(followed: list[str], no_products: set[str]) -> None:
+    """Raise if no layer was passed through, by a mistake of the caller; warn if none has curvature to collect."""
     if not no_products.issuperset(followed):
         raise RuntimeError(
             "no curvature was collected: no backward pass ran through a tracked layer of this model "
