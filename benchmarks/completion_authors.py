@@ -23,7 +23,7 @@ from rich.table import Table
 from threadpoolctl import threadpool_limits
 
 from fisherfold import datasets, minimize
-from fisherfold.problems import CompletionProblem, Ratings
+from fisherfold.completion import CompletionProblem, Ratings
 
 torch.set_num_threads(1)
 threadpool_limits(1)  # the BLAS of NumPy too: threads of its own that wait for work count as CPU time

@@ -18,9 +18,9 @@ from rich.table import Table
 from threadpoolctl import threadpool_limits
 
 from fisherfold import datasets
-from fisherfold.problems import CompletionProblem, Ratings
-from fisherfold.problems import completion_kernels as kernels
-from fisherfold.problems.packed import outer_table, solve_positive
+from fisherfold.completion import CompletionProblem, Ratings
+from fisherfold.completion import kernels as kernels
+from fisherfold.completion.packed import outer_table, solve_positive
 
 
 def best(function: Callable[[], object], repeats: int = 25) -> float:

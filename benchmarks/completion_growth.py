@@ -20,8 +20,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from fisherfold.estimators.point_completion import fit_point
-from fisherfold.problems import CompletionProblem, Ratings
+from fisherfold.completion import CompletionProblem, Ratings
+from fisherfold.completion.point_completion import fit_point
 
 RANK = 10
 

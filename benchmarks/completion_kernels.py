@@ -19,11 +19,11 @@ from rich.console import Console
 from rich.table import Table
 
 from fisherfold import datasets
-from fisherfold.problems import Ratings
-from fisherfold.problems.crowded import crowded_sum
-from fisherfold.problems.grouped import Grouped
-from fisherfold.problems.packed import _by_lapack, outer_table, solve_positive, unpack
-from fisherfold.problems.segments import bag_sum
+from fisherfold.completion import Ratings
+from fisherfold.completion.crowded import crowded_sum
+from fisherfold.completion.grouped import Grouped
+from fisherfold.completion.packed import _by_lapack, outer_table, solve_positive, unpack
+from fisherfold.completion.segments import bag_sum
 
 
 def best(function: Callable[[], object], repeats: int = 7) -> str:

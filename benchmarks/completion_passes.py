@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fisherfold import datasets, minimize
-from fisherfold.problems import CompletionProblem, Ratings
+from fisherfold.completion import CompletionProblem, Ratings
 from fisherfold.solvers import GradientNorm
 
 torch.set_num_threads(1)

@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.table import Table
 
 from fisherfold import datasets
-from fisherfold.estimators.point_completion import fit_point
-from fisherfold.problems import Ratings
+from fisherfold.completion import Ratings
+from fisherfold.completion.point_completion import fit_point
 
 ITERATIONS = (1, 2, 3, 5, 8, 12, 20, 40)
 

@@ -18,8 +18,9 @@ from torch import nn
 
 import fisherfold
 from fisherfold import Gaussian, NLLProblem, minimize
-from fisherfold.estimators import LowRankImputer, MatrixCompletion, SubspaceClassifier, SubspaceRegressor
+from fisherfold.completion import LowRankImputer, MatrixCompletion
 from fisherfold.manifolds import Sphere
+from fisherfold.subspace import SubspaceClassifier, SubspaceRegressor
 
 
 def ratings() -> tuple[np.ndarray, np.ndarray]:

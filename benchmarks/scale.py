@@ -79,9 +79,9 @@ def ready(stream: Popular, group: Any) -> Any:
     """The ratings of this rank."""
     import torch
 
+    from fisherfold.completion.ratings import Chunk, Ratings
+    from fisherfold.completion.shared_ratings import Batch, Share, share_out
     from fisherfold.distributed import Axis
-    from fisherfold.estimators.shared_ratings import Batch, Share, share_out
-    from fisherfold.problems.ratings import Chunk, Ratings
 
     if group.size == 1:
         axes = Axis.whole(stream.users), Axis.whole(stream.items)
@@ -98,10 +98,10 @@ def one(count: int) -> dict[str, Any]:
     """Build and go through the ratings of one rank."""
     import torch
 
+    from fisherfold.completion import shared_ratings  # noqa: F401  # imported before memory is measured
+    from fisherfold.completion.factors import Penalty, TwoSided, additive_model, grow
+    from fisherfold.completion.problem import CompletionProblem
     from fisherfold.distributed import joined
-    from fisherfold.estimators import shared_ratings  # noqa: F401  # imported before memory is measured
-    from fisherfold.problems.completion import CompletionProblem
-    from fisherfold.problems.factors import Penalty, TwoSided, additive_model, grow
 
     torch.set_num_threads(1)
     torch.linalg.qr(torch.randn(50, 5))

@@ -24,15 +24,10 @@ from torch import nn
 
 import fisherfold
 from fisherfold import Gaussian, NLLProblem, minimize
-from fisherfold.estimators import (
-    LowRankImputer,
-    MatrixCompletion,
-    MatrixCompletionCV,
-    SubspaceClassifier,
-    SubspaceRegressor,
-)
-from fisherfold.estimators.tables import read_ratings
+from fisherfold.completion import LowRankImputer, MatrixCompletion, MatrixCompletionCV
 from fisherfold.manifolds import Sphere
+from fisherfold.subspace import SubspaceClassifier, SubspaceRegressor
+from fisherfold.tables.tables import read_ratings
 
 MIB = 2**20
 

@@ -19,9 +19,9 @@ from sklearn.linear_model import LogisticRegression, MultiTaskElasticNetCV, Mult
 from sklearn.preprocessing import StandardScaler
 
 from fisherfold import datasets
-from fisherfold.estimators import SubspaceClassifier, SubspaceRegressor
-from fisherfold.estimators.subspace_point import held_out_rows
-from fisherfold.experiments.subspace import split_rows
+from fisherfold.reproduce.subspace import split_rows
+from fisherfold.subspace import SubspaceClassifier, SubspaceRegressor
+from fisherfold.subspace.point import held_out_rows
 
 warnings.filterwarnings("ignore")
 ALPHAS = (0.1, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)

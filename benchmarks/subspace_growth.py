@@ -11,9 +11,9 @@ import time
 
 import torch
 
-from fisherfold.inference.subspace_fit import fit_marginal
-from fisherfold.problems.subspace import SubspaceProblem
-from fisherfold.problems.tasks import TaskStatistics
+from fisherfold.subspace.marginal_fit import fit_marginal
+from fisherfold.subspace.problem import SubspaceProblem
+from fisherfold.subspace.tasks import TaskStatistics
 
 
 def make(n_tasks, n=50, per_task=20, rank=6, chunk=5000):

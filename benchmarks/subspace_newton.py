@@ -18,11 +18,11 @@ from rich.console import Console
 from rich.table import Table
 
 from fisherfold import datasets, minimize
-from fisherfold.estimators.subspace_point import in_units_of_the_targets
-from fisherfold.inference.subspace import start
-from fisherfold.problems.subspace import SubspaceProblem
-from fisherfold.problems.tasks import TaskStatistics
 from fisherfold.solvers import GradientNorm
+from fisherfold.subspace.marginal import start
+from fisherfold.subspace.point import in_units_of_the_targets
+from fisherfold.subspace.problem import SubspaceProblem
+from fisherfold.subspace.tasks import TaskStatistics
 
 warnings.filterwarnings("ignore")
 import pymanopt  # noqa: E402

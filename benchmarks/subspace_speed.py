@@ -17,10 +17,10 @@ import numpy as np
 import torch
 
 from fisherfold import datasets
-from fisherfold.experiments import subspace
-from fisherfold.problems.subspace import SubspaceProblem
+from fisherfold.reproduce import subspace
 from fisherfold.solvers import minimize
 from fisherfold.solvers.stopping import LossBelow
+from fisherfold.subspace.problem import SubspaceProblem
 
 warnings.filterwarnings("ignore")
 torch.set_num_threads(1)

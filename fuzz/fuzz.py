@@ -20,7 +20,7 @@ import atheris
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "tests" / "trust"), str(ROOT / "src")]
 
-with atheris.instrument_imports(include=["fisherfold.files", "fisherfold.estimators", "fisherfold.solvers.state"]):
+with atheris.instrument_imports(include=["fisherfold.files", "fisherfold.tables", "fisherfold.completion"]):
     from fuzz_targets import TARGETS
 
 

@@ -13,9 +13,10 @@ import polars as pl
 import torch
 
 from fisherfold import Gaussian, NLLProblem, minimize
-from fisherfold.estimators import MatrixCompletion, SubspaceClassifier, SubspaceRegressor
+from fisherfold.completion import MatrixCompletion
 from fisherfold.files import read_tensors
 from fisherfold.manifolds import Sphere
+from fisherfold.subspace import SubspaceClassifier, SubspaceRegressor
 from fisherfold.training.checkpoint import save as save_training
 
 CORPUS = Path(__file__).parents[1] / "tests" / "corpus"

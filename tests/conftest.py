@@ -15,6 +15,6 @@ torch.set_num_threads(1)
 settings.register_profile("without deadlines", deadline=None)
 settings.load_profile("without deadlines")
 set_forkserver_preload(
-    ["torch._dynamo", "pytest", "fisherfold.estimators", "fisherfold.solvers", "fisherfold.inference.completion",
+    ["torch._dynamo", "pytest", "fisherfold.completion", "fisherfold.solvers", "fisherfold.completion.variational",
      "fisherfold.optim", "fisherfold.training"]
 )  # fmt: skip

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import fisherfold
-from fisherfold.experiments import cifar
+from fisherfold.reproduce import cifar
 from fisherfold.solvers import METHODS
 from fisherfold.training import read_logs
 from fisherfold.training.choices import Choices
@@ -40,7 +40,7 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch, request):
     assert namespace
 
 
-ROOMS = ("datasets", "estimators", "fisher", "manifolds", "optim", "problems", "solvers", "testing")
+ROOMS = ("datasets", "completion", "subspace", "fisher", "manifolds", "optim", "problems", "solvers", "testing")
 # tables, not things with a documentation of their own
 TABLES = {"METHODS", "OFFICIAL", "REGISTRY"}
 

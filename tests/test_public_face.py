@@ -25,7 +25,7 @@ def test_imports_are_silent_under_errors_for_warnings():
 
 def test_processes_of_an_experiment_load_no_scikit_learn():
     """It takes as long as torch, and every process of ``reproduce --jobs`` would wait for it."""
-    done = run("import sys, fisherfold.experiments.reproduce; print({'sklearn', 'scipy.stats'} & sys.modules.keys())")
+    done = run("import sys, fisherfold.reproduce.reproduce; print({'sklearn', 'scipy.stats'} & sys.modules.keys())")
     assert (done.stdout, done.stderr) == ("set()\n", "")
 
 

@@ -25,12 +25,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from fisherfold.inference.completion import fit_variational
-from fisherfold.problems.completion import CompletionProblem
-from fisherfold.problems.completion_kernels import outer_table
-from fisherfold.problems.factors import Penalty, TwoSided, additive_model, grow
-from fisherfold.problems.ratings import Ratings
-from fisherfold.problems.segments import METHODS, bag_sum
+from fisherfold.completion.factors import Penalty, TwoSided, additive_model, grow
+from fisherfold.completion.kernels import outer_table
+from fisherfold.completion.problem import CompletionProblem
+from fisherfold.completion.ratings import Ratings
+from fisherfold.completion.segments import METHODS, bag_sum
+from fisherfold.completion.variational import fit_variational
 
 RANK = 10
 SIZES = {"10^6": (6040, 3706, 10**6), "10^7": (70_000, 10_700, 10**7)}

@@ -1,6 +1,6 @@
 """Maximum likelihood on manifolds with the Riemannian Fisher information.
 
-The names here are the public face; everything else is reached through its room (``fisherfold.manifolds``,
+The names here are the public API; everything else is reached through its package (``fisherfold.manifolds``,
 ``fisherfold.fisher``, ``fisherfold.problems``, ``fisherfold.solvers``, ...). They are imported when first used, so that
 ``import fisherfold`` is quick and needs only what is used.
 """
@@ -14,37 +14,33 @@ from fisherfold._version import __version__
 
 if TYPE_CHECKING:
     from fisherfold import (
+        completion,
         datasets,
         distributed,
-        estimators,
         fisher,
         manifolds,
         optim,
         problems,
         solvers,
+        subspace,
         testing,
         training,
     )
-    from fisherfold.estimators import (
-        LowRankImputer,
-        MatrixCompletion,
-        MatrixCompletionCV,
-        SubspaceClassifier,
-        SubspaceRegressor,
-    )
+    from fisherfold.completion import LowRankImputer, MatrixCompletion, MatrixCompletionCV
     from fisherfold.fisher import Bernoulli, Categorical, Gaussian, Likelihood, Poisson
     from fisherfold.manifolds import check_retraction
     from fisherfold.optim import KFAC, MKFAC, SGDG, SGDP, AdamP, find_scale_invariant
     from fisherfold.problems import NLLProblem, Problem, check_fisher, check_gradient
     from fisherfold.solvers import Result, minimize
+    from fisherfold.subspace import SubspaceClassifier, SubspaceRegressor
 
 _HOMES = {
     # estimators
-    "LowRankImputer": "estimators",
-    "MatrixCompletion": "estimators",
-    "MatrixCompletionCV": "estimators",
-    "SubspaceClassifier": "estimators",
-    "SubspaceRegressor": "estimators",
+    "LowRankImputer": "completion",
+    "MatrixCompletion": "completion",
+    "MatrixCompletionCV": "completion",
+    "SubspaceClassifier": "subspace",
+    "SubspaceRegressor": "subspace",
     # problems and their likelihoods
     "NLLProblem": "problems",
     "Problem": "problems",
@@ -67,9 +63,9 @@ _HOMES = {
     "SGDP": "optim",
     "find_scale_invariant": "optim",
 }
-_ROOMS = (
-    *("datasets", "distributed", "estimators", "fisher", "manifolds", "optim", "problems", "solvers", "testing"),
-    "training",
+_PACKAGES = (
+    *("completion", "datasets", "distributed", "fisher", "manifolds", "optim", "problems", "solvers", "subspace"),
+    *("testing", "training"),
 )
 
 __all__ = [
@@ -95,9 +91,9 @@ __all__ = [
     "check_fisher",
     "check_gradient",
     "check_retraction",
+    "completion",
     "datasets",
     "distributed",
-    "estimators",
     "find_scale_invariant",
     "fisher",
     "manifolds",
@@ -105,13 +101,14 @@ __all__ = [
     "optim",
     "problems",
     "solvers",
+    "subspace",
     "testing",
     "training",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _ROOMS:
+    if name in _PACKAGES:
         return importlib.import_module(f"fisherfold.{name}")
     if name in _HOMES:
         value = getattr(importlib.import_module(f"fisherfold.{_HOMES[name]}"), name)
@@ -121,4 +118,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES, *_ROOMS})
+    return sorted({*globals(), *_HOMES, *_PACKAGES})

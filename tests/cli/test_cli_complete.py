@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 import fisherfold
 from fisherfold.cli import app, main
-from fisherfold.estimators import MatrixCompletion
+from fisherfold.completion import MatrixCompletion
 
 
 @pytest.fixture(scope="module")

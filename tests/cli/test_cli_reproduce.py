@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 from fisherfold.cli import app
 from fisherfold.cli.reproduce import _table, _under_way
 from fisherfold.cli.voice import Voice
-from fisherfold.experiments import completion, plots
-from fisherfold.experiments.plans import FigurePlan
-from fisherfold.experiments.reproduce import Options
-from fisherfold.experiments.runs import FigureResult, Run
+from fisherfold.reproduce import completion, plots
+from fisherfold.reproduce.plans import FigurePlan
+from fisherfold.reproduce.reproduce import Options
+from fisherfold.reproduce.runs import FigureResult, Run
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "reproduce.md"
 
@@ -111,7 +111,7 @@ def test_theory_refuses_an_unknown_part(tmp_path):
 
 @pytest.mark.usefixtures("folder", "no_picture")
 def test_all_marks_what_has_no_data_and_goes_on(tmp_path, monkeypatch):
-    from fisherfold.experiments import reproduce
+    from fisherfold.reproduce import reproduce
 
     monkeypatch.setattr(reproduce, "NAMES", ("school", "sarcos"))
     output = tmp_path / "report"

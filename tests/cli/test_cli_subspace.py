@@ -13,8 +13,8 @@ import torch
 from typer.testing import CliRunner
 
 from fisherfold.cli import app
-from fisherfold.estimators.completion import MatrixCompletion
-from fisherfold.estimators.subspace import SubspaceRegressor
+from fisherfold.completion.estimator import MatrixCompletion
+from fisherfold.subspace.regressor import SubspaceRegressor
 
 
 def run(*arguments):

@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 
 from fisherfold.cli import app
 from fisherfold.distributed import ALONE
-from fisherfold.estimators.file_shares import FileShare
-from fisherfold.estimators.tables import read_ratings
+from fisherfold.tables.file_shares import FileShare
+from fisherfold.tables.tables import read_ratings
 
 POSIX = pytest.mark.skipif(os.name != "posix", reason="descriptors with names")
 
@@ -169,7 +169,7 @@ def test_a_stream_is_cut_without_another_pass_over_it(tables, monkeypatch):
     reader = pl.read_csv
     monkeypatch.setattr(pl, "read_csv", lambda source, **options: (seen.append(source), reader(source, **options))[1])
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
-    from fisherfold.estimators.table_files import read_table
+    from fisherfold.tables.table_files import read_table
 
     assert read_table("-").frame.height == 90
     assert seen == [content]

@@ -385,7 +385,7 @@ def school(tmp_path, monkeypatch):
 @pytest.fixture
 def workplace(school, monkeypatch):
     """Files for every command, and the two experiments without data kept short."""
-    from fisherfold.experiments import demo, reproduce
+    from fisherfold.reproduce import demo, reproduce
 
     g = np.random.default_rng(0)
     monkeypatch.chdir(school)

@@ -14,9 +14,9 @@ import torch
 from torch import distributed
 
 from fisherfold import MatrixCompletion, SubspaceRegressor
-from fisherfold.estimators.checkpoint import FitCheckpoint
-from fisherfold.estimators.posterior_files import pack_posterior
 from fisherfold.solvers import loop
+from fisherfold.tables.checkpoint import FitCheckpoint
+from fisherfold.tables.posterior_files import pack_posterior
 
 PASSES = 5
 _SAVE, _ADVANCE = FitCheckpoint.save, loop._advance

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from fisherfold import MatrixCompletion, SubspaceRegressor
+from fisherfold.completion.problem import CompletionProblem
+from fisherfold.completion.ratings import Ratings
 from fisherfold.distributed import ALONE, Group
 from fisherfold.files import write_tensors
-from fisherfold.problems.completion import CompletionProblem
-from fisherfold.problems.ratings import Ratings
 from fisherfold.solvers import GradientNorm, minimize
 
 from ranks import on_ranks, same_bits  # isort: skip

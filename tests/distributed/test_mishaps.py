@@ -19,8 +19,8 @@ from torch import distributed
 
 from fisherfold import MatrixCompletion, SubspaceRegressor
 from fisherfold.distributed import Group, RankLost, joined
-from fisherfold.estimators.checkpoint import FitCheckpoint
-from fisherfold.estimators.task_tables import read_task_share
+from fisherfold.subspace.task_tables import read_task_share
+from fisherfold.tables.checkpoint import FitCheckpoint
 
 from ranks import compare, on_ranks, same_bits  # isort: skip
 from test_shared_subspace import rows  # isort: skip

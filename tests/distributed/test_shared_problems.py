@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from fisherfold.completion.point_completion import fit_point, held_out_entries
+from fisherfold.completion.problem import CompletionProblem
+from fisherfold.completion.ratings import Chunk, Ratings
+from fisherfold.completion.variational import fit_variational
+from fisherfold.completion.variational_path import gradual_start
 from fisherfold.distributed import ALONE, Axis, Group
-from fisherfold.estimators.point_completion import fit_point, held_out_entries
-from fisherfold.inference.completion import fit_variational
-from fisherfold.inference.completion_path import gradual_start
-from fisherfold.problems.completion import CompletionProblem
-from fisherfold.problems.ratings import Chunk, Ratings
 from fisherfold.solvers import GradientNorm, MaxSeconds, minimize
 
 from ranks import compare, on_ranks, same_bits  # isort: skip

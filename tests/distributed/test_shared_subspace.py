@@ -11,10 +11,10 @@ import torch
 
 from fisherfold import SubspaceRegressor
 from fisherfold.distributed import ALONE, Axis, Group
-from fisherfold.inference.subspace_fit import fit_marginal
-from fisherfold.problems.subspace import SubspaceProblem
-from fisherfold.problems.tasks import TaskStatistics
 from fisherfold.solvers import minimize
+from fisherfold.subspace.marginal_fit import fit_marginal
+from fisherfold.subspace.problem import SubspaceProblem
+from fisherfold.subspace.tasks import TaskStatistics
 
 from ranks import compare, on_ranks, same_bits  # isort: skip
 

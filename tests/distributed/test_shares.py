@@ -18,12 +18,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fisherfold import MatrixCompletion
+from fisherfold.completion.shared_ratings import Share, share_out
 from fisherfold.distributed import ALONE, Group, balanced_cuts
-from fisherfold.estimators import file_shares, tables
-from fisherfold.estimators.file_shares import FileShare, RatingShare
-from fisherfold.estimators.inputs import Observations
-from fisherfold.estimators.shared_ratings import Share, share_out
-from fisherfold.estimators.table_files import read_table
+from fisherfold.tables import file_shares, tables
+from fisherfold.tables.file_shares import FileShare, RatingShare
+from fisherfold.tables.inputs import Observations
+from fisherfold.tables.table_files import read_table
 
 from ranks import compare, on_ranks, same_bits  # isort: skip
 

@@ -15,13 +15,13 @@ from fisherfold import (
     check_fisher,
     minimize,
 )
+from fisherfold.completion import CompletionProblem, Ratings
 from fisherfold.fisher import DenseFisher
 from fisherfold.manifolds import Euclidean, Grassmann, Oblique, Sphere
-from fisherfold.problems import CompletionProblem, Ratings
 from fisherfold.problems.base import Snapshot
-from fisherfold.problems.subspace import SubspaceProblem
-from fisherfold.problems.subspace_logistic import LabelledRows, LogisticSubspaceProblem
-from fisherfold.problems.tasks import TaskStatistics
+from fisherfold.subspace.logistic import LabelledRows, LogisticSubspaceProblem
+from fisherfold.subspace.problem import SubspaceProblem
+from fisherfold.subspace.tasks import TaskStatistics
 
 
 class Pull(Problem):

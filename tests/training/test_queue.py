@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from fisherfold.datasets import Images
-from fisherfold.experiments.cifar import cells
-from fisherfold.experiments.cifar.claims import spreads_of
 from fisherfold.files import claimed
+from fisherfold.reproduce.cifar import cells
+from fisherfold.reproduce.cifar.claims import spreads_of
 from fisherfold.training import ImagePool, RunLog, read_logs, settings
 from fisherfold.training import queue as queue_module
 from fisherfold.training.choices import Choices

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from fisherfold.estimators import (
-    LowRankImputer,
-    MatrixCompletion,
-    MatrixCompletionCV,
-    SubspaceClassifier,
-    SubspaceRegressor,
-)
+from fisherfold.completion import LowRankImputer, MatrixCompletion, MatrixCompletionCV
+from fisherfold.subspace import SubspaceClassifier, SubspaceRegressor
 
 rng = np.random.default_rng(0)
 ROWS, COLUMNS = np.nonzero(rng.random((50, 30)) < 0.4)

@@ -16,14 +16,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fisherfold.estimators import MatrixCompletion, SubspaceClassifier, SubspaceRegressor
-from fisherfold.estimators.subspace_files import load_model
-from fisherfold.estimators.table_files import read_table
-from fisherfold.estimators.tables import read_pairs, read_ratings
-from fisherfold.estimators.task_tables import choose_columns, read_tasks
+from fisherfold.completion import MatrixCompletion
 from fisherfold.files import HEADER, parse_json
 from fisherfold.files.tensors import _signature
 from fisherfold.solvers.state import State
+from fisherfold.subspace import SubspaceClassifier, SubspaceRegressor
+from fisherfold.subspace.files import load_model
+from fisherfold.subspace.task_tables import choose_columns, read_tasks
+from fisherfold.tables.table_files import read_table
+from fisherfold.tables.tables import read_pairs, read_ratings
 from fisherfold.training.checkpoint import load as load_training
 
 _FOLDER = Path(tempfile.mkdtemp(prefix="fisherfold-fuzz-"))

@@ -12,17 +12,17 @@ from torch import nn
 
 import fisherfold
 from fisherfold.cli import main
-from fisherfold.experiments.figures import run_figure
-from fisherfold.experiments.plans import FigurePlan, MethodPlan
-from fisherfold.experiments.plots import write_figure
 from fisherfold.files import read_tensors, write_tensors
-from fisherfold.problems.subspace import SubspaceProblem
-from fisherfold.problems.tasks import TaskStatistics
+from fisherfold.reproduce.figures import run_figure
+from fisherfold.reproduce.plans import FigurePlan, MethodPlan
+from fisherfold.reproduce.plots import write_figure
+from fisherfold.subspace.problem import SubspaceProblem
+from fisherfold.subspace.tasks import TaskStatistics
 
 STEPS = 30
 # what the jobs import when they are called, imported before the fork, so that a kill comes while they work
-for name in ("completion_cv", "subspace_classifier", "subspace_files", "tables", "task_tables"):
-    importlib.import_module(f"fisherfold.estimators.{name}")
+for name in ("completion.cross_validation", "subspace.classifier", "subspace.files", "tables.tables", "subspace.task_tables"):
+    importlib.import_module(f"fisherfold.{name}")
 for name in ("torch._dynamo", "fisherfold.optim"):  # the first by every optimizer
     importlib.import_module(name)
 

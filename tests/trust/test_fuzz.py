@@ -9,7 +9,7 @@ from fuzz_targets import TARGETS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fisherfold.estimators import MatrixCompletion
+from fisherfold.completion import MatrixCompletion
 
 CORPUS = Path(__file__).parents[1] / "corpus"
 SEEDS = {name: sorted(p for p in (CORPUS / name).iterdir() if p.is_file()) for name in TARGETS}

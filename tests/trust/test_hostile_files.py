@@ -18,10 +18,11 @@ from safetensors.torch import save
 
 import fisherfold
 from fisherfold import Gaussian, NLLProblem, minimize
-from fisherfold.estimators import MatrixCompletion, SubspaceClassifier, SubspaceRegressor
+from fisherfold.completion import MatrixCompletion
 from fisherfold.files import HEADER, HEADER_LIMIT, read_tensors
 from fisherfold.files.tensors import _signature
 from fisherfold.manifolds import Sphere
+from fisherfold.subspace import SubspaceClassifier, SubspaceRegressor
 
 
 def signed(tensors, content):

@@ -17,10 +17,10 @@ import pytest
 from typer.testing import CliRunner
 
 from fisherfold.cli import app
-from fisherfold.estimators import MatrixCompletion
-from fisherfold.estimators.table_files import read_table
-from fisherfold.estimators.tables import read_pairs, read_ratings
-from fisherfold.estimators.task_tables import Roles, read_tasks
+from fisherfold.completion import MatrixCompletion
+from fisherfold.subspace.task_tables import Roles, read_tasks
+from fisherfold.tables.table_files import read_table
+from fisherfold.tables.tables import read_pairs, read_ratings
 
 
 @pytest.fixture
@@ -290,8 +290,8 @@ def test_ten_million_distinct_ids(tmp_path):
     frame.with_columns("u" + pl.col("u").cast(pl.String)).write_csv(path)
     script = f"""
 import resource, numpy as np
-from fisherfold.estimators.tables import read_ratings
-from fisherfold.estimators.ids import IdIndex
+from fisherfold.tables.tables import read_ratings
+from fisherfold.tables.ids import IdIndex
 table = read_ratings({str(path)!r})
 index = IdIndex(table.rows)
 assert len(index) == 10**7 and index.numbers(table.rows[-3:]).tolist() == [10**7 - 3, 10**7 - 2, 10**7 - 1]

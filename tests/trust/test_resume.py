@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from fisherfold.estimators import MatrixCompletion, MatrixCompletionCV, SubspaceClassifier, SubspaceRegressor
-from fisherfold.estimators.checkpoint import FitCheckpoint
-from fisherfold.estimators.posterior_files import pack_posterior
+from fisherfold.completion import MatrixCompletion, MatrixCompletionCV
 from fisherfold.solvers.state import State
+from fisherfold.subspace import SubspaceClassifier, SubspaceRegressor
+from fisherfold.tables.checkpoint import FitCheckpoint
+from fisherfold.tables.posterior_files import pack_posterior
 
 
 class Killed(BaseException):
@@ -207,8 +208,8 @@ def test_a_checkpoint_needs_a_folder(ratings, tmp_path):
 @pytest.mark.parametrize("moment", ["start_from_svd", "half_step", "additive_model", "balance"])
 def test_an_interrupt_before_the_first_pass_returns_a_model(ratings, monkeypatch, inference, moment):
     """With on_interrupt="return": the starting point if there is one, else the mean of all values."""
-    from fisherfold.estimators import point_completion
-    from fisherfold.inference import completion
+    from fisherfold.completion import point_completion
+    from fisherfold.completion import variational as completion
 
     def stop(*args, **options):
         raise KeyboardInterrupt

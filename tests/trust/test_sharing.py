@@ -16,13 +16,8 @@ from sklearn.linear_model import Ridge
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 
-from fisherfold.estimators import (
-    LowRankImputer,
-    MatrixCompletion,
-    MatrixCompletionCV,
-    SubspaceClassifier,
-    SubspaceRegressor,
-)
+from fisherfold.completion import LowRankImputer, MatrixCompletion, MatrixCompletionCV
+from fisherfold.subspace import SubspaceClassifier, SubspaceRegressor
 
 KINDS = [
     "completion", "completion, point", "completion, cv", "imputer", "regression", "regression, rngd", "classification",

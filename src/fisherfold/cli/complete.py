@@ -22,9 +22,9 @@ from fisherfold.cli.words import named, printable, typed
 from fisherfold.plain import counted
 
 if TYPE_CHECKING:
-    from fisherfold.estimators.completion import MatrixCompletion
-    from fisherfold.estimators.inputs import Observations
-    from fisherfold.estimators.tables import RatingTable
+    from fisherfold.completion.estimator import MatrixCompletion
+    from fisherfold.tables.inputs import Observations
+    from fisherfold.tables.tables import RatingTable
 
 app = group(
     "Complete a table of ratings, readings or assays with holes.",
@@ -107,10 +107,10 @@ def fit(
     """Fit a model to a file of ratings and write it into a folder; under torchrun its processes share the work."""
     import numpy as np
 
+    from fisherfold.completion.io import KIND
     from fisherfold.distributed import joined, under_torchrun
-    from fisherfold.estimators.io import KIND
-    from fisherfold.estimators.table_sources import spoken
-    from fisherfold.estimators.tables import read_ratings
+    from fisherfold.tables.table_sources import spoken
+    from fisherfold.tables.tables import read_ratings
 
     check_output(output, KIND)
     kept = "; with --keep-on-interrupt the passes done so far are kept"
@@ -196,12 +196,12 @@ def predict(
     """Predict pairs: the table is written with a last column `prediction`."""
     import numpy as np
 
-    from fisherfold.estimators.completion import MatrixCompletion
-    from fisherfold.estimators.decimals import check_mark
-    from fisherfold.estimators.table_columns import in_order
-    from fisherfold.estimators.table_output import write_predictions
-    from fisherfold.estimators.table_sources import spoken
-    from fisherfold.estimators.tables import read_pairs
+    from fisherfold.completion.estimator import MatrixCompletion
+    from fisherfold.tables.decimals import check_mark
+    from fisherfold.tables.table_columns import in_order
+    from fisherfold.tables.table_output import write_predictions
+    from fisherfold.tables.table_sources import spoken
+    from fisherfold.tables.tables import read_pairs
 
     check_mark(decimal)
     check_predictions(output, voice)
@@ -246,8 +246,8 @@ def recommend(
     include_seen: Annotated[bool, typer.Option("--include-seen", help="Also columns that the row has rated.")] = False,
 ) -> None:
     """List the columns with the largest predictions for some rows."""
-    from fisherfold.estimators.completion import MatrixCompletion
-    from fisherfold.estimators.ids import plain
+    from fisherfold.completion.estimator import MatrixCompletion
+    from fisherfold.tables.ids import plain
 
     model = MatrixCompletion.load(folder)
     lists = {}
@@ -282,9 +282,9 @@ def evaluate(
     import numpy as np
     from sklearn.model_selection import KFold
 
-    from fisherfold.estimators.completion_fit import merged
-    from fisherfold.estimators.table_sources import spoken
-    from fisherfold.estimators.tables import read_ratings
+    from fisherfold.completion.fit import merged
+    from fisherfold.tables.table_sources import spoken
+    from fisherfold.tables.tables import read_ratings
 
     table = read_ratings(
         file, columns=_split(columns), file_format=file_format, header=header, encoding=encoding, decimal=decimal,
@@ -322,8 +322,8 @@ def evaluate(
 
 def _estimator(rank: str, **options: Any) -> MatrixCompletion:
     """The estimator for ``--rank``."""
-    from fisherfold.estimators.completion import MatrixCompletion
-    from fisherfold.estimators.completion_cv import MatrixCompletionCV
+    from fisherfold.completion.cross_validation import MatrixCompletionCV
+    from fisherfold.completion.estimator import MatrixCompletion
 
     if rank == "auto":
         ridge = options.pop("ridge")
@@ -334,7 +334,7 @@ def _estimator(rank: str, **options: Any) -> MatrixCompletion:
 
 
 def _observed(table: RatingTable) -> Observations:
-    from fisherfold.estimators.inputs import Observations
+    from fisherfold.tables.inputs import Observations
 
     return Observations(table.rows, table.columns, table.values, table.rows, table.columns)
 

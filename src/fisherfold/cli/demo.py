@@ -11,7 +11,7 @@ from rich.table import Table
 from fisherfold.cli.voice import Voice
 
 if TYPE_CHECKING:
-    from fisherfold.experiments.demo import Run
+    from fisherfold.reproduce.demo import Run
 
 
 def demo(
@@ -20,10 +20,10 @@ def demo(
     seed: Annotated[int, typer.Option("--seed", "-s", help="Seed of the data and the starts.")] = 0,
 ) -> None:
     """Fit three small problems, print a table, write a picture and a page. Needs no data and no network."""
-    from fisherfold.experiments.adapters import demo_section
-    from fisherfold.experiments.demo import FITS, draw, run_demo
-    from fisherfold.experiments.report import write_page
     from fisherfold.files import make_folder
+    from fisherfold.reproduce.adapters import demo_section
+    from fisherfold.reproduce.demo import FITS, draw, run_demo
+    from fisherfold.reproduce.report import write_page
 
     make_folder(output)
     with voice.progress("starting", FITS) as bar:
@@ -49,7 +49,7 @@ def demo(
 
 
 def _table(runs: list[Run]) -> Table:
-    from fisherfold.experiments.demo import GAP, gaps
+    from fisherfold.reproduce.demo import GAP, gaps
 
     table = Table(
         title="Natural gradient (rngd, mkfac) beside first-order methods",

@@ -8,8 +8,8 @@ from fisherfold.cli.voice import Voice
 from fisherfold.plain import counted
 
 if TYPE_CHECKING:
-    from fisherfold.estimators.completion import MatrixCompletion
-    from fisherfold.estimators.ids import IdIndex, Ids
+    from fisherfold.completion.estimator import MatrixCompletion
+    from fisherfold.tables.ids import IdIndex, Ids
 
 
 def row_id(model: MatrixCompletion, text: str, voice: Voice) -> Any:
@@ -26,7 +26,7 @@ def row_id(model: MatrixCompletion, text: str, voice: Voice) -> Any:
     Raises:
         ValueError: if all ids of the model are numbers and this is none, or another one is the same number.
     """
-    from fisherfold.estimators.ids import id_array, other_form
+    from fisherfold.tables.ids import id_array, other_form
 
     index = model.model_.row_ids
     ids = index.meant(id_array([text], "row"))
@@ -52,7 +52,7 @@ def check_spelling(index: IdIndex, ids: Ids, name: str, voice: Voice, where: str
     Raises:
         ValueError: if they are refused.
     """
-    from fisherfold.estimators.lookalikes import lookalikes
+    from fisherfold.tables.lookalikes import lookalikes
 
     alike = lookalikes(index, ids)
     if not alike:
@@ -75,7 +75,7 @@ def holds_ids(model: MatrixCompletion, fields: list[str], columns: tuple[str, ..
     Returns:
         The answer.
     """
-    from fisherfold.estimators.ids import id_array
+    from fisherfold.tables.ids import id_array
 
     places = [int(word) - 1 for word in columns or ("1", "2") if word.isdecimal()]
     sides = (model.model_.row_ids, model.model_.column_ids)

@@ -51,7 +51,7 @@ def check_predictions(output: Path, voice: Voice) -> None:
     Raises:
         ValueError: if results as JSON would be mixed with them.
     """
-    from fisherfold.estimators.table_output import STANDARD_OUTPUT, check_name
+    from fisherfold.tables.table_output import STANDARD_OUTPUT, check_name
 
     check_name(output)
     if output == STANDARD_OUTPUT and voice.as_json:
@@ -67,7 +67,7 @@ def say_written(voice: Voice, facts: Mapping[str, Any], output: Path, name: str)
         output: the file.
         name: what its name goes by among the facts.
     """
-    from fisherfold.estimators.table_output import STANDARD_OUTPUT
+    from fisherfold.tables.table_output import STANDARD_OUTPUT
 
     if output == STANDARD_OUTPUT:
         voice.remark("predicted: " + ", ".join(f"{key} {cell(value)}" for key, value in facts.items()))

@@ -23,10 +23,10 @@ from fisherfold.cli.voice import Bar, Voice
 from fisherfold.plain import counted
 
 if TYPE_CHECKING:
-    from fisherfold.experiments.reproduce import Options
-    from fisherfold.experiments.runs import FigureResult
-    from fisherfold.experiments.sections import Table as PlainTable
-    from fisherfold.experiments.theory import Part
+    from fisherfold.reproduce.reproduce import Options
+    from fisherfold.reproduce.runs import FigureResult
+    from fisherfold.reproduce.sections import Table as PlainTable
+    from fisherfold.reproduce.theory import Part
 
 app = group(
     "Remake the figures and tables of the paper; writes a report page.",
@@ -59,7 +59,7 @@ def everything(
     fresh: Fresh = False, sarcos_file: SarcosFile = None, device: Device = "cpu",
 ) -> None:  # fmt: skip
     """Everything: runs what is missing and writes the page. Experiments without data are marked, not an error."""
-    from fisherfold.experiments import reproduce
+    from fisherfold.reproduce import reproduce
 
     options = reproduce.Options(quick, seeds, jobs, output, fresh, device, sarcos_file=sarcos_file)
     with _under_way("all", options, voice) as (shown, bar):
@@ -127,8 +127,8 @@ def theory(
     ] = None,
 ) -> None:  # fmt: skip
     """The theory made visible: five parts, each with a figure, a table and verdicts."""
-    from fisherfold.experiments import reproduce
-    from fisherfold.experiments.theory import summary
+    from fisherfold.reproduce import reproduce
+    from fisherfold.reproduce.theory import summary
 
     options = reproduce.Options(quick, seeds, jobs, output, fresh, device, tuple(part or ()))
     with _under_way("theory", options, voice) as (shown, _):
@@ -146,8 +146,8 @@ def cifar(
     output: Output = REPORT,
 ) -> None:
     """The CIFAR table from logged training runs: medians over the seeds, and what was not run. It does not train."""
-    from fisherfold.experiments import cifar as table_of
-    from fisherfold.experiments import reproduce
+    from fisherfold.reproduce import cifar as table_of
+    from fisherfold.reproduce import reproduce
 
     options = reproduce.Options(output=output)
     found, others, files = reproduce.reproduce_cifar(options, results)
@@ -176,7 +176,7 @@ def _as_shown(content: PlainTable) -> Table:
 
 def _figure(name: str, voice: Voice, **given: Any) -> None:
     """Run a figure, refresh the page and print the table; every figure command ends here."""
-    from fisherfold.experiments import reproduce
+    from fisherfold.reproduce import reproduce
 
     options = reproduce.Options(**given)
     try:

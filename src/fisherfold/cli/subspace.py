@@ -19,7 +19,7 @@ from fisherfold.cli.words import named, typed
 from fisherfold.plain import counted
 
 if TYPE_CHECKING:
-    from fisherfold.estimators.task_tables import Roles, TaskTable
+    from fisherfold.subspace.task_tables import Roles, TaskTable
 
 app = group(
     "Fit many small related regressions or classifications that share a subspace.",
@@ -76,12 +76,12 @@ def fit(
 ) -> None:
     """Fit a model and keep it in a folder; under torchrun its processes share the work."""
     from fisherfold.distributed import under_torchrun
-    from fisherfold.estimators.subspace import SubspaceRegressor
-    from fisherfold.estimators.subspace_classifier import SubspaceClassifier
-    from fisherfold.estimators.subspace_files import KIND, save_model
-    from fisherfold.estimators.table_files import read_table
-    from fisherfold.estimators.table_sources import spoken
-    from fisherfold.estimators.task_tables import choose_columns, rows_of
+    from fisherfold.subspace.classifier import SubspaceClassifier
+    from fisherfold.subspace.files import KIND, save_model
+    from fisherfold.subspace.regressor import SubspaceRegressor
+    from fisherfold.subspace.task_tables import choose_columns, rows_of
+    from fisherfold.tables.table_files import read_table
+    from fisherfold.tables.table_sources import spoken
 
     check_output(output, KIND)
     if classify and inference is not None:
@@ -120,10 +120,10 @@ def _fit_shared(
     voice: Voice, model: Any, data: Path, output: Path, naming: dict[str, Any], began: float, resumed: bool
 ) -> None:
     """Fit together with the other processes of torchrun; the first one writes the model."""
+    from fisherfold.completion.shared_ratings import joint_counts
     from fisherfold.distributed import joined
-    from fisherfold.estimators.shared_ratings import joint_counts
-    from fisherfold.estimators.subspace_files import save_model
-    from fisherfold.estimators.task_tables import read_task_share
+    from fisherfold.subspace.files import save_model
+    from fisherfold.subspace.task_tables import read_task_share
 
     with joined() as processes:
         roles, table = read_task_share(data, processes, **naming)
@@ -155,9 +155,9 @@ def predict(
     unpack_limit: UnpackLimit = 4.0,
 ) -> None:
     """Write a table with predictions added to it."""
-    from fisherfold.estimators.table_output import write_predictions
-    from fisherfold.estimators.table_sources import spoken
-    from fisherfold.estimators.task_tables import read_tasks
+    from fisherfold.subspace.task_tables import read_tasks
+    from fisherfold.tables.table_output import write_predictions
+    from fisherfold.tables.table_sources import spoken
 
     check_predictions(output, voice)
     roles, fitted = _load(model)
@@ -179,8 +179,8 @@ def evaluate(
     decimal: Decimal = None, unpack_limit: UnpackLimit = 4.0,
 ) -> None:  # fmt: skip
     """Compare predictions with known targets."""
-    from fisherfold.estimators.table_sources import spoken
-    from fisherfold.estimators.task_tables import read_tasks
+    from fisherfold.subspace.task_tables import read_tasks
+    from fisherfold.tables.table_sources import spoken
 
     roles, fitted = _load(model)
     regression = roles.estimator == "SubspaceRegressor"
@@ -205,10 +205,10 @@ def evaluate(
 
 
 def _load(folder: Path) -> tuple[Roles, Any]:
-    from fisherfold.estimators.subspace import SubspaceRegressor
-    from fisherfold.estimators.subspace_classifier import SubspaceClassifier
-    from fisherfold.estimators.subspace_files import load_model
-    from fisherfold.estimators.task_tables import Roles
+    from fisherfold.subspace.classifier import SubspaceClassifier
+    from fisherfold.subspace.files import load_model
+    from fisherfold.subspace.regressor import SubspaceRegressor
+    from fisherfold.subspace.task_tables import Roles
 
     model: Any = load_model(folder, SubspaceRegressor, SubspaceClassifier)
     return Roles.of(model, folder), model

@@ -1,0 +1,9 @@
+"""Completion of tables with holes: ratings, their problem and Fisher operators, inference, estimators."""
+
+from fisherfold.completion.cross_validation import MatrixCompletionCV
+from fisherfold.completion.estimator import MatrixCompletion
+from fisherfold.completion.imputer import LowRankImputer
+from fisherfold.completion.problem import CompletionProblem
+from fisherfold.completion.ratings import Ratings
+
+__all__ = ["CompletionProblem", "LowRankImputer", "MatrixCompletion", "MatrixCompletionCV", "Ratings"]

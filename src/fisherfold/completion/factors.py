@@ -1,0 +1,324 @@
+r"""Completion with a ridge on both factors and offsets inside: the nuclear norm on the Grassmann manifold.
+
+    min  ½ Σ_{(j,i) ∈ Ω} (x_ji - μ - β_j - γ_i - l_jᵀr_i)² + ½ Σ_j w_j (λ‖l_j‖² + λ₀β_j²) + ½ Σ_i v_i (λ‖r_i‖² + λ₀γ_i²)
+
+With w = v = 1 and L = U T, R = A T⁻ᵀ (U a frame), the penalty is λ (tr S + tr AᵀA S⁻¹)/2 with S = T Tᵀ, and its least
+value over S is λ ‖A‖_* at S = (AᵀA)^{1/2}. So this is Ψ(U) = min_A ½ ‖P_Ω(UAᵀ - X)‖² + λ ‖A‖_* on Gr(n, p): a prior
+covariance S of the coefficients is carried along with the frame. A half-step in L is one natural-gradient step of
+length 1 with the row-block Fisher Σ_i a_i a_iᵀ damped by λ S: u_j ← (Σ_i a_i a_iᵀ + λ w_j S)⁻¹ Σ_i x_ji a_i. A plain
+ridge λ ‖A‖² on the Grassmann manifold shrinks all directions alike instead, and predicts worse. Weights
+w_j = (n_j/n̄)^α give the weighted nuclear norm, which spares the seldom rated; α = 1 is a ridge per rating.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fisherfold.completion.grouped import Grouped
+from fisherfold.completion.kernels import moments, square_sum, value_sum
+from fisherfold.completion.packed import solve_positive
+from fisherfold.completion.ratings import Ratings
+
+
+@dataclass(frozen=True)
+class Penalty:
+    """λ, λ_0 and the exponent α of the weights (n_j/n̄)^α.
+
+    Attributes:
+        ridge: λ > 0.
+        offset_ridge: λ_0 > 0.
+        power: α, between 0 and 1.
+    """
+
+    ridge: float
+    offset_ridge: float
+    power: float = 0.0
+
+    def weights(self, counts: Tensor, mean: float) -> Tensor:
+        """The weights of rows or columns with so many ratings.
+
+        Args:
+            counts: how many ratings each has.
+            mean: n̄.
+
+        Returns:
+            One weight each.
+        """
+        return (counts.clamp(min=1) / mean) ** self.power
+
+
+@dataclass(frozen=True)
+class Factors:
+    """A point: μ, offsets β and γ, factors L and R.
+
+    Attributes:
+        mean: μ.
+        rows: L.
+        columns: R.
+        row_offset: β; zero if the model has none.
+        column_offset: γ; zero if the model has none.
+        with_row_offset: whether β is fitted.
+        with_column_offset: whether γ is fitted.
+    """
+
+    mean: float
+    rows: Tensor
+    columns: Tensor
+    row_offset: Tensor
+    column_offset: Tensor
+    with_row_offset: bool
+    with_column_offset: bool
+
+    def predict(self, rows: Tensor, columns: Tensor, chunk: int = 2**20) -> Tensor:
+        """μ + β_j + γ_i + l_jᵀ r_i for pairs (j, i).
+
+        Args:
+            rows: row numbers.
+            columns: column numbers.
+            chunk: pairs at a time, to bound the memory.
+
+        Returns:
+            One value per pair.
+        """
+        values = self.rows.new_empty(len(rows))
+        for start in range(0, len(rows), chunk):
+            j, i = rows[start : start + chunk], columns[start : start + chunk]
+            inner = (self.rows.index_select(0, j) * self.columns.index_select(0, i)).sum(1)
+            values[start : start + chunk] = inner + self.row_offset[j] + self.column_offset[i] + self.mean
+        return values
+
+    def flipped(self) -> Factors:
+        """The same for the transposed matrix.
+
+        Returns:
+            Rows and columns exchanged.
+        """
+        return Factors(
+            self.mean, self.columns, self.rows, self.column_offset, self.row_offset, self.with_column_offset,
+            self.with_row_offset,
+        )  # fmt: skip
+
+
+    def gathered(self, ratings: Ratings) -> Factors:
+        """The same with the rows of all processes.
+
+        Args:
+            ratings: what it was fitted to.
+
+        Returns:
+            The whole point, on every process.
+        """
+        rows, columns = ratings.row_axis, ratings.column_axis
+        return replace(
+            self, rows=rows.gather(self.rows), row_offset=rows.gather(self.row_offset),
+            columns=columns.gather(self.columns), column_offset=columns.gather(self.column_offset),
+        )  # fmt: skip
+
+
+    def shared_out(self, ratings: Ratings) -> Factors:
+        """The part of a whole point that belongs to this process.
+
+        Args:
+            ratings: what it is fitted to.
+
+        Returns:
+            The part.
+        """
+        rows, columns = ratings.row_axis, ratings.column_axis
+        return replace(
+            self, rows=rows.part(self.rows).clone(), row_offset=rows.part(self.row_offset).clone(),
+            columns=columns.part(self.columns).clone(), column_offset=columns.part(self.column_offset).clone(),
+        )  # fmt: skip
+
+
+class TwoSided:
+    """The problem: ratings with a penalty, and the exact steps in one side.
+
+    Args:
+        ratings: the observed entries.
+        penalty: λ, λ₀ and α.
+    """
+
+    def __init__(self, ratings: Ratings, penalty: Penalty) -> None:
+        self.ratings, self.penalty = ratings, penalty
+        self.row_weights = penalty.weights(ratings.row_counts.to(ratings.dtype), ratings.n_ratings / ratings.n_rows)
+        self.column_weights = penalty.weights(
+            ratings.column_counts.to(ratings.dtype), ratings.n_ratings / ratings.n_columns
+        )
+        self._row_sums = _sums(ratings.by_row, len(ratings.column_axis), ratings.dtype)
+        self._column_sums = _sums(ratings.by_column, len(ratings.row_axis), ratings.dtype)
+        self._squares = ratings.add(square_sum(ratings.by_column.here(), torch.float64))
+
+    def flipped(self) -> TwoSided:
+        """The problem of the transposed matrix; nothing is computed again.
+
+        Returns:
+            Rows and columns exchanged.
+        """
+        new = TwoSided.__new__(TwoSided)
+        new.ratings, new.penalty, new._squares = self.ratings.T, self.penalty, self._squares
+        new.row_weights, new.column_weights = self.column_weights, self.row_weights
+        new._row_sums, new._column_sums = self._column_sums, self._row_sums
+        return new
+
+    def column_step(self, at: Factors) -> tuple[Factors, float]:
+        """The exact minimum over R and γ for fixed L and β.
+
+        Args:
+            at: the point.
+
+        Returns:
+            The new point, and the objective there over the number of ratings.
+        """
+        rank, side = at.rows.shape[1], self.ratings.by_column
+        table = at.rows
+        if at.with_column_offset:
+            table = torch.cat([at.rows, at.rows.new_ones(len(at.rows), 1)], dim=1)
+        known = at.row_offset + at.mean
+        size = table.shape[1]
+        length = size * (size + 1) // 2
+        sums, weighted = (side.total(part) for part in moments(side, table, known[:, None] * table))
+        rhs = weighted - sums[:, length:]
+        levels = table.new_full((1, size), self.penalty.ridge)
+        levels[0, rank:] = self.penalty.offset_ridge
+        solution, _ = solve_positive(sums[:, :length], rhs, self.column_weights[:, None] * levels)
+        new = replace(at, columns=solution[:, :rank].contiguous())
+        if at.with_column_offset:
+            new = replace(new, column_offset=solution[:, rank].contiguous())
+        # At this minimum, squares + penalty of the columns = squares of what is left of the values - solution·rhs.
+        explained = self.ratings.column_axis.add(solution * rhs)
+        return new, (self._left(known) - explained + self._row_penalty(at)) / (2 * self.ratings.n_ratings)
+
+    def row_step(self, at: Factors) -> tuple[Factors, float]:
+        """The exact minimum over L and β for fixed R and γ.
+
+        Args:
+            at: the point.
+
+        Returns:
+            The new point, and the objective there over the number of ratings.
+        """
+        new, objective = self.flipped().column_step(at.flipped())
+        return new.flipped(), objective
+
+    def _left(self, known: Tensor) -> float:
+        # Σ (x - known_j)² from the sums of each row, without touching the ratings again.
+        known, counts = known.double(), self.ratings.row_counts.double()
+        return self._squares + self.ratings.row_axis.add(known * (known * counts - 2 * self._row_sums))
+
+    def _row_penalty(self, at: Factors) -> float:
+        lengths = self.penalty.ridge * at.rows.square().sum(1) + self.penalty.offset_ridge * at.row_offset.square()
+        return self.ratings.row_axis.add(self.row_weights * lengths)
+
+    def balance(self, at: Factors) -> Factors:
+        """The best S for the product L Rᵀ: coordinates in which LᵀWL and RᵀVR are equal and diagonal.
+
+        Args:
+            at: the point.
+
+        Returns:
+            The same model with the least penalty, directions sorted by strength.
+        """
+        left = at.rows * self.row_weights.sqrt()[:, None]
+        right = at.columns * self.column_weights.sqrt()[:, None]
+        left_gram = self.ratings.row_axis.second_moment(left).double()
+        right_gram = self.ratings.column_axis.second_moment(right).double()
+        if float(left_gram.trace() * right_gram.trace()) ** 0.5 <= torch.finfo(left.dtype).tiny ** 0.25:
+            return at  # nothing left to balance
+        values, vectors = torch.linalg.eigh(left_gram)
+        values = values.clamp(min=float(values.max()) * 1e-14 + 1e-300).sqrt()
+        root, inverse = (vectors * values) @ vectors.mT, (vectors / values) @ vectors.mT
+        strength, turn = torch.linalg.eigh(root @ right_gram @ root)
+        strength, turn = strength.flip(0), turn.flip(1)
+        scale = strength.clamp(min=float(strength.max()) * 1e-28 + 1e-300) ** 0.25
+        rows = at.rows @ (inverse @ turn * scale).to(left)
+        return replace(at, rows=rows, columns=at.columns @ (root @ turn / scale).to(left))
+
+
+def _sums(side: Grouped, others: int, dtype: torch.dtype) -> Tensor:
+    one = torch.ones(others, 1, dtype=dtype, device=side.offsets.device)
+    return value_sum(side, one).squeeze(1).double()
+
+
+def additive_model(ratings: Ratings, penalty: Penalty, *, rows: bool, columns: bool, mean: bool) -> Factors:
+    """Offsets alone, fitted by two alternating passes.
+
+    Args:
+        ratings: the observed entries.
+        penalty: the penalty.
+        rows: whether rows have offsets.
+        columns: whether columns have offsets.
+        mean: whether there is a mean.
+
+    Returns:
+        A point of rank 0.
+    """
+    dtype, device = ratings.dtype, ratings.device
+
+    def zeros(*shape: int) -> Tensor:
+        return torch.zeros(*shape, dtype=dtype, device=device)
+
+    at = Factors(
+        ratings.mean if mean else 0.0, zeros(len(ratings.row_axis), 0), zeros(len(ratings.column_axis), 0),
+        zeros(len(ratings.row_axis)), zeros(len(ratings.column_axis)), rows, columns,
+    )  # fmt: skip
+    problem = TwoSided(ratings, penalty)
+    for _ in range(2 if rows and columns else 1):
+        if columns:
+            at, _ = problem.column_step(at)
+        if rows:
+            at, _ = problem.row_step(at)
+    return at
+
+
+def residual_product(ratings: Ratings, at: Factors, table: Tensor) -> Tensor:
+    """The matrix of residuals, zero at holes, times a table with one row per column.
+
+    Args:
+        ratings: the observed entries.
+        at: the point.
+        table: one row per column of the matrix.
+
+    Returns:
+        One row per row of the matrix.
+    """
+    rank, width = at.rows.shape[1], table.shape[1]
+    known = (at.column_offset + at.mean)[:, None] * table
+    mixed = (at.columns.unsqueeze(2) * table.unsqueeze(1)).flatten(1)
+    side = ratings.by_row
+    sums, weighted = side.sums({0: torch.cat([table, known, mixed], dim=1), 1: table})
+    sums = side.total(sums)
+    product = side.total(weighted) - at.row_offset[:, None] * sums[:, :width] - sums[:, width : 2 * width]
+    if rank:
+        inner = sums[:, 2 * width :].view(-1, rank, width)
+        product = product - (at.rows.unsqueeze(1) @ inner).squeeze(1)
+    return product
+
+
+def grow(ratings: Ratings, at: Factors, rank: int, generator: torch.Generator, *, sweeps: int = 3) -> Factors:
+    """Raise the rank by the leading singular vectors of the residuals, holes read as zero.
+
+    Args:
+        ratings: the observed entries.
+        at: the point.
+        rank: the new rank.
+        generator: the source of randomness.
+        sweeps: subspace iterations.
+
+    Returns:
+        The point with more directions, whose columns are small: the next half-step fits them.
+    """
+    more = rank - at.rows.shape[1]
+    if more <= 0:
+        return at
+    right = ratings.column_axis.randn(more, generator).to(at.rows)
+    for _ in range(sweeps):
+        left = ratings.row_axis.orthonormal(residual_product(ratings, at, right))
+        right = residual_product(ratings.T, at.flipped(), left)
+    lengths = ratings.column_axis.total(right.square().sum(0)).sqrt()
+    scale = lengths.clamp(min=torch.finfo(right.dtype).tiny).sqrt()
+    rows, columns = torch.cat([at.rows, left * scale], dim=1), torch.cat([at.columns, right / scale], dim=1)
+    return replace(at, rows=rows, columns=columns)

@@ -1,0 +1,241 @@
+"""New ratings without a new fit: the natural-gradient step of variational inference on a stream.
+
+A Gaussian q(u_i) has the natural parameters (Λ_i ū_i, Λ_i), Λ_i = V_i⁻¹. In these the natural gradient of the bound is
+the difference between its maximiser and the current value, so a step of length one on the bound of new ratings, with
+the posterior so far in the place of the prior, adds their evidence:
+
+    Λ_i ← Λ_i + τ α_i Σ_{j new} β_j E[a_j a_jᵀ],      Λ_i ū_i ← Λ_i ū_i + τ α_i Σ_{j new} β_j x_ij E[a_j]
+
+(free rows and columns, offsets of the other side subtracted; see ``completion_step``). Rows first, then columns,
+repeated a few times for the same batch. ``decay`` < 1 shrinks old evidence first, for streams that drift.
+
+Old evidence was gathered with what was known of the other side then, and keeps that: on a stream that brings most of
+its ratings later it trails a fit by far. ``look_back`` passes over all ratings again from where the posterior stands.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fisherfold.completion.grouped import Grouped
+from fisherfold.completion.inverse import pack
+from fisherfold.completion.packed import unpack
+from fisherfold.completion.ratings import Ratings
+from fisherfold.completion.sides import PRIOR_ROWS, SET_STRENGTH, SetEffects, Side, set_effects_of
+from fisherfold.completion.variational import CompletionPosterior, fit_variational, noise_floor
+from fisherfold.completion.variational_step import evidence, expected_residual, moments, normal_equations
+
+
+def grow(side: Side, other: Side, n_new: int) -> None:
+    """Add members about which nothing is known: their posterior is the prior.
+
+    Args:
+        side: the side that grows; changed in place.
+        other: the other side, whose rated-set effects get zeros for the new members.
+        n_new: how many.
+    """
+    if n_new == 0:
+        return
+    unknown = prior_member(side)
+    for name in ("mean", "covariance"):
+        setattr(side, name, torch.cat([getattr(side, name), getattr(unknown, name).expand(n_new, -1)]))
+    for name in ("weight", "shortfall", "counts", "log_det"):
+        setattr(side, name, torch.cat([getattr(side, name), getattr(unknown, name).expand(n_new)]))
+    if side.set_effects is not None:
+        s = side.set_effects
+        side.set_effects = replace(s, sums=_pad(s.sums, n_new))
+    if other.set_effects is not None:
+        s = other.set_effects
+        other.set_effects = SetEffects(_pad(s.effects, n_new), s.sums, _pad(s.shares, n_new))
+
+
+def _pad(tensor: Tensor, n_new: int) -> Tensor:
+    return torch.cat([tensor, tensor.new_zeros(n_new, *tensor.shape[1:])])
+
+
+def prior_member(side: Side) -> Side:
+    """A side with a single member that has the prior.
+
+    Args:
+        side: where the prior is taken from.
+
+    Returns:
+        The side of one member.
+    """
+    covariance = torch.linalg.inv(side.precision)
+    if not side.has_offset:
+        covariance[-1], covariance[:, -1] = 0, 0
+    zero = side.weight.new_zeros(1)
+    return replace(
+        side, mean=side.center[None].clone(), covariance=pack(covariance[None]).to(side.mean), weight=zero + 1,
+        shortfall=zero, counts=zero, log_det=-torch.logdet(side.precision).to(zero)[None], set_effects=None,
+    )  # fmt: skip
+
+
+def unknown_member(side: Side) -> Side:
+    """A side with a single member of which not even the rated set is known: any of those that have ratings.
+
+    K says how much members differ whose rated sets are alike; strangers differ as all members do. Mean and covariance
+    are those over the members, with the imaginary one of ``update_prior``.
+
+    Args:
+        side: where the members are taken from; without rated sets the prior says the same of them.
+
+    Returns:
+        The side of one member.
+    """
+    unknown, rated = prior_member(side), side.counts > 0
+    if side.set_effects is None or not bool(rated.any()):
+        return unknown
+    mean = side.mean[rated].double().mean(0)
+    off = side.mean[rated].double() - mean
+    spread = unpack(side.covariance[rated].sum(0, dtype=torch.float64)[None])[0]
+    start = torch.diag(side.start_variance)
+    if not side.has_offset:
+        start[-1, -1] = 0
+    covariance = (off.T @ off + spread + PRIOR_ROWS * start) / (len(off) + PRIOR_ROWS)
+    return replace(unknown, mean=mean[None].to(side.mean), covariance=pack(covariance[None]).to(side.mean))
+
+
+@dataclass
+class _Before:
+    """What is known about some members from earlier ratings, in natural parameters and float64."""
+
+    ids: Tensor
+    prior: Tensor
+    precision: Tensor
+    pull: Tensor
+    weight: Tensor
+    shortfall: Tensor
+
+
+def _before(side: Side, ids: Tensor, decay: float) -> _Before:
+    """The evidence alone, without the prior, times ``decay``."""
+    prior = side.precision
+    precision = _natural(side, ids)
+    everyone = side.prior_mean.double()
+    mean = everyone if len(everyone) == 1 else everyone[ids]
+    pull = (precision @ side.mean[ids].double()[:, :, None])[:, :, 0] - mean @ prior
+    return _Before(
+        ids, prior, (precision - prior) * decay, pull * decay, side.weight[ids].double(), side.shortfall[ids] * decay
+    )
+
+
+def _natural(side: Side, ids: Tensor) -> Tensor:
+    covariance = unpack(side.covariance[ids]).double()
+    if not side.has_offset:
+        covariance[:, -1, -1] = 1
+    return torch.linalg.inv(covariance)
+
+
+def absorb(
+    posterior: CompletionPosterior, batch: Ratings, rows: Tensor, columns: Tensor, *,
+    passes: int = 3, decay: float = 1.0, move: tuple[bool, bool] = (True, True), new_rows: bool = False,
+) -> None:  # fmt: skip
+    """Add the evidence of new ratings.
+
+    Args:
+        posterior: the posterior; changed in place. New members must have been added with ``grow``.
+        batch: the new ratings, numbered within the batch.
+        rows: the row of the posterior behind each row of the batch; no row twice.
+        columns: the same for columns.
+        passes: how often rows and columns are updated in turn.
+        decay: the factor on the old evidence of the rows and columns of the batch.
+        move: whether the rows, and whether the columns, learn from the batch.
+        new_rows: whether no row had a rating before: the effects x_j were then learnt without them, and are not known
+            to be those of their columns. Their covariances K⁻¹/(γ + d_j) add up to a wider prior.
+    """
+    sides = ((posterior.rows, rows, batch.by_row), (posterior.columns, columns, batch.by_column))
+    before = [_before(side, ids, decay) for side, ids, _ in sides]
+    for (side, ids, groups), other_ids, learns in zip(sides, (columns, rows), move, strict=True):
+        if learns:
+            _count(side, ids, groups, other_ids)
+    if new_rows:
+        before[0].prior = posterior.rows.precision / _width(posterior.rows, batch.by_row, columns)[:, None, None]
+    residual = torch.zeros(0)
+    for _ in range(passes):
+        for k in (0, 1):
+            if move[k]:
+                (side, _, groups), (given, given_ids, _) = sides[k], sides[1 - k]
+                residual = _natural_step(posterior, side, before[k], given, given_ids, groups)
+    posterior.n_ratings += batch.n_ratings
+    last = sides[1] if move[1] else sides[0]
+    posterior.misfit += float((last[0].weight[last[1]] * residual).sum())
+    if posterior.fixed_ridge is None:  # a given ridge is in units of τ: it stays as it was fitted
+        smallest = noise_floor(posterior.rows.mean.dtype) * posterior.n_ratings
+        posterior.noise_precision = posterior.n_ratings / max(posterior.misfit, smallest)
+
+
+def _width(side: Side, groups: Grouped, other_ids: Tensor) -> Tensor:
+    """1 + n_i⁻¹ Σ_{j ∈ Ω_i} 1/(γ + d_j), by how much the prior covariance of new members is wider than K⁻¹."""
+    if side.set_effects is None:
+        return side.precision.new_ones(groups.n_groups)
+    doubt = 1 / (SET_STRENGTH + side.set_effects.shares.double()[other_ids[groups.indices().long()]])
+    sums = doubt.new_zeros(groups.n_groups).index_add_(0, groups.groups().long(), doubt)
+    return 1 + sums / groups.counts.clamp(min=1)
+
+
+def _count(side: Side, ids: Tensor, groups: Grouped, other_ids: Tensor) -> None:
+    """Enter the new ratings into the counts and the rated sets."""
+    fresh = groups.counts.to(side.counts)
+    side.counts = side.counts.index_add(0, ids, fresh)
+    if side.set_effects is not None:
+        x = side.set_effects.effects[other_ids[groups.indices().long()]]
+        new = torch.zeros_like(side.set_effects.sums[ids]).index_add_(0, groups.groups().long(), x)
+        side.set_effects = replace(side.set_effects, sums=side.set_effects.sums.index_add(0, ids, new))
+
+
+def _natural_step(
+    posterior: CompletionPosterior, side: Side, before: _Before, given: Side, given_ids: Tensor, groups: Grouped
+) -> Tensor:
+    """Set the posterior of the batch's members to old evidence + prior + new evidence; the new residuals."""
+    ids, tau = before.ids, posterior.noise_precision
+    weighted = moments(given.mean[given_ids], given.covariance[given_ids]) * given.weight[given_ids, None]
+    sums, cross, squares = (t.double() for t in evidence(weighted, groups, 0, groups.n_groups))
+    gram, pull = normal_equations(sums, cross)
+    weight = side.weight[ids].double()
+    rescale, scale = (weight / before.weight)[:, None], (weight * tau)[:, None]
+    everyone = side.prior_mean.double()
+    prior_mean = everyone if len(everyone) == 1 else everyone[ids]
+    precision = before.prior + rescale[:, :, None] * before.precision + scale[:, :, None] * gram.permute(2, 0, 1)
+    expected = (before.prior @ prior_mean[:, :, None])[:, :, 0]
+    total = expected + rescale * before.pull + scale * pull.T
+    if not side.has_offset:
+        precision[:, -1], precision[:, :, -1], total[:, -1] = 0, 0, 0
+        precision[:, -1, -1] = 1
+    covariance = torch.linalg.inv(precision)
+    mean = (covariance @ total[:, :, None])[:, :, 0]
+    if not side.has_offset:
+        covariance[:, -1, -1] = 0
+    packed = pack(covariance)
+    _, residual = expected_residual(sums, cross, squares, mean.T, packed.T)
+    side.mean[ids], side.covariance[ids] = mean.to(side.mean), packed.to(side.mean)
+    side.log_det[ids] = -torch.logdet(precision).to(side.mean)
+    if posterior.weight_strength:
+        side.shortfall[ids] = before.shortfall + (tau * residual).to(side.mean)
+        strength = posterior.weight_strength
+        side.weight[ids] = (strength + side.counts[ids]) / (strength + side.shortfall[ids])
+    return residual.to(side.mean)
+
+
+def look_back(posterior: CompletionPosterior, ratings: Ratings, *, passes: int = 2) -> None:
+    """Passes of coordinate ascent over all ratings so far, with their priors, from where the posterior stands.
+
+    Args:
+        posterior: the posterior, with a member for every row and column; changed in place.
+        ratings: all ratings so far.
+        passes: how many.
+    """
+    posterior.n_ratings, posterior.converged = ratings.n_ratings, False
+    orders = ratings.by_row, ratings.by_column
+    for side, own, other in ((posterior.rows, *orders), (posterior.columns, *orders[::-1])):
+        side.counts = own.counts.to(side.counts)
+        if side.set_effects is not None:
+            side.set_effects = set_effects_of(side, side.set_effects.effects, own, other)
+    fit_variational(
+        ratings, posterior.rank, max_iter=len(posterior.trace) + passes, tol=-torch.inf, init=posterior,
+        set_effects=posterior.rows.set_effects is not None,
+    )  # fmt: skip

@@ -1,0 +1,315 @@
+"""Everything that ``fisherfold reproduce`` runs: each experiment by name, its files, its section, and the page.
+
+An experiment leaves its raw tables, its recorded runs and one section file; the page is made from the section files, so
+that every command refreshes it and nothing has to be run twice. An experiment without data or not yet run is said so.
+A sketch (``quick``) lies in a folder of its own: the page shows it only until the whole experiment has been run.
+
+A further experiment needs a title in ``TITLES``, a claim, its place in ``ORDER``, and a function that leaves its files
+in ``options.folder(name)`` and its section with ``keep``; its command goes to ``fisherfold.cli.reproduce``.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from fisherfold.files import make_folder
+from fisherfold.reproduce import cifar, completion, subspace
+from fisherfold.reproduce.adapters import CLAIMS, THEORY_CLAIMS, figure_section, theory_section
+from fisherfold.reproduce.figures import Say, Tick, run_figure
+from fisherfold.reproduce.plans import FigurePlan
+from fisherfold.reproduce.plots import write_figure
+from fisherfold.reproduce.report import write_page
+from fisherfold.reproduce.runs import FigureResult
+from fisherfold.reproduce.sections import Section, Verdict
+from fisherfold.reproduce.theory import Part, Settings
+from fisherfold.reproduce.theory.records import run_recorded, write_summary
+from fisherfold.reproduce.theory.report import write_part
+from fisherfold.reproduce.verdicts import RULES
+from fisherfold.reproduce.workers import workers
+
+FIGURES: dict[str, Callable[..., FigurePlan]] = {
+    "jester": completion.jester,
+    "movielens": completion.movielens,
+    "school": subspace.school,
+    "sarcos": subspace.sarcos,
+}
+NAMES = (*FIGURES, "cifar", "theory")
+TITLES = {"jester": "Jester-1, rank 5", "movielens": "MovieLens-1M, rank 5", "school": "School, 139 tasks",
+          "sarcos": "Sarcos, 7 tasks", "cifar": "CIFAR-10 and CIFAR-100 with MKFAC"}  # fmt: skip
+ORDER = (*FIGURES, "cifar", *(f"theory-{part}" for part in THEORY_CLAIMS))
+
+
+@dataclass(frozen=True)
+class Options:
+    """How the experiments are run.
+
+    Attributes:
+        quick: a sketch: a third of the epochs, at most two seeds, smaller step grids.
+        seeds: how many seeds.
+        jobs: how many runs at a time.
+        output: the folder of the page and of everything else.
+        fresh: make recorded runs again.
+        device: where the tensors of the theory live.
+        parts: parts of the theory; all if none is given.
+        sarcos_file: the original training file of Sarcos.
+        say: told what is under way.
+        tick: told how much of an experiment is done, and of how much.
+    """
+
+    quick: bool = False
+    seeds: int = 5
+    jobs: int = 1
+    output: Path = Path("report")
+    fresh: bool = False
+    device: str = "cpu"
+    parts: tuple[str, ...] = ()
+    sarcos_file: Path | None = None
+    say: Say = field(default=lambda _: None)
+    tick: Tick = field(default=lambda _done, _total: None)
+
+    def __post_init__(self) -> None:
+        for name, value in (("seeds", self.seeds), ("jobs", self.jobs)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if self.output.exists() and not self.output.is_dir():
+            raise ValueError(f"output must be a folder, {self.output} is a file")
+        if self.sarcos_file is not None and not self.sarcos_file.is_file():
+            raise FileNotFoundError(f"sarcos_file must be the file sarcos_inv.mat, there is no file {self.sarcos_file}")
+
+    def folder(self, name: str) -> Path:
+        """Where the files of an experiment go.
+
+        Args:
+            name: the experiment.
+
+        Returns:
+            A folder below ``output``; below ``quick`` in it for a sketch.
+        """
+        return (self.output / "quick" if self.quick else self.output) / name
+
+    def command(self, name: str) -> str:
+        """What to type to repeat an experiment, or to go on with it.
+
+        Args:
+            name: the experiment, or ``all``.
+
+        Returns:
+            A command line.
+        """
+        words = ["fisherfold", "reproduce", name]
+        if name != "cifar":  # which runs nothing
+            words += ["--quick"] if self.quick else []
+            words += ["--seeds", str(self.seeds)] if self.seeds != Options.seeds else []
+            words += ["--jobs", str(self.jobs)] if self.jobs != Options.jobs else []
+        words += ["--output", str(self.output)] if self.output != Options.output else []
+        if name in {"all", "sarcos"} and self.sarcos_file is not None:
+            words += ["--sarcos-file", str(self.sarcos_file)]
+        if name in {"all", "theory"} and self.device != Options.device:
+            words += ["--device", self.device]
+        if name == "theory":
+            words += [word for part in self.parts for word in ("--part", part)]
+        return shlex.join(words)
+
+
+class Reproduced(NamedTuple):
+    """What a figure left behind.
+
+    Attributes:
+        result: its runs.
+        files: its files by kind.
+        more: further results, a name and a sentence each.
+        section: its section of the page.
+    """
+
+    result: FigureResult
+    files: dict[str, Path]
+    more: dict[str, str]
+    section: Section
+
+
+def reproduce_figure(name: str, options: Options) -> Reproduced:
+    """Run a four-method figure, write its files and its section.
+
+    Args:
+        name: a name of ``FIGURES``.
+        options: how.
+
+    Returns:
+        The runs, the files, further results and the section.
+    """
+    folder = options.folder(name)
+    source = partial(make_plan, name, options.quick, options.sarcos_file)
+    plan = source()
+    make_folder(folder)
+    seeds = min(options.seeds, 2) if options.quick else options.seeds
+    more = {"what refit hides": completion.HIDDEN} if name in {"jester", "movielens"} else {}
+    pool = workers(source, folder, jobs=options.jobs, fresh=options.fresh) if options.jobs > 1 else nullcontext()
+    with pool as spread:
+        result = run_figure(
+            plan, seeds=seeds, output=folder, fresh=options.fresh, say=options.say, tick=options.tick, spread=spread
+        )
+    files = write_figure(result, folder)
+    picture = files["png"].relative_to(options.output).as_posix()
+    section = figure_section(result, command=options.command(name), picture=picture, more=more)
+    keep(section, options)
+    return Reproduced(result, files, more, section)
+
+
+def make_plan(name: str, quick: bool, sarcos_file: Path | None = None) -> FigurePlan:
+    """The plan of a figure.
+
+    Args:
+        name: a name of ``FIGURES``.
+        quick: its sketch.
+        sarcos_file: the original training file, for ``sarcos``.
+
+    Returns:
+        The plan.
+    """
+    plan = FIGURES[name](**({"sarcos_file": sarcos_file} if name == "sarcos" else {}))
+    return plan.quick() if quick else plan
+
+
+def reproduce_theory(options: Options) -> tuple[list[Part], dict[str, str]]:
+    """Run the theory, write its files and a section per part.
+
+    Args:
+        options: how.
+
+    Returns:
+        The parts and the files by name.
+    """
+    folder = options.folder("theory")
+    settings = Settings(quick=options.quick, seeds=options.seeds, device=options.device, say=options.say)
+    parts = run_recorded(
+        settings, folder, only=options.parts, fresh=options.fresh, jobs=options.jobs, tick=options.tick
+    )
+    files = {name: file for part in parts for name, file in write_part(part, folder).items()} | write_summary(folder)
+    shown = {"quick": options.quick, "seeds": options.seeds, "device": options.device}
+    for part in parts:
+        command = replace(options, parts=(part.name,)).command("theory")
+        section = theory_section(part, command=command, folder=folder.relative_to(options.output), settings=shown)
+        keep(section, options)
+    return parts, files
+
+
+def keep(section: Section, options: Options) -> None:
+    """Keep a section for the page.
+
+    Args:
+        section: the section of an experiment that was run.
+        options: how it was run.
+    """
+    section.save(_section_file(options.output, section.name, options.quick))
+
+
+def reproduce_cifar(
+    options: Options, results: Path = cifar.RESULTS
+) -> tuple[list[cifar.CellResult], cifar.Beside, dict[str, Path]]:
+    """Assemble the CIFAR table from logged runs, write its files and its section.
+
+    Training is not done here: it takes a GPU and hours, and ``benchmarks/gpu/cifar_queue.py`` does it in pieces.
+
+    Args:
+        options: how.
+        results: the folder of the logs.
+
+    Returns:
+        The cells, what is beside them, and the files by kind.
+    """
+    found, others = cifar.cells(results), cifar.beside(results)
+    files = cifar.write(found, others, options.folder("cifar"))
+    picture = files["png"].relative_to(options.output).as_posix()
+    command = options.command("cifar")
+    command += f" --results {shlex.quote(str(results))}" if results != cifar.RESULTS else ""
+    cifar.section(found, others, command=command, picture=picture).save(_section_file(options.output, "cifar"))
+    return found, others, files
+
+
+def mark_missing(name: str, hint: str, options: Options) -> None:
+    """Let the page say that the data of an experiment were not found, unless it has results from before.
+
+    Args:
+        name: the experiment.
+        hint: what to do about it.
+        options: how it was run.
+    """
+    if _found(options.output, name) is None:
+        _empty(name, "data not found", hint, options.command(name)).save(_section_file(options.output, name))
+
+
+def refresh_page(output: Path) -> Path:
+    """Make the page from the sections that are there; what was not run is said.
+
+    Args:
+        output: the folder.
+
+    Returns:
+        The page.
+    """
+    return write_page(
+        sections(output),
+        output,
+        title="Riemannian natural gradient methods, remade",
+        lead="Each experiment and theorem of the paper run again: its claim, our figures over several seeds, and a "
+        "verdict that is computed from the recorded numbers.",
+        rules=RULES,
+    )
+
+
+def sections(output: Path) -> list[Section]:
+    """All sections of the page in its order.
+
+    Args:
+        output: the folder.
+
+    Returns:
+        Those that were run, and a place-holder for each that was not or whose file is damaged.
+    """
+    shown = []
+    for name in ORDER:
+        found = _found(output, name) or _read(_section_file(output, name))
+        shown.append(_not_run(output, name) if found is None else found)
+    return shown
+
+
+def _not_run(output: Path, name: str) -> Section:
+    kind, _, part = name.partition("-")
+    command = Options(output=output, parts=(part,) if part else ()).command(kind)
+    damaged = [file for quick in (False, True) if (file := _section_file(output, name, quick)).is_file()]
+    reason = f"{damaged[0]} cannot be read: run it again." if damaged else "It has not been run yet."
+    return _empty(name, "not run", reason, command)
+
+
+def _found(output: Path, name: str) -> Section | None:
+    """The section of an experiment that was run: the whole one before the sketch."""
+    for quick in (False, True):
+        section = _read(_section_file(output, name, quick))
+        if section is not None and section.verdict != "data not found":
+            return section
+    return None
+
+
+def _read(file: Path) -> Section | None:
+    """A section, if there is one: a damaged one must not keep the page from showing all others."""
+    try:
+        return Section.load(file) if file.is_file() else None
+    except ValueError:
+        return None
+
+
+def _empty(name: str, verdict: Verdict, reason: str, command: str) -> Section:
+    part = name.removeprefix("theory-")
+    claim = cifar.CLAIM if name == "cifar" else CLAIMS[name][1] if name in CLAIMS else THEORY_CLAIMS[part]
+    title = TITLES.get(name, f"Theory: {part}")
+    return Section(name, title, claim, verdict, [reason], command=command)
+
+
+def _section_file(output: Path, name: str, quick: bool = False) -> Path:
+    return output / "sections" / ("quick" if quick else "") / f"{name}.json"

@@ -1,0 +1,314 @@
+r"""Part 1: the Riemannian Fisher information is the metric of the Kullback-Leibler divergence (Theorem 1).
+
+    E KL(p_θ ‖ p_{R_θ(td)}) = ½ t² <d, F^R d> + O(t³)
+
+The remainder is measured for every likelihood, manifold and retraction. KL has no first-order term in t, so its second
+derivative does not feel the acceleration of the curve: the expansion holds for retractions of first order too. What a
+retraction of first order does lose is the expansion of the loss itself, Ψ(R(td)) = Ψ + t<g,d> + ½t²<d, Hess d> + O(t³),
+because there the gradient does not vanish.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fisherfold.fisher.autodiff import jvp
+from fisherfold.fisher.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Poisson
+from fisherfold.manifolds import Euclidean, Grassmann, Manifold, Oblique, Product, Sphere, Stiefel
+from fisherfold.manifolds.base import Point, dot, leaves, scale
+from fisherfold.manifolds.verdict import slope
+from fisherfold.problems import NLLProblem
+from fisherfold.reproduce.theory.report import Finding, Settings, holds_if
+
+LIKELIHOODS: dict[str, Likelihood] = {
+    "gaussian": Gaussian(), "categorical": Categorical(), "bernoulli": Bernoulli(), "poisson": Poisson(),
+}  # fmt: skip
+MANIFOLDS: dict[str, Manifold] = {
+    "euclidean": Euclidean(4, 2),
+    "sphere": Sphere(6),
+    "oblique": Oblique(3, 4),
+    "stiefel": Stiefel(5, 2),
+    "grassmann": Grassmann(5, 2),
+    "product": Product({"frame": Stiefel(4, 2), "row": Sphere(3), "bias": Euclidean(2)}),
+}
+STEPS = [0.3 * 10 ** (-k / 4) for k in range(17)]
+_SAMPLES, _OUTPUTS = 24, 3
+# one rounding unit on values of size one, a few times over
+_NOISE = 8 * torch.finfo(torch.float64).eps
+
+
+def make_problem(
+    manifold: Manifold, likelihood: Likelihood, *, seed: int, device: str = "cpu"
+) -> tuple[NLLProblem, Point]:
+    """A small nonlinear model on a manifold, and a random point.
+
+    z = sin(A_i features(θ)), the features being the entries of θ, or of the projector θθᵀ on the Grassmann manifold,
+    where only the span counts. The targets are drawn from the model at another point.
+
+    Args:
+        manifold: the manifold.
+        likelihood: the distribution of the targets.
+        seed: of inputs, targets and points.
+        device: where the tensors live.
+
+    Returns:
+        The problem and the point.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    theta, truth = (manifold.random_point(generator=generator) for _ in range(2))
+
+    def features(point: Point) -> Tensor:
+        if isinstance(point, dict):
+            return torch.cat([leaf.reshape(-1) for leaf in leaves(point)])
+        return (point @ point.mT if isinstance(manifold, Grassmann) else point).reshape(-1)
+
+    def model(x: Tensor, point: Point) -> Tensor:
+        return torch.sin(x @ features(point))
+
+    x = torch.randn(_SAMPLES, _OUTPUTS, len(features(theta)), generator=generator, dtype=torch.float64)
+    y = likelihood.sample(model(x, truth), generator=generator)
+    return NLLProblem(manifold, model, likelihood, x.to(device), y.to(device)), _to(theta, device)
+
+
+def _to(point: Point, device: str) -> Point:
+    return {name: _to(leaf, device) for name, leaf in point.items()} if isinstance(point, dict) else point.to(device)
+
+
+def kl_remainder(
+    problem: NLLProblem, theta: Point, method: str | None, *, seed: int, reverse: bool = False, stretch: float = 1.0
+) -> list[float]:
+    """|KL - ½ t² <d, F d>| along a random unit direction, at every t of ``STEPS``.
+
+    Args:
+        problem: the problem.
+        theta: the point.
+        method: the retraction; the manifold's own if not given.
+        seed: of the direction.
+        reverse: take KL(p_R ‖ p_θ), as the theorem is printed, instead of KL(p_θ ‖ p_R), as it is proved.
+        stretch: moves along ``stretch * d``; other than 1 it is not a retraction any more, a control.
+
+    Returns:
+        The remainders.
+    """
+    d = _direction(problem, theta, seed)
+    curvature = float(problem.fisher(theta).quadratic(d))
+    errors = []
+    for t in STEPS:
+        other = problem.manifold.retract(theta, scale(stretch * t, d), method=method)
+        divergence = problem.kl(other, theta) if reverse else problem.kl(theta, other)
+        errors.append(abs(float(divergence) - 0.5 * t**2 * curvature))
+    return errors
+
+
+def loss_remainder(problem: NLLProblem, theta: Tensor, method: str, *, seed: int) -> list[float]:
+    """|Ψ(R(td)) - Ψ - t<g,d> - ½t²<d, Hess d>| on the Stiefel manifold, at every t of ``STEPS``.
+
+    Args:
+        problem: a problem on the Stiefel manifold.
+        theta: the point.
+        method: the retraction.
+        seed: of the direction.
+
+    Returns:
+        The remainders.
+    """
+    d = _direction(problem, theta, seed)
+    value, gradient = problem.loss_and_gradient(theta)
+    first, second = float(dot(gradient, d)), float(dot(d, riemannian_hessian(problem, theta, d)))
+    errors = []
+    for t in STEPS:
+        moved = problem.loss(problem.manifold.retract(theta, t * d, method=method))
+        errors.append(abs(float(moved - value) - t * first - 0.5 * t**2 * second))
+    return errors
+
+
+def riemannian_hessian(problem: NLLProblem, theta: Tensor, d: Tensor, *, as_printed: bool = False) -> Tensor:
+    """Hess Ψ[d] on the Stiefel manifold: P(∇²Ψ d - d S), S the symmetric part of θᵀ∇Ψ.
+
+    Args:
+        problem: a problem on the Stiefel manifold.
+        theta: the point.
+        d: a tangent vector.
+        as_printed: the formula of the paper instead, P∇²Ψ d - P D_d(grad Ψ).
+
+    Returns:
+        A tangent vector.
+    """
+
+    def loss(point: Tensor) -> Tensor:
+        return problem.likelihood.nll(problem.model(problem.inputs, point), problem.targets).mean()
+
+    ambient = torch.func.grad(loss)
+
+    def riemannian(point: Tensor) -> Tensor:
+        g = ambient(point)
+        return g - point @ (point.mT @ g + g.mT @ point) / 2
+
+    curved = problem.manifold.project(theta, jvp(ambient, theta, d))
+    if as_printed:
+        return curved - problem.manifold.project(theta, jvp(riemannian, theta, d))
+    overlap = theta.mT @ ambient(theta)
+    return problem.manifold.project(theta, curved - d @ (overlap + overlap.mT) / 2)
+
+
+def entropy_hessian_error(likelihood: Likelihood, *, frozen: bool, seed: int, device: str = "cpu") -> float:
+    """‖∇²Φ - F‖/‖F‖ for Φ(θ) = -E_{y ~ p_θ} log p(y | f(x, θ)), which the paper calls the population loss.
+
+    Args:
+        likelihood: an exponential family whose log-partition function is A.
+        frozen: keep the distribution of y at θ while differentiating, which is what the proof needs; as printed the
+            distribution moves with θ, and Φ is an entropy.
+        seed: of the model.
+        device: where the tensors live.
+
+    Returns:
+        The relative error.
+    """
+    problem, theta = make_problem(MANIFOLDS["euclidean"], likelihood, seed=seed, device=device)
+    frozen_mean = likelihood.mean(problem.model(problem.inputs, theta))
+
+    def population_loss(point: Tensor) -> Tensor:
+        z = problem.model(problem.inputs, point)
+        mean = frozen_mean if frozen else likelihood.mean(z)
+        return (likelihood.log_partition(z).sum() - (mean * z).sum()) / len(z)
+
+    hessian = torch.func.hessian(population_loss)(theta).reshape(theta.numel(), -1)
+    fisher = problem.fisher(theta).dense()
+    return float((hessian - fisher).norm() / fisher.norm())
+
+
+def _direction(problem: NLLProblem, theta: Point, seed: int) -> Any:
+    d = problem.manifold.random_tangent(_to(theta, "cpu"), generator=torch.Generator().manual_seed(1000 + seed))
+    return _to(d, str(leaves(theta)[0].device))
+
+
+def measure(settings: Settings) -> list[dict[str, Any]]:
+    """The slope of the remainder for every likelihood, manifold and retraction, and the controls.
+
+    Args:
+        settings: how many directions, and where.
+
+    Returns:
+        One row per combination, with its remainders at ``STEPS``; the slope is the median over directions.
+    """
+    rows = []
+    directions = 1 if settings.quick else settings.seeds
+    for manifold_name, manifold in MANIFOLDS.items():
+        settings.say(f"divergence on {manifold_name}")
+        for likelihood_name, likelihood in LIKELIHOODS.items():
+            problem, theta = make_problem(manifold, likelihood, seed=0, device=settings.device)
+            cases: list[tuple[str, int, dict[str, Any]]] = [
+                (method, order, {"method": method}) for method, order in manifold.retractions.items()
+            ]
+            own = manifold.retraction if not isinstance(manifold, Product) else None
+            cases.append(("KL reversed", 2, {"method": own, "reverse": True}))
+            cases.append(("no retraction", 0, {"method": own, "stretch": 1.2}))
+            for method, order, options in cases:
+                runs = [kl_remainder(problem, theta, seed=seed, **options) for seed in range(directions)]
+                slopes = sorted(slope(STEPS, errors, _NOISE) for errors in runs)
+                rows.append({
+                    "quantity": "KL", "manifold": manifold_name, "likelihood": likelihood_name, "retraction": method,
+                    "order": order, "predicted": 3 if order else 2, "slope": slopes[len(slopes) // 2],
+                    "lowest": slopes[0], "highest": slopes[-1], "errors": runs[0],
+                })  # fmt: skip
+    return rows + _measure_loss(settings, directions)
+
+
+def _measure_loss(settings: Settings, directions: int) -> list[dict[str, Any]]:
+    rows = []
+    manifold = MANIFOLDS["stiefel"]
+    for name, likelihood in LIKELIHOODS.items():
+        problem, theta = make_problem(manifold, likelihood, seed=0, device=settings.device)
+        for method, order in manifold.retractions.items():
+            runs = [loss_remainder(problem, theta, method, seed=seed) for seed in range(directions)]
+            slopes = sorted(slope(STEPS, errors, _NOISE) for errors in runs)
+            rows.append({
+                "quantity": "loss", "manifold": "stiefel", "likelihood": name, "retraction": method, "order": order,
+                "predicted": order + 1, "slope": slopes[len(slopes) // 2], "lowest": slopes[0], "highest": slopes[-1],
+                "errors": runs[0],
+            })  # fmt: skip
+    return rows
+
+
+def findings(rows: list[dict[str, Any]], settings: Settings) -> list[Finding]:
+    """What the slopes say about Theorem 1.
+
+    Args:
+        rows: from ``measure``.
+        settings: for the device.
+
+    Returns:
+        The findings.
+    """
+    found = []
+    for manifold in MANIFOLDS:
+        chosen = [r for r in rows if r["quantity"] == "KL" and r["manifold"] == manifold and r["order"] == 2]
+        chosen = [r for r in chosen if r["retraction"] != "KL reversed"]
+        names = sorted({r["retraction"] for r in chosen})
+        found.append(_slope_finding(
+            f"Theorem 1: remainder of KL on {manifold}", chosen, 3.0,
+            f"second-order retractions {', '.join(names)}; four likelihoods; measured: least slope",
+        ))  # fmt: skip
+    first = [r for r in rows if r["quantity"] == "KL" and r["order"] == 1]
+    low, high = min(r["slope"] for r in first), max(r["slope"] for r in first)
+    found.append(Finding(
+        "Theorem 1 along first-order retractions (QR, Cayley)", "not covered", f"slope {low:.2f} to {high:.2f}",
+        holds_if(low > 2.8),
+        "the hypothesis of second order is not needed: KL has no linear term in t, so the acceleration of the curve "
+        "does not enter its second derivative",
+    ))  # fmt: skip
+    reverse = [r for r in rows if r["retraction"] == "KL reversed"]
+    found.append(_slope_finding(
+        "KL in the order of the statement and of the proof", reverse, 3.0,
+        "the theorem prints KL(p_R ‖ p_θ), its proof KL(p_θ ‖ p_R); both have the same second-order term",
+    ))  # fmt: skip
+    control = [r for r in rows if r["retraction"] == "no retraction"]
+    found.append(_slope_finding("control: DR(0) = 1.2 Id is no retraction", control, 2.0, "the measurement can fail"))
+    return found + _loss_findings(rows, settings)
+
+
+def _loss_findings(rows: list[dict[str, Any]], settings: Settings) -> list[Finding]:
+    found = []
+    for order, name in ((2, "second"), (1, "first")):
+        chosen = [r for r in rows if r["quantity"] == "loss" and r["order"] == order]
+        found.append(_slope_finding(
+            f"loss along a {name}-order retraction: Taylor remainder with Hess", chosen, order + 1.0,
+            f"Stiefel, {', '.join(sorted({r['retraction'] for r in chosen}))}; here the order of the retraction counts",
+        ))  # fmt: skip
+    errors = {
+        frozen: max(
+            entropy_hessian_error(likelihood, frozen=frozen, seed=0, device=settings.device)
+            for likelihood in LIKELIHOODS.values()
+        )
+        for frozen in (True, False)
+    }
+    found.append(Finding(
+        "∇²Φ = F with Φ as printed", 0.0, errors[False], holds_if(errors[False] < 1e-8),
+        "relative error, the worst of four likelihoods: Φ averages over p_θ itself and so is an entropy (constant for "
+        "a Gaussian); with the distribution of y frozen at θ the error is "
+        f"{errors[True]:.0e}, but then grad Φ = 0 and the natural direction of Theorem 1 is 0: read it for Ψ",
+    ))  # fmt: skip
+    problem, theta = make_problem(MANIFOLDS["stiefel"], LIKELIHOODS["categorical"], seed=0, device=settings.device)
+    d = _direction(problem, theta, 0)
+    true, printed = (riemannian_hessian(problem, theta, d, as_printed=flag) for flag in (False, True))
+    error = float((true - printed).norm() / true.norm())
+    found.append(Finding(
+        "Riemannian Hessian as printed after Theorem 1", 0.0, error, holds_if(error < 1e-8),
+        "relative error against the second derivative along geodesics: P D_u(grad Φ) is already Hess Φ[u]; the second "
+        "term should be the Weingarten map of the normal part of ∇Φ",
+    ))  # fmt: skip
+    return found
+
+
+def _slope_finding(name: str, rows: list[dict[str, Any]], predicted: float, note: str) -> Finding:
+    slopes = [r["slope"] for r in rows]
+    least, greatest = min(slopes), max(slopes)
+    if predicted == 3.0:
+        verdict, measured = holds_if(least > 2.8), least
+    else:
+        verdict, measured = holds_if(predicted - 0.2 < least and greatest < predicted + 0.2), sum(slopes) / len(slopes)
+    return Finding(name, predicted, round(measured, 3) if math.isfinite(measured) else measured, verdict, note)

@@ -1,0 +1,277 @@
+r"""Part 5: behind batch normalisation the gradient of a weight row is orthogonal to the row, and RFIM = FIM.
+
+    Ψ(c w_i) = Ψ(w_i), c > 0   ⇒   <∇_{w_i} Ψ, w_i> = 0   ⇒   grad Ψ = ∇Ψ  and  P F P = F
+
+It is an identity of exact objects: of the gradient of every sample's loss with the batch statistics differentiated
+through. Hooks, as all K-FAC codes use them, see g_n a_nᵀ with g_n the derivative of the summed loss in the layer's
+output of sample n; in train mode the samples are coupled by the statistics, and these are not the gradients of single
+losses: only their sum is right.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fisherfold.reproduce.theory.pictures import draw_invariance
+from fisherfold.reproduce.theory.report import Finding, Part, Settings, holds_if
+
+BATCH, INPUTS, HIDDEN, CLASSES = 32, 10, 12, 4
+
+
+class Network(nn.Module):
+    """Linear, a normalisation, ReLU, linear.
+
+    Args:
+        normalisation: ``batch`` (by the standard deviation), ``variance`` (by the variance, as the paper's formula is
+            printed), ``frozen`` (batch normalisation in evaluation mode), ``layer``, or ``none``.
+    """
+
+    def __init__(self, normalisation: str) -> None:
+        super().__init__()
+        self.normalisation = normalisation
+        self.first = nn.Linear(INPUTS, HIDDEN, bias=False, dtype=torch.float64)
+        self.last = nn.Linear(HIDDEN, CLASSES, dtype=torch.float64)
+
+    def normalised(self, s: Tensor) -> Tensor:
+        """The normalised outputs of the first layer."""
+        if self.normalisation == "layer":
+            return functional.layer_norm(s, (HIDDEN,), eps=0.0)
+        if self.normalisation == "none":
+            return s
+        if self.normalisation == "frozen":
+            return (s - 0.1) / 1.5
+        centred = s - s.mean(dim=0)
+        variance = centred.square().mean(dim=0)
+        return centred / (variance if self.normalisation == "variance" else variance.sqrt())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits of a batch."""
+        return self.last(torch.relu(self.normalised(self.first(x))))
+
+
+def make(normalisation: str, *, seed: int, device: str = "cpu") -> tuple[Network, Tensor, Tensor]:
+    """A network with unit rows in its first layer, and a batch.
+
+    Args:
+        normalisation: see ``Network``.
+        seed: of weights and data.
+        device: where the tensors live.
+
+    Returns:
+        The network, inputs and labels.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    network = Network(normalisation)
+    with torch.no_grad():
+        for p in network.parameters():
+            p.copy_(torch.randn(p.shape, generator=generator, dtype=torch.float64))
+        network.first.weight.copy_(functional.normalize(network.first.weight, dim=1))
+    x = torch.randn(BATCH, INPUTS, generator=generator, dtype=torch.float64) + 0.5
+    y = torch.randint(CLASSES, (BATCH,), generator=generator)
+    return network.to(device), x.to(device), y.to(device)
+
+
+def true_gradients(network: Network, x: Tensor, y: Tensor) -> Tensor:
+    """The gradient of every sample's loss in the first weight, batch statistics differentiated through.
+
+    Args:
+        network: the network.
+        x: inputs.
+        y: labels.
+
+    Returns:
+        A tensor of shape (samples, rows, columns).
+    """
+    rest = {name: p.detach() for name, p in network.named_parameters() if name != "first.weight"}
+
+    def losses(weight: Tensor) -> Tensor:
+        logits = torch.func.functional_call(network, {**rest, "first.weight": weight}, (x,))
+        return functional.cross_entropy(logits, y, reduction="none")
+
+    return torch.func.jacrev(losses)(network.first.weight.detach())
+
+
+def hook_gradients(network: Network, x: Tensor, y: Tensor) -> Tensor:
+    """What hooks on the first layer see: the output's gradient times the input, sample by sample.
+
+    Args:
+        network: the network.
+        x: inputs.
+        y: labels.
+
+    Returns:
+        A tensor of shape (samples, rows, columns).
+    """
+    seen: dict[str, Tensor] = {}
+
+    def hook(module: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
+        seen["input"], seen["output"] = arguments[0], output
+
+    handle = network.first.register_forward_hook(hook)
+    loss = functional.cross_entropy(network(x), y, reduction="sum")
+    handle.remove()
+    (gradient,) = torch.autograd.grad(loss, seen["output"])
+    return torch.einsum("ni,nj->nij", gradient, seen["input"])
+
+
+def radial_share(gradients: Tensor, weight: Tensor) -> float:
+    """The share of the squared length of per-sample gradients along the rows of the weight.
+
+    Args:
+        gradients: shape (samples, rows, columns).
+        weight: unit rows.
+
+    Returns:
+        A number between 0 and 1.
+    """
+    along = (gradients * weight).sum(dim=-1)
+    return float(along.square().sum() / gradients.square().sum())
+
+
+def projected_fisher_change(gradients: Tensor, weight: Tensor) -> float:
+    """‖P F P - F‖/‖F‖ for F the second moment of the gradients and P the projector of the product of spheres.
+
+    Args:
+        gradients: shape (samples, rows, columns).
+        weight: unit rows.
+
+    Returns:
+        The relative change.
+    """
+    tangent = gradients - (gradients * weight).sum(dim=-1, keepdim=True) * weight
+    full, projected = (g.flatten(1).T @ g.flatten(1) for g in (gradients, tangent))
+    return float((full - projected).norm() / full.norm())
+
+
+def measure(settings: Settings) -> list[dict[str, Any]]:
+    """True and hook gradients under every normalisation.
+
+    Args:
+        settings: how many seeds, and where.
+
+    Returns:
+        One row per normalisation and seed.
+    """
+    rows = []
+    for normalisation in ("batch", "variance", "frozen", "layer", "none"):
+        for seed in range(settings.seeds):
+            network, x, y = make(normalisation, seed=seed, device=settings.device)
+            weight = network.first.weight.detach()
+            true, hooks = true_gradients(network, x, y), hook_gradients(network, x, y)
+            cosines = functional.cosine_similarity(true.flatten(1), hooks.flatten(1), dim=1)
+            whole = (true * weight).sum(dim=(1, 2)) / weight.norm() / true.flatten(1).norm(dim=1)
+            rows.append({
+                "normalisation": normalisation, "seed": seed,
+                "sum_difference": float((true.sum(0) - hooks.sum(0)).norm() / true.sum(0).norm()),
+                "cosine": float(cosines.mean()), "trace_ratio": float(hooks.square().sum() / true.square().sum()),
+                "radial_true": radial_share(true, weight), "radial_hooks": radial_share(hooks, weight),
+                "radial_sum": radial_share(true.sum(0, keepdim=True), weight),
+                "fisher_true": projected_fisher_change(true, weight),
+                "fisher_hooks": projected_fisher_change(hooks, weight),
+                "whole_true": float(whole.abs().max()), "cosines": sorted(cosines.tolist()), **_scaling(network, x, y),
+            })  # fmt: skip
+    return rows
+
+
+def _scaling(network: Network, x: Tensor, y: Tensor) -> dict[str, float]:
+    """The relative change of the loss when one row is scaled by 2, and when its sign is turned."""
+    weight = network.first.weight
+    original = weight.detach().clone()
+    changes = {}
+    with torch.no_grad():
+        loss = functional.cross_entropy(network(x), y)
+        for name, factor in (("scaled", 2.0), ("negated", -1.0)):
+            weight[0] = factor * original[0]
+            changes[name] = abs(float(functional.cross_entropy(network(x), y) / loss - 1))
+            weight.copy_(original)
+    return changes
+
+
+def findings(rows: list[dict[str, Any]]) -> list[Finding]:
+    """What the gradients say about the row identity.
+
+    Args:
+        rows: from ``measure``.
+
+    Returns:
+        The findings.
+    """
+
+    def worst(normalisation: str, column: str) -> float:
+        return max(r[column] for r in rows if r["normalisation"] == normalisation)
+
+    def spread(column: str) -> str:
+        values = [r[column] for r in rows if r["normalisation"] == "batch"]
+        return f"{min(values):.3g} to {max(values):.3g}"
+
+    true, hooks = worst("batch", "radial_true"), min(r["radial_hooks"] for r in rows if r["normalisation"] == "batch")
+    return [
+        Finding(
+            "batch norm: <∇w_i, w_i> = 0, every sample, exact gradients", 0.0, math.sqrt(true), holds_if(true < 1e-24),
+            "radial part over the length, the worst seed; statistics differentiated through, float64",
+        ),
+        Finding(
+            "batch norm: <∇w_i, w_i> = 0, per-sample gradients from hooks in train mode", 0.0, math.sqrt(hooks),
+            holds_if(hooks < 1e-24),
+            f"radial part over the length, the least seed; energy share {spread('radial_hooks')}. Their sum is the "
+            f"exact batch gradient (to {worst('batch', 'sum_difference'):.0e}); one by one they have cosine "
+            f"{spread('cosine')} with the true ones and {spread('trace_ratio')} times their Fisher trace",
+        ),
+        Finding(
+            "batch norm: RFIM = FIM, exact", 0.0, worst("batch", "fisher_true"),
+            holds_if(worst("batch", "fisher_true") < 1e-12), "‖PFP - F‖/‖F‖, F the second moment of exact gradients",
+        ),
+        Finding(
+            "batch norm: RFIM = FIM, as hook-based K-FAC computes it", 0.0, worst("batch", "fisher_hooks"),
+            holds_if(worst("batch", "fisher_hooks") < 1e-12),
+            "‖PFP - F‖/‖F‖ of the hook rows, the worst seed: project after preconditioning",
+        ),
+        Finding(
+            "batch norm as printed, divided by Var", "Ψ(2w) = Ψ(w)", worst("variance", "scaled"),
+            holds_if(worst("variance", "scaled") < 1e-12),
+            "relative change of the loss when one row is doubled; dividing by the standard deviation it is "
+            f"{worst('batch', 'scaled'):.0e}",
+        ),
+        Finding(
+            "batch norm: Ψ(cw) = Ψ(w) for all c ≠ 0", "Ψ(-w) = Ψ(w)", worst("batch", "negated"),
+            holds_if(worst("batch", "negated") < 1e-12),
+            "relative change of the loss: the sign is no invariance of ReLU after batch norm, so rows live on spheres, "
+            "not on Gr(1, n); for c > 0 it is one, which is what the identity needs",
+        ),
+        Finding(
+            "layer norm: <∇W, W> = 0 for the whole weight, not by rows", 0.0, worst("layer", "whole_true"),
+            holds_if(worst("layer", "whole_true") < 1e-12),
+            f"cosine with W, the worst sample; by rows the radial share is {worst('layer', 'radial_true'):.2f}",
+        ),
+        Finding(
+            "evaluation mode (frozen statistics) is not scale invariant", "Ψ(2w) ≠ Ψ(w)", worst("frozen", "scaled"),
+            holds_if(worst("frozen", "scaled") > 1e-6),
+            "relative change of the loss; the identity belongs to train mode",
+        ),
+    ]  # fmt: skip
+
+
+def part(settings: Settings) -> Part:
+    """Run this part.
+
+    Args:
+        settings: how many seeds, and where.
+
+    Returns:
+        The part.
+    """
+    settings.say("invariance under normalisation")
+    rows = measure(settings)
+    sentence = (
+        "With batch statistics differentiated through, every sample's gradient is tangent to rounding and RFIM = FIM. "
+        "The rows that hooks collect in train mode are not: only their sum is right, so what K-FAC codes compute is "
+        "another matrix with a radial part. The invariance needs the standard deviation where the text prints the "
+        "variance, and holds for c > 0 only."
+    )
+    table = [{k: v for k, v in r.items() if k != "cosines"} for r in rows]
+    return Part("invariance", "Normalised rows", sentence, findings(rows), table, draw_invariance(rows))

@@ -1,0 +1,250 @@
+"""The pictures of the theory report: one per part, drawn from plain rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from matplotlib.figure import Figure
+
+from fisherfold.reproduce.theory.report import BLACK, BLUE, COLOURS, GREEN, ORANGE, PINK, SKY
+
+if TYPE_CHECKING:
+    from fisherfold.reproduce.theory.global_convergence import Run
+
+Rows = Sequence[dict[str, Any]]
+_GREY = "#888888"
+
+
+def _sheet(panels: int, title: str) -> tuple[Figure, Any]:
+    rows, columns = (2, 2) if panels == 4 else (1, panels)
+    figure = Figure(figsize=(5.2 * columns, 4.0 * rows), layout="constrained")
+    figure.suptitle(title, fontsize=11)
+    return figure, figure.subplots(rows, columns, squeeze=False).flatten()
+
+
+def _finish(panel: Any, x: str, y: str, *, log: str = "xy", legend: str | None = "best") -> None:
+    if "x" in log:
+        panel.set_xscale("log")
+    if "y" in log:
+        panel.set_yscale("log")
+    panel.set_xlabel(x)
+    panel.set_ylabel(y)
+    panel.grid(alpha=0.3)
+    if legend is not None:
+        panel.legend(frameon=True, framealpha=0.85, edgecolor="none", fontsize=8, loc=legend)
+
+
+def _guide(panel: Any, x: Sequence[float], through: float, power: float, label: str) -> None:
+    """A dashed line of a given slope through the value at the last x."""
+    panel.plot(x, [through * (v / x[-1]) ** power for v in x], "--", color=_GREY, linewidth=1, label=label)
+
+
+def _medians(rows: Rows, key: str, value: str) -> tuple[list[float], list[float]]:
+    keys = sorted({r[key] for r in rows})
+    return keys, [median(r[value] for r in rows if r[key] == k and r[value] == r[value]) for k in keys]
+
+
+def draw_metric(steps: Sequence[float], slopes: Rows, scenes: Rows) -> Figure:
+    """Part 1.
+
+    Args:
+        steps: the steps t.
+        slopes: the rows of ``divergence.measure``.
+        scenes: the rows of ``steepest.measure``.
+
+    Returns:
+        The picture.
+    """
+    figure, (left, middle, right) = _sheet(3, "The RFIM is the metric of KL")
+    seen: set[str] = set()
+    # first-order retractions last, so that they are seen on top of the others
+    for row in sorted((r for r in slopes if r["quantity"] == "KL"), key=lambda r: r["order"] == 1):
+        kind, colour = _kind(row)
+        label = kind if kind not in seen else None
+        left.plot(steps, [max(e, 1e-18) for e in row["errors"]], color=colour, alpha=0.6, linewidth=0.9, label=label)
+        seen.add(kind)
+    _guide(left, steps, 1e-17, 3, "slope 3")
+    left.set_ylim(1e-18, 1e2)
+    _finish(left, "t", "| E KL(θ ‖ R(td)) - ½t²<d, F d> |")
+    for row in (r for r in slopes if r["quantity"] == "loss" and r["likelihood"] == "categorical"):
+        colour = {"polar": BLUE, "exp": GREEN, "qr": ORANGE, "cayley": PINK}[row["retraction"]]
+        name = f"{row['retraction']} (order {row['order']}): slope {row['slope']:.2f}"
+        middle.plot(steps, [max(e, 1e-18) for e in row["errors"]], color=colour, label=name)
+    _finish(middle, "t", "| Ψ(R(td)) - second-order model |")
+    for colour, method, style, lack in ((BLUE, "polar", "o-", "^-"), (ORANGE, "qr", "x--", "+--")):
+        chosen = [r for r in scenes if r["retraction"] == method]
+        radii, distance = _medians(chosen, "radius", "distance")
+        right.plot(radii, distance, style, color=colour, label=f"argmin/ε to natural, {method}")
+        right.plot(radii, [1 - v for v in _medians(chosen, "radius", "best_random")[1]], lack, color=colour, alpha=0.7,
+                   label=f"what the best random one lacks, {method}")  # fmt: skip
+    _finish(right, "ε", "distance, or share of the decrease", legend="lower right")
+    return figure
+
+
+def _kind(row: dict[str, Any]) -> tuple[str, str]:
+    if row["retraction"] == "no retraction":
+        return "no retraction (control)", _GREY
+    if row["retraction"] == "KL reversed":
+        return "KL reversed", SKY
+    return ("second-order retraction", BLUE) if row["order"] == 2 else ("first-order retraction", ORANGE)
+
+
+def draw_global(runs: Sequence[Run], sigmas: Sequence[float], constants: dict[str, list[float]]) -> Figure:
+    """Part 2.
+
+    Args:
+        runs: the runs.
+        sigmas: values of σ.
+        constants: the constants of full linearity for both models.
+
+    Returns:
+        The picture.
+    """
+    figure, (norms, sigma, eta, linear) = _sheet(4, "Algorithm 1 with estimates of growing and of fixed accuracy")
+    labels = ["all samples, η₂ tiny", "growing batch, η₂ tiny", "batch 20, η₂ tiny", "batch 320, η₂ tiny",
+              "all samples, η₂ = κ", "batch 80, η₂ = κ"]  # fmt: skip
+    for label, colour in zip(labels, COLOURS, strict=False):
+        for run in (r for r in runs if r.label == label):
+            name = label if run.seed == 0 else None
+            norms.plot([max(v, 1e-15) for v in run.trace["gradient_norm"]], color=colour, alpha=0.7, label=name)
+            sigma.plot(run.trace["sigma"], color=colour, alpha=0.7, label=name)
+    _finish(norms, "iteration", "‖grad Ψ‖ over all samples", log="y", legend="center right")
+    _finish(sigma, "iteration", "σ_k", log="y", legend=None)
+    for label, colour in zip(["all samples, η₂ tiny", "η₂ = 0.1 κ", "all samples, η₂ = κ", "η₂ = 10 κ"], COLOURS,
+                             strict=False):  # fmt: skip
+        for run in (r for r in runs if r.label == label):
+            name = label if run.seed == 0 else None
+            eta.plot([max(v, 1e-15) for v in run.trace["gradient_norm"]], color=colour, alpha=0.7, label=name)
+    _finish(eta, "iteration", "‖grad Ψ‖, what η₂ does", log="y", legend="center right")
+    for (name, values), colour in zip(constants.items(), (ORANGE, BLUE), strict=True):
+        linear.plot(sigmas, values, "o-", color=colour, label=f"m_k {name}")
+    _finish(linear, "σ", "σ² max |Ψ∘R - m| on the ball 1/σ")
+    return figure
+
+
+def draw_rates(rows: Rows, orders: Rows) -> Figure:
+    """Part 3.
+
+    Args:
+        rows: the rows of ``measure_steps``.
+        orders: the rows of ``measure_order``.
+
+    Returns:
+        The picture.
+    """
+    figure, (path, factor, order, jump) = _sheet(4, "Local rates of RNGD on the two-layer network")
+    wide = max(r["width"] for r in rows)
+    chosen = [r for r in rows if r["width"] == wide and r["draw"] == 0]
+    for step, colour in zip(sorted({r["step"] for r in rows}), COLOURS, strict=False):
+        for activation, style in (("relu", "-"), ("tanh", ":")):
+            seen = next(r["residuals"] for r in chosen if r["step"] == step and r["activation"] == activation)
+            label = f"t = {step:g}, {activation}"
+            path.plot([v for v in seen if v > 1e-12], style, color=colour, marker=".", label=label)
+        if step < 1:
+            guide = [seen[0] * (1 - step / 2) ** k for k in range(len(seen))]
+            path.plot(guide, "--", color=colour, linewidth=0.8, alpha=0.6, label=f"_guide 1 - t/2 for t = {step:g}")
+    _finish(path, f"iteration (m = {wide}; dashed: 1 - t/2)", "‖u - y‖", log="y")
+    for step, colour in zip(sorted({r["step"] for r in rows}), COLOURS, strict=False):
+        for activation, style in (("relu", "o-"), ("tanh", "^:")):
+            some = [r for r in rows if r["step"] == step and r["activation"] == activation]
+            widths = sorted({r["width"] for r in some})
+            worst = [max(r["worst"] for r in some if r["width"] == w) for w in widths]
+            factor.plot(widths, worst, style, color=colour, label=f"t = {step:g}, {activation}")
+        bound = [1 - step / 2] * len(widths)
+        factor.plot(widths, bound, "--", color=colour, linewidth=0.8, label=f"_guide 1 - t/2 for t = {step:g}")
+    _finish(factor, "width m", "worst factor of any step (dashed: 1 - t/2)", log="x", legend=None)
+    factor.set_ylim(0, 1.5)
+    _order_panel(order, orders, "left", "what one step of t = 1 leaves")
+    _order_panel(jump, orders, "change", "‖J(θ¹) - J(θ⁰)‖ over one step")
+    return figure
+
+
+def _order_panel(panel: Any, orders: Rows, column: str, label: str) -> None:
+    widths = sorted({r["width"] for r in orders})
+    for width, colours in ((widths[0], (SKY, PINK)), (widths[-1], (BLUE, ORANGE))):
+        for activation, colour in zip(("tanh", "relu"), colours, strict=True):
+            some = [r for r in orders if r["activation"] == activation and r["width"] == width and r[column] > 1e-14]
+            panel.plot([r["distance"] for r in some], [r[column] for r in some], ".-", color=colour,
+                       label=f"{activation}, m = {width}")  # fmt: skip
+    _finish(panel, "distance r of the targets", label)
+
+
+def draw_stability(rows: Rows, caps: Rows) -> Figure:
+    """Part 4.
+
+    Args:
+        rows: the rows of ``stability.measure``.
+        caps: the rows of ``cap.measure``.
+
+    Returns:
+        The picture.
+    """
+    figure, (change, probability, ball, cap) = _sheet(4, "Jacobian stability of the two-layer network")
+    relu, tanh = ([r for r in rows if r["activation"] == a] for a in ("relu", "tanh"))
+    for some, column, colour, name in (
+        (relu, "adversary_1", ORANGE, "ReLU, worst found"), (relu, "random_1", BLUE, "ReLU, random"),
+        (tanh, "random_1", GREEN, "tanh, random"),
+    ):  # fmt: skip
+        widths, values = _medians(some, "width", column)
+        change.plot(widths, values, "o-", color=colour, label=name)
+        power = {"adversary_1": -1 / 6, "random_1": -1 / 4 if some is relu else -1 / 2}[column]
+        _guide(change, widths, values[-1], power, f"m^{power:.3g}")
+    _finish(change, "width m", "‖J(θ) - J(θ⁰)‖ at ‖θ - θ⁰‖ = 1")
+    one = [r for r in relu if r["targets"] == "order one"]
+    for column, colour, name in (
+        ("lemma_for_draw", BLACK, "lemma for the draw"), ("adversary", ORANGE, "worst found"),
+        ("random", BLUE, "random"), ("path", PINK, "where RNGD ends"),
+    ):  # fmt: skip
+        widths, values = _medians([r for r in one if r[column] < float("inf")], "width", column)
+        ball.plot(widths, values, "o-", color=colour, label=name)
+    widths, least = _medians(one, "width", "sigma0")
+    ball.plot(widths, [v / 6 for v in least], "--", color=GREEN, label="allowed: σ₀/6")
+    _finish(ball, "width m", "‖ΔJ‖ on the ball of the assumption, ReLU")
+    for some, style, activation in ((relu, "o-", "ReLU"), (tanh, "^:", "tanh")):
+        for where, colour in (("path", PINK), ("random", BLUE), ("adversary", ORANGE)):
+            near = [r for r in some if r["targets"] == "near"]
+            widths = sorted({r["width"] for r in near})
+            held = [[r[where] <= r["sigma0"] / 6 for r in near if r["width"] == w] for w in widths]
+            shares = [sum(h) / len(h) for h in held]
+            probability.plot(widths, shares, style, color=colour, label=f"{activation}, {where}")
+    _finish(probability, "width m", "share of draws with ‖ΔJ‖ ≤ σ₀/6, near targets", log="x")
+    for dim, colour in zip(sorted({r["dimension"] for r in caps}), COLOURS, strict=False):
+        some = [r for r in caps if r["dimension"] == dim]
+        gammas = [r["gamma"] for r in some]
+        cap.plot(gammas, [r["simulated"] / r["bound"] for r in some], "o", color=colour, label=f"n = {dim}")
+        exact = [r["exact"] / r["bound"] for r in some]
+        cap.plot(gammas, exact, "-", color=colour, linewidth=0.8, label=f"_guide n = {dim}, exact")
+    cap.axhline(1, color=_GREY, linestyle="--")
+    cap.set_ylim(0, 1.1)
+    _finish(cap, "γ", "P(|xᵀv| ≤ γ) over √(πn) γ", log="x")
+    return figure
+
+
+def draw_invariance(rows: Rows) -> Figure:
+    """Part 5.
+
+    Args:
+        rows: the rows of ``invariance.measure``.
+
+    Returns:
+        The picture.
+    """
+    figure, (radial, cosine) = _sheet(2, "Rows behind a normalisation: exact gradients and hooks")
+    kinds = list(dict.fromkeys(r["normalisation"] for r in rows))
+    for column, colour, label, shift in (
+        ("radial_true", BLUE, "exact, per sample", -0.2), ("radial_hooks", ORANGE, "hooks, per sample", 0.2),
+    ):  # fmt: skip
+        values = [median(r[column] for r in rows if r["normalisation"] == kind) for kind in kinds]
+        places = [k + shift for k in range(len(kinds))]
+        radial.bar(places, [max(v, 1e-33) ** 0.5 for v in values], 0.4, color=colour, label=label)
+    radial.set_xticks(range(len(kinds)), kinds)
+    _finish(radial, "normalisation", "radial part of the gradient", log="y", legend="lower right")
+    for row in (r for r in rows if r["normalisation"] in {"batch", "none"}):
+        colour = ORANGE if row["normalisation"] == "batch" else GREEN
+        values = row["cosines"]
+        name = f"{row['normalisation']} normalisation" if row["seed"] == 0 else None
+        cosine.plot([k / (len(values) - 1) for k in range(len(values))], values, color=colour, alpha=0.7, label=name)
+    _finish(cosine, "share of samples", "cosine of hook row and true gradient", log="")
+    return figure

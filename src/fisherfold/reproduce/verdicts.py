@@ -1,0 +1,183 @@
+"""Whether the paper's sentence about a figure is true of our runs, seed by seed.
+
+The paper says of the completion figures that RNGD *converges fastest* and of the multi-task figures that it *ends
+lowest*. Both become one number per seed and error: what the first method has less the best of the paper's others. For
+``lowest`` it is the final error; for ``fastest`` the #grad/N at which the error has come within 5 % of the lowest that
+any of the four ends at. A method is ahead if the number is negative on four seeds of five, level if it is ahead or
+within the tolerance on four of five, else behind.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from fisherfold.plain import counted
+from fisherfold.reproduce.runs import FigureResult, Run
+from fisherfold.reproduce.sections import Verdict
+
+Kind = Literal["lowest", "fastest"]
+Outcome = Literal["ahead", "level", "behind"]
+MAJORITY, LEVEL, NEAR = 0.8, 0.02, 1.05
+RULES = (
+    "Methods: RNGD is the paper's natural gradient. RSGD and RSVRG are stochastic gradients, without and with variance "
+    "reduction; RCG is a conjugate gradient. All of them move on the manifold.",
+    "Errors: held-out, on data left out of the fit; after a refit, on the same data once the coefficients have been "
+    "fitted to them, as the released code does; training. MSE is the mean squared error, NMSE the squared error over "
+    "the variance, averaged over tasks.",
+    "Cost: #grad/N is the number of sample gradients evaluated so far, divided by the number of samples N.",
+    f"Lowest: the final error of RNGD against the best of the paper's other methods, seed by seed. Ahead: lower on at "
+    f"least {MAJORITY:.0%} of the seeds; level: lower or within {LEVEL:.0%} on as many; behind: otherwise.",
+    f"Fastest: the same for the #grad/N, in the paper's count, at which the error first comes within {NEAR - 1:.0%} "
+    "of the lowest that any of the four ends at; level means the same count.",
+    "The paper charges RNGD two gradients per sample where it evaluates three. So everything is compared a second time "
+    "with every sample gradient counted, up to the number that the cheapest method has spent.",
+    "A figure's claim holds if RNGD is ahead in every error shown, in both counts; it does not hold if in the paper's "
+    "count it is ahead in none and behind in at least one; else it holds partly. Methods marked as ours take no part.",
+    "A part of the theory holds if all its findings do, does not hold if all fail, else it holds partly.",
+)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The first method against the best of the others in one error.
+
+    Attributes:
+        column: the error.
+        kind: what is compared, final errors or the cost of coming near the lowest.
+        own: the first method's number, per seed.
+        other: the best other's number, per seed.
+    """
+
+    column: str
+    kind: Kind
+    own: Sequence[float]
+    other: Sequence[float]
+
+    @property
+    def wins(self) -> int:
+        """On how many seeds the first method is strictly ahead."""
+        return sum(a < b for a, b in zip(self.own, self.other, strict=True))
+
+    @property
+    def ties(self) -> int:
+        """On how many seeds it is not ahead, but within the tolerance."""
+        slack = LEVEL if self.kind == "lowest" else 0.0
+        return sum(b <= a <= b + slack * abs(b) for a, b in zip(self.own, self.other, strict=True))
+
+    @property
+    def outcome(self) -> Outcome:
+        """Ahead, level or behind."""
+        enough = MAJORITY * len(self.own)
+        if self.wins >= enough:
+            return "ahead"
+        return "level" if self.wins + self.ties >= enough else "behind"
+
+    def sentence(self, label: str, method: str) -> str:
+        """The comparison in words.
+
+        Args:
+            label: the name of the error.
+            method: the name of the first method.
+
+        Returns:
+            A sentence.
+        """
+        own, other = statistics.median(self.own), statistics.median(self.other)
+        seeds = f"{self.wins} of {counted(len(self.own), 'seed')}"
+        if self.kind == "lowest":
+            part = f", {(own - other) / abs(other):+.1%}" if other and math.isfinite(own + other) else ""
+            medians = f"median {own:.4g}, best other: {other:.4g}{part}"
+            return f"{label}: {method} ends lowest on {seeds} ({medians}): {self.outcome}."
+        return (
+            f"{label}: {method} is the first within 5 % of the lowest on {seeds} (median {_count(own)}, best other: "
+            f"{_count(other)}): {self.outcome}."
+        )
+
+
+def compare(result: FigureResult, column: str, kind: Kind, *, true: bool = False) -> Comparison:
+    """Compare the first method with the paper's others.
+
+    Args:
+        result: the runs of a figure.
+        column: an error.
+        kind: final errors, or the cost of coming near the lowest.
+        true: count every sample gradient, and end all runs where the one with the fewest ends.
+
+    Returns:
+        The numbers of every seed.
+    """
+    groups = [result.runs[m.label] for m in result.plan.methods if m.paper]
+    axis, budget = "paper_grads", math.inf
+    if true:
+        axis, budget = "true_grads", min(run.last("true_grads") for runs in groups for run in runs)
+    own, other = [], []
+    for runs in zip(*groups, strict=True):
+        ends = [_value_at(run, column, budget) for run in runs]
+        values = ends if kind == "lowest" else [cost_of(run, column, NEAR * min(ends), axis) for run in runs]
+        own.append(values[0])
+        other.append(min(values[1:]))
+    return Comparison(column, kind, own, other)
+
+
+def cost_of(run: Run, column: str, level: float, axis: str = "paper_grads") -> float:
+    """Where a run first reaches a level.
+
+    Args:
+        run: the run.
+        column: an error.
+        level: the level.
+        axis: how the cost is counted.
+
+    Returns:
+        The cost, infinite if it never does.
+    """
+    return next((float(row[axis]) for row in run.rows if row.get(column, math.nan) <= level), math.inf)
+
+
+def judge(comparisons: Sequence[Comparison], true: Sequence[Comparison] = ()) -> Verdict:
+    """The verdict on a figure from the comparisons of all its errors.
+
+    Args:
+        comparisons: one per error, in the paper's count.
+        true: the same with every sample gradient counted.
+
+    Returns:
+        ``holds`` if the method is ahead in all, in both counts; ``does not hold`` if in the paper's count it is ahead
+        in none and behind in one; else ``holds partly``.
+    """
+    outcomes = {comparison.outcome for comparison in comparisons}
+    if outcomes == {"ahead"}:
+        return "holds" if all(comparison.outcome == "ahead" for comparison in true) else "holds partly"
+    return "does not hold" if "behind" in outcomes and "ahead" not in outcomes else "holds partly"
+
+
+def true_count(result: FigureResult, comparisons: Sequence[Comparison]) -> str:
+    """What becomes of the comparisons when every sample gradient is counted.
+
+    Args:
+        result: the runs of a figure.
+        comparisons: those made with the true count.
+
+    Returns:
+        A sentence.
+    """
+    groups = {m.label: result.runs[m.label] for m in result.plan.methods if m.paper}
+    used = (f"{label} {statistics.fmean(r.last('true_grads') for r in runs):.0f}" for label, runs in groups.items())
+    found = (
+        f"{result.plan.metrics[c.column]} {c.outcome} ({c.wins} of {counted(len(c.own), 'seed')})" for c in comparisons
+    )
+    return f"With every sample gradient counted (#grad/N: {', '.join(used)}): {'; '.join(found)}."
+
+
+def _value_at(run: Run, column: str, budget: float) -> float:
+    reached = [row for row in run.rows if math.isinf(budget) or row["true_grads"] <= budget + 1e-9]
+    value = float(reached[-1].get(column, math.nan))
+    return value if math.isfinite(value) else math.inf
+
+
+def _count(value: float) -> str:
+    return f"{value:.0f} #grad/N" if math.isfinite(value) else "never"

@@ -1,0 +1,104 @@
+"""The Fisher information and the Hessian of many small regressions in a shared subspace, as products.
+
+Along H the coefficients change by ẇ_t = -G_t⁻¹ (UᵀA_t H w_t + Hᵀe_t), and U w_t by k_t = H w_t + U ẇ_t. The Fisher
+information of N(X_t U w_t(U), I) is H ↦ P (1/N) Σ_t ω_t J_tᵀA_t k_t with J_t H = k_t. The Hessian is
+
+    P (1/N) Σ_t ω_t [ A_tk_t (w_t + q_t)ᵀ + e_t (ẇ_t + q̇_t)ᵀ + A_t(H q_t + U q̇_t) w_tᵀ + A_tU q_t ẇ_tᵀ ] - H Uᵀ∇Ψ,
+
+with q̇_t = λ_t G_t⁻¹ẇ_t - G_t⁻¹ (HᵀA_tU + UᵀA_tH) q_t; without a ridge, and for the penalised loss, all q are zero. It
+differs from the Fisher information by terms in the residuals e_t, which noise keeps from vanishing.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+from typing_extensions import override
+
+from fisherfold.distributed import Axis
+from fisherfold.fisher.kronecker import KroneckerFisher
+from fisherfold.fisher.operators import FisherOperator
+from fisherfold.manifolds import Grassmann
+from fisherfold.subspace.state import TaskState
+
+
+class SubspaceFisher(FisherOperator):
+    """The exact Fisher information (1/N) Σ_t ω_t J_tᵀJ_t with J_t H = X_t k_t.
+
+    Args:
+        manifold: the Grassmann manifold of U.
+        point: the frame U.
+        grams: A_t of the tasks that are summed over.
+        state: their coefficients and residuals at U.
+        weights: ω_t/N.
+        preconditioner: for CG, which is also the paper's approximation.
+        samples: the tasks, and which of them are here.
+        with_jacobian: whether the loss has the terms in q_t.
+    """
+
+    approximates = "nothing: the Fisher information of N(X_t U w_t(U), I), w_t(U) the ridge solution"
+
+    def __init__(
+        self,
+        manifold: Grassmann,
+        point: Tensor,
+        grams: Tensor,
+        state: TaskState,
+        weights: Tensor,
+        preconditioner: KroneckerFisher,
+        samples: Axis,
+        with_jacobian: bool,
+    ) -> None:
+        super().__init__(manifold, point)
+        self.grams, self.state, self.weights, self.preconditioner = grams, state, weights, preconditioner
+        self.samples, self.with_jacobian = samples, with_jacobian
+
+    def _moved(self, v: Tensor) -> tuple[Tensor, Tensor]:
+        """ẇ_t and A_tk_t."""
+        state = self.state
+        moved = state.weights @ v.mT
+        change = -_apply(state.inverse, _apply(state.gram_frame.mT, moved) + state.residual @ v)
+        return change, _apply(self.grams, moved + change @ self.point.mT)
+
+    @override
+    def _matvec(self, v: Tensor) -> Tensor:
+        state, x, omega = self.state, self.point, self.weights[:, None]
+        _, image = self._moved(v)
+        back = _apply(state.inverse, image @ x)
+        through = image - _apply(state.gram_frame, back)
+        product = (omega * through).mT @ state.weights - (omega * state.residual).mT @ back
+        return self.manifold.project(x, self.samples.total(product))
+
+    @override
+    def precondition(self, v: Tensor, damping: float) -> Tensor:
+        return self.preconditioner.precondition(v, damping)
+
+
+class SubspaceHessian(SubspaceFisher):
+    """The Riemannian Hessian of the loss."""
+
+    approximates = "the Fisher information; it is the Hessian"
+
+    @override
+    def _matvec(self, v: Tensor) -> Tensor:
+        state, x, w, omega = self.state, self.point, self.state.weights, self.weights[:, None]
+        residual, change, image = omega * state.residual, *self._moved(v)
+        product = (omega * image).mT @ w + residual.mT @ change
+        slope = residual.mT @ w
+        if self.with_jacobian:
+            q = state.ridge[:, None] * _apply(state.inverse, w)
+            frame_q, moved = _apply(state.gram_frame, q), q @ v.mT
+            turned = frame_q @ v + _apply(state.gram_frame.mT, moved)
+            q_change = _apply(state.inverse, state.ridge[:, None] * change - turned)
+            back = _apply(self.grams, moved) + _apply(state.gram_frame, q_change)
+            product += (omega * image).mT @ q + residual.mT @ q_change
+            product += (omega * back).mT @ w + (omega * frame_q).mT @ change
+            slope += residual.mT @ q + (omega * frame_q).mT @ w
+        return self.manifold.project(x, self.samples.total(product - v @ (x.mT @ slope)))
+
+    @override
+    def precondition(self, v: Tensor, damping: float) -> Tensor:
+        return self.preconditioner.precondition_hessian(v, damping)
+
+
+def _apply(matrices: Tensor, vectors: Tensor) -> Tensor:
+    return (matrices @ vectors[..., None]).squeeze(-1)

@@ -1,0 +1,357 @@
+"""Multi-task regression with the task coefficients integrated out.
+
+    y_t = X_t (m + U a_t) + ε,   a_t ~ N(0, Σ),  ε ~ N(0, s_t² I)   ⇒   y_t ~ N(X_t m, s_t² I + X_t U Σ Uᵀ X_tᵀ)
+
+The subspace U lies on the Grassmann manifold and is moved by RNGD on the marginal likelihood; the mean m is its exact
+maximiser given the rest (generalised least squares), prior covariance Σ and noise s² are re-estimated from the
+posterior moments of a_t (closed form, EM). So there is no ridge to tune: a task with few rows leans on the others as
+far as they are alike. With V_t the posterior covariance of a_t,
+
+    S_t = X_tᵀ(s_t² I + X_tUΣUᵀX_tᵀ)⁻¹X_t = A_t/s_t² - (A_tU/s_t²) V_t (A_tU/s_t²)ᵀ
+
+is all that the gradient and the Fisher information of U need.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from fisherfold.distributed import Axis
+from fisherfold.fisher.kronecker import KroneckerFisher
+from fisherfold.fisher.operators import FisherOperator
+from fisherfold.manifolds import Grassmann
+from fisherfold.problems.base import Problem, check_batch
+from fisherfold.subspace.tasks import TaskStatistics
+
+
+@dataclass(frozen=True)
+class SubspacePrior:
+    """What all tasks share, and the noise of each.
+
+    Attributes:
+        mean: m, shape (features,).
+        frame: U, orthonormal columns, shape (features, rank).
+        covariance: Σ of the coefficients in that frame, shape (rank, rank).
+        noise: s_t², shape (tasks,).
+    """
+
+    mean: Tensor
+    frame: Tensor
+    covariance: Tensor
+    noise: Tensor
+
+
+@dataclass(frozen=True)
+class TaskPosterior:
+    """The Gaussian posterior of the coefficients of each task, and the terms of the marginal likelihood.
+
+    Attributes:
+        mean: E[a_t], shape (tasks, rank).
+        covariance: V_t, shape (tasks, rank, rank).
+        scaled_gram_frame: A_tU/s_t², shape (tasks, features, rank).
+        scaled_residual: X_tᵀ(y_t - X_t m)/s_t², shape (tasks, features).
+        losses: -log p(y_t), shape (tasks,).
+    """
+
+    mean: Tensor
+    covariance: Tensor
+    scaled_gram_frame: Tensor
+    scaled_residual: Tensor
+    losses: Tensor
+
+    def second_moment(self) -> Tensor:
+        """E[a_t a_tᵀ].
+
+        Returns:
+            A tensor of shape (tasks, rank, rank).
+        """
+        return self.covariance + self.mean[:, :, None] * self.mean[:, None, :]
+
+    def score(self) -> Tensor:
+        """X_tᵀ Cov(y_t)⁻¹ (y_t - X_t m), the derivative of log p(y_t) in the mean.
+
+        Returns:
+            A tensor of shape (tasks, features).
+        """
+        return self.scaled_residual - (self.scaled_gram_frame @ self.mean[..., None]).squeeze(-1)
+
+
+def posterior(statistics: TaskStatistics, prior: SubspacePrior) -> TaskPosterior:
+    """The posterior of every task; also of tasks that the prior was not learnt from.
+
+    Args:
+        statistics: the rows of the tasks.
+        prior: with one noise variance per task of ``statistics``.
+
+    Returns:
+        Means, covariances and negative log marginal likelihoods.
+    """
+    frame, noise = prior.frame, prior.noise
+    tasks, n, p = statistics.n_tasks, *frame.shape
+    gram_frame = statistics.times(frame) / noise[:, None, None]
+    inner = (gram_frame.mT.reshape(tasks * p, n) @ frame).reshape(tasks, p, p)
+    root = symmetric_root(prior.covariance)
+    # B = I + Σ^½ UᵀA_tU Σ^½ / s² is well conditioned whatever Σ is
+    factor = factor_above_one(torch.eye(p, dtype=frame.dtype, device=frame.device) + root @ inner @ root)
+    half = torch.linalg.solve_triangular(factor, root.expand(tasks, p, p), upper=False)
+    covariance = half.mT @ half
+    shifted_cross = statistics.times(prior.mean)
+    residual = (statistics.cross - shifted_cross) / noise[:, None]
+    power = statistics.power - ((2 * statistics.cross - shifted_cross) * prior.mean).sum(-1)
+    target = residual @ frame
+    mean = (covariance @ target[..., None]).squeeze(-1)
+    log_determinant = 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    constant = statistics.counts * (math.log(2 * math.pi) + noise.log())
+    losses = (constant + log_determinant + power / noise - (target * mean).sum(-1)) / 2
+    return TaskPosterior(mean, covariance, gram_frame, residual, losses)
+
+
+class MarginalSubspaceProblem(Problem):
+    """The negative log marginal likelihood as a function of the subspace, mean, Σ and noise held fixed.
+
+    Gradient (Fisher's identity): P (1/N) Σ_t [A_tU E[a_t a_tᵀ] - X_tᵀ(y_t - X_t m) E[a_t]ᵀ] / s_t².
+    Fisher kinds: ``exact``, H ↦ P (1/N) Σ_t [S_t H R_t + S_tUΣ Hᵀ S_tUΣ] with R_t = Σ UᵀS_tU Σ, and ``kronecker``, the
+    product of the means of S_t and R_t.
+
+    Args:
+        statistics: the training rows.
+        prior: gives mean, covariance and noise; its frame is the usual starting point.
+
+    Examples:
+        >>> g = torch.Generator().manual_seed(0)
+        >>> X = torch.randn(60, 5, generator=g, dtype=torch.float64)
+        >>> statistics = TaskStatistics.from_rows(X, X[:, 0], torch.arange(60) % 4)
+        >>> prior = start(statistics, rank=2)
+        >>> problem = MarginalSubspaceProblem(statistics, prior)
+        >>> problem.gradient(prior.frame).shape
+        torch.Size([5, 2])
+    """
+
+    fisher_kinds: ClassVar[tuple[str, ...]] = ("exact", "kronecker")
+    manifold: Grassmann
+
+    def __init__(self, statistics: TaskStatistics, prior: SubspacePrior) -> None:
+        self.statistics, self.prior = statistics, prior
+        self.manifold = Grassmann(*prior.frame.shape)
+        self.samples = statistics.all_tasks
+        self.n_samples, self.group = self.samples.size, self.samples.group
+        self._kept: tuple[Tensor, int, TaskPosterior] | None = None
+
+    def posterior(self, x: Tensor, batch: Tensor | None = None) -> TaskPosterior:
+        """The posterior of all tasks or of a batch; the last full one is kept.
+
+        Args:
+            x: the frame U.
+            batch: task indices; all tasks if not given.
+
+        Returns:
+            The posterior.
+        """
+        if batch is not None:
+            check_batch(batch, self.n_samples)
+            here = self.samples.local(batch)[1]
+            chosen = replace(self.prior, frame=x, noise=self.prior.noise[here])
+            return posterior(self.statistics.select(here), chosen)
+        self.samples.check_same(x)
+        if self._kept is None or self._kept[0] is not x or self._kept[1] != x._version:
+            self._kept = (x, x._version, posterior(self.statistics, replace(self.prior, frame=x)))
+        return self._kept[2]
+
+    @override
+    def loss(self, x: Tensor, batch: Tensor | None = None) -> Tensor:
+        return self._mean(self.posterior(x, batch).losses, batch)
+
+    def _mean(self, values: Tensor, batch: Tensor | None) -> Tensor:
+        if not self.samples.is_shared:
+            return values.mean(0)
+        return self.samples.total(values.sum(0)) / (self.n_samples if batch is None else len(batch))
+
+    @override
+    def gradient(self, x: Tensor, batch: Tensor | None = None) -> Tensor:
+        return self.loss_and_gradient(x, batch)[1]
+
+    @override
+    def loss_and_gradient(self, x: Tensor, batch: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        found = self.posterior(x, batch)
+        spread = torch.einsum("tip,tpq->iq", found.scaled_gram_frame, found.second_moment())
+        count = self.n_samples if batch is None else len(batch)
+        ambient = self.samples.total(spread - found.scaled_residual.mT @ found.mean) / count
+        return self._mean(found.losses, batch), self._tangent(x, ambient)
+
+    @override
+    def fisher(self, x: Tensor, batch: Tensor | None = None, *, kind: str = "exact") -> FisherOperator:
+        if kind not in self.fisher_kinds:
+            raise ValueError(f"kind must be one of {self.fisher_kinds}, got {kind!r}")
+        found = self.posterior(x, batch)
+        statistics, noise = self.statistics, self.prior.noise
+        if batch is not None:
+            here = self.samples.local(batch)[1]
+            statistics, noise = statistics.select(here), noise[here]
+        right = self.prior.covariance - found.covariance
+        count = self.n_samples if batch is None else len(batch)
+        left = self.samples.total(information(statistics, noise, found)) / count
+        kronecker = KroneckerFisher(self.manifold, x, left=left, right=self._mean(right, batch))
+        if kind == "kronecker":
+            return kronecker
+        samples = replace(self.samples, size=count)
+        return MarginalFisher(self.manifold, x, statistics.gram, noise, found, right, kronecker, samples)
+
+
+class MarginalFisher(FisherOperator):
+    """H ↦ P (1/N) Σ_t [S_t H R_t + S_tUΣ Hᵀ S_tUΣ], from ½ tr(C⁻¹ dC C⁻¹ dC) for the covariance C of y_t.
+
+    R_t = Σ UᵀS_tU Σ = Σ - V_t and S_tUΣ = (A_tU/s_t²) V_t.
+    """
+
+    approximates = "nothing: the Fisher information of the marginal likelihood of y_t in U"
+
+    def __init__(
+        self,
+        manifold: Grassmann,
+        point: Tensor,
+        grams: Tensor,
+        noise: Tensor,
+        found: TaskPosterior,
+        right: Tensor,
+        preconditioner: KroneckerFisher,
+        samples: Axis,
+    ) -> None:
+        super().__init__(manifold, point)
+        self.samples = samples
+        self.grams, self.noise, self.right, self.preconditioner = grams, noise, right, preconditioner
+        self.gram_frame, self.covariance = found.scaled_gram_frame, found.covariance
+        self.reach = found.scaled_gram_frame @ found.covariance
+
+    @override
+    def _matvec(self, v: Tensor) -> Tensor:
+        tasks, n, p = self.gram_frame.shape
+        moved = (self.grams.reshape(tasks * n, n) @ v).reshape(tasks, n, p) / self.noise[:, None, None]
+        moved = moved - self.reach @ (self.gram_frame.mT @ v)
+        product = torch.einsum("tip,tpq->iq", moved, self.right)
+        product = product + torch.einsum("tip,tpq->iq", self.reach, v.mT @ self.reach)
+        return self.manifold.project(self.point, self.samples.total(product) / self.samples.size)
+
+    @override
+    def precondition(self, v: Tensor, damping: float) -> Tensor:
+        return self.preconditioner.precondition(v, damping)
+
+
+def information(statistics: TaskStatistics, noise: Tensor, found: TaskPosterior) -> Tensor:
+    """Σ_t S_t, the Fisher information of the mean m, over the tasks that are here.
+
+    Args:
+        statistics: the rows.
+        noise: s_t².
+        found: the posterior.
+
+    Returns:
+        A symmetric matrix of the size of the features.
+    """
+    explained = found.scaled_gram_frame @ found.covariance
+    tasks, n, p = explained.shape
+    wide, other = explained.mT.reshape(tasks * p, n), found.scaled_gram_frame.mT.reshape(tasks * p, n)
+    total = statistics.scaled_gram(noise) - wide.mT @ other
+    return (total + total.mT) / 2
+
+
+def start(statistics: TaskStatistics, *, rank: int) -> SubspacePrior:
+    """Pooled ridge for the mean, the leading directions of the tasks' own ridge solutions for the subspace.
+
+    Args:
+        statistics: the training rows.
+        rank: the dimension of the subspace, at most the number of features.
+
+    Returns:
+        A prior to improve.
+    """
+    n, pooled = statistics.n_features, statistics.pooled()
+    eye = torch.eye(n, dtype=torch.float64, device=pooled.gram.device)
+    # features of about unit size, powers of two to keep the digits: a ridge shrinks none of them for its unit
+    squares = pooled.gram[0].diagonal() / pooled.counts.clamp(min=1)
+    sizes = torch.where(squares > 0, torch.exp2((squares.log2() / 2).round()), 1.0)
+    even = replace(statistics, gram=statistics.gram / sizes / sizes[:, None], cross=statistics.cross / sizes)
+    pooled = even.pooled()
+    scale = (pooled.gram.diagonal(dim1=-2, dim2=-1).sum() / (n * pooled.counts.sum()).clamp(min=1)).clamp(min=1e-300)
+    mean = torch.linalg.solve(pooled.gram[0] + scale * eye, pooled.cross[0])
+    tasks = statistics.all_tasks
+    noise = tasks.total(even.residual_power(mean).sum()) / pooled.counts.sum()
+    noise = noise.clamp(min=noise_floor(statistics))
+    residual = even.cross - even.gram @ mean
+    own = torch.linalg.solve(even.gram + 10 * scale * eye, residual)
+    frame, values = start_frame(tasks.second_moment(own) / tasks.size, pooled.gram[0], rank)
+    # a floor keeps every direction alive: Σ can only shrink what the prior lets through
+    covariance = torch.diag(values[:rank] + values.mean() / 10 + 1e-8 * noise / scale)
+    frame, change = torch.linalg.qr(frame / sizes[:, None])
+    signs = change.diagonal().sign()
+    frame, change = frame * signs, change * signs[:, None]
+    covariance = change @ covariance @ change.mT
+    return SubspacePrior(mean / sizes, frame, covariance, noise.expand(statistics.n_tasks).clone())
+
+
+def noise_floor(statistics: TaskStatistics) -> float:
+    """The least noise variance: targets that are fitted exactly must not lead to a division by zero.
+
+    Args:
+        statistics: the rows.
+
+    Returns:
+        A positive number, 1e-12 of the mean squared target.
+    """
+    power, counts = statistics.all_tasks.total(torch.stack([statistics.power.sum(), statistics.counts.sum()]))
+    return float(1e-12 * power / counts.clamp(min=1)) or 1e-100
+
+
+def start_frame(moment: Tensor, gram: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """The leading directions of the tasks' own coefficients.
+
+    Args:
+        moment: the second moment of these coefficients over the tasks.
+        gram: XᵀX over all rows; where there are fewer tasks than directions, its leading directions complete the frame.
+        rank: how many directions.
+
+    Returns:
+        An orthonormal frame with fixed signs, and all eigenvalues, largest first.
+    """
+    tie_breaker = 1e-6 * moment.trace() / gram.trace().clamp(min=1e-300) * gram
+    values, vectors = torch.linalg.eigh(moment + tie_breaker)
+    frame = vectors[:, -rank:].flip(1)
+    frame = frame * frame.gather(0, frame.abs().argmax(0, keepdim=True)).sign()
+    return frame.contiguous(), values.flip(0).clamp(min=0)
+
+
+def symmetric_root(matrix: Tensor) -> Tensor:
+    """The symmetric square root of a positive semi-definite matrix.
+
+    Args:
+        matrix: symmetric.
+
+    Returns:
+        R with R R = matrix.
+    """
+    values, vectors = torch.linalg.eigh(matrix)
+    return (vectors * values.clamp(min=0).sqrt()) @ vectors.mT
+
+
+def factor_above_one(matrix: Tensor) -> Tensor:
+    """The Cholesky factor of symmetric matrices I + M with M positive semi-definite.
+
+    Where M is so large that rounding leaves none, as with next to no noise, eigenvalues below one are set to it.
+
+    Args:
+        matrix: I + M, or a batch of them.
+
+    Returns:
+        Lower triangular matrices with a positive diagonal.
+    """
+    factor, failed = torch.linalg.cholesky_ex(matrix)
+    if not bool(failed.any()):
+        return factor
+    values, vectors = torch.linalg.eigh((matrix + matrix.mT) / 2)
+    upper = torch.linalg.qr((vectors * values.clamp(min=1.0).sqrt()[..., None, :]).mT)[1]
+    return (upper * upper.diagonal(dim1=-2, dim2=-1).sign()[..., None]).mT

@@ -1,0 +1,1 @@
+"""Data frames and files to arrays and back: ids, columns, readers, writers."""

@@ -1,0 +1,243 @@
+"""Variational completion: the fast half-step against the loop, the bound against its definition, and its ascent."""
+
+from __future__ import annotations
+
+import copy
+import gc
+
+import numpy as np
+import pytest
+import reference_completion as reference
+import torch
+from reference_completion import low_rank
+
+import fisherfold.completion.predictive as predictive
+import fisherfold.completion.variational_step as module
+from fisherfold.completion.packed import unpack
+from fisherfold.completion.predictive import predict_pairs
+from fisherfold.completion.ratings import Ratings
+from fisherfold.completion.variational import fit_variational, start_posterior
+from fisherfold.completion.variational_path import gradual_start, raise_rank
+from fisherfold.completion.variational_start import FACTOR_SHARE
+from fisherfold.completion.variational_step import half_step, moments
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("offsets", [(True, True), (False, True), (False, False)])
+def test_half_step_is_the_textbook_posterior(dtype, offsets):
+    ratings, _ = low_rank(9, 7, 2, 0.6, 0.3, 0, dtype)
+    posterior = fit_variational(
+        ratings, 2, max_iter=3, tol=0, row_offsets=offsets[0], column_offsets=offsets[1]
+    )
+    tau = posterior.noise_precision
+    tolerance = 1e-9 if dtype == torch.float64 else 2e-4
+    for side, given, groups in (
+        (posterior.rows, posterior.columns, ratings.by_row), (posterior.columns, posterior.rows, ratings.by_column)
+    ):  # fmt: skip
+        before = copy.deepcopy(side)
+        _, residual = half_step(side, moments(given.mean, given.covariance) * given.weight[:, None], groups, tau)
+        for i in range(groups.n_groups):
+            start, stop = groups.offsets[i : i + 2].tolist()
+            entries = list(zip(groups.indices(start, stop).tolist(), groups.values(start, stop).tolist(), strict=True))
+            mean, covariance = reference.posterior_of_row(before, given, i, entries, tau)
+            torch.testing.assert_close(side.mean[i].double(), mean, atol=tolerance, rtol=tolerance)
+            torch.testing.assert_close(
+                unpack(side.covariance)[i].double(), covariance, atol=tolerance, rtol=tolerance
+            )
+            expected = sum(float(given.weight[j]) * reference.expected_square(side, given, i, j, x) for j, x in entries)
+            assert float(residual[i]) == pytest.approx(expected, rel=10 * tolerance, abs=10 * tolerance)
+
+
+def test_half_step_in_chunks_is_the_same(monkeypatch):
+    ratings, _ = low_rank(900, 20, 2, 0.3, 0.3, 1)
+    whole = fit_variational(ratings, 3, max_iter=4, tol=0)
+    monkeypatch.setattr(module, "_CHUNK_ENTRIES", 1)
+    parts = fit_variational(ratings, 3, max_iter=4, tol=0)
+    torch.testing.assert_close(parts.rows.mean, whole.rows.mean)
+    torch.testing.assert_close(parts.columns.covariance, whole.columns.covariance)
+
+
+def test_bound_is_its_definition():
+    ratings, _ = low_rank(8, 6, 1, 0.7, 0.3, 2)
+    for passes in (1, 2, 5):
+        posterior = fit_variational(ratings, 2, max_iter=passes, tol=0, set_effects=False)
+        assert posterior.bound() == pytest.approx(reference.evidence_lower_bound(posterior, ratings), rel=1e-10)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"set_effects": False}, {"weight_strength": 0.0}, {"ridge": 3.0}, {"ridge": 3.0, "row_offsets": False},
+     {"row_offsets": False, "column_offsets": False}],
+)  # fmt: skip
+def test_bound_never_decreases(options):
+    ratings, _ = low_rank(60, 40, 3, 0.3, 0.4, 3)
+    posterior = fit_variational(ratings, 4, max_iter=60, tol=-np.inf, **options)
+    bounds = np.array([record["bound"] for record in posterior.trace])
+    assert len(bounds) == 60
+    assert (np.diff(bounds) > -1e-11).all()
+    assert bounds[-1] > bounds[0]
+
+
+def test_float32_follows_float64():
+    single, _ = low_rank(80, 60, 3, 0.4, 0.3, 4, torch.float32)
+    double, _ = low_rank(80, 60, 3, 0.4, 0.3, 4, torch.float64)
+    a, b = (fit_variational(r, 3, max_iter=30, tol=1e-8) for r in (single, double))
+    i, j = torch.meshgrid(torch.arange(80), torch.arange(60), indexing="ij")
+    for x, y in zip(
+        predict_pairs(a, i.flatten(), j.flatten(), with_std=True),
+        predict_pairs(b, i.flatten(), j.flatten(), with_std=True),
+        strict=True,
+    ):
+        torch.testing.assert_close(x.double(), y, atol=3e-3, rtol=3e-3)
+
+
+def test_noise_free_table_is_recovered():
+    ratings, truth = low_rank(60, 50, 2, 0.5, 0.0, 5)
+    posterior = fit_variational(ratings, 2, max_iter=300, tol=1e-7, set_effects=False)
+    i, j = torch.meshgrid(torch.arange(60), torch.arange(50), indexing="ij")
+    mean, _ = predict_pairs(posterior, i.flatten(), j.flatten())
+    error = float((mean - torch.from_numpy(truth).flatten()).square().mean().sqrt())
+    assert error < 1e-3
+
+
+def test_surplus_rank_does_no_harm():
+    ratings, truth = low_rank(120, 90, 2, 0.25, 0.5, 6)
+    i, j = torch.meshgrid(torch.arange(120), torch.arange(90), indexing="ij")
+    errors = []
+    for rank in (2, 12):
+        posterior = fit_variational(ratings, rank, max_iter=200, tol=1e-6)
+        mean, _ = predict_pairs(posterior, i.flatten(), j.flatten())
+        errors.append(float((mean - torch.from_numpy(truth).flatten()).square().mean().sqrt()))
+    assert errors[1] < 1.15 * errors[0]
+
+
+@pytest.mark.parametrize("shape", [(60, 30, 0.2, 0.5), (20, 10, 0.6, 0.3)])
+def test_surplus_rank_does_no_harm_with_fewer_ratings_than_coefficients(shape):
+    rows, columns, density, noise = shape
+    i, j = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
+    errors = {2: [], 10: []}
+    for seed in range(6):
+        ratings, truth = low_rank(rows, columns, 2, density, noise, seed)
+        for rank, found in errors.items():
+            posterior = fit_variational(ratings, rank, init=gradual_start(ratings, rank))
+            assert posterior.rank == rank
+            assert [row["iteration"] for row in posterior.trace[:2]] == [1, 2]
+            mean, _ = predict_pairs(posterior, i.flatten(), j.flatten())
+            found.append(float((mean - torch.from_numpy(truth).flatten()).square().mean().sqrt()))
+    assert np.mean(errors[10]) < 1.1 * np.mean(errors[2])
+
+
+def test_a_start_is_gradual_only_where_a_coefficient_has_less_than_three_ratings():
+    ratings, _ = low_rank(60, 40, 2, 0.3, 0.4, 3)
+    for rank, options in ((ratings.n_ratings // 300, {}), (20, {"ridge": 2.0})):
+        direct, chosen = start_posterior(ratings, rank, **options), gradual_start(ratings, rank, **options)
+        torch.testing.assert_close(chosen.columns.mean, direct.columns.mean, rtol=0, atol=0)
+        assert chosen.noise_precision == direct.noise_precision
+    assert gradual_start(ratings, 20).noise_precision > start_posterior(ratings, 20).noise_precision
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_factor_of_a_sparse_table_is_lost_on_the_way(seed):
+    ratings, truth = low_rank(200, 200, 6, 0.1, 0.3, seed)
+    known = start_posterior(ratings, 6)
+    right = np.linalg.svd(truth - truth.mean(1, keepdims=True), full_matrices=False)[2][:6]
+    known.columns.mean[:, :-1] = torch.from_numpy(right.T * np.sqrt(200))
+    best = fit_variational(ratings, 6, init=known).bound()
+    for rank in (6, 8, 10):
+        found = fit_variational(ratings, rank, init=gradual_start(ratings, rank)).bound()
+        assert found > best - 0.015, rank
+
+
+def test_factors_that_are_added_share_what_is_left_among_themselves():
+    ratings, _ = low_rank(60, 40, 2, 0.5, 0.4, 3)
+    few = fit_variational(ratings, 4)
+    fitted = few.rows.mean[:, :-1] @ few.columns.mean[:, :-1].T + few.rows.mean[:, -1:] + few.columns.mean[:, -1]
+    rows, columns, values = ratings.entries()
+    left = float((values - fitted[rows.long(), columns.long()]).square().mean())
+    wider = raise_rank(few, ratings, 6)
+    torch.testing.assert_close(wider.rows.start_variance[4:6], torch.full((2,), FACTOR_SHARE * left / 2).double())
+
+
+def test_intervals_cover_what_they_promise():
+    rng = np.random.default_rng(7)
+    ratings, truth = low_rank(300, 200, 3, 0.15, 0.5, 7)
+    posterior = fit_variational(ratings, 3, max_iter=100, tol=1e-6)
+    seen = np.zeros((300, 200), bool)
+    r, c, _ = ratings.entries()
+    seen[r.numpy(), c.numpy()] = True
+    i, j = np.nonzero(~seen)
+    mean, std = predict_pairs(posterior, torch.from_numpy(i), torch.from_numpy(j), with_std=True)
+    scale = 0.5 / low_rank_scale(7)
+    observed = truth[i, j] + scale * rng.normal(size=len(i))
+    for level, z in ((0.5, 0.6745), (0.9, 1.6449)):
+        covered = np.mean(np.abs(observed - mean.numpy()) <= z * std.numpy())
+        assert abs(covered - level) < 0.03
+
+
+def low_rank_scale(seed: int) -> float:
+    """The standard deviation by which ``low_rank(300, 200, 3, 0.15, 0.5, seed)`` divided its values."""
+    rng = np.random.default_rng(seed)
+    truth = rng.normal(size=(300, 3)) @ rng.normal(size=(3, 200)) / np.sqrt(3)
+    truth += 0.5 * rng.normal(size=(300, 1)) + 0.5 * rng.normal(size=(1, 200))
+    rows, columns = np.nonzero(rng.random((300, 200)) < 0.15)
+    return float((truth[rows, columns] + 0.5 * rng.normal(size=len(rows))).std())
+
+
+def test_predictive_moments_are_those_of_the_posterior():
+    ratings, _ = low_rank(6, 5, 2, 0.8, 0.3, 8)
+    posterior = fit_variational(ratings, 2, max_iter=5, tol=0)
+    i, j = torch.meshgrid(torch.arange(6), torch.arange(5), indexing="ij")
+    mean, std = predict_pairs(posterior, i.flatten(), j.flatten(), with_std=True)
+    nu, tau = posterior.weight_strength, posterior.noise_precision
+    for k, (a, b) in enumerate(zip(i.flatten().tolist(), j.flatten().tolist(), strict=True)):
+        spread = reference.expected_square(posterior.rows, posterior.columns, a, b, float(mean[k]))
+        noise = 1 / tau
+        for side, member in ((posterior.rows, a), (posterior.columns, b)):
+            noise *= float((nu + side.shortfall[member]) / (nu + side.counts[member] - 2))
+        assert float(std[k] ** 2) == pytest.approx(spread + noise, rel=1e-9)
+
+
+def test_the_noisy_row_is_found():
+    rng = np.random.default_rng(9)
+    truth = rng.normal(size=(40, 1)) * rng.normal(size=(1, 200))
+    values = truth + 0.2 * rng.normal(size=truth.shape)
+    values[7] = truth[7] + 2.0 * rng.normal(size=200)
+    rows, columns = np.nonzero(np.ones_like(truth))
+    ratings = Ratings(rows, columns, values.flatten() / values.std(), truth.shape)
+    posterior = fit_variational(ratings, 1, max_iter=50)
+    weights = posterior.rows.weight
+    assert int(weights.argmin()) == 7
+    assert float(weights[7]) < 0.2 * float(weights.median())
+
+
+def test_seed_decides():
+    ratings, _ = low_rank(50, 40, 2, 0.3, 0.3, 10, torch.float32)
+    one, two = (fit_variational(ratings, 3, max_iter=5, seed=1) for _ in range(2))
+    assert torch.equal(one.rows.mean, two.rows.mean)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_gpu_is_the_same():
+    ratings, _ = low_rank(60, 50, 2, 0.4, 0.3, 11)
+    here, there = (fit_variational(ratings.to(device), 3, max_iter=5, tol=0) for device in ("cpu", "cuda"))
+    torch.testing.assert_close(there.rows.mean.cpu(), here.rows.mean, atol=1e-8, rtol=1e-8)
+
+
+def test_chunks_of_predictions_are_those_of_one_and_leave_nothing_behind(monkeypatch):
+    """A tensor kept for each chunk lies between the tables of the next ones, whose memory then cannot be given back."""
+    ratings, _ = low_rank(6, 5, 2, 0.8, 0.3, 8)
+    posterior = fit_variational(ratings, 2, max_iter=5, tol=0)
+    i, j = (t.flatten() for t in torch.meshgrid(torch.arange(-1, 6), torch.arange(-1, 5), indexing="ij"))
+    whole = predict_pairs(posterior, i, j, with_std=True)
+    alive, second_moment = [], predictive._second_moment
+
+    def counting(*parts):
+        gc.collect()
+        alive.append(sum(type(found) is torch.Tensor for found in gc.get_objects()))
+        return second_moment(*parts)
+
+    monkeypatch.setattr(predictive, "_CHUNK", 10)
+    monkeypatch.setattr(predictive, "_second_moment", counting)
+    assert all(map(torch.equal, predict_pairs(posterior, i, j, with_std=True), whole))
+    assert len(alive) == 5
+    assert len(set(alive[1:])) == 1  # in the first, nothing is left of one before

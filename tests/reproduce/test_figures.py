@@ -1,0 +1,236 @@
+"""The machinery of the four-method figures: searching, counting, recording, drawing."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from threadpoolctl import threadpool_info
+
+from fisherfold.reproduce import figures
+from fisherfold.reproduce.figures import run_figure
+from fisherfold.reproduce.plans import FigurePlan, MethodPlan, grid_125
+from fisherfold.reproduce.plots import AXES, curves_csv, draw, write_figure
+from fisherfold.reproduce.runs import FigureResult, Run, band
+from fisherfold.subspace.problem import SubspaceProblem
+from fisherfold.subspace.tasks import TaskStatistics
+
+STOCHASTIC = {"batch_size": 1, "sampling": "replacement"}
+
+
+def make(seed: int):
+    g = torch.Generator().manual_seed(seed)
+    task = torch.arange(80) % 8
+    X = torch.randn(80, 6, generator=g, dtype=torch.float64)
+    shared = torch.randn(6, 2, generator=g, dtype=torch.float64)
+    y = (X @ shared * torch.randn(8, 2, generator=g, dtype=torch.float64)[task]).sum(1)
+    y = y + 0.1 * torch.randn(80, generator=g, dtype=torch.float64)
+    train, test = (
+        TaskStatistics.from_rows(X[rows], y[rows], task[rows]) for rows in (torch.arange(56), torch.arange(56, 80))
+    )
+    problem = SubspaceProblem(train, rank=2, ridge=1e-4, factor_damping=1e-6, held_out=test)
+    return problem, problem.manifold.random_point(generator=g)
+
+
+METHODS = (
+    MethodPlan("RNGD", "rngd-vr", 2, (0.3,), STOCHASTIC),
+    MethodPlan("RSGD", "rsgd", 1, grid_125(0.5, 1e-5), STOCHASTIC),
+    MethodPlan("RSVRG", "rsvrg", 3, (0.1, 0.01), STOCHASTIC),
+    MethodPlan("RCG", "rcg", 1),
+)
+PLAN = FigurePlan(
+    "small", "A small figure", make, METHODS, 6, {"held_out_nmse": "held-out", "train_nmse": "training"}, note="a note"
+)
+
+
+@pytest.fixture(scope="module")
+def result():
+    return run_figure(PLAN, seeds=3)
+
+
+def test_grids_are_1_2_5_between_their_ends():
+    assert grid_125(2, 5e-3) == (2.0, 1.0, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01, 0.005)
+    assert grid_125(1, 1) == (1.0,)
+
+
+def test_the_step_with_the_lowest_training_loss_is_kept_and_all_are_recorded(result):
+    searched = {run.step: run.last("loss") for run in result.searched["RSGD"]}
+    best = min(searched, key=searched.get)
+    assert result.runs["RSGD"][0].step == best
+    decades = {0.1, 0.01, 1e-3, 1e-4, 1e-5}
+    assert decades <= set(searched)
+    best_decade = min(decades, key=searched.get)
+    assert set(searched) - decades == {s for s in METHODS[1].steps if s not in decades and 0.1 < s / best_decade < 10}
+    assert "RNGD" not in result.searched
+    assert "RCG" not in result.searched
+
+
+def test_both_counts_of_gradients(result):
+    for label, charge, true_per_epoch in (("RNGD", 2, 3), ("RSGD", 1, 1), ("RSVRG", 3, 3)):
+        rows = result.runs[label][0].rows
+        assert [row["paper_grads"] for row in rows] == [charge * i for i in range(6 // charge + 1)]
+        differences = {round(b["true_grads"] - a["true_grads"], 9) for a, b in pairwise(rows)}
+        assert differences == {true_per_epoch}
+
+
+def test_seeds_differ_and_a_seed_repeats(result):
+    ends = [run.last("loss") for run in result.runs["RNGD"]]
+    assert len(set(ends)) == 3
+    again = run_figure(dataclasses.replace(PLAN, methods=METHODS[:1]), seeds=1)
+    assert again.runs["RNGD"][0].last("loss") == ends[0]
+
+
+def test_the_table_and_the_claim_are_the_plain_statistics(result):
+    ends = torch.tensor([run.last("train_nmse") for run in result.runs["RCG"]], dtype=torch.float64)
+    row = result.table()[3]
+    assert row["train_nmse"] == pytest.approx(float(ends.mean()))
+    assert row["train_nmse_sd"] == pytest.approx(float(ends.std()))
+    claim = result.claim("train_nmse")
+    others = [result.runs[label] for label in ("RSGD", "RSVRG", "RCG")]
+    lowest = [min(runs[i].last("train_nmse") for runs in others) for i in range(3)]
+    gaps = [run.last("train_nmse") - other for run, other in zip(result.runs["RNGD"], lowest, strict=True)]
+    assert claim["lowest_in"] == sum(gap < 0 for gap in gaps)
+    assert claim["gap"] == pytest.approx(sum(gaps) / 3)
+
+
+def test_a_recorded_run_is_read_and_not_made_again(tmp_path, monkeypatch, result):
+    small = dataclasses.replace(PLAN, methods=METHODS[2:])
+    first = run_figure(small, seeds=2, output=tmp_path)
+
+    def refuse(*_args, **_options):
+        raise AssertionError("a run was made again")
+
+    monkeypatch.setattr(figures, "minimize", refuse)
+    again = run_figure(small, seeds=2, output=tmp_path)
+    assert again.summary() == first.summary()
+    for changed in ({"budget": 9}, {"settings": {"rank": 3}}):
+        with pytest.raises(AssertionError, match="made again"):
+            run_figure(dataclasses.replace(small, **changed), seeds=2, output=tmp_path)
+    with pytest.raises(AssertionError, match="made again"):
+        run_figure(small, seeds=2, output=tmp_path, fresh=True)
+
+
+def test_a_plan_may_ask_for_one_thread():
+    seen = []
+
+    def watched(seed: int):
+        pools = [pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"]
+        seen.append((torch.get_num_threads(), set(pools)))
+        return make(seed)
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        for alone in (False, True):
+            run_figure(dataclasses.replace(PLAN, make=watched, methods=METHODS[-1:], one_thread=alone), seeds=1)
+        assert [threads for threads, _ in seen] == [2, 1]
+        assert seen[1][1] <= {1}
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_run_that_left_the_finite_numbers_is_never_best():
+    good = Run("RSGD", 0.1, 0, "max_iter", [{"loss": 3.0}])
+    bad = Run("RSGD", 1.0, 0, "non_finite", [{"loss": math.nan}])
+    assert bad.last("loss") == math.inf
+    assert figures._best([bad, good]) == 0.1
+
+
+def figure_of(**ends: list[float]) -> FigureResult:
+    """A figure whose methods end at these losses, one per seed."""
+    methods = tuple(MethodPlan(label, "rcg", 1) for label in ends)
+    plan = dataclasses.replace(PLAN, methods=methods, metrics={"error": "error", "other": "other"})
+    counts = {"iteration": 1, "seconds": 0.1, "paper_grads": 1, "true_grads": 1.0, "other": 1.0}
+    runs = {
+        label: [Run(label, None, seed, "max_iter", [counts | {"loss": v, "error": v}]) for seed, v in enumerate(values)]
+        for label, values in ends.items()
+    }
+    return FigureResult(plan, tuple(range(len(ends["RNGD"]))), {"RSGD": runs["RSGD"]}, runs)
+
+
+def test_a_seed_that_diverged_has_no_deviation_and_files_stay_json(tmp_path):
+    result = figure_of(RNGD=[1.0, 2.0], RSGD=[3.0, math.nan])
+    good, bad = result.table()
+    assert (good["error"], good["error_sd"]) == (1.5, pytest.approx(math.sqrt(0.5)))
+    assert (bad["error"], bad["error_sd"]) == (math.inf, None)
+    assert result.claim("error") == {"column": "error", "lowest_in": 2, "seeds": 2, "gap": -math.inf, "gap_sd": None}
+    assert band(result.runs["RSGD"], "paper_grads", "error")[1:] == ([math.inf], [3.0], [math.inf])
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    summary = json.loads(write_figure(result, tmp_path)["json"].read_text(), parse_constant=refuse)
+    assert [row["error"] for row in summary["methods"]] == [1.5, None]
+    assert [run["loss"] for run in summary["search"]["RSGD"]] == [3.0, None]
+
+
+def test_a_single_seed_and_an_error_that_was_not_measured_have_no_deviation():
+    result = figure_of(RNGD=[1.0], RSGD=[2.0])
+    assert all(row[f"{column}_sd"] is None for row in result.table() for column in ("error", "loss", "seconds"))
+    assert result.claim("error")["gap_sd"] is None
+    two = figure_of(RNGD=[1.0, 2.0], RSGD=[2.0, 3.0])
+    for run in two.runs["RSGD"]:
+        del run.rows[-1]["other"]
+    row = two.table()[1]
+    assert (row["other"], row["other_sd"]) == (None, None)
+
+
+@pytest.mark.parametrize("rows", [[], 5, [1], [{"loss": 1.0}]])
+def test_a_record_without_a_curve_is_made_again(tmp_path, rows):
+    plan = dataclasses.replace(PLAN, methods=METHODS[3:])
+    first = run_figure(plan, seeds=1, output=tmp_path)
+    (file,) = (tmp_path / "runs").iterdir()
+    content = json.loads(file.read_bytes())
+    file.write_text(json.dumps(content | {"run": content["run"] | {"rows": rows}}))
+    again = run_figure(plan, seeds=1, output=tmp_path)
+    assert again.runs["RCG"][0].last("loss") == first.runs["RCG"][0].last("loss")
+    assert len(json.loads(file.read_bytes())["run"]["rows"]) == len(first.runs["RCG"][0].rows)
+
+
+def test_the_band_keeps_the_last_value_of_a_run_that_ended_early():
+    rows = [{"x": float(i), "y": 10.0 - i} for i in range(4)]
+    runs = [Run("A", None, 0, "max_iter", rows), Run("A", None, 1, "converged", [{"x": 0.5, "y": 4.0}])]
+    x, median, least, greatest = band(runs, "x", "y")
+    assert x == [0.25, 1.0, 2.0, 3.0]
+    assert median == [7.0, 6.5, 6.0, 5.5]
+    assert least == [4.0] * 4
+    assert greatest == [10.0, 9.0, 8.0, 7.0]
+
+
+def test_the_picture_has_a_panel_per_error_and_axis_and_says_its_note(result):
+    figure = draw(result)
+    assert len(figure.axes) == 2 * len(AXES)
+    labels = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    assert [label.split(" ")[0] for label in labels] == ["RNGD", "RSGD", "RSVRG", "RCG"]
+    assert "a note" in figure.get_suptitle()
+    assert figure.axes[0].get_ylabel() == "held-out"
+
+
+def test_files_hold_the_curves_and_the_summary(result, tmp_path):
+    files = write_figure(result, tmp_path / "new")
+    assert files["png"].read_bytes().startswith(b"\x89PNG")
+    assert json.loads(files["json"].read_text())["methods"][0]["method"] == "RNGD"
+    rows = list(csv.DictReader(io.StringIO(curves_csv(result))))
+    assert len(rows) == sum(len(run.rows) for runs in result.runs.values() for run in runs)
+    last = [row for row in rows if row["method"] == "RNGD" and row["seed"] == "2"][-1]
+    assert float(last["train_nmse"]) == result.runs["RNGD"][2].last("train_nmse")
+
+
+def test_quick_is_smaller_and_keeps_the_middle_of_the_grid():
+    quick = dataclasses.replace(PLAN, budget=60).quick()
+    assert quick.budget == 20
+    assert len(quick.methods[1].steps) < len(METHODS[1].steps)
+    assert set(quick.methods[1].steps) <= set(METHODS[1].steps)
+    assert quick.methods[0].steps == METHODS[0].steps
+
+
+def test_no_seed_is_an_error():
+    with pytest.raises(ValueError, match="seeds must be at least 1, got 0"):
+        run_figure(PLAN, seeds=0)
