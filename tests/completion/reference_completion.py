@@ -11,9 +11,8 @@ from torch import Tensor
 from torch.distributions import Gamma, MultivariateNormal, kl_divergence
 
 from fisherfold.completion.packed import unpack
+from fisherfold.completion.posterior import PRIOR_ROWS, CompletionPosterior, Side
 from fisherfold.completion.ratings import Ratings
-from fisherfold.completion.sides import PRIOR_ROWS, Side
-from fisherfold.completion.variational import CompletionPosterior
 
 
 def low_rank(

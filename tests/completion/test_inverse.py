@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fisherfold.completion.inverse import invert_batch_last, pack
-from fisherfold.completion.packed import unpack
+from fisherfold.completion.packed import invert_batch_last, pack, unpack
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 12])

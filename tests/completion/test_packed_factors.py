@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from fisherfold.completion.factors import Factors, Penalty, TwoSided, additive_model, grow, residual_product
-from fisherfold.completion.inverse import pack
-from fisherfold.completion.packed import solve_positive
+from fisherfold.completion.packed import pack, solve_positive
 from fisherfold.completion.ratings import Ratings
 
 N, M, RANK = 9, 7, 2

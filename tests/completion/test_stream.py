@@ -12,9 +12,8 @@ from reference_completion import low_rank
 
 from fisherfold.completion import MatrixCompletion
 from fisherfold.completion.packed import unpack
-from fisherfold.completion.predictive import predict_pairs
 from fisherfold.completion.ratings import Ratings
-from fisherfold.completion.stream import absorb, grow, look_back, prior_member
+from fisherfold.completion.stream import absorb, grow, look_back
 from fisherfold.completion.variational import fit_variational
 
 
@@ -122,7 +121,7 @@ def test_stream_comes_close_to_the_batch_fit():
     i, j = torch.meshgrid(torch.arange(150), torch.arange(100), indexing="ij")
 
     def error(posterior):
-        mean, _ = predict_pairs(posterior, i.flatten(), j.flatten())
+        mean, _ = posterior.predict(i.flatten(), j.flatten())
         return float((mean - torch.from_numpy(truth).flatten()).square().mean().sqrt())
 
     stream = fit_variational(Ratings(rows[first], columns[first], values[first], (150, 100)), 2)
@@ -160,9 +159,9 @@ def test_new_members_are_the_prior(fitted):
     prior = torch.linalg.inv(posterior.columns.precision)
     torch.testing.assert_close(unpack(posterior.columns.covariance)[-1], prior)
     torch.testing.assert_close(posterior.columns.mean[-1], posterior.columns.center)
-    seen, unseen = (predict_pairs(posterior, torch.tensor([3]), torch.tensor([j]), with_std=True) for j in (31, -1))
+    seen, unseen = (posterior.predict(torch.tensor([3]), torch.tensor([j]), with_std=True) for j in (31, -1))
     torch.testing.assert_close(seen, unseen)
-    torch.testing.assert_close(prior_member(posterior.columns).mean[0], posterior.columns.center)
+    torch.testing.assert_close(posterior.columns.prior_member().mean[0], posterior.columns.center)
 
 
 def test_a_look_back_is_a_fit_that_goes_on():

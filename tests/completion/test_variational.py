@@ -11,15 +11,13 @@ import reference_completion as reference
 import torch
 from reference_completion import low_rank
 
-import fisherfold.completion.predictive as predictive
-import fisherfold.completion.variational_step as module
+import fisherfold.completion.posterior as predictive
+import fisherfold.completion.variational as module
+from fisherfold.completion.gram import moments
 from fisherfold.completion.packed import unpack
-from fisherfold.completion.predictive import predict_pairs
 from fisherfold.completion.ratings import Ratings
-from fisherfold.completion.variational import fit_variational, start_posterior
-from fisherfold.completion.variational_path import gradual_start, raise_rank
-from fisherfold.completion.variational_start import FACTOR_SHARE
-from fisherfold.completion.variational_step import half_step, moments
+from fisherfold.completion.start import FACTOR_SHARE, raise_rank, start_posterior
+from fisherfold.completion.variational import fit_variational, gradual_start, update_side
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -35,7 +33,7 @@ def test_half_step_is_the_textbook_posterior(dtype, offsets):
         (posterior.rows, posterior.columns, ratings.by_row), (posterior.columns, posterior.rows, ratings.by_column)
     ):  # fmt: skip
         before = copy.deepcopy(side)
-        _, residual = half_step(side, moments(given.mean, given.covariance) * given.weight[:, None], groups, tau)
+        _, residual = update_side(side, moments(given.mean, given.covariance) * given.weight[:, None], groups, tau)
         for i in range(groups.n_groups):
             start, stop = groups.offsets[i : i + 2].tolist()
             entries = list(zip(groups.indices(start, stop).tolist(), groups.values(start, stop).tolist(), strict=True))
@@ -84,8 +82,8 @@ def test_float32_follows_float64():
     a, b = (fit_variational(r, 3, max_iter=30, tol=1e-8) for r in (single, double))
     i, j = torch.meshgrid(torch.arange(80), torch.arange(60), indexing="ij")
     for x, y in zip(
-        predict_pairs(a, i.flatten(), j.flatten(), with_std=True),
-        predict_pairs(b, i.flatten(), j.flatten(), with_std=True),
+        a.predict(i.flatten(), j.flatten(), with_std=True),
+        b.predict(i.flatten(), j.flatten(), with_std=True),
         strict=True,
     ):
         torch.testing.assert_close(x.double(), y, atol=3e-3, rtol=3e-3)
@@ -95,7 +93,7 @@ def test_noise_free_table_is_recovered():
     ratings, truth = low_rank(60, 50, 2, 0.5, 0.0, 5)
     posterior = fit_variational(ratings, 2, max_iter=300, tol=1e-7, set_effects=False)
     i, j = torch.meshgrid(torch.arange(60), torch.arange(50), indexing="ij")
-    mean, _ = predict_pairs(posterior, i.flatten(), j.flatten())
+    mean, _ = posterior.predict(i.flatten(), j.flatten())
     error = float((mean - torch.from_numpy(truth).flatten()).square().mean().sqrt())
     assert error < 1e-3
 
@@ -106,7 +104,7 @@ def test_surplus_rank_does_no_harm():
     errors = []
     for rank in (2, 12):
         posterior = fit_variational(ratings, rank, max_iter=200, tol=1e-6)
-        mean, _ = predict_pairs(posterior, i.flatten(), j.flatten())
+        mean, _ = posterior.predict(i.flatten(), j.flatten())
         errors.append(float((mean - torch.from_numpy(truth).flatten()).square().mean().sqrt()))
     assert errors[1] < 1.15 * errors[0]
 
@@ -122,7 +120,7 @@ def test_surplus_rank_does_no_harm_with_fewer_ratings_than_coefficients(shape):
             posterior = fit_variational(ratings, rank, init=gradual_start(ratings, rank))
             assert posterior.rank == rank
             assert [row["iteration"] for row in posterior.trace[:2]] == [1, 2]
-            mean, _ = predict_pairs(posterior, i.flatten(), j.flatten())
+            mean, _ = posterior.predict(i.flatten(), j.flatten())
             found.append(float((mean - torch.from_numpy(truth).flatten()).square().mean().sqrt()))
     assert np.mean(errors[10]) < 1.1 * np.mean(errors[2])
 
@@ -166,7 +164,7 @@ def test_intervals_cover_what_they_promise():
     r, c, _ = ratings.entries()
     seen[r.numpy(), c.numpy()] = True
     i, j = np.nonzero(~seen)
-    mean, std = predict_pairs(posterior, torch.from_numpy(i), torch.from_numpy(j), with_std=True)
+    mean, std = posterior.predict(torch.from_numpy(i), torch.from_numpy(j), with_std=True)
     scale = 0.5 / low_rank_scale(7)
     observed = truth[i, j] + scale * rng.normal(size=len(i))
     for level, z in ((0.5, 0.6745), (0.9, 1.6449)):
@@ -187,7 +185,7 @@ def test_predictive_moments_are_those_of_the_posterior():
     ratings, _ = low_rank(6, 5, 2, 0.8, 0.3, 8)
     posterior = fit_variational(ratings, 2, max_iter=5, tol=0)
     i, j = torch.meshgrid(torch.arange(6), torch.arange(5), indexing="ij")
-    mean, std = predict_pairs(posterior, i.flatten(), j.flatten(), with_std=True)
+    mean, std = posterior.predict(i.flatten(), j.flatten(), with_std=True)
     nu, tau = posterior.weight_strength, posterior.noise_precision
     for k, (a, b) in enumerate(zip(i.flatten().tolist(), j.flatten().tolist(), strict=True)):
         spread = reference.expected_square(posterior.rows, posterior.columns, a, b, float(mean[k]))
@@ -228,8 +226,8 @@ def test_chunks_of_predictions_are_those_of_one_and_leave_nothing_behind(monkeyp
     ratings, _ = low_rank(6, 5, 2, 0.8, 0.3, 8)
     posterior = fit_variational(ratings, 2, max_iter=5, tol=0)
     i, j = (t.flatten() for t in torch.meshgrid(torch.arange(-1, 6), torch.arange(-1, 5), indexing="ij"))
-    whole = predict_pairs(posterior, i, j, with_std=True)
-    alive, second_moment = [], predictive._second_moment
+    whole = posterior.predict(i, j, with_std=True)
+    alive, second_moment = [], predictive.second_moment_of_products
 
     def counting(*parts):
         gc.collect()
@@ -237,7 +235,7 @@ def test_chunks_of_predictions_are_those_of_one_and_leave_nothing_behind(monkeyp
         return second_moment(*parts)
 
     monkeypatch.setattr(predictive, "_CHUNK", 10)
-    monkeypatch.setattr(predictive, "_second_moment", counting)
-    assert all(map(torch.equal, predict_pairs(posterior, i, j, with_std=True), whole))
+    monkeypatch.setattr(predictive, "second_moment_of_products", counting)
+    assert all(map(torch.equal, posterior.predict(i, j, with_std=True), whole))
     assert len(alive) == 5
     assert len(set(alive[1:])) == 1  # in the first, nothing is left of one before

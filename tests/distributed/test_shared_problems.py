@@ -12,8 +12,7 @@ import torch
 from fisherfold.completion.point_completion import fit_point, held_out_entries
 from fisherfold.completion.problem import CompletionProblem
 from fisherfold.completion.ratings import Chunk, Ratings
-from fisherfold.completion.variational import fit_variational
-from fisherfold.completion.variational_path import gradual_start
+from fisherfold.completion.variational import fit_variational, gradual_start
 from fisherfold.distributed import ALONE, Axis, Group
 from fisherfold.solvers import GradientNorm, MaxSeconds, minimize
 

@@ -12,11 +12,11 @@ import torch
 
 from fisherfold.completion.estimator import MatrixCompletion
 from fisherfold.completion.fit import FitOptions, checkpoint_of, prepare, run
-from fisherfold.completion.predictive import predict_pairs
+from fisherfold.completion.posterior import CompletionPosterior
 from fisherfold.completion.ratings import Ratings
 from fisherfold.completion.shared_ratings import Prepared
-from fisherfold.completion.variational import CompletionPosterior
-from fisherfold.completion.variational_path import largest_first, raise_rank
+from fisherfold.completion.start import raise_rank
+from fisherfold.completion.variational import largest_first
 from fisherfold.files import sound
 from fisherfold.plain import counted
 from fisherfold.tables import parameters
@@ -183,7 +183,7 @@ class MatrixCompletionCV(MatrixCompletion):
             init = raise_rank(posterior, train, rank, seed=options.seed) if posterior is not None and warm else None
             outcome = run(train, replace(options, rank=rank), init)
             posterior = outcome.posterior
-            mean = predict_pairs(posterior, test[0], test[1])[0] + outcome.level
+            mean = posterior.predict(test[0], test[1])[0] + outcome.level
             if self.clip:
                 mean = mean.clamp(*((v - ready.center) / ready.scale for v in (ready.low, ready.high)))
             errors.append(ready.scale * float((mean - test[2]).double().square().mean().sqrt()))

@@ -17,11 +17,12 @@ from fisherfold.completion.extremes import resolving, sampled
 from fisherfold.completion.model import CompletionModel
 from fisherfold.completion.partial_fit import Refit
 from fisherfold.completion.point_posterior import point_posterior
+from fisherfold.completion.posterior import CompletionPosterior
 from fisherfold.completion.ratings import Ratings
 from fisherfold.completion.shared_ratings import Prepared, Share, seen_entries, share_out
+from fisherfold.completion.start import start_posterior
 from fisherfold.completion.values import joined, level_and_scale
-from fisherfold.completion.variational import CompletionPosterior, fit_variational, start_posterior
-from fisherfold.completion.variational_path import gradual_start
+from fisherfold.completion.variational import fit_variational, gradual_start
 from fisherfold.distributed import ALONE, Group
 from fisherfold.files import digest, sound
 from fisherfold.tables.checkpoint import FitCheckpoint

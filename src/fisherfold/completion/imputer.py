@@ -18,12 +18,10 @@ from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
 from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from fisherfold.completion.predictive import predict_pairs
+from fisherfold.completion.posterior import CompletionPosterior, Side
 from fisherfold.completion.ratings import Ratings
-from fisherfold.completion.sides import Side
-from fisherfold.completion.stream import absorb, grow, prior_member
-from fisherfold.completion.variational import CompletionPosterior, fit_variational
-from fisherfold.completion.variational_path import gradual_start
+from fisherfold.completion.stream import absorb, grow
+from fisherfold.completion.variational import fit_variational, gradual_start
 from fisherfold.tables import parameters
 from fisherfold.tables.checkpoint import all_or_nothing
 from fisherfold.tables.inputs import LARGEST, unmasked
@@ -114,7 +112,7 @@ class LowRankImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
                 ratings, self.rank_, max_iter=max_iter, tol=tol, set_effects=False, init=start
             )
         self.n_iter_ = len(posterior.trace)
-        self._posterior = replace(posterior, rows=prior_member(posterior.rows))
+        self._posterior = replace(posterior, rows=posterior.rows.prior_member())
         return self
 
     def transform(self, X: Any) -> Table:
@@ -143,7 +141,7 @@ class LowRankImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
             return
         part = X[needy]
         rows, columns = np.nonzero(holes[needy])
-        mean, _ = predict_pairs(self._fold_in(part), torch.from_numpy(rows), torch.from_numpy(columns))
+        mean, _ = self._fold_in(part).predict(torch.from_numpy(rows), torch.from_numpy(columns))
         off = self.scale_[columns] * mean.numpy() * self._observed[columns]
         part[rows, columns] = self.mean_[columns] + off
         X[needy] = part

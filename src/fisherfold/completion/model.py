@@ -19,10 +19,9 @@ import torch
 from torch import Tensor
 
 from fisherfold.completion.building import places
-from fisherfold.completion.predictive import predict_pairs
+from fisherfold.completion.posterior import CompletionPosterior
 from fisherfold.completion.ratings import Ratings
-from fisherfold.completion.stream import absorb, grow, prior_member, unknown_member
-from fisherfold.completion.variational import CompletionPosterior
+from fisherfold.completion.stream import absorb, grow
 from fisherfold.plain import counted
 from fisherfold.tables.ids import IdIndex, Ids, describe
 
@@ -125,7 +124,7 @@ class CompletionModel:
         Returns:
             Means and standard deviations (or None) in the units of the values.
         """
-        mean, std = predict_pairs(self.posterior, rows, columns, with_std=with_std)
+        mean, std = self.posterior.predict(rows, columns, with_std=with_std)
         value = mean.double().cpu().numpy() * self.scale + self.center
         if clip:
             np.clip(value, self.low, self.high, out=value)
@@ -232,7 +231,7 @@ class CompletionModel:
         self.check_reach(values)
         new, known = replace(self), self.posterior
         # what the columns know about which rows rated them is of no use here: it speaks of the rows of the fit
-        side, others = prior_member(known.rows), replace(known.columns, set_effects=None)
+        side, others = known.rows.prior_member(), replace(known.columns, set_effects=None)
         grow(side, others, count - 1)
         if known.rows.set_effects is not None:
             side.set_effects = replace(known.rows.set_effects, sums=torch.zeros_like(side.mean))
@@ -240,7 +239,7 @@ class CompletionModel:
         if len(values):
             batch, here, there = new.batch(rows, columns, values)
             absorb(new.posterior, batch, here, there, move=(True, False), new_rows=True)
-        empty, unknown = side.counts == 0, unknown_member(known.rows)
+        empty, unknown = side.counts == 0, known.rows.unknown_member()
         side.mean[empty], side.covariance[empty] = unknown.mean, unknown.covariance
         new.posterior.rows, new.posterior.columns = replace(side, set_effects=None), known.columns
         return new

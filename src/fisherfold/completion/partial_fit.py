@@ -16,11 +16,11 @@ import torch
 
 from fisherfold.completion.extremes import furthest, resolving, sampled
 from fisherfold.completion.model import CompletionModel, Floats, other_kind
+from fisherfold.completion.posterior import CompletionPosterior
 from fisherfold.completion.ratings import Ratings
 from fisherfold.completion.stream import absorb, grow, look_back
 from fisherfold.completion.values import joined, level_and_scale
-from fisherfold.completion.variational import CompletionPosterior, fit_variational
-from fisherfold.completion.variational_path import gradual_start
+from fisherfold.completion.variational import fit_variational, gradual_start
 from fisherfold.tables.ids import describe
 from fisherfold.tables.inputs import Observations
 

@@ -15,12 +15,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from fisherfold.completion.gram import moments
 from fisherfold.completion.point_completion import Offsets, fit_point
 from fisherfold.completion.point_model import PointFit
+from fisherfold.completion.posterior import CompletionPosterior, Side
 from fisherfold.completion.ratings import Ratings
-from fisherfold.completion.sides import Side
-from fisherfold.completion.variational import CompletionPosterior, noise_floor
-from fisherfold.completion.variational_step import half_step, moments
+from fisherfold.completion.variational import noise_floor, update_side
 from fisherfold.distributed import Axis
 from fisherfold.tables.checkpoint import FitCheckpoint
 
@@ -101,5 +101,5 @@ def _laplace(posterior: CompletionPosterior, ratings: Ratings) -> None:
     for side, table, groups, mean in zip(
         (posterior.rows, posterior.columns), tables, (ratings.by_row, ratings.by_column), means, strict=True
     ):
-        half_step(side, table, groups, posterior.noise_precision)
+        update_side(side, table, groups, posterior.noise_precision)
         side.mean = mean

@@ -6,7 +6,7 @@ the posterior so far in the place of the prior, adds their evidence:
 
     Λ_i ← Λ_i + τ α_i Σ_{j new} β_j E[a_j a_jᵀ],      Λ_i ū_i ← Λ_i ū_i + τ α_i Σ_{j new} β_j x_ij E[a_j]
 
-(free rows and columns, offsets of the other side subtracted; see ``completion_step``). Rows first, then columns,
+(free rows and columns, offsets of the other side subtracted; see ``gram``). Rows first, then columns,
 repeated a few times for the same batch. ``decay`` < 1 shrinks old evidence first, for streams that drift.
 
 Old evidence was gathered with what was known of the other side then, and keeps that: on a stream that brings most of
@@ -20,13 +20,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from fisherfold.completion.gram import collect, moments
 from fisherfold.completion.grouped import Grouped
-from fisherfold.completion.inverse import pack
-from fisherfold.completion.packed import unpack
+from fisherfold.completion.packed import pack, unpack
+from fisherfold.completion.posterior import CompletionPosterior, Side
+from fisherfold.completion.prior_mean import SET_STRENGTH, SetEffects
 from fisherfold.completion.ratings import Ratings
-from fisherfold.completion.sides import PRIOR_ROWS, SET_STRENGTH, SetEffects, Side, set_effects_of
-from fisherfold.completion.variational import CompletionPosterior, fit_variational, noise_floor
-from fisherfold.completion.variational_step import evidence, expected_residual, moments, normal_equations
+from fisherfold.completion.variational import fit_variational, noise_floor
 
 
 def grow(side: Side, other: Side, n_new: int) -> None:
@@ -39,7 +39,7 @@ def grow(side: Side, other: Side, n_new: int) -> None:
     """
     if n_new == 0:
         return
-    unknown = prior_member(side)
+    unknown = side.prior_member()
     for name in ("mean", "covariance"):
         setattr(side, name, torch.cat([getattr(side, name), getattr(unknown, name).expand(n_new, -1)]))
     for name in ("weight", "shortfall", "counts", "log_det"):
@@ -54,50 +54,6 @@ def grow(side: Side, other: Side, n_new: int) -> None:
 
 def _pad(tensor: Tensor, n_new: int) -> Tensor:
     return torch.cat([tensor, tensor.new_zeros(n_new, *tensor.shape[1:])])
-
-
-def prior_member(side: Side) -> Side:
-    """A side with a single member that has the prior.
-
-    Args:
-        side: where the prior is taken from.
-
-    Returns:
-        The side of one member.
-    """
-    covariance = torch.linalg.inv(side.precision)
-    if not side.has_offset:
-        covariance[-1], covariance[:, -1] = 0, 0
-    zero = side.weight.new_zeros(1)
-    return replace(
-        side, mean=side.center[None].clone(), covariance=pack(covariance[None]).to(side.mean), weight=zero + 1,
-        shortfall=zero, counts=zero, log_det=-torch.logdet(side.precision).to(zero)[None], set_effects=None,
-    )  # fmt: skip
-
-
-def unknown_member(side: Side) -> Side:
-    """A side with a single member of which not even the rated set is known: any of those that have ratings.
-
-    K says how much members differ whose rated sets are alike; strangers differ as all members do. Mean and covariance
-    are those over the members, with the imaginary one of ``update_prior``.
-
-    Args:
-        side: where the members are taken from; without rated sets the prior says the same of them.
-
-    Returns:
-        The side of one member.
-    """
-    unknown, rated = prior_member(side), side.counts > 0
-    if side.set_effects is None or not bool(rated.any()):
-        return unknown
-    mean = side.mean[rated].double().mean(0)
-    off = side.mean[rated].double() - mean
-    spread = unpack(side.covariance[rated].sum(0, dtype=torch.float64)[None])[0]
-    start = torch.diag(side.start_variance)
-    if not side.has_offset:
-        start[-1, -1] = 0
-    covariance = (off.T @ off + spread + PRIOR_ROWS * start) / (len(off) + PRIOR_ROWS)
-    return replace(unknown, mean=mean[None].to(side.mean), covariance=pack(covariance[None]).to(side.mean))
 
 
 @dataclass
@@ -194,8 +150,8 @@ def _natural_step(
     """Set the posterior of the batch's members to old evidence + prior + new evidence; the new residuals."""
     ids, tau = before.ids, posterior.noise_precision
     weighted = moments(given.mean[given_ids], given.covariance[given_ids]) * given.weight[given_ids, None]
-    sums, cross, squares = (t.double() for t in evidence(weighted, groups, 0, groups.n_groups))
-    gram, pull = normal_equations(sums, cross)
+    evidence = collect(weighted, groups, 0, groups.n_groups).double()
+    gram, pull = evidence.normal_equations()
     weight = side.weight[ids].double()
     rescale, scale = (weight / before.weight)[:, None], (weight * tau)[:, None]
     everyone = side.prior_mean.double()
@@ -211,13 +167,14 @@ def _natural_step(
     if not side.has_offset:
         covariance[:, -1, -1] = 0
     packed = pack(covariance)
-    _, residual = expected_residual(sums, cross, squares, mean.T, packed.T)
+    _, residual = evidence.residual(mean.T, packed.T)
     side.mean[ids], side.covariance[ids] = mean.to(side.mean), packed.to(side.mean)
     side.log_det[ids] = -torch.logdet(precision).to(side.mean)
     if posterior.weight_strength:
         side.shortfall[ids] = before.shortfall + (tau * residual).to(side.mean)
         strength = posterior.weight_strength
         side.weight[ids] = (strength + side.counts[ids]) / (strength + side.shortfall[ids])
+    side.changed()
     return residual.to(side.mean)
 
 
@@ -234,7 +191,7 @@ def look_back(posterior: CompletionPosterior, ratings: Ratings, *, passes: int =
     for side, own, other in ((posterior.rows, *orders), (posterior.columns, *orders[::-1])):
         side.counts = own.counts.to(side.counts)
         if side.set_effects is not None:
-            side.set_effects = set_effects_of(side, side.set_effects.effects, own, other)
+            side.set_effects = SetEffects.of(side.set_effects.effects, side.counts, own, other)
     fit_variational(
         ratings, posterior.rank, max_iter=len(posterior.trace) + passes, tol=-torch.inf, init=posterior,
         set_effects=posterior.rows.set_effects is not None,

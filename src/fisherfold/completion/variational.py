@@ -2,11 +2,12 @@
 
     x_ij = g + b_i + c_j + ⟨u_i, v_j⟩ + e_ij,    e_ij ~ N(0, 1/(τ α_i β_j)),    α_i, β_j ~ Gamma(ν/2, ν/2)
 
-Rows (u_i, b_i) and columns (v_j, c_j) have Gaussian priors that are learnt (``sides``) and a mean-field posterior
-q = Π q(u_i, b_i) Π q(v_j, c_j) Π q(α_i) Π q(β_j). One half-step sets all rows to the optimum given the columns, and
-gives the residuals S_i = Σ_j β_j E[e_ij²] (``completion_step``); then α_i = (ν + n_i)/(ν + τ S_i), τ = N/Σ_i α_i S_i.
-Each of these is the exact maximiser of the evidence lower bound in its block, so the bound never decreases. It is also
-a step of length one along the natural gradient of the bound in the geometry of the posterior.
+Rows (u_i, b_i) and columns (v_j, c_j) have Gaussian priors that are learnt (``posterior``) and a mean-field posterior
+q = Π q(u_i, b_i) Π q(v_j, c_j) Π q(α_i) Π q(β_j). One half-step (``update_side``) sets all rows to the optimum given
+the columns, from sums over their ratings (``gram``), and gives the residuals S_i = Σ_j β_j E[e_ij²]; then
+α_i = (ν + n_i)/(ν + τ S_i), τ = N/Σ_i α_i S_i. Each of these is the exact maximiser of the evidence lower bound in its
+block, so the bound never decreases. It is also a step of length one along the natural gradient of the bound in the
+geometry of the posterior.
 """
 
 from __future__ import annotations
@@ -14,94 +15,21 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from fisherfold.completion.gram import Evidence, collect, moments
+from fisherfold.completion.grouped import Grouped
+from fisherfold.completion.packed import invert_batch_last, triangle
+from fisherfold.completion.posterior import WEIGHT_STRENGTH, CompletionPosterior, Side
 from fisherfold.completion.ratings import Ratings
-from fisherfold.completion.sides import Side, update_set_effects
-from fisherfold.completion.variational_start import start_from_svd
-from fisherfold.completion.variational_step import half_step, moments
-from fisherfold.distributed import Axis
+from fisherfold.completion.start import raise_rank, start_posterior
 
-WEIGHT_STRENGTH = 20.0  # ν, chosen on a validation part of MovieLens-1M; 10 and 40 do as well to 0.0005
-
-
-@dataclass
-class CompletionPosterior:
-    """What is known after the fit, for ratings that were centred and scaled.
-
-    Attributes:
-        rows: the posterior of the rows.
-        columns: the posterior of the columns.
-        noise_precision: τ, the precision of an ordinary rating.
-        weight_strength: ν, 0 if all ratings weigh the same.
-        n_ratings: the number of ratings seen.
-        fixed_ridge: the prior precision over τ if it was given, None if it is learnt.
-        misfit: Σ_ij α_i β_j E[e_ij²].
-        trace: one record per pass: iteration, seconds, bound per rating, noise level.
-        converged: whether the bound has settled.
-    """
-
-    rows: Side
-    columns: Side
-    noise_precision: float
-    weight_strength: float
-    n_ratings: int
-    fixed_ridge: float | None = None
-    misfit: float = 0.0
-    trace: list[dict[str, float]] = field(default_factory=list)
-    converged: bool = False
-
-    @property
-    def rank(self) -> int:
-        """The number of factors."""
-        return self.rows.mean.shape[1] - 1
-
-    def copied(self) -> CompletionPosterior:
-        """A posterior that can be changed in place while this one stays as it is.
-
-        Returns:
-            A copy.
-        """
-        return replace(self, rows=self.rows.copied(), columns=self.columns.copied(), trace=list(self.trace))
-
-    def gathered(self) -> CompletionPosterior:
-        """The posterior with all rows and columns, on every process.
-
-        Returns:
-            A copy, or this posterior if all are here already.
-        """
-        if self.rows.axis is None:
-            return self
-        return replace(self, rows=self.rows.gathered(), columns=self.columns.gathered())
-
-    def shared_out(self, rows: Axis, columns: Axis) -> CompletionPosterior:
-        """The part of a whole posterior that belongs to this process.
-
-        Args:
-            rows: which rows are to be here.
-            columns: which columns are to be here.
-
-        Returns:
-            A copy, or this posterior if nothing is shared out.
-        """
-        if not (rows.is_shared or columns.is_shared):
-            return self
-        return replace(self, rows=self.rows.shared_out(rows, columns), columns=self.columns.shared_out(columns, rows))
-
-    def bound(self) -> float:
-        """The evidence lower bound per rating.
-
-        Returns:
-            The bound, up to a constant that depends on nothing learnt.
-        """
-        tau = self.noise_precision
-        data = 0.5 * self.n_ratings * math.log(tau / (2 * math.pi)) - 0.5 * tau * self.misfit
-        learnt = self.fixed_ridge is None
-        sides = sum(side.bound(self.weight_strength, learnt=learnt) for side in (self.rows, self.columns))
-        return (data + sides) / self.n_ratings
+_RATINGS_EACH = 3  # for each coefficient of the first rank: with 2 a factor dies in every fifth table of 500 ids
+_PASSES = 10  # at most, with each rank on the way
+_CHUNK_ENTRIES = 2**20  # of the (q, q, n) working arrays: they stay in the cache, and memory stays bounded
 
 
 def fit_variational(
@@ -149,11 +77,12 @@ def fit_variational(
             (posterior.rows, posterior.columns, ratings.by_row, ratings.by_column),
             (posterior.columns, posterior.rows, ratings.by_column, ratings.by_row),
         ):
-            table, residual = half_step(side, table.mul_(given.weight[:, None]), groups, posterior.noise_precision)
-            update_noise(posterior, side, residual, floor)
+            table, residual = update_side(side, table.mul_(given.weight[:, None]), groups, posterior.noise_precision)
+            _update_noise(posterior, side, residual, floor)
             if set_effects:
-                update_set_effects(side, groups, others)
-            update_prior(posterior, side)
+                side.update_set_effects(groups, others)
+            _update_prior(posterior, side)
+            side.changed()
         seconds = before + time.perf_counter() - began
         record = {"iteration": iteration, "seconds": seconds, "bound": posterior.bound()}
         posterior.trace.append(record | {"noise": posterior.noise_precision**-0.5})
@@ -166,52 +95,92 @@ def fit_variational(
     return posterior
 
 
-def start_posterior(
-    ratings: Ratings, rank: int, *, ridge: float | None = None, row_offsets: bool = True, column_offsets: bool = True,
-    weight_strength: float = WEIGHT_STRENGTH, seed: int = 0, blank: bool = False,
-) -> CompletionPosterior:  # fmt: skip
-    """Where a fit starts: offsets and the singular vectors of the residuals, or nothing at all.
+def gradual_start(ratings: Ratings, rank: int, *, set_effects: bool = True, **model: Any) -> CompletionPosterior:
+    """Where a fit starts: ``start_posterior``, or a path over ranks where a coefficient has less than three ratings.
 
     Args:
         ratings: the ratings, centred and of about unit variance.
         rank: the number of factors.
-        ridge: as in ``fit_variational``, like everything up to the seed.
-        row_offsets: see there.
-        column_offsets: see there.
-        weight_strength: see there.
-        seed: see there.
-        blank: know nothing but the mean of all ratings; this takes no pass over them.
+        set_effects: as in ``fit_variational``.
+        **model: further options of ``start_posterior``. With a ridge no factor is switched off, and none is held back.
 
     Returns:
-        The posterior.
+        The posterior, without a trace.
     """
-    if blank:
-        counts, axes = (ratings.row_counts, ratings.column_counts), (ratings.row_axis, ratings.column_axis)
-        ones = torch.ones(rank + 1, device=ratings.device)
-        rows, columns = (
-            Side.start(
-                torch.zeros(len(counts[k]), rank + 1, dtype=ratings.dtype, device=ratings.device), counts[k], ones,
-                has_offset=has_offset, axis=axes[k], others=axes[1 - k],
-            )
-            for k, has_offset in enumerate((row_offsets, column_offsets))
-        )  # fmt: skip
-        return CompletionPosterior(rows, columns, 1.0, weight_strength, ratings.n_ratings, ridge)
-    generator = torch.Generator().manual_seed(seed)
-    begin = start_from_svd(ratings, rank, row_offsets=row_offsets, column_offsets=column_offsets, generator=generator)
-    return CompletionPosterior(
-        begin.rows, begin.columns, begin.noise_precision, weight_strength, ratings.n_ratings, ridge
-    )
+    first = rank if model.get("ridge") is not None else min(rank, largest_first(ratings))
+    posterior = start_posterior(ratings, first, **model)
+    while posterior.rank < rank:
+        posterior = fit_variational(
+            ratings, posterior.rank, max_iter=_PASSES, set_effects=set_effects, init=posterior, **model
+        )
+        larger = posterior.rank + max(1, posterior.rank // 2)
+        posterior = raise_rank(posterior, ratings, min(larger, rank), seed=model.get("seed", 0))
+    return posterior
 
 
-def update_noise(posterior: CompletionPosterior, side: Side, residual: Tensor, floor: float) -> None:
-    """Set the noise weights of one side, then τ, to the values that maximise the bound.
+def largest_first(ratings: Ratings) -> int:
+    """The largest rank whose factors can be added at once, without some of them being switched off.
 
     Args:
-        posterior: the posterior; changed in place.
-        side: the side whose residuals are new.
-        residual: Σ_j β_j E[e_ij²] for each member of that side.
-        floor: the smallest noise variance.
+        ratings: the ratings.
+
+    Returns:
+        At least 1.
     """
+    return max(1, ratings.n_ratings // (_RATINGS_EACH * sum(ratings.shape)))
+
+
+def update_side(side: Side, weighted: Tensor, groups: Grouped, noise_precision: float) -> tuple[Tensor, Tensor]:
+    """Set the posterior of one side to its optimum given the moments of the other.
+
+    Args:
+        side: the side; its mean, covariance and log-determinants are replaced.
+        weighted: the other side's table of moments, each row times that member's noise weight.
+        groups: the ratings grouped by the members of this side.
+        noise_precision: τ.
+
+    Returns:
+        This side's new table of moments (unweighted), and Σ_j β_j E[e_ij²] for each member i.
+    """
+    n, size = side.mean.shape
+    prior_mean = side.prior_mean
+    chunk = max(256, _CHUNK_ENTRIES // size**2)
+    table = weighted.new_empty(n, weighted.shape[1])
+    residual = weighted.new_empty(n)
+    for first in range(0, n, chunk):
+        part = slice(first, min(first + chunk, n))
+        evidence = collect(weighted, groups, part.start, part.stop)
+        prior = prior_mean if len(prior_mean) == 1 else prior_mean[part]
+        second, residual[part] = _update_members(side, part, evidence, prior, noise_precision)
+        table[part] = second.T
+    return table, residual
+
+
+def _update_members(
+    side: Side, part: slice, evidence: Evidence, prior_mean: Tensor, noise_precision: float
+) -> tuple[Tensor, Tensor]:
+    """Set a run of members to precision K + τ α_i T_i; their second moments and expected squared residuals."""
+    gram, pull = evidence.normal_equations()
+    scale = side.weight[part] * noise_precision
+    prior = side.precision.to(gram.dtype)
+    precision = gram.mul_(scale).add_(prior[:, :, None])
+    pull = pull.mul_(scale).add_(prior @ prior_mean.T)
+    if not side.has_offset:
+        precision[-1], precision[:, -1], pull[-1] = 0, 0, 0
+        precision[-1, -1] = 1
+    covariance, log_det = invert_batch_last(precision)
+    mean = (covariance * pull).sum(1)
+    if not side.has_offset:
+        covariance[-1, -1] = 0
+    rows, columns = triangle(len(mean), mean.device)
+    packed = covariance.flatten(0, 1).index_select(0, rows * len(mean) + columns)
+    second, residual = evidence.residual(mean, packed)
+    side.mean[part], side.covariance[part], side.log_det[part] = mean.T, packed.T, -log_det
+    return second, residual
+
+
+def _update_noise(posterior: CompletionPosterior, side: Side, residual: Tensor, floor: float) -> None:
+    """Set the noise weights of one side, then τ, to the values that maximise the bound."""
     strength = posterior.weight_strength
     if strength:
         side.shortfall = residual * posterior.noise_precision
@@ -225,13 +194,8 @@ def update_noise(posterior: CompletionPosterior, side: Side, residual: Tensor, f
     posterior.noise_precision = amount / max(total, floor * amount)
 
 
-def update_prior(posterior: CompletionPosterior, side: Side) -> None:
-    """Set the prior of one side: learnt, or the given ridge.
-
-    Args:
-        posterior: the posterior; changed in place.
-        side: the side.
-    """
+def _update_prior(posterior: CompletionPosterior, side: Side) -> None:
+    """Set the prior of one side: learnt, or the given ridge."""
     if posterior.fixed_ridge is None:
         side.update_prior()
         return

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fisherfold.completion.sides import SetEffects, Side
-from fisherfold.completion.variational import CompletionPosterior
+from fisherfold.completion.posterior import CompletionPosterior, Side
+from fisherfold.completion.prior_mean import SetEffects
 
 _SET_TENSORS = ("effects", "sums", "shares")
 _POSITIVE = ("weight", "start_variance")

@@ -1,4 +1,4 @@
-"""The posterior of one side of a completed matrix: a Gaussian for every row (or every column) and its learnt prior.
+"""The posterior of a completed matrix: a Gaussian for every row and column, their learnt priors, and predictions.
 
     u_i | m_i, K ~ N(m_i, K⁻¹),     m_i = c + n_i^{-1/2} Σ_{j ∈ Ω_i} x_j,     q(u_i) = N(ū_i, V_i)
 
@@ -9,43 +9,35 @@ K through
 
     ½ n log|K| - ½ tr K (Σ_i E[(u_i - m_i)(u_i - m_i)ᵀ] + γ Σ_j x_j x_jᵀ)
 
-so that K⁻¹ = (the matrix in brackets)/n.
+so that K⁻¹ = (the matrix in brackets)/n. Predictions have the moments
+
+    E[x_ij] = b̄_i + c̄_j + ⟨ū_i, v̄_j⟩
+    Var[x_ij] = k̄ᵀ A k̄ + āᵀ B ā + tr(A B) + E[1/α_i] E[1/β_j] / τ
+
+with A, B the covariances of a_j = (v_j, c_j, 1) and k_i = (u_i, 1, b_i). A row or column that was never seen has the
+number -1 and takes part as any of those that were.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fisherfold.completion.gram import moments, second_moment_of_products
 from fisherfold.completion.grouped import Grouped
-from fisherfold.completion.kernels import plain_sum
-from fisherfold.completion.packed import packed_positions
+from fisherfold.completion.packed import pack, packed_positions, unpack
+from fisherfold.completion.prior_mean import SET_STRENGTH, SetEffects
 from fisherfold.distributed import Axis
 
+WEIGHT_STRENGTH = 20.0  # ν, chosen on a validation part of MovieLens-1M; 10 and 40 do as well to 0.0005
 # One imaginary row with the starting variance keeps K finite when a table has a handful of rows.
 PRIOR_ROWS = 1.0
-# γ, chosen on a validation part of MovieLens-1M; raising the bound over it instead is slower and no more accurate.
-SET_STRENGTH = 3.0
+_CHUNK = 2**15  # pairs that are predicted at once
 _PER_MEMBER = ("mean", "covariance", "weight", "shortfall", "counts", "log_det")
-
-
-@dataclass
-class SetEffects:
-    """What the set of rated entries tells: the effects x_j and what is needed to apply them.
-
-    Attributes:
-        effects: x_j, one row for each member of the other side.
-        sums: Σ_{j ∈ Ω_i} x_j for every member i of this side.
-        shares: d_j = Σ_{i ∈ Ω^j} 1/n_i.
-    """
-
-    effects: Tensor
-    sums: Tensor
-    shares: Tensor
 
 
 @dataclass
@@ -81,6 +73,7 @@ class Side:
     set_effects: SetEffects | None = None
     axis: Axis | None = None
     others: Axis | None = None
+    _unknown: Side | None = field(default=None, init=False, repr=False)
 
     @classmethod
     def start(
@@ -120,7 +113,7 @@ class Side:
         """
         sets = self.set_effects
         own: dict[str, Any] = {name: value.clone() for name, value in vars(self).items() if isinstance(value, Tensor)}
-        own["set_effects"] = sets and SetEffects(*(part.clone() for part in vars(sets).values()))
+        own["set_effects"] = sets and sets.copied()
         return replace(self, **own)
 
     @property
@@ -128,7 +121,7 @@ class Side:
         """m_i as a (n, q) table, or (1, q) if it is the same for all."""
         if self.set_effects is None:
             return self.center[None]
-        return torch.addcmul(self.center[None], self.set_effects.sums, _inverse_root(self.counts)[:, None])
+        return self.center[None] + self.set_effects.shift(self.counts)
 
     @property
     def size(self) -> int:
@@ -209,6 +202,18 @@ class Side:
     def _mean(self, table: Tensor) -> Tensor:
         return table.mean(0) if self.axis is None else self.axis.mean(table)
 
+    def update_set_effects(self, own: Grouped, other: Grouped) -> None:
+        """Improve what the rated sets tell, from zero if nothing is known yet.
+
+        Args:
+            own: the ratings grouped by the members of this side.
+            other: the ratings grouped by the members of the other side.
+        """
+        if self.set_effects is None:
+            zero = self.mean.new_zeros(other.n_groups, self.mean.shape[1])
+            self.set_effects = SetEffects.of(zero, self.counts, own, other)
+        self.set_effects = self.set_effects.improved(self.mean - self.prior_mean, self.counts, own, other)
+
     def fix_prior(self, precision: float) -> None:
         """Use a given multiple of the identity as the prior precision.
 
@@ -254,59 +259,167 @@ class Side:
         return float(self.total((0.5 * self.counts.double() * log_mean - divergence).sum()))
 
 
-def _inverse_root(counts: Tensor) -> Tensor:
-    return counts.clamp(min=1).rsqrt()
+
+    def prior_member(self) -> Side:
+        """A side with a single member about which nothing is known but the prior."""
+        covariance = torch.linalg.inv(self.precision)
+        if not self.has_offset:
+            covariance[-1], covariance[:, -1] = 0, 0
+        zero = self.weight.new_zeros(1)
+        return replace(
+            self, mean=self.center[None].clone(), covariance=pack(covariance[None]).to(self.mean), weight=zero + 1,
+            shortfall=zero, counts=zero, log_det=-torch.logdet(self.precision).to(zero)[None], set_effects=None,
+        )  # fmt: skip
+
+    def unknown_member(self) -> Side:
+        """A side with a single member of which not even the rated set is known: any of those that have ratings.
+
+        K says how much members differ whose rated sets are alike; strangers differ as all members do. Mean and
+        covariance are those over the members, with the imaginary one of ``update_prior``. Without rated sets the prior
+        says the same.
+
+        Returns:
+            The side of one member; it is kept until ``changed`` is called.
+        """
+        if self._unknown is None:
+            self._unknown = self._any_member()
+        return self._unknown
+
+    def changed(self) -> None:
+        """Forget what was derived from the members, because they have changed."""
+        self._unknown = None
+
+    def _any_member(self) -> Side:
+        unknown, rated = self.prior_member(), self.counts > 0
+        if self.set_effects is None or not bool(rated.any()):
+            return unknown
+        mean = self.mean[rated].double().mean(0)
+        off = self.mean[rated].double() - mean
+        spread = unpack(self.covariance[rated].sum(0, dtype=torch.float64)[None])[0]
+        start = torch.diag(self.start_variance)
+        if not self.has_offset:
+            start[-1, -1] = 0
+        covariance = (off.T @ off + spread + PRIOR_ROWS * start) / (len(off) + PRIOR_ROWS)
+        return replace(unknown, mean=mean[None].to(self.mean), covariance=pack(covariance[None]).to(self.mean))
+
+    def at(self, index: Tensor, name: str) -> Tensor:
+        """Rows of one of the tables ``mean``, ``covariance``, ``shortfall`` and ``counts``; nothing else is copied.
+
+        Args:
+            index: numbers of members, -1 for one never seen. A member without ratings has no rated set and counts as
+                never seen, if rated sets inform the prior.
+            name: which table.
+
+        Returns:
+            One row for each number.
+        """
+        place = index.clamp(min=0)
+        unknown = index < 0
+        if self.set_effects is not None:
+            unknown = unknown | (self.counts[place] == 0)
+        table = getattr(self, name)
+        found = table[place] if len(table) else table.new_zeros(len(index), *table.shape[1:])
+        if bool(unknown.any()):
+            found[unknown] = getattr(self.unknown_member(), name)[0]
+        return found
 
 
-def update_set_effects(side: Side, own: Grouped, other: Grouped, *, steps: int = 2) -> None:
-    """Improve the effects x_j by conjugate gradients on their ridge problem.
+@dataclass
+class CompletionPosterior:
+    """What is known after the fit, for ratings that were centred and scaled.
 
-    Minimises Σ_i ‖ū_i - c - n_i^{-1/2} Σ_{j ∈ Ω_i} x_j‖²_K + γ Σ_j ‖x_j‖²_K, in which K cancels. Each call goes on from
-    the last one, so that a few steps suffice.
-
-    Args:
-        side: the side whose prior mean is learnt; changed in place.
-        own: the ratings grouped by the members of this side.
-        other: the ratings grouped by the members of the other side.
-        steps: the number of conjugate gradient steps.
+    Attributes:
+        rows: the posterior of the rows.
+        columns: the posterior of the columns.
+        noise_precision: τ, the precision of an ordinary rating.
+        weight_strength: ν, 0 if all ratings weigh the same.
+        n_ratings: the number of ratings seen.
+        fixed_ridge: the prior precision over τ if it was given, None if it is learnt.
+        misfit: Σ_ij α_i β_j E[e_ij²].
+        trace: one record per pass: iteration, seconds, bound per rating, noise level.
+        converged: whether the bound has settled.
     """
-    root = _inverse_root(side.counts)[:, None]
-    if side.set_effects is None:
-        side.set_effects = set_effects_of(side, side.mean.new_zeros(other.n_groups, side.mean.shape[1]), own, other)
-    state = side.set_effects
-    scale = 1 / (state.shares[:, None] + SET_STRENGTH)
-    x, sums = state.effects, state.sums
-    residual = _gather((side.mean - side.prior_mean) * root, other) - SET_STRENGTH * x
-    direction = scale * residual
-    progress = own.total((residual * direction).sum(0))
-    for _ in range(steps):
-        image_sums = _gather(direction, own)
-        image = _gather(image_sums * (root * root), other) + SET_STRENGTH * direction
-        step = progress / own.total((direction * image).sum(0)).clamp(min=torch.finfo(x.dtype).tiny)
-        x, sums = x + step * direction, sums + step * image_sums
-        residual = residual - step * image
-        fresh = scale * residual
-        new_progress = own.total((residual * fresh).sum(0))
-        direction = fresh + new_progress / progress.clamp(min=torch.finfo(x.dtype).tiny) * direction
-        progress = new_progress
-    side.set_effects = SetEffects(x, sums, state.shares)
 
+    rows: Side
+    columns: Side
+    noise_precision: float
+    weight_strength: float
+    n_ratings: int
+    fixed_ridge: float | None = None
+    misfit: float = 0.0
+    trace: list[dict[str, float]] = field(default_factory=list)
+    converged: bool = False
 
-def set_effects_of(side: Side, effects: Tensor, own: Grouped, other: Grouped) -> SetEffects:
-    """Effects x_j with what is needed to apply them.
+    @property
+    def rank(self) -> int:
+        """The number of factors."""
+        return self.rows.mean.shape[1] - 1
 
-    Args:
-        side: the side whose prior mean they shift.
-        effects: x_j.
-        own: the ratings grouped by the members of this side.
-        other: the ratings grouped by the members of the other side.
+    def copied(self) -> CompletionPosterior:
+        """A posterior that can be changed in place while this one stays as it is."""
+        return replace(self, rows=self.rows.copied(), columns=self.columns.copied(), trace=list(self.trace))
 
-    Returns:
-        The effects, their sums over each rated set, and the shares.
-    """
-    root = _inverse_root(side.counts)[:, None]
-    return SetEffects(effects, _gather(effects, own), _gather(root * root, other)[:, 0])
+    def gathered(self) -> CompletionPosterior:
+        """The posterior with all rows and columns, on every process."""
+        if self.rows.axis is None:
+            return self
+        return replace(self, rows=self.rows.gathered(), columns=self.columns.gathered())
 
+    def shared_out(self, rows: Axis, columns: Axis) -> CompletionPosterior:
+        """The part of a whole posterior that belongs to this process.
 
-def _gather(table: Tensor, groups: Grouped) -> Tensor:
-    return plain_sum(groups, table.contiguous())
+        Args:
+            rows: which rows are to be here.
+            columns: which columns are to be here.
+
+        Returns:
+            A copy, or this posterior if nothing is shared out.
+        """
+        if not (rows.is_shared or columns.is_shared):
+            return self
+        return replace(self, rows=self.rows.shared_out(rows, columns), columns=self.columns.shared_out(columns, rows))
+
+    def bound(self) -> float:
+        """The evidence lower bound per rating, up to a constant that depends on nothing learnt."""
+        tau = self.noise_precision
+        data = 0.5 * self.n_ratings * math.log(tau / (2 * math.pi)) - 0.5 * tau * self.misfit
+        learnt = self.fixed_ridge is None
+        sides = sum(side.bound(self.weight_strength, learnt=learnt) for side in (self.rows, self.columns))
+        return (data + sides) / self.n_ratings
+
+    def predict(self, rows: Tensor, columns: Tensor, *, with_std: bool = False) -> tuple[Tensor, Tensor | None]:
+        """The predictive mean, and if wanted the standard deviation, of k entries, at the cost of these k alone.
+
+        Args:
+            rows: row numbers, -1 for a row never seen.
+            columns: column numbers, -1 for a column never seen.
+            with_std: whether the standard deviations are computed.
+
+        Returns:
+            The means, and the standard deviations (float64) or None.
+        """
+        # written in place: small results kept between the large tables of the chunks would hold on to their memory
+        mean = self.rows.mean.new_empty(len(rows))
+        std = torch.empty_like(mean, dtype=torch.float64) if with_std else None
+        for start in range(0, len(rows), _CHUNK):
+            part = slice(start, start + _CHUNK)
+            i, j = rows[part].long(), columns[part].long()
+            u, v = self.rows.at(i, "mean"), self.columns.at(j, "mean")
+            mean[part] = (u[:, :-1] * v[:, :-1]).sum(1) + u[:, -1] + v[:, -1]
+            if std is not None:
+                # float64, because the squared mean is subtracted from it
+                left, right = (
+                    moments(m.double(), s.at(k, "covariance").double())
+                    for m, s, k in ((u, self.rows, i), (v, self.columns, j))
+                )
+                second = second_moment_of_products(left, right)
+                noise = self._noise(self.rows, i) * self._noise(self.columns, j) / self.noise_precision
+                std[part] = ((second - mean[part].double().square()).clamp(min=0) + noise).sqrt()
+        return mean, std
+
+    def _noise(self, side: Side, index: Tensor) -> Tensor:
+        """E[1/α] under the Gamma posterior of a noise weight."""
+        counts = side.at(index, "counts").double()
+        if not self.weight_strength:
+            return torch.ones_like(counts)
+        return (self.weight_strength + side.at(index, "shortfall")) / (self.weight_strength + counts - 2)

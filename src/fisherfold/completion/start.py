@@ -1,0 +1,200 @@
+"""Where a fit starts, and how it comes to a high rank.
+
+    c_j = Σ_i (x_ij - b_i)/(n_j + λ),   b_i = Σ_j (x_ij - c_j)/(n_i + λ),   R = P_Ω(X - b1ᵀ - 1cᵀ) ≈ U S Vᵀ
+
+Damped offsets come first, then the leading singular vectors of the zero-filled residuals: three steps of subspace
+iteration cost six sparse products and save three to five passes of the fit.
+
+A higher rank is reached from a fit of lower rank (``raise_rank``): the new factors are the leading singular vectors of
+what the old ones leave, and everything learnt so far stays. Where there are fewer than three ratings for each
+coefficient, such a path is the only good start: of many factors at once, each is given so little of the variance that
+the prior switches some or all of them off before they have found what the data show.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fisherfold.completion.grouped import Grouped
+from fisherfold.completion.packed import pack, unpack
+from fisherfold.completion.posterior import WEIGHT_STRENGTH, CompletionPosterior, Side
+from fisherfold.completion.ratings import Ratings
+from fisherfold.completion.segments import bag_sum
+from fisherfold.distributed import Axis
+
+_DAMPING = 10.0  # pseudo-ratings of value zero in each offset
+_STEPS = 3
+_OVERSAMPLING = 4
+FACTOR_SHARE = 0.15  # of the residual variance, given to the factors before anything is known
+_CHUNK = 2**18
+
+
+def start_posterior(
+    ratings: Ratings, rank: int, *, ridge: float | None = None, row_offsets: bool = True, column_offsets: bool = True,
+    weight_strength: float = WEIGHT_STRENGTH, seed: int = 0, blank: bool = False,
+) -> CompletionPosterior:  # fmt: skip
+    """Where a fit starts: offsets and the singular vectors of the residuals, or nothing at all.
+
+    Args:
+        ratings: the ratings, centred and of about unit variance.
+        rank: the number of factors.
+        ridge: as in ``fit_variational``, like everything up to the seed.
+        row_offsets: see there.
+        column_offsets: see there.
+        weight_strength: see there.
+        seed: see there.
+        blank: know nothing but the mean of all ratings; this takes no pass over them.
+
+    Returns:
+        The posterior.
+    """
+    n, m = len(ratings.row_counts), len(ratings.column_counts)
+    ones = torch.ones(rank, dtype=ratings.dtype, device=ratings.device)
+    b, c = (ones.new_zeros(size) for size in (n, m))
+    variances, noise_precision = [ones.new_ones(rank + 1)] * 2, 1.0
+    v = ones.new_zeros(m, rank)
+    if not blank:
+        b, c = _offsets(ratings, row_offsets, column_offsets)
+        by_row, by_column = _less_offsets(ratings.by_row, b, c), _less_offsets(ratings.by_column, c, b)
+        variance = max(ratings.add(by_row.double().square()) / ratings.n_ratings, 1e-6)
+        v = _right_vectors(ratings, by_row, by_column, rank, torch.Generator().manual_seed(seed))
+        v = v * math.sqrt(ratings.n_columns)
+        variances = [
+            torch.cat([factors, _variance(offsets, axis).clamp(min=0.01)[None].to(v)])
+            for factors, offsets, axis in (
+                (FACTOR_SHARE * variance / rank * ones, b, ratings.row_axis), (ones, c, ratings.column_axis)
+            )
+        ]  # fmt: skip
+        noise_precision = 1.2 / variance
+    axes = ratings.row_axis, ratings.column_axis
+    rows = Side.start(
+        torch.cat([v.new_zeros(n, rank), b[:, None]], dim=1), ratings.row_counts, variances[0], has_offset=row_offsets,
+        axis=axes[0], others=axes[1],
+    )  # fmt: skip
+    columns = Side.start(
+        torch.cat([v, c[:, None]], dim=1), ratings.column_counts, variances[1], has_offset=column_offsets,
+        axis=axes[1], others=axes[0],
+    )  # fmt: skip
+    return CompletionPosterior(rows, columns, noise_precision, weight_strength, ratings.n_ratings, ridge)
+
+
+def raise_rank(posterior: CompletionPosterior, ratings: Ratings, rank: int, *, seed: int = 0) -> CompletionPosterior:
+    """Add factors to a posterior.
+
+    Args:
+        posterior: a fitted posterior; it is left as it is.
+        ratings: the ratings it was fitted to.
+        rank: the new rank, larger than the old one.
+        seed: of the random test matrix.
+
+    Returns:
+        The start of a fit with the new rank.
+
+    Raises:
+        ValueError: if the rank does not grow.
+    """
+    extra = rank - posterior.rank
+    if extra < 1:
+        raise ValueError(f"rank must be larger than {posterior.rank}, got {rank}")
+    rows, columns = posterior.rows, posterior.columns
+    by_row = _residuals(ratings.by_row, rows.mean, columns.mean)
+    by_column = _residuals(ratings.by_column, columns.mean, rows.mean)
+    variance = max(ratings.add(by_row.double().square()) / ratings.n_ratings, 1e-6)
+    v = _right_vectors(ratings, by_row, by_column, extra, torch.Generator().manual_seed(seed))
+    v = v * math.sqrt(ratings.n_columns)
+    return replace(
+        posterior, trace=[], converged=False,
+        rows=_widen(rows, torch.zeros_like(rows.mean[:, :1]).expand(-1, extra), FACTOR_SHARE * variance / extra),
+        columns=_widen(columns, v, 1.0),
+    )  # fmt: skip
+
+
+def _residuals(groups: Grouped, own: Tensor, other: Tensor) -> Tensor:
+    """Values less predictions, in the order of the groups, a bounded number at a time."""
+    parts = []
+    for start in range(0, max(groups.n_ratings, 1), _CHUNK):  # once for no ratings, of which a process may have none
+        stop = min(start + _CHUNK, groups.n_ratings)
+        u, v = own[groups.groups(start, stop).long()], other[groups.indices(start, stop).long()]
+        fitted = (u[:, :-1] * v[:, :-1]).sum(1) + u[:, -1] + v[:, -1]
+        parts.append(groups.values(start, stop) - fitted)
+    return torch.cat(parts)
+
+
+def _widen(side: Side, factors: Tensor, variance: float) -> Side:
+    """Put new factors, known exactly, between the old ones and the offset."""
+    extra, old = factors.shape[1], side.mean.shape[1]
+    keep = [*range(old - 1), old - 1 + extra]
+    size = old + extra
+    square = side.mean.new_zeros(len(side.mean), size, size)
+    square[:, torch.tensor(keep)[:, None], torch.tensor(keep)] = unpack(side.covariance)
+    precision = torch.eye(size, dtype=torch.float64, device=side.mean.device) / variance
+    precision[torch.tensor(keep)[:, None], torch.tensor(keep)] = side.precision
+    fresh = torch.full((extra,), variance, dtype=torch.float64, device=side.mean.device)
+    effects = side.set_effects
+    if effects is not None:
+        effects = replace(effects, effects=_insert(effects.effects, extra), sums=_insert(effects.sums, extra))
+    return replace(
+        side, mean=torch.cat([side.mean[:, :-1], factors, side.mean[:, -1:]], dim=1), covariance=pack(square),
+        precision=precision, center=_insert(side.center[None], extra)[0], set_effects=effects,
+        start_variance=torch.cat([side.start_variance[:-1], fresh, side.start_variance[-1:]]),
+        log_det=side.log_det.clone(),
+    )  # fmt: skip
+
+
+def _insert(table: Tensor, extra: int) -> Tensor:
+    return torch.cat([table[:, :-1], table.new_zeros(len(table), extra), table[:, -1:]], dim=1)
+
+
+def _variance(x: Tensor, axis: Axis) -> Tensor:
+    return axis.mean((x - axis.mean(x)).square())
+
+
+def _offsets(ratings: Ratings, row_offsets: bool, column_offsets: bool) -> tuple[Tensor, Tensor]:
+    """Two sweeps of damped means; zero where there is no offset."""
+    sides, axes = (ratings.by_row, ratings.by_column), (ratings.column_axis, ratings.row_axis)
+    ones = [torch.ones(len(axis), dtype=ratings.dtype, device=ratings.device) for axis in axes]
+    values = [_sums(side, one, 1) for side, one in zip(sides, ones, strict=True)]
+    counts = [n.to(v) + _DAMPING for n, v in zip((ratings.row_counts, ratings.column_counts), values, strict=True)]
+    b, c = (torch.zeros_like(v) for v in values)
+    for _ in range(2):
+        if column_offsets:
+            c = (values[1] - _sums(ratings.by_column, b, 0)) / counts[1]
+        if row_offsets:
+            b = (values[0] - _sums(ratings.by_row, c, 0)) / counts[0]
+    return b, c
+
+
+def _sums(groups: Grouped, vector: Tensor, power: int) -> Tensor:
+    """Per group, the sum of value^power times the entries of a vector that it refers to."""
+    return groups.total(groups.sums({power: vector[:, None].contiguous()})[0][:, 0])
+
+
+def _less_offsets(groups: Grouped, own: Tensor, other: Tensor) -> Tensor:
+    """The values less both offsets, in the order of the groups."""
+    off = own.repeat_interleave(groups.counts, output_size=groups.n_ratings)
+    return groups.values() - off - other.index_select(0, groups.indices())
+
+
+def _right_vectors(
+    ratings: Ratings, by_row: Tensor, by_column: Tensor, rank: int, generator: torch.Generator
+) -> Tensor:
+    """The leading right singular vectors of residuals, by subspace iteration; then small noise."""
+    width = min(rank + _OVERSAMPLING, ratings.n_columns)
+    axis = ratings.column_axis
+    v = axis.randn(width, generator).to(by_row)
+    rows, columns = ratings.by_row, ratings.by_column
+    of_rows, of_columns = rows.indices(), columns.indices()
+    for _ in range(_STEPS):
+        u = rows.total(bag_sum(v, of_rows, rows.offsets, by_row))
+        v = axis.orthonormal(columns.total(bag_sum(u, of_columns, columns.offsets, by_column)))
+    u = rows.total(bag_sum(v, of_rows, rows.offsets, by_row))
+    directions = torch.linalg.eigh(ratings.row_axis.second_moment(u))[1].flip(1)
+    v = v @ directions[:, :rank]
+    if v.shape[1] < rank:  # more factors than columns: the surplus starts as noise and is switched off by the prior
+        spare = axis.randn(rank - v.shape[1], generator).to(v)
+        v = torch.cat([v, spare / math.sqrt(ratings.n_columns)], dim=1)
+    return v
