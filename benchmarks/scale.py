@@ -85,7 +85,7 @@ def ready(stream: Popular, group: Any) -> Any:
 
     if group.size == 1:
         axes = Axis.whole(stream.users), Axis.whole(stream.items)
-        return Ratings.from_chunks(lambda: (Chunk(*piece) for piece in stream.pieces()), axes)
+        return Ratings.from_chunks((Chunk(*piece) for piece in stream.pieces()), axes)
 
     def batches() -> Iterator[Batch]:
         for users, items, values in stream.pieces(group.rank, group.size):

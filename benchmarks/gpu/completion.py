@@ -25,11 +25,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from fisherfold.completion import grouped
 from fisherfold.completion.factors import Penalty, TwoSided, additive_model, grow
 from fisherfold.completion.kernels import outer_table
 from fisherfold.completion.problem import CompletionProblem
 from fisherfold.completion.ratings import Ratings
-from fisherfold.completion.segments import METHODS, bag_sum
 from fisherfold.completion.variational import fit_variational
 
 RANK = 10
@@ -107,11 +107,11 @@ def kernels(ratings: Ratings, device: str, rounds: int) -> dict[str, float]:
     sides = ("by column", ratings.by_column, ratings.n_rows), ("by row", ratings.by_row, ratings.n_columns)
     for name, side, others in sides:
         table = outer_table(torch.randn(others, RANK, device=device))
-        for method in METHODS:
-            if method in {"auto", "dense"} or (device == "cpu" and method == "split"):
+        for method in (grouped._embedding_sum, grouped._sparse_sum, grouped._sum_in_pieces):
+            if device == "cpu" and method is grouped._sum_in_pieces:
                 continue
-            work = partial(bag_sum, table, side.indices(), side.offsets, method=method)
-            found[f"{name} {method}"] = 1e3 * timed(work, device, rounds)
+            work = partial(method, table, side.indices(), side.offsets, None)
+            found[f"{name} {method.__name__.strip('_')}"] = 1e3 * timed(work, device, rounds)
     return found
 
 

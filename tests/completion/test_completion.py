@@ -270,19 +270,6 @@ def test_many_small_systems(count, size):
     torch.testing.assert_close(unpack(outer_table(rhs)), rhs[:, :, None] * rhs[:, None], rtol=0, atol=0)
 
 
-def test_chunks_do_not_change_the_result(monkeypatch):
-    ratings, _ = table()
-    whole = CompletionProblem(ratings, RANK)
-    x = frame_of(whole)
-    expected = (whole.loss(x), whole.gradient(x), whole.fisher(x, kind="exact") @ whole.gradient(x))
-    monkeypatch.setattr("fisherfold.completion.kernels.CHUNK", 7)
-    monkeypatch.setattr("fisherfold.completion.grouped.CHUNK", 7)
-    cut = CompletionProblem(ratings, RANK)
-    ours = (cut.loss(x), cut.gradient(x), cut.fisher(x, kind="exact") @ whole.gradient(x))
-    for a, b in zip(ours, expected, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)
-
-
 def test_snapshot_is_unbiased_and_exact_at_its_anchor():
     ratings, _ = table()
     problem = CompletionProblem(ratings, RANK, orientation="rows")

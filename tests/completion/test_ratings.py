@@ -1,4 +1,4 @@
-"""The container holds every entry once by row and once by column, exactly, in at most 16 bytes."""
+"""The container holds every entry once by row and once by column, and sums over either order."""
 
 import numpy as np
 import pytest
@@ -6,9 +6,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fisherfold.completion import segments
-from fisherfold.completion.ratings import Ratings
-from fisherfold.completion.segments import bag_sum
+from fisherfold.completion import grouped
+from fisherfold.completion.ratings import Chunk, Ratings
+from fisherfold.distributed import Axis
 
 
 def dense(ratings, by_row):
@@ -19,65 +19,37 @@ def dense(ratings, by_row):
     return matrix if by_row else matrix.T
 
 
-def some_entries(rng, n, m, count, kind):
+def some_entries(rng, n, m, count):
     flat = rng.choice(n * m, size=count, replace=False)
-    values = rng.integers(1, 6, count).astype(float) if kind == "codes" else rng.standard_normal(count)
-    return flat // m, flat % m, values
+    return flat // m, flat % m, rng.standard_normal(count)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "kind", "limit"),
-    [
-        (torch.float32, "raw", 16),
-        (torch.float64, "codes", 12),
-        (torch.float64, "raw", 16),
-    ],
-)
-def test_both_orders_hold_the_matrix_within_16_bytes(dtype, kind, limit):
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 16), (torch.float64, 24)])
+def test_both_orders_hold_the_matrix(dtype, limit):
     rng = np.random.default_rng(0)
-    rows, columns, values = some_entries(rng, 300, 400, 80_000, kind)
+    rows, columns, values = some_entries(rng, 300, 400, 80_000)
     ratings = Ratings(rows, columns, values, shape=(301, 400), dtype=dtype)
     expected = torch.full((301, 400), float("nan"), dtype=dtype)
     expected[rows, columns] = torch.as_tensor(values, dtype=dtype)
     for by_row in (True, False):
         torch.testing.assert_close(dense(ratings, by_row), expected, rtol=0, atol=0, equal_nan=True)
         torch.testing.assert_close(dense(ratings.T, by_row), expected.T, rtol=0, atol=0, equal_nan=True)
-    overhead = 4 * (sum(ratings.shape) + 2) + 8 * 2 * 5
-    assert ratings.nbytes <= limit * ratings.n_ratings + overhead
+    assert ratings.nbytes == limit * ratings.n_ratings + 4 * (sum(ratings.shape) + 2)
     assert ratings.dtype == dtype
     assert ratings.row_counts.sum() == 80_000
     assert ratings.mean == pytest.approx(values.mean(), abs=1e-6)
 
 
-def test_many_distinct_float64_values_are_stored_once():
-    rng = np.random.default_rng(1)
-    rows, columns, values = some_entries(rng, 300, 300, 60_000, "raw")
-    ratings = Ratings(rows, columns, values)
-    assert ratings.by_row.source is ratings.by_column
-    index, value = ratings.by_row.at(torch.tensor([5, 100]))
-    assert index.tolist() == ratings.by_row.indices()[[5, 100]].tolist()
-    assert value.tolist() == ratings.by_row.values()[[5, 100]].tolist()
-    with pytest.raises(RuntimeError, match=r"use Ratings\.to"):
-        ratings.by_row.to("cpu")
-
-
 @settings(max_examples=40)
 @given(st.data())
-def test_chunks_and_selections_cover_the_groups(data):
+def test_ranges_and_selections_follow_the_groups(data):
     n, m = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 9))
     count = data.draw(st.integers(1, n * m))
     rng = np.random.default_rng(data.draw(st.integers(0, 99)))
-    ratings = Ratings(*some_entries(rng, n, m, count, "codes"), shape=(n, m))
-    side = ratings.by_column
-    limit = data.draw(st.integers(1, 20))
-    runs = list(side.chunks(limit))
-    assert [run[0] for run in runs] == [0] + [run[1] for run in runs[:-1]]
-    assert runs[-1][1] == m
-    assert all(stop - start <= limit or last - first == 1 for first, last, start, stop in runs)
-    for first, last, start, stop in runs:
-        assert side.offsets[first] == start
-        assert side.offsets[last] == stop
-        assert side.groups(start, stop).tolist() == side.groups()[start:stop].tolist()
+    side = Ratings(*some_entries(rng, n, m, count), shape=(n, m)).by_column
+    start = data.draw(st.integers(0, count - 1))
+    stop = data.draw(st.integers(start + 1, count))
+    assert side.groups(start, stop).tolist() == side.groups()[start:stop].tolist()
     chosen = torch.tensor(data.draw(st.lists(st.integers(0, m - 1), max_size=5)), dtype=torch.int64)
     positions, offsets = side.select(chosen)
     for k, group in enumerate(chosen.tolist()):
@@ -99,6 +71,15 @@ def test_duplicates_follow_the_named_rule(rule, value):
     ratings = Ratings([1, 0, 1, 1], [1, 1, 1, 1], [1.0, 7.0, 3.0, 5.0], duplicates=rule)
     assert ratings.n_duplicates == 2
     assert ratings.by_column.values().tolist() == [7.0, value]
+
+
+@pytest.mark.parametrize(("rule", "value"), [("mean", 3.0), ("last", 6.0), ("sum", 9.0)])
+def test_sources_of_chunks_come_one_after_the_other(rule, value):
+    """Whatever order the chunks of several sources arrive in, ``last`` is that of the last source."""
+    row, axes = np.array([1], "i4"), (Axis.whole(2), Axis.whole(3))
+    pieces = [Chunk(row, row, np.array([x]), source) for x, source in ((6.0, 2), (1.0, 0), (2.0, 1))]
+    ratings = Ratings.from_chunks(pieces, axes, dtype=torch.float64, duplicates=rule)
+    assert [part.tolist() for part in ratings.entries()] == [[1], [1], [value]]
 
 
 def test_the_same_row_in_neighbouring_columns_is_no_duplicate():
@@ -135,67 +116,27 @@ def test_bad_options_are_refused():
         Ratings(np.zeros(0, int), np.zeros(0, int), np.zeros(0))
 
 
-@pytest.mark.parametrize("method", ["auto", "bag", "split", "csr", "dense"])
 @pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("kernel", ["bag_sum", "_sum_in_pieces", "_sparse_sum", "_embedding_sum"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_every_segment_sum_equals_the_loop(method, weighted, dtype):
-    torch.manual_seed(0)
-    offsets = torch.tensor([0, 3, 3, 7, 8], dtype=torch.int32)
-    indices = torch.randint(6, (8,), dtype=torch.int32)
-    if not weighted:
-        indices = torch.tensor([0, 2, 5, 1, 2, 3, 4, 0], dtype=torch.int32)
-    table = torch.randn(6, 4, dtype=dtype)
-    weights = torch.randn(8, dtype=dtype) if weighted else None
-    factors = torch.ones(8, dtype=dtype) if weights is None else weights
-    expected = torch.stack(
-        [
-            sum(
-                (factors[k] * table[indices[k]] for k in range(offsets[g], offsets[g + 1])), torch.zeros(4, dtype=dtype)
-            )
-            for g in range(4)
-        ]
-    )
-    torch.testing.assert_close(bag_sum(table, indices, offsets, weights, method=method), expected)
-
-
-@pytest.mark.parametrize("width", [3, 8, 11, 12])
-@pytest.mark.parametrize("weighted", [False, True])
-def test_sparse_products_of_any_width(width, weighted):
-    """Tables that are read often are widened to whole vectors; sums keep their width."""
-    generator = torch.Generator().manual_seed(0)
-    indices = torch.randint(5, (60,), generator=generator, dtype=torch.int32)
-    offsets = torch.tensor([0, 0, 25, 60], dtype=torch.int32)
-    weights = torch.randn(60, generator=generator, dtype=torch.float64) if weighted else None
-    table = torch.randn(5, width, generator=generator, dtype=torch.float64)
-    gathered = table[indices] if weights is None else weights[:, None] * table[indices]
-    expected = torch.stack([gathered[:0].sum(0), gathered[:25].sum(0), gathered[25:].sum(0)])
-    torch.testing.assert_close(bag_sum(table, indices, offsets, weights, method="csr"), expected)
-
-
-@pytest.mark.parametrize("most", [3, 10**6])
-def test_unweighted_sparse_products_beyond_the_kept_ones(most, monkeypatch):
-    monkeypatch.setattr("fisherfold.completion.segments._MOST_ONES", most)
-    segments._kept_ones.cache_clear()
-    offsets, table = torch.tensor([0, 2, 5], dtype=torch.int32), torch.tensor([[1.0], [2.0]], dtype=torch.float64)
-    sums = bag_sum(table, torch.tensor([0, 1, 1, 0, 1], dtype=torch.int32), offsets, method="csr")
-    segments._kept_ones.cache_clear()
-    assert sums.flatten().tolist() == [3.0, 5.0]
-
-
-def test_an_unknown_kernel_is_named():
-    with pytest.raises(ValueError, match=r"method must be one of .*'bag'.*got 'gpu'"):
-        bag_sum(
-            torch.ones(1, 1), torch.zeros(1, dtype=torch.int32), torch.tensor([0, 1], dtype=torch.int32), method="gpu"
-        )
-
-
-@pytest.mark.parametrize("weighted", [False, True])
-def test_long_groups_are_summed_in_pieces(weighted):
+def test_every_kernel_sums_the_groups(kernel, weighted, dtype):
     generator = torch.Generator().manual_seed(1)
     counts = torch.tensor([0, 600, 256, 0, 1, 257, 0], dtype=torch.int32)
     offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0, dtype=torch.int32)])
     indices = torch.randint(50, (int(offsets[-1]),), generator=generator, dtype=torch.int32)
-    table = torch.randn(50, 3, generator=generator, dtype=torch.float64)
-    weights = torch.randn(len(indices), generator=generator, dtype=torch.float64) if weighted else None
-    whole = bag_sum(table, indices, offsets, weights, method="bag")
-    torch.testing.assert_close(bag_sum(table, indices, offsets, weights, method="split"), whole)
+    table = torch.randn(50, 3, generator=generator, dtype=dtype)
+    weights = torch.randn(len(indices), generator=generator, dtype=dtype) if weighted else None
+    gathered = table[indices] if weights is None else weights[:, None] * table[indices]
+    expected = torch.stack([part.sum(0) for part in gathered.split(counts.tolist())])
+    tolerance = 1e-4 if dtype == torch.float32 else 1e-12
+    found = getattr(grouped, kernel)(table, indices, offsets, weights)
+    torch.testing.assert_close(found, expected, rtol=0, atol=tolerance)
+
+
+def test_sums_of_powers_over_a_run_of_groups():
+    ratings = Ratings([0, 0, 1, 3], [0, 2, 2, 1], [2.0, 3.0, 5.0, 7.0], shape=(4, 3))
+    table = torch.arange(3.0, dtype=torch.float64)[:, None]
+    plain, weighted, squares = ratings.by_row.sums({0: table, 1: table, 2: table}, 1, 4)
+    found = [part[:, 0].tolist() for part in (plain, weighted, squares)]
+    assert found == [[2, 0, 1], [10, 0, 7], [50, 0, 49]]
+    assert ratings.by_row.take(torch.tensor([2])).sums({0: table})[0].tolist() == [[0.0]]

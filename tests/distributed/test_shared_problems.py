@@ -42,7 +42,7 @@ def shared(group: Group, *, transposed: bool = False) -> Ratings:
     axis = Axis(COLUMNS, edges[group.rank], edges[group.rank + 1], group)
     mine = (columns >= axis.start) & (columns < axis.stop)
     pieces = [Chunk(rows[mine], (columns[mine] - axis.start).astype(np.int32), values[mine])]
-    ratings = Ratings.from_chunks(lambda: pieces, (Axis.whole(ROWS), axis), dtype=torch.float64)
+    ratings = Ratings.from_chunks(pieces, (Axis.whole(ROWS), axis), dtype=torch.float64)
     return ratings.T if transposed else ratings
 
 

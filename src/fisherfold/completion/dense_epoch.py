@@ -23,12 +23,14 @@ import torch
 from scipy.linalg import lapack
 from torch import Tensor
 
-from fisherfold.completion.crowded import SMALL_PRODUCT
 from fisherfold.completion.kernels import fit_columns
 
 if TYPE_CHECKING:
     from fisherfold.completion.epoch import NoAnchor
     from fisherfold.completion.snapshot import CompletionSnapshot
+
+# Multiply-adds up to which a BLAS multiplies thin matrices as they lie.
+SMALL_PRODUCT = 10**6
 
 Array = npt.NDArray[Any]
 Small = npt.NDArray[np.float64]

@@ -21,7 +21,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fisherfold.completion.crowded import CROWDED
 from fisherfold.completion.grouped import Grouped
 from fisherfold.completion.kernels import fit_columns
 
@@ -30,6 +29,8 @@ if TYPE_CHECKING:
     from fisherfold.completion.snapshot import CompletionSnapshot
 
 
+# From this share of rated entries on, reading whole columns is quicker than gathering.
+CROWDED = 0.3
 # Rounding grows with the square of ‖B₁⁻¹‖; beyond this bound U is formed and B starts again from the identity.
 _LARGEST_INVERSE = 16.0
 
@@ -221,7 +222,7 @@ def _step(
     side = problem.ratings.by_column.take(batch)
     index, values = side.indices(), side.values().to(frame.moving.dtype)
     moving, still, here = frame.rows(index)
-    local = Grouped(side.offsets, torch.arange(len(index), dtype=torch.int32, device=index.device), values)
+    local = Grouped(side.offsets, torch.arange(len(index), dtype=torch.int32, device=index.device), values, len(index))
     fresh = fit_columns(local, here, problem.ridges(side.counts, here)).coefficients
     known = snapshot.anchor_coefficients[batch]
     groups = side.groups()

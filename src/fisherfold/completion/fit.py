@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from fisherfold.completion.building import RepeatedPairs
 from fisherfold.completion.extremes import resolving, sampled
 from fisherfold.completion.model import CompletionModel
 from fisherfold.completion.partial_fit import Refit
 from fisherfold.completion.point_posterior import point_posterior
 from fisherfold.completion.posterior import CompletionPosterior
-from fisherfold.completion.ratings import Ratings
+from fisherfold.completion.ratings import Ratings, RepeatedPairs
 from fisherfold.completion.shared_ratings import Prepared, Share, seen_entries, share_out
 from fisherfold.completion.start import start_posterior
 from fisherfold.completion.values import joined, level_and_scale

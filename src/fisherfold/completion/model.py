@@ -18,9 +18,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fisherfold.completion.building import places
 from fisherfold.completion.posterior import CompletionPosterior
-from fisherfold.completion.ratings import Ratings
+from fisherfold.completion.ratings import Ratings, places
 from fisherfold.completion.stream import absorb, grow
 from fisherfold.plain import counted
 from fisherfold.tables.ids import IdIndex, Ids, describe

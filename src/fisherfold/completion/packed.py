@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fisherfold.fisher.blocks import sweep
 
-# Unrolled elimination wins for many small systems; LAPACK for few or large ones (benchmarks/completion_kernels.py).
+# Unrolled elimination wins for many small systems; LAPACK for few or large ones.
 _LAPACK_BELOW = 400
 _LAPACK_ABOVE_ORDER = 24
 _RUN = 2**13

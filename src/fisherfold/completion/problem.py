@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from fisherfold.completion import kernels as kernels
-from fisherfold.completion.crowded import dense_form, with_dense_form
 from fisherfold.completion.epoch import NoAnchor, lazy_epoch
 from fisherfold.completion.fisher_operators import CompletionFisher
 from fisherfold.completion.packed import unpack
@@ -97,7 +96,7 @@ class CompletionProblem(Problem):
     ) -> None:
         _check_options(ratings, rank, ridge, ridge_weighting, orientation, held_out)
         self.transposed = orientation == "columns" or (orientation == "auto" and _auto_transposes(ratings))
-        self.ratings = with_dense_form(ratings.T if self.transposed else ratings)
+        self.ratings = ratings.T if self.transposed else ratings
         if self.ratings.row_axis.is_shared:
             raise ValueError(f"orientation {orientation!r} would spread the subspace over processes; use 'auto'")
         if not rank < self.ratings.n_rows:
@@ -156,7 +155,11 @@ class CompletionProblem(Problem):
             Two tables with one row per column.
         """
         if self._dense is None:
-            self._dense = dense_form(self.ratings)
+            rows, columns, values = self.ratings.entries()
+            places = columns.long() * self.ratings.n_rows + rows
+            filled, mask = (values.new_zeros(self.ratings.n_columns, self.ratings.n_rows) for _ in range(2))
+            filled.view(-1)[places], mask.view(-1)[places] = values, 1.0
+            self._dense = filled, mask
         return self._dense
 
     def loss(self, x: Tensor, batch: Tensor | None = None) -> Tensor:  # noqa: D102

@@ -2,12 +2,9 @@
 
     Ω = {(j, i)},  x_ji for (j, i) ∈ Ω;   Ω_i: the rows seen in column i,   Ω^j: the columns seen in row j
 
-Both orders are kept because every pass sums over columns (coefficients) and over rows (gradients). A rating costs at
-most 16 bytes in all: two int32 indices, and its value twice as float32; or, for float64, twice as an int16 code into a
-table of the distinct values (12 bytes), or once with a position in place of the second index (16 bytes).
-
-Over several processes one side is shared out: each process holds all ratings of its members of that side, numbered from
-0 there, and sums over the groups of the other side are completed by ``Grouped.total``.
+Both orders are kept because every pass sums over columns (coefficients) and over rows (gradients): 16 bytes per rating
+in float32, 24 in float64. Over several processes the members of one side are divided: each process holds all ratings
+of its members, numbered from 0 there, and ``Grouped.total`` completes sums over the groups of the other side.
 """
 
 from __future__ import annotations
@@ -19,14 +16,19 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
+from scipy import sparse
 from torch import Tensor
 
-from fisherfold.completion.building import CHUNK, ColumnOrder, RepeatedPairs
-from fisherfold.completion.grouped import Grouped, GroupedByPosition
-from fisherfold.completion.tiled import tiled
+from fisherfold.completion.grouped import Grouped
 from fisherfold.distributed import ALONE, Axis, Group
+from fisherfold.plain import counted
 
+Array = npt.NDArray[Any]
 Duplicates = Literal["error", "mean", "last", "sum"]
+
+_RULES = ("error", "mean", "last", "sum")
+_MAX_RATINGS = 2**31 - 1
+_DTYPES = {torch.float32: np.float32, torch.float64: np.float64}
 
 
 class Chunk(NamedTuple):
@@ -34,16 +36,29 @@ class Chunk(NamedTuple):
 
     rows: npt.NDArray[np.int32]
     columns: npt.NDArray[np.int32]
-    values: npt.NDArray[Any]
+    values: Array
     source: int = 0
 
 
-_MAX_RATINGS = 2**31 - 1
-_DTYPES = (torch.float32, torch.float64)
+class RepeatedPairs(ValueError):
+    """Entries that repeat a pair where none may.
 
+    Args:
+        count: how many.
+        row: the row of the first of them.
+        column: its column.
+    """
 
-def _group_of(axes: tuple[Axis, Axis]) -> Group:
-    return next((axis.group for axis in axes if axis.is_shared), ALONE)
+    def __init__(self, count: int, row: Any, column: Any) -> None:
+        super().__init__(count, row, column)  # what a pickle keeps
+        self.count, self.row, self.column = count, row, column
+
+    def __str__(self) -> str:
+        repeated = counted(self.count, "entry repeats", "entries repeat")
+        return (
+            f"{repeated} a pair that was given before, the first is row {self.row!r}, column "
+            f"{self.column!r}; choose duplicates='mean', 'last' or 'sum' to merge them"
+        )
 
 
 class Ratings:
@@ -53,8 +68,8 @@ class Ratings:
         shape: the number of rows and columns, over all processes.
         by_row: the ratings in row order, columns ascending.
         by_column: the ratings in column order, rows ascending.
-        row_axis: which rows are here; all of them in one process.
-        column_axis: which columns are here.
+        row_axis: which rows are in this process; all of them without torch.distributed.
+        column_axis: which columns are in this process.
         n_ratings: the number of observed entries, over all processes.
         n_duplicates: how many given entries were merged into another one by the rule ``duplicates``.
 
@@ -101,82 +116,63 @@ class Ratings:
         data = _checked_values(values, dtype)
         shape = _checked_shape(row_ids, column_ids, data, shape)
         axes = Axis.whole(shape[0]), Axis.whole(shape[1])
-        self._build(lambda: _slices(row_ids, column_ids, data), axes, data.dtype.type, duplicates, None, device)
+        self._build((row_ids, column_ids, data), axes, duplicates, device)
 
     @classmethod
     def from_chunks(
         cls,
-        chunks: Callable[[], Iterable[Chunk]],
+        chunks: Iterable[Chunk],
         axes: tuple[Axis, Axis],
         *,
         dtype: torch.dtype = torch.float32,
         duplicates: Duplicates = "error",
-        column_counts: npt.NDArray[np.int64] | None = None,
         device: torch.device | str | None = None,
         named: Callable[[RepeatedPairs], RepeatedPairs] = lambda found: found,
     ) -> Ratings:
-        """Sort entries that come in pieces and are never all in memory besides the result.
+        """Sort entries that come in pieces.
 
         Args:
-            chunks: called to go through the entries: rows, columns (numbered from the start of their axis) and values,
-                int32 and floating, a bounded number at a time; called twice unless ``column_counts`` is given.
-            axes: the rows and the columns that are here.
+            chunks: the entries: rows, columns (numbered from the start of their axis) and values, int32 and floating.
+            axes: the rows and the columns that belong to this process.
             dtype: float32 or float64.
             duplicates: as for the constructor.
-            column_counts: how many entries come for each column that is here, or a table with a line per source.
             device: where to keep them; the CPU if not given.
-            named: brings a refusal of repeated pairs from the numbers that they have here to their names.
+            named: translates the numbers in an error about repeated pairs to ids.
 
         Returns:
             The ratings.
 
         Example:
             >>> pieces = [Chunk(np.array([0], "i4"), np.array([1], "i4"), np.array([5.0]))] * 2
-            >>> Ratings.from_chunks(lambda: pieces, (Axis.whole(2), Axis.whole(2)), duplicates="sum").entries()
+            >>> Ratings.from_chunks(pieces, (Axis.whole(2), Axis.whole(2)), duplicates="sum").entries()
             (tensor([0], dtype=torch.int32), tensor([1], dtype=torch.int32), tensor([10.]))
         """
+        kind = _DTYPES[_checked_dtype(dtype)]
+        # a stable sort by source, after the chunks have been received in the order that all processes agree on
+        pieces = sorted(chunks, key=lambda chunk: chunk.source)
+        rows, columns, values = [c.rows for c in pieces], [c.columns for c in pieces], [c.values for c in pieces]
+        del pieces, chunks
         new = cls.__new__(cls)
-        kind = np.float32 if _checked_dtype(dtype) == torch.float32 else np.float64
-        new._build(chunks, axes, kind, duplicates, column_counts, device, named)
+        entries = _joined(rows, np.int32), _joined(columns, np.int32), _joined(values, kind)
+        new._build(entries, axes, duplicates, device, named)
         return new
 
     def _build(
         self,
-        chunks: Callable[[], Iterable[Chunk]],
+        entries: tuple[Array, Array, Array],
         axes: tuple[Axis, Axis],
-        dtype: type[np.floating],
         duplicates: str,
-        counts: npt.NDArray[np.int64] | None,
         device: torch.device | str | None,
         named: Callable[[RepeatedPairs], RepeatedPairs] = lambda found: found,
     ) -> None:
-        if duplicates not in ("error", "mean", "last", "sum"):
+        if duplicates not in _RULES:
             raise ValueError(f"duplicates must be 'error', 'mean', 'last' or 'sum', got {duplicates!r}")
-        if counts is None:
-            counts = np.zeros(len(axes[1]), dtype=np.int64)
-            for chunk in chunks():
-                counts += np.bincount(chunk.columns, minlength=len(counts))
-        group = _group_of(axes)
-        with group.together():
-            if (here := int(counts.sum())) > _MAX_RATINGS:
-                raise ValueError(f"one process can hold {_MAX_RATINGS} ratings, got {here}; use more of them")
-        order = ColumnOrder(counts, dtype)
-        for chunk in chunks():
-            order.place(*chunk)
-        order.arrange()
-        with group.together():
-            try:
-                merged = order.merge(duplicates)
-            except RepeatedPairs as error:
-                raise named(error) from None
-        order.compress()
-        by_column, by_row = order.both(len(axes[0]))
-        del order
-        # the order that reads from the longer table
-        if len(axes[0]) > len(axes[1]):
-            by_column = tiled(by_column, by_row)
-        else:
-            by_row = tiled(by_row, by_column)
+        with _group_of(axes).together():
+            if len(entries[0]) > _MAX_RATINGS:
+                raise ValueError(
+                    f"one process can hold {_MAX_RATINGS} ratings, got {len(entries[0])}; use more processes"
+                )
+            by_row, by_column, merged = _sorted_both_ways(*entries, (len(axes[0]), len(axes[1])), duplicates, named)
         self._set(axes, by_row, by_column, merged)
         if device is not None and torch.device(device).type != "cpu":
             self.__dict__ |= self.to(device).__dict__
@@ -209,27 +205,14 @@ class Ratings:
         Returns:
             The ratings, of the same dtype and on the same device.
         """
-        parts = [part.cpu().numpy() for part in (rows.int(), columns.int(), values.to(self.dtype))]
-        return Ratings.from_chunks(
-            lambda: _slices(*parts), (self.row_axis, self.column_axis), dtype=self.dtype, device=self.device
-        )
+        i, j, x = (part.cpu().numpy() for part in (rows.int(), columns.int(), values.to(self.dtype)))
+        chunk = Chunk(i, j, x)
+        return Ratings.from_chunks([chunk], (self.row_axis, self.column_axis), dtype=self.dtype, device=self.device)
 
     @property
     def group(self) -> Group:
         """The processes that hold the ratings together."""
         return _group_of((self.row_axis, self.column_axis))
-
-    def with_sides(self, by_row: Grouped, by_column: Grouped) -> Ratings:
-        """The same ratings, their orders held in another form.
-
-        Args:
-            by_row: the ratings in row order.
-            by_column: the ratings in column order.
-
-        Returns:
-            Ratings that share everything else.
-        """
-        return self._with(by_row=by_row, by_column=by_column)
 
     @property
     def T(self) -> Ratings:
@@ -317,7 +300,8 @@ class Ratings:
         rows, order = by_column.indices().sort(stable=True)
         offsets = torch.bincount(rows, minlength=len(self.row_axis)).cumsum(0)
         offsets = torch.cat([offsets.new_zeros(1), offsets]).int()
-        by_row = Grouped(offsets, by_column.groups()[order], by_column.values()[order], across=self.by_row.across)
+        entries = by_column.groups()[order], by_column.values()[order]
+        by_row = Grouped(offsets, *entries, len(chosen), across=self.by_row.across)
         axis = replace(self.column_axis, size=len(columns), start=0, stop=len(chosen))
         new = self._with(shape=(self.n_rows, len(columns)), by_row=by_row, by_column=by_column, column_axis=axis)
         new._counts = by_row.total(by_row.counts), by_column.total(by_column.counts)
@@ -334,23 +318,92 @@ class Ratings:
         """
         if self.device == torch.device(device):
             return self
-        if isinstance(self.by_column, GroupedByPosition):
-            return self.T.to(device).T
-        by_column = self.by_column.to(device)
         counts = self._counts[0].to(device), self._counts[1].to(device)
-        if isinstance(self.by_row, GroupedByPosition):
-            offsets, positions = self.by_row.offsets.to(device), self.by_row.stored_indices.to(device)
-            by_row: Grouped = GroupedByPosition(
-                offsets, positions, positions, across=self.by_row.across, other=by_column
-            )
-        else:
-            by_row = self.by_row.to(device)
-        return self._with(by_row=by_row, by_column=by_column, _counts=counts)
+        return self._with(by_row=self.by_row.to(device), by_column=self.by_column.to(device), _counts=counts)
 
     def __repr__(self) -> str:
         each = self.nbytes / max(self.by_column.n_ratings, 1)
         kind = str(self.dtype).removeprefix("torch.")
         return f"Ratings({self.n_ratings} of {self.shape[0]} x {self.shape[1]}, {kind}, {each:.1f} bytes each)"
+
+
+def _joined(parts: list[Array], dtype: Any) -> Array:
+    whole = np.concatenate([np.zeros(0, dtype), *parts], dtype=dtype, casting="same_kind")
+    parts.clear()  # so that no more than one of rows, columns and values is held twice
+    return whole
+
+
+def _group_of(axes: tuple[Axis, Axis]) -> Group:
+    return next((axis.group for axis in axes if axis.is_shared), ALONE)
+
+
+def _sorted_both_ways(
+    rows: Array, columns: Array, values: Array, shape: tuple[int, int], rule: str,
+    named: Callable[[RepeatedPairs], RepeatedPairs],
+) -> tuple[Grouped, Grouped, int]:  # fmt: skip
+    """Both orders, and how many entries were merged."""
+    # Three stable counting sorts: by row as they came, hence by column with rows ascending and repeated pairs next to
+    # each other in the order of their arrival, hence by row with columns ascending.
+    table = sparse.coo_array((values, (rows, columns)), shape=shape)
+    table.has_canonical_format = True  # keeps repeated pairs apart
+    by_column = table.tocsr().tocsc()
+    del table
+    merged = _merge(by_column, rule, named)
+    by_row = by_column.tocsr()
+    return _grouped(by_row, shape[1]), _grouped(by_column, shape[0]), merged
+
+
+def _grouped(order: Any, n_others: int) -> Grouped:
+    offsets, indices = torch.from_numpy(order.indptr), torch.from_numpy(order.indices)
+    return Grouped(offsets, indices, torch.from_numpy(order.data), n_others)
+
+
+def _merge(order: Any, rule: str, named: Callable[[RepeatedPairs], RepeatedPairs]) -> int:
+    """Merge repeated pairs, which are neighbours, in place."""
+    fresh = np.ones(order.nnz, dtype=bool)
+    np.not_equal(order.indices[1:], order.indices[:-1], out=fresh[1:])
+    starts = order.indptr[:-1]
+    fresh[starts[starts < order.nnz]] = True
+    heads = np.flatnonzero(fresh)
+    repeated = order.nnz - len(heads)
+    if repeated == 0:
+        return 0
+    if rule == "error":
+        place = int(np.argmin(fresh))
+        raise named(
+            RepeatedPairs(
+                repeated, int(order.indices[place]), int(np.searchsorted(order.indptr, place, side="right")) - 1
+            )
+        )
+    sizes = np.diff(np.append(heads, order.nnz))
+    if rule == "last":
+        values = order.data[heads + sizes - 1]
+    else:
+        values = np.add.reduceat(order.data.astype(np.float64), heads)
+        values = (values / sizes if rule == "mean" else values).astype(order.data.dtype)
+    indptr = np.searchsorted(heads, order.indptr).astype(np.int32)
+    order.indices, order.data, order.indptr = order.indices[heads], values, indptr
+    return repeated
+
+
+def places(groups: Array, keys: Array) -> Array:
+    """The place of each entry among those of its group, in the order of some keys.
+
+    Args:
+        groups: the number of each entry's group, from 0.
+        keys: what entries of one group are ordered by.
+
+    Returns:
+        Places from 0.
+
+    Examples:
+        >>> places(np.array([1, 0, 1, 1]), np.array([0.3, 0.1, 0.2, 0.4])).tolist()
+        [1, 0, 0, 2]
+    """
+    order, counts = np.lexsort((keys, groups)), np.bincount(groups)
+    found = np.empty(len(groups), dtype=np.int64)
+    found[order] = np.arange(len(groups)) - (np.cumsum(counts) - counts)[groups[order]]
+    return found
 
 
 def _ids(values: npt.ArrayLike | Tensor, name: str) -> npt.NDArray[np.int32]:
@@ -367,14 +420,6 @@ def _ids(values: npt.ArrayLike | Tensor, name: str) -> npt.NDArray[np.int32]:
     return array.astype(np.int32, copy=False)
 
 
-def _slices(
-    rows: npt.NDArray[np.int32], columns: npt.NDArray[np.int32], values: npt.NDArray[Any]
-) -> Iterable[Chunk]:
-    for start in range(0, len(rows), CHUNK):
-        part = slice(start, start + CHUNK)
-        yield Chunk(rows[part], columns[part], values[part])
-
-
 def _checked_dtype(dtype: torch.dtype) -> torch.dtype:
     if dtype not in _DTYPES:
         raise ValueError(f"dtype must be torch.float32 or torch.float64, got {dtype}")
@@ -387,7 +432,7 @@ def _checked_values(values: npt.ArrayLike | Tensor, dtype: torch.dtype | None) -
     if array.dtype.kind not in "fiub":
         raise TypeError(f"values must be numbers, got dtype {array.dtype}")
     dtype = _checked_dtype(dtype or (torch.float32 if array.dtype == np.float32 else torch.float64))
-    array = array.astype(np.float32 if dtype == torch.float32 else np.float64, copy=False)
+    array = array.astype(_DTYPES[dtype], copy=False)
     bad = np.count_nonzero(~np.isfinite(array))
     if bad:
         raise ValueError(f"values must be finite, got {bad} NaN or infinite among {array.size}")

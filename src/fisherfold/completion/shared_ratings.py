@@ -18,9 +18,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fisherfold.completion.building import RepeatedPairs
 from fisherfold.completion.extremes import resolving, sampled
-from fisherfold.completion.ratings import Chunk, Ratings
+from fisherfold.completion.ratings import Chunk, Ratings, RepeatedPairs
 from fisherfold.distributed import Axis, Group, balanced_cuts
 from fisherfold.tables.ids import IdIndex, Ids, plain
 from fisherfold.tables.inputs import Observations
@@ -211,8 +210,6 @@ def share_out(share: Share, group: Group, *, dtype: torch.dtype, duplicates: str
     cuts = balanced_cuts(group.sum(torch.from_numpy(counts)).numpy(), group.size)
     axis = Axis(len(index), cuts[group.rank], cuts[group.rank + 1], group)
     other = Axis.whole(len(ids[1] if flipped else ids[0]))
-    incoming = group.exchange(torch.from_numpy(counts), np.diff(cuts).tolist())
-    table = np.stack([part.numpy() for part in incoming]).reshape(group.size, len(axis))
 
     given = _Entries()
 
@@ -225,8 +222,7 @@ def share_out(share: Share, group: Group, *, dtype: torch.dtype, duplicates: str
 
     kind = torch.float64 if later else dtype
     ratings = Ratings.from_chunks(
-        chunks, (other, axis), dtype=kind, duplicates=duplicates, column_counts=table,  # type: ignore[arg-type]
-        named=named,
+        chunks(), (other, axis), dtype=kind, duplicates=duplicates, named=named,  # type: ignore[arg-type]
     )  # fmt: skip
     merged = ratings.n_duplicates
     if later:
@@ -249,7 +245,7 @@ def _rescaled(ratings: Ratings, dtype: torch.dtype, centred: bool) -> tuple[Rati
     dtype = resolving(found.sample, found.low, found.high, _scale(found, center), dtype)
     values = ((raw - center) / _scale(found, center)).to(dtype)
     pieces = [Chunk(rows.numpy(), columns.numpy(), values.numpy())]
-    return Ratings.from_chunks(lambda: pieces, (ratings.row_axis, ratings.column_axis), dtype=dtype), found
+    return Ratings.from_chunks(pieces, (ratings.row_axis, ratings.column_axis), dtype=dtype), found
 
 
 def _first_pass(share: Share, group: Group) -> tuple[_Side, _Side, _Values]:

@@ -19,11 +19,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fisherfold.completion.grouped import Grouped
+from fisherfold.completion.grouped import Grouped, bag_sum
 from fisherfold.completion.packed import pack, unpack
 from fisherfold.completion.posterior import WEIGHT_STRENGTH, CompletionPosterior, Side
 from fisherfold.completion.ratings import Ratings
-from fisherfold.completion.segments import bag_sum
 from fisherfold.distributed import Axis
 
 _DAMPING = 10.0  # pseudo-ratings of value zero in each offset

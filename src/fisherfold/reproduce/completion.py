@@ -17,9 +17,8 @@ import torch
 from numpy.typing import NDArray
 
 from fisherfold import datasets
-from fisherfold.completion.building import places
 from fisherfold.completion.problem import CompletionProblem
-from fisherfold.completion.ratings import Ratings
+from fisherfold.completion.ratings import Ratings, places
 from fisherfold.manifolds.base import Point
 from fisherfold.problems.base import Problem
 from fisherfold.reproduce.plans import FigurePlan, MethodPlan, grid_125

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fisherfold.completion.building import places
+from fisherfold.completion.ratings import places
 from fisherfold.distributed import Axis
 from fisherfold.solvers import Result, minimize
 from fisherfold.solvers.loop import METHODS
