@@ -17,7 +17,6 @@ from fisherfold.completion import MatrixCompletion
 from fisherfold.files import read_tensors
 from fisherfold.manifolds import Sphere
 from fisherfold.subspace import SubspaceClassifier, SubspaceRegressor
-from fisherfold.training.checkpoint import save as save_training
 
 CORPUS = Path(__file__).parents[1] / "tests" / "corpus"
 TABLES = {
@@ -56,13 +55,6 @@ def models() -> None:
         keep(Path(folder) / "c", "checkpoint/rngd-2.safetensors")
 
 
-def training() -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        state = {"model": {"w": torch.ones(2, 2)}, "optimizer": {"state": {0: {"m": torch.zeros(2)}}, "groups": [1e-3]}}
-        save_training(f"{folder}/t", state, {"settings": {"seed": 0}})
-        keep(Path(folder) / "t", "training/small.safetensors")
-
-
 def keep(source: Path, name: str) -> None:
     write(name, source.read_bytes())
 
@@ -75,7 +67,6 @@ def write(name: str, content: bytes) -> None:
 
 def main() -> None:
     models()
-    training()
     for name, content in TABLES.items():
         write(f"{name.split('.')[1]}/{name}", content)
     for codec in ("zstd", "snappy", "uncompressed"):

@@ -16,5 +16,5 @@ settings.register_profile("without deadlines", deadline=None)
 settings.load_profile("without deadlines")
 set_forkserver_preload(
     ["torch._dynamo", "pytest", "fisherfold.completion", "fisherfold.solvers", "fisherfold.completion.variational",
-     "fisherfold.optim", "fisherfold.training"]
+     "fisherfold.optim"]
 )  # fmt: skip

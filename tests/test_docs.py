@@ -11,10 +11,7 @@ import pytest
 import torch
 
 import fisherfold
-from fisherfold.reproduce import cifar
 from fisherfold.solvers import METHODS
-from fisherfold.training import read_logs
-from fisherfold.training.choices import Choices
 
 ROOT = Path(__file__).parent.parent
 SOURCE = Path(fisherfold.__file__).parent
@@ -71,7 +68,7 @@ def test_every_room_that_is_documented_can_be_reached():
         pytest.skip("the documentation is not part of an installed package")
     text = "".join(page.read_text(encoding="utf-8") for page in pages)
     rooms = sorted({room for room in re.findall(r"fisherfold\.([a-z]+)\b", text) if (SOURCE / room).is_dir()})
-    assert set(rooms) >= {"datasets", "distributed", "testing", "training"}
+    assert set(rooms) >= {"datasets", "distributed", "testing"}
     assert set(rooms) <= set(fisherfold.__all__)
     # asked directly: as an attribute it may be there by accident, because another import has loaded it
     assert all(inspect.ismodule(fisherfold.__getattr__(room)) for room in rooms)
@@ -107,73 +104,6 @@ def test_the_figures_of_completion_are_those_that_were_recorded(page, figure):
             "" if row[name] is None else f"{row[name]:.3f} ± {row[f'{name}_sd']:.3f}" for name in ("refit", "train")
         )
         assert f"| {refit} | {train} |" in text.replace("| - |", "|  |"), row["method"]
-
-
-def cifar_page(name: str) -> tuple[str, Path]:
-    page, logs = ROOT / "docs" / name, ROOT / "results" / "cifar"
-    if not page.exists() or not logs.exists():
-        pytest.skip("documentation and results are not part of an installed package")
-    return page.read_text(encoding="utf-8").replace("**", ""), logs
-
-
-def test_the_accuracies_of_cifar_are_those_that_were_logged():
-    text, logs = cifar_page("cifar.md")
-    table = text.split("| optimizer |")[1].split("\n\n")[0].splitlines()[2:]
-    shown = [[cell.strip() for cell in row.strip("|").split("|")[1:]] for row in table]
-    expected = {}
-    for cell in cifar.cells(logs):
-        words = f"{cell.best[0]:.2f} ({cell.last[0]:.2f})" if cell.runs else ""
-        words += f" [{cell.paper:.2f}]" if cell.paper else ""
-        words += f", {len(cell.runs)} seeds" if len(cell.runs) > 1 else ""
-        expected.setdefault(cell.optimizer, []).append(words)
-    assert shown == list(expected.values())
-    task = [c for c in cifar.cells(logs) if (c.dataset, c.model) == ("cifar100", "vgg16bn") and c.runs]
-    medians = {cell.optimizer: f"{cell.best[0]:.2f}" for cell in task}
-    steps = re.findall(r"\| (\d\d\.\d\d) \| (\d\d\.\d\d) \| `(mkfac[a-z-]*)` \|", text)
-    assert len(steps) == 5
-    assert steps == [(medians[preset], medians[preset.replace("mkfac", "sgd")], preset) for _, _, preset in steps]
-
-
-def test_the_accuracies_of_cifar_in_the_readme_are_those_that_were_logged():
-    text, logs = cifar_page("../README.md")
-    table = text.split("| | CIFAR-10 WRN-16-4 |")[1].split("\n\n")[0].splitlines()[2:]
-    cells = ([cell.strip() for cell in row.strip("|").split("|")] for row in table)
-    shown = {name: values for name, *values in cells}
-    tasks: dict[tuple[str, str], dict[str, float]] = {}
-    for cell in cifar.cells(logs):
-        if cell.runs:
-            tasks.setdefault((cell.dataset, cell.model), {})[cell.optimizer] = cell.best[0]
-    best = [max((name for name in task if name.startswith("mkfac")), key=task.__getitem__) for task in tasks.values()]
-    rows = {
-        "MKFAC, as the paper reports it": [cell.paper for cell in cifar.cells(logs) if cell.optimizer == "mkfac"],
-        "MKFAC, the paper's settings": [task["mkfac"] for task in tasks.values()],
-        "MKFAC, our settings": [task[name] for task, name in zip(tasks.values(), best, strict=True)],
-        "SGD with the same averages, steps and images": [
-            task[name.replace("mkfac", "sgd")] for task, name in zip(tasks.values(), best, strict=True)
-        ],
-        "SGD, tuned weight decay": [task["sgd-tuned"] for task in tasks.values()],
-        "KFAC": [task["kfac"] for task in tasks.values()],
-    }
-    assert shown == {name: [f"{value:.2f}" for value in values] for name, values in rows.items()}
-
-
-def test_the_trials_of_cifar_are_those_that_were_logged():
-    text, logs = cifar_page("cifar-settings.md")
-    logged = {
-        f"{log.best:.2f} ({log.last:.2f}) | {log.epochs[-1]['train_loss']:.3f}" for log in read_logs(logs / "search")
-    }
-    trials = re.findall(r"\| (\d\d\.\d\d \(\d\d\.\d\d\) \| \d\.\d{3}) \|", text)
-    assert len(trials) > 20
-    assert [trial for trial in trials if trial not in logged] == []
-    tried = [
-        (each["candidate"].get("lr"), f"{each['accuracy']:.2f}")
-        for record in Choices(logs / "search").records()
-        for each in record["tried"]
-        if each["epochs"] == record["rounds"][-1]
-    ]
-    rates = [(float(rate), score) for rate, score in re.findall(r"[|,] (0\.\d+): (\d\d\.\d\d)", text)]
-    assert len(rates) > 40
-    assert [pair for pair in rates if pair not in tried] == []
 
 
 @pytest.mark.skipif(not PAGES, reason="the documentation is not part of an installed package")

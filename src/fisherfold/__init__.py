@@ -24,7 +24,6 @@ if TYPE_CHECKING:
         solvers,
         subspace,
         testing,
-        training,
     )
     from fisherfold.completion import LowRankImputer, MatrixCompletion, MatrixCompletionCV
     from fisherfold.fisher import Bernoulli, Categorical, Gaussian, Likelihood, Poisson
@@ -65,7 +64,7 @@ _HOMES = {
 }
 _PACKAGES = (
     *("completion", "datasets", "distributed", "fisher", "manifolds", "optim", "problems", "solvers", "subspace"),
-    *("testing", "training"),
+    "testing",
 )
 
 __all__ = [
@@ -103,7 +102,6 @@ __all__ = [
     "solvers",
     "subspace",
     "testing",
-    "training",
 ]
 
 

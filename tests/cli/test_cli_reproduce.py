@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fisherfold.reproduce.runs import FigureResult, Run
 from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
@@ -17,7 +18,6 @@ from fisherfold.cli.voice import Voice
 from fisherfold.reproduce import completion, plots
 from fisherfold.reproduce.plans import FigurePlan
 from fisherfold.reproduce.reproduce import Options
-from fisherfold.reproduce.runs import FigureResult, Run
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "reproduce.md"
 

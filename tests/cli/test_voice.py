@@ -422,7 +422,6 @@ RUNS = {
     "fisherfold reproduce movielens": ("--quick", 2),
     "fisherfold reproduce sarcos": ("--quick", 2),
     "fisherfold reproduce cifar": ("--results nowhere", 2),
-    "fisherfold train": ("cifar10 --epochs 1 --device cpu", 2),
     "fisherfold reproduce theory": ("--quick --seeds 1 --part invariance", 0),
 }
 

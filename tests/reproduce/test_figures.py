@@ -14,10 +14,8 @@ import torch
 from threadpoolctl import threadpool_info
 
 from fisherfold.reproduce import figures
-from fisherfold.reproduce.figures import run_figure
+from fisherfold.reproduce.figures import AXES, FigureResult, Run, band, draw, write_figure
 from fisherfold.reproduce.plans import FigurePlan, MethodPlan, grid_125
-from fisherfold.reproduce.plots import AXES, curves_csv, draw, write_figure
-from fisherfold.reproduce.runs import FigureResult, Run, band
 from fisherfold.subspace.problem import SubspaceProblem
 from fisherfold.subspace.tasks import TaskStatistics
 
@@ -49,9 +47,13 @@ PLAN = FigurePlan(
 )
 
 
+def run_figure(plan, folder, **options):
+    return figures.run_figure(lambda: plan, folder, **options)
+
+
 @pytest.fixture(scope="module")
-def result():
-    return run_figure(PLAN, seeds=3)
+def result(tmp_path_factory):
+    return run_figure(PLAN, tmp_path_factory.mktemp("figure"), seeds=3)
 
 
 def test_grids_are_1_2_5_between_their_ends():
@@ -79,10 +81,10 @@ def test_both_counts_of_gradients(result):
         assert differences == {true_per_epoch}
 
 
-def test_seeds_differ_and_a_seed_repeats(result):
+def test_seeds_differ_and_a_seed_repeats(result, tmp_path):
     ends = [run.last("loss") for run in result.runs["RNGD"]]
     assert len(set(ends)) == 3
-    again = run_figure(dataclasses.replace(PLAN, methods=METHODS[:1]), seeds=1)
+    again = run_figure(dataclasses.replace(PLAN, methods=METHODS[:1]), tmp_path, seeds=1)
     assert again.runs["RNGD"][0].last("loss") == ends[0]
 
 
@@ -101,22 +103,22 @@ def test_the_table_and_the_claim_are_the_plain_statistics(result):
 
 def test_a_recorded_run_is_read_and_not_made_again(tmp_path, monkeypatch, result):
     small = dataclasses.replace(PLAN, methods=METHODS[2:])
-    first = run_figure(small, seeds=2, output=tmp_path)
+    first = run_figure(small, tmp_path, seeds=2)
 
     def refuse(*_args, **_options):
         raise AssertionError("a run was made again")
 
     monkeypatch.setattr(figures, "minimize", refuse)
-    again = run_figure(small, seeds=2, output=tmp_path)
+    again = run_figure(small, tmp_path, seeds=2)
     assert again.summary() == first.summary()
     for changed in ({"budget": 9}, {"settings": {"rank": 3}}):
         with pytest.raises(AssertionError, match="made again"):
-            run_figure(dataclasses.replace(small, **changed), seeds=2, output=tmp_path)
+            run_figure(dataclasses.replace(small, **changed), tmp_path, seeds=2)
     with pytest.raises(AssertionError, match="made again"):
-        run_figure(small, seeds=2, output=tmp_path, fresh=True)
+        run_figure(small, tmp_path, seeds=2, fresh=True)
 
 
-def test_a_plan_may_ask_for_one_thread():
+def test_a_plan_may_ask_for_one_thread(tmp_path):
     seen = []
 
     def watched(seed: int):
@@ -128,7 +130,8 @@ def test_a_plan_may_ask_for_one_thread():
     torch.set_num_threads(2)
     try:
         for alone in (False, True):
-            run_figure(dataclasses.replace(PLAN, make=watched, methods=METHODS[-1:], one_thread=alone), seeds=1)
+            plan = dataclasses.replace(PLAN, make=watched, methods=METHODS[-1:], one_thread=alone)
+            run_figure(plan, tmp_path / str(alone), seeds=1)
         assert [threads for threads, _ in seen] == [2, 1]
         assert seen[1][1] <= {1}
         assert torch.get_num_threads() == 2
@@ -185,11 +188,11 @@ def test_a_single_seed_and_an_error_that_was_not_measured_have_no_deviation():
 @pytest.mark.parametrize("rows", [[], 5, [1], [{"loss": 1.0}]])
 def test_a_record_without_a_curve_is_made_again(tmp_path, rows):
     plan = dataclasses.replace(PLAN, methods=METHODS[3:])
-    first = run_figure(plan, seeds=1, output=tmp_path)
+    first = run_figure(plan, tmp_path, seeds=1)
     (file,) = (tmp_path / "runs").iterdir()
     content = json.loads(file.read_bytes())
     file.write_text(json.dumps(content | {"run": content["run"] | {"rows": rows}}))
-    again = run_figure(plan, seeds=1, output=tmp_path)
+    again = run_figure(plan, tmp_path, seeds=1)
     assert again.runs["RCG"][0].last("loss") == first.runs["RCG"][0].last("loss")
     assert len(json.loads(file.read_bytes())["run"]["rows"]) == len(first.runs["RCG"][0].rows)
 
@@ -217,7 +220,7 @@ def test_files_hold_the_curves_and_the_summary(result, tmp_path):
     files = write_figure(result, tmp_path / "new")
     assert files["png"].read_bytes().startswith(b"\x89PNG")
     assert json.loads(files["json"].read_text())["methods"][0]["method"] == "RNGD"
-    rows = list(csv.DictReader(io.StringIO(curves_csv(result))))
+    rows = list(csv.DictReader(io.StringIO(files["csv"].read_text())))
     assert len(rows) == sum(len(run.rows) for runs in result.runs.values() for run in runs)
     last = [row for row in rows if row["method"] == "RNGD" and row["seed"] == "2"][-1]
     assert float(last["train_nmse"]) == result.runs["RNGD"][2].last("train_nmse")
@@ -229,8 +232,3 @@ def test_quick_is_smaller_and_keeps_the_middle_of_the_grid():
     assert len(quick.methods[1].steps) < len(METHODS[1].steps)
     assert set(quick.methods[1].steps) <= set(METHODS[1].steps)
     assert quick.methods[0].steps == METHODS[0].steps
-
-
-def test_no_seed_is_an_error():
-    with pytest.raises(ValueError, match="seeds must be at least 1, got 0"):
-        run_figure(PLAN, seeds=0)

@@ -102,10 +102,9 @@ def test_scaling_is_between_0_and_1_within_each_task():
 
 
 @needs_data
-def test_rngd_ends_lowest_on_sarcos():
-    plan = subspace.sarcos().quick()
-    result = run_figure(plan, seeds=2)
-    for column in plan.metrics:
+def test_rngd_ends_lowest_on_sarcos(tmp_path):
+    result = run_figure(lambda: subspace.sarcos().quick(), tmp_path, seeds=2)
+    for column in result.plan.metrics:
         claim = result.claim(column)
         assert claim["lowest_in"] == 2
         assert claim["gap"] < -0.02

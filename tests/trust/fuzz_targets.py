@@ -25,7 +25,6 @@ from fisherfold.subspace.files import load_model
 from fisherfold.subspace.task_tables import choose_columns, read_tasks
 from fisherfold.tables.table_files import read_table
 from fisherfold.tables.tables import read_pairs, read_ratings
-from fisherfold.training.checkpoint import load as load_training
 
 _FOLDER = Path(tempfile.mkdtemp(prefix="fisherfold-fuzz-"))
 atexit.register(shutil.rmtree, _FOLDER, ignore_errors=True)
@@ -68,12 +67,6 @@ def checkpoint(content: bytes) -> None:
     """A checkpoint of a solver."""
     with sentence():
         State.load(_write(content, "checkpoint"), method="rngd", like=torch.zeros(4, dtype=torch.float64))
-
-
-def training(content: bytes) -> None:
-    """A checkpoint of a training."""
-    with sentence():
-        load_training(_write(content, "training"), {}, torch.device("cpu"))
 
 
 def header(content: bytes) -> None:
@@ -122,4 +115,4 @@ def parquet(content: bytes) -> None:
     _table(content, "t.parquet")
 
 
-TARGETS = {f.__name__: f for f in (completion, subspace, checkpoint, training, header, csv, dat, parquet)}
+TARGETS = {f.__name__: f for f in (completion, subspace, checkpoint, header, csv, dat, parquet)}

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import torch
+from fisherfold.reproduce.plots import write_figure
 from sklearn.datasets import load_digits
 from torch import nn
 
@@ -15,7 +16,6 @@ from fisherfold.cli import main
 from fisherfold.files import read_tensors, write_tensors
 from fisherfold.reproduce.figures import run_figure
 from fisherfold.reproduce.plans import FigurePlan, MethodPlan
-from fisherfold.reproduce.plots import write_figure
 from fisherfold.subspace.problem import SubspaceProblem
 from fisherfold.subspace.tasks import TaskStatistics
 

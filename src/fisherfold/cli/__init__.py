@@ -20,7 +20,6 @@ from fisherfold.cli.demo import demo
 from fisherfold.cli.errors import DONE, declined, is_usage, report
 from fisherfold.cli.info import info
 from fisherfold.cli.signals import exit_code, heard
-from fisherfold.cli.train import train
 
 app = group(
     "Maximum likelihood on manifolds with the Riemannian Fisher information.\n\n"
@@ -30,13 +29,6 @@ app = group(
 )
 command(app, examples=["fisherfold demo", "fisherfold demo --output pictures --seed 1"])(demo)
 command(app, examples=["fisherfold info", "fisherfold info --json"])(info)
-command(
-    app,
-    examples=[
-        "fisherfold train cifar10 --model vgg16bn --optimizer mkfac --seed 0 --seed 1",
-        "fisherfold train cifar10 --model wrn10_1 --optimizer sgd --images 1000 --epochs 3 --device cpu",
-    ],
-)(train)
 app.add_typer(complete.app, name="complete")
 app.add_typer(subspace.app, name="subspace")
 app.add_typer(reproduce.app, name="reproduce")

@@ -21,9 +21,7 @@ def demo(
 ) -> None:
     """Fit three small problems, print a table, write a picture and a page. Needs no data and no network."""
     from fisherfold.files import make_folder
-    from fisherfold.reproduce.adapters import demo_section
     from fisherfold.reproduce.demo import FITS, draw, run_demo
-    from fisherfold.reproduce.report import write_page
 
     make_folder(output)
     with voice.progress("starting", FITS) as bar:
@@ -37,15 +35,13 @@ def demo(
         runs = run_demo(seed=seed, report=report)
     picture = output / "demo.png"
     draw(runs, picture)
-    section = demo_section(runs, command=f"fisherfold demo --seed {seed}")
-    page = write_page([section], output, title="fisherfold demo", lead="Three small problems, fitted on this machine.")
     facts = [
         {"problem": run.problem, "method": run.method, "step": run.step, "passes": run.passes[-1],
          "loss": run.values[-1], "seconds": run.seconds, "test accuracy": run.accuracy}
         for run in runs
     ]  # fmt: skip
-    shown = _table(runs), f"picture: {picture}", f"report page: {page}"
-    voice.answer({"runs": facts, "picture": picture, "page": page}, *shown)
+    shown = _table(runs), f"picture: {picture}"
+    voice.answer({"runs": facts, "picture": picture}, *shown)
 
 
 def _table(runs: list[Run]) -> Table:

@@ -23,9 +23,9 @@ from fisherfold.cli.voice import Bar, Voice
 from fisherfold.plain import counted
 
 if TYPE_CHECKING:
+    from fisherfold.reproduce.figures import FigureResult
+    from fisherfold.reproduce.page import Table as PlainTable
     from fisherfold.reproduce.reproduce import Options
-    from fisherfold.reproduce.runs import FigureResult
-    from fisherfold.reproduce.sections import Table as PlainTable
     from fisherfold.reproduce.theory import Part
 
 app = group(
@@ -43,6 +43,7 @@ SarcosFile = Annotated[
 ]
 Device = Annotated[str, typer.Option("--device", help="Where the tensors live, such as cpu or cuda.")]
 REPORT = Path("report")
+RUNS = Path("results/cifar_runs.parquet")
 
 
 FIGURES = {
@@ -139,30 +140,22 @@ def theory(
     voice.answer(summary(parts) | {"files": files, "page": page}, *tables, *where)
 
 
-@command(app, examples=["fisherfold reproduce cifar", "fisherfold reproduce cifar --results runs --json"])
+@command(app, examples=["fisherfold reproduce cifar", "fisherfold reproduce cifar --results runs.parquet --json"])
 def cifar(
     voice: Voice,
-    results: Annotated[Path, typer.Option("--results", help="The folder of the logged runs.")] = Path("results/cifar"),
+    results: Annotated[Path, typer.Option("--results", help="The table of recorded runs.")] = RUNS,
     output: Output = REPORT,
 ) -> None:
-    """The CIFAR table from logged training runs: medians over the seeds, and what was not run. It does not train."""
-    from fisherfold.reproduce import cifar as table_of
+    """The CIFAR table from recorded training runs: medians over seeds and the verdict. It does not train."""
     from fisherfold.reproduce import reproduce
 
     options = reproduce.Options(output=output)
-    found, others, files = reproduce.reproduce_cifar(options, results)
+    facts, section, files = reproduce.reproduce_cifar(options, results)
     page = reproduce.refresh_page(output)
-    verdict, why = table_of.judge(found)
-    facts = {"cells": [cell.as_json() for cell in found], "claim": table_of.CLAIM, "verdict": verdict, "why": why}
-    compared, rows = table_of.comparisons(found), table_of.against_paper(found)
-    facts |= {"against_paper": rows, "comparisons": table_of.as_rows(compared), **others.as_json()}
-    counts = [counted(len(others.trials.rows), "more run")]
-    counts += [counted(len(made), "search", "searches")] if (made := others.searches.rows) else []
-    more = f"The page has {' and '.join(counts)} by which settings were chosen, or with other ones."
-    why = [*why, *rows, *table_of.margins(found), more]
-    ending = f"the paper: {table_of.CLAIM}\nverdict: {verdict}", *why, f"picture {files['png']}", f"report page: {page}"
-    shown = _as_shown(table_of.table(found)), _as_shown(compared)
-    voice.answer({**facts, "files": {**files, "page": page}}, *shown, *ending)
+    ending = f"the paper: {section.claim}\nverdict: {section.verdict}", *section.why, *section.notes
+    where = f"picture {files['png']}", f"report page: {page}"
+    shown = [_as_shown(table) for table in section.tables[:2]]
+    voice.answer({**facts, "files": {**files, "page": page}}, *shown, *ending, *where)
 
 
 def _as_shown(content: PlainTable) -> Table:

@@ -39,14 +39,7 @@ HIDDEN = (
 
 
 def jester(*, folder: str | os.PathLike[str] | None = None) -> FigurePlan:
-    """The Jester-1 figure: 100 jokes as samples, 2 ratings of every user held out, 36 #grad/N.
-
-    Args:
-        folder: where the packed data is; ``FISHERFOLD_DATA`` if not given.
-
-    Returns:
-        The plan.
-    """
+    """The Jester-1 figure: 100 jokes as samples, 2 ratings of every user held out, 36 #grad/N."""
     return _plan("jester", "Jester-1, rank 5", "jester1", folder, per_user=2, batch=1, budget=36, steps=(0.05,))
 
 
@@ -54,12 +47,6 @@ def movielens(*, folder: str | os.PathLike[str] | None = None) -> FigurePlan:
     """The MovieLens-1M figure: 3952 movies as samples, 10 ratings of every user held out, 30 #grad/N.
 
     RNGD tries step 2 (the released script) and 0.05 (the text, which fits batch 1).
-
-    Args:
-        folder: where the packed data is; ``FISHERFOLD_DATA`` if not given.
-
-    Returns:
-        The plan.
     """
     steps = (2.0, 0.05)
     return _plan(
@@ -68,36 +55,13 @@ def movielens(*, folder: str | os.PathLike[str] | None = None) -> FigurePlan:
 
 
 def hold_out(rows: NDArray[Any], per_row: int, seed: int) -> NDArray[np.bool_]:
-    """Choose some entries of every row at random.
-
-    Args:
-        rows: the row of each entry.
-        per_row: how many entries of each row; all but one of a row that has no more.
-        seed: fixes the choice.
-
-    Returns:
-        Which entries are held out.
-
-    Examples:
-        >>> held = hold_out(np.array([0, 0, 0, 1, 1, 2]), 1, seed=0)
-        >>> np.bincount(np.array([0, 0, 0, 1, 1, 2])[held], minlength=3).tolist()
-        [1, 1, 0]
-    """
+    """Choose some entries of every row at random."""
     drawn = places(rows, np.random.default_rng(seed).random(len(rows)))
     return np.asarray(drawn < np.minimum(per_row, np.bincount(rows) - 1)[rows])
 
 
 def split(data: datasets.Ratings, per_user: int, seed: int) -> tuple[Ratings, Ratings]:
-    """Training and held-out ratings in float64.
-
-    Args:
-        data: the ratings.
-        per_user: how many ratings of every user are held out.
-        seed: fixes the split.
-
-    Returns:
-        Both parts, in the shape of the whole.
-    """
+    """Training and held-out ratings in float64."""
     held = hold_out(data.rows, per_user, seed)
     parts = (
         Ratings(data.rows[p], data.cols[p], data.values[p], data.shape, dtype=torch.float64) for p in (~held, held)
@@ -111,14 +75,6 @@ def default_curve(data: datasets.Ratings, per_user: int, seed: int) -> list[dict
 
     A pass sums over the ratings by row and by column, as a gradient does, and counts as one. Each point is a fit of its
     own with so many passes, so that its CPU seconds hold everything from the arrays on. There is no ``refit``.
-
-    Args:
-        data: the ratings.
-        per_user: how many ratings of every user are held out.
-        seed: fixes the split.
-
-    Returns:
-        The rows of a trace, from the mean of all ratings to convergence.
     """
     from fisherfold.completion import MatrixCompletion  # not before it is needed: scikit-learn takes a while
 

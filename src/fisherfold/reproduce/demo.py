@@ -44,18 +44,7 @@ FLOORS = {"completion": 1e-13, "multi-task": 1e-13, "digits": 1e-6}
 
 @dataclass(frozen=True)
 class Run:
-    """One curve of the demo.
-
-    Attributes:
-        problem: the name of the problem.
-        method: the name of the method.
-        passes: how often the data had been gone through, per point of the curve.
-        values: the training loss, per point of the curve.
-        seconds: the time of the whole run.
-        step: the step size that was chosen, where there is one to choose.
-        accuracy: on held-out data, where the problem has a classification error.
-        times: the seconds since the start, per point of the curve, where they were taken.
-    """
+    """One curve of the demo."""
 
     problem: str
     method: str
@@ -68,15 +57,7 @@ class Run:
 
 
 def run_demo(*, seed: int = 0, report: Callable[[str], object] = lambda _: None) -> list[Run]:
-    """Fit the three problems with every method.
-
-    Args:
-        seed: of the data and the starts.
-        report: called with the name of each fit as it begins.
-
-    Returns:
-        One run per problem and method.
-    """
+    """Fit the three problems with every method."""
     runs = []
     with one_thread():
         for name, (problem, start) in {"completion": completion(seed), "multi-task": multi_task(seed)}.items():
@@ -90,14 +71,7 @@ def run_demo(*, seed: int = 0, report: Callable[[str], object] = lambda _: None)
 
 
 def completion(seed: int) -> tuple[Problem, Point]:
-    """A 300 × 600 matrix of rank 5 with noise; as in ratings, some rows are seen often and most of them rarely.
-
-    Args:
-        seed: of the data and the start.
-
-    Returns:
-        The problem and a random start.
-    """
+    """A 300 × 600 matrix of rank 5 with noise; as in ratings, some rows are seen often and most of them rarely."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
@@ -112,14 +86,7 @@ def completion(seed: int) -> tuple[Problem, Point]:
 
 
 def multi_task(seed: int) -> tuple[Problem, Point]:
-    """A hundred regressions of 20 to 60 rows in 30 correlated features whose coefficients share a subspace of dim 4.
-
-    Args:
-        seed: of the data and the start.
-
-    Returns:
-        The problem and a random start.
-    """
+    """A hundred regressions of 20 to 60 rows in 30 correlated features whose coefficients share a subspace of dim 4."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
@@ -217,26 +184,14 @@ def _evaluate(model: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def gaps(runs: list[Run]) -> dict[tuple[str, str], list[float]]:
-    """How far every point of every curve lies above the lowest loss that any method found on its problem.
-
-    Args:
-        runs: the runs of the demo.
-
-    Returns:
-        The gaps by problem and method; the digits, whose loss tends to zero, keep their loss.
-    """
+    """How far every point of every curve lies above the lowest loss that any method found on its problem."""
     lowest = {run.problem: min(min(r.values) for r in runs if r.problem == run.problem) for run in runs}
     lowest["digits"] = 0.0
     return {(run.problem, run.method): [value - lowest[run.problem] for value in run.values] for run in runs}
 
 
 def draw(runs: list[Run], path: Path) -> None:
-    """Draw one panel per problem, the loss over passes through the data.
-
-    Args:
-        runs: the runs of the demo.
-        path: the PNG file to write.
-    """
+    """Draw one panel per problem, the loss over passes through the data."""
     import io
 
     from matplotlib.figure import Figure

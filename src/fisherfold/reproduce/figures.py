@@ -1,167 +1,166 @@
 """The paper's four-method figures: every method over several seeds, its step size searched first.
 
 The step of a method is the one with the lowest training loss at the full budget on the first seed, searched over
-decades and then over a 1-2-5 grid around the best decade; every run is recorded.
+decades and then over a 1-2-5 grid around the best decade. Every run is recorded in a file of its own and read again.
+The paper's count of gradients (``paper_grads``) and the true one (``true_grads``), both over N, stand side by side.
 """
 
 from __future__ import annotations
 
+import csv
 import hashlib
+import io
 import json
 import math
-import os
 import re
-from collections.abc import Callable, Iterable
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import matplotlib
+from matplotlib.figure import Figure
+
 from fisherfold._version import __version__
 from fisherfold.files import make_folder, write_atomically
-from fisherfold.manifolds.base import Point
-from fisherfold.problems.base import Problem
+from fisherfold.plain import counted, finite
 from fisherfold.reproduce.plans import FigurePlan, MethodPlan
-from fisherfold.reproduce.runs import FigureResult, Run
+from fisherfold.reproduce.workers import Workers
 from fisherfold.solvers import minimize
 from fisherfold.solvers.stopping import GradientNorm
 from fisherfold.threads import one_thread
 
 Say = Callable[[str], None]
 Tick = Callable[[int, int], None]
-# a run by the place of its method in the plan, its step and its seed; a spread yields each when it is recorded
-Place = tuple[int, float | None, int]
-Spread = Callable[[list[Place]], Iterable[Place]]
-Wanted = tuple[MethodPlan, float | None, int]
+AXES = {
+    "paper_grads": "#grad/N as counted in the paper",
+    "true_grads": "sample gradients evaluated / N",
+    "seconds": "seconds (solver time)",
+}
+# colours that stay apart for colour-blind readers, and a marker each
+_STYLES = (("#000000", "<"), ("#0072b2", "o"), ("#d55e00", "s"), ("#009e73", "^"), ("#cc79a7", "D"), ("#e69f00", "v"))
+_COUNTS = frozenset({"loss", "seconds", "paper_grads", "true_grads"})  # in every row of a run
 
 
-def run_figure(
-    plan: FigurePlan,
-    *,
-    seeds: int = 5,
-    output: str | os.PathLike[str] | None = None,
-    fresh: bool = False,
-    say: Say = lambda _: None,
-    tick: Tick = lambda _done, _total: None,
-    spread: Spread | None = None,
-) -> FigureResult:
-    """Search the steps and run every method on every seed.
+@dataclass(frozen=True)
+class Run:
+    """One method, step and seed; ``rows`` is its trace with both counts of gradients."""
 
-    Args:
-        plan: the figure.
-        seeds: how many seeds, from 0.
-        output: a folder in which every run is recorded; a run that is there already is not made again.
-        fresh: make all runs again.
-        say: told what is being run.
-        tick: told how many runs are done and how many there will be at most.
-        spread: makes and records runs in other processes; needs ``output``.
+    label: str
+    step: float | None
+    seed: int
+    status: str
+    rows: list[dict[str, float]]
 
-    Returns:
-        All runs.
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Run:
+        """The run that a record holds."""
+        run = cls(**content)
+        if not run.rows or not all(isinstance(row, dict) and row.keys() >= _COUNTS for row in run.rows):
+            raise ValueError(f"rows must be a list of points with {sorted(_COUNTS)}")
+        return run
 
-    Raises:
-        ValueError: if there is no seed.
+    def last(self, column: str) -> float:
+        """The final value of a column, infinite if the run diverged."""
+        return _ordered(float(self.rows[-1].get(column, math.nan)))
+
+
+@dataclass(frozen=True)
+class FigureResult:
+    """All runs of a figure: those of the step search and those with the chosen step, by label."""
+
+    plan: FigurePlan
+    seeds: tuple[int, ...]
+    searched: dict[str, list[Run]]
+    runs: dict[str, list[Run]]
+
+    def table(self) -> list[dict[str, Any]]:
+        """Final figures per method: mean and standard deviation over the seeds."""
+        rows = []
+        for label, runs in self.runs.items():
+            row: dict[str, Any] = {"method": label, "step": runs[0].step}
+            for column in (*self.plan.metrics, "loss", "seconds", "paper_grads", "true_grads"):
+                known = all(column in run.rows[-1] for run in runs)
+                values = [run.last(column) for run in runs]
+                row[column] = statistics.fmean(values) if known else None
+                row[f"{column}_sd"] = deviation(values) if known else None
+            rows.append(row)
+        return rows
+
+    def claim(self, column: str) -> dict[str, Any]:
+        """How often the first method ends lowest of the paper's in a column, and by how much."""
+        first, *others = (self.runs[method.label] for method in self.plan.methods if method.paper)
+        gaps = [run.last(column) - min(o[i].last(column) for o in others) for i, run in enumerate(first)]
+        return {
+            "column": column, "lowest_in": sum(gap < 0 for gap in gaps), "seeds": len(gaps),
+            "gap": statistics.fmean(gaps), "gap_sd": deviation(gaps),
+        }  # fmt: skip
+
+    def summary(self) -> dict[str, Any]:
+        """Everything but the curves, for JSON."""
+        search = {
+            label: [{"step": r.step, "loss": r.last("loss"), "status": r.status} for r in runs]
+            for label, runs in self.searched.items()
+        }
+        return {
+            "figure": self.plan.name, "title": self.plan.title, "version": __version__, "budget": self.plan.budget,
+            "settings": dict(self.plan.settings), "note": self.plan.note, "seeds": list(self.seeds),
+            "methods": self.table(), "claims": [self.claim(c) for c in self.plan.metrics], "search": search,
+        }  # fmt: skip
+
+
+def deviation(values: Sequence[float]) -> float | None:
+    """The standard deviation over seeds; None of a single seed and where a run diverged.
+
+    Examples:
+        >>> deviation([1.0, 3.0]), deviation([1.0]), deviation([1.0, math.inf])
+        (1.4142135623730951, None, None)
     """
-    if seeds < 1:
-        raise ValueError(f"seeds must be at least 1, got {seeds}")
-    record = None if output is None else Path(output) / "runs"
-    if record is not None:
-        make_folder(record)
-    runner = Runner(plan, record, fresh, say, spread)
-    searching = [m for m in plan.methods if len(m.steps) > 1]
-    decades = {m.label: [s for s in m.steps if _is_decade(s)] or list(m.steps) for m in searching}
-    # around the best decade there are at most four more steps of a 1-2-5 grid
-    bound = sum(len(steps) + 4 for steps in decades.values()) + seeds * len(plan.methods)
-    runner.tick = lambda done: tick(min(done, bound), bound)
-    runner.make_all([(m, step, 0) for m in searching for step in decades[m.label]])
-    searched = {m.label: [runner.run(m, step, 0) for step in decades[m.label]] for m in searching}
-    near = [(m, step, 0) for m in searching for step in _near(m, decades[m.label], _best(searched[m.label]))]
-    runner.make_all(near)
-    for method, step, seed in near:
-        searched[method.label].append(runner.run(method, step, seed))
-    chosen = {m.label: next(iter(m.steps), None) for m in plan.methods}
-    chosen |= {label: _best(runs) for label, runs in searched.items()}
-    runner.make_all([(m, chosen[m.label], seed) for seed in range(seeds) for m in plan.methods])
-    runs = {m.label: [runner.run(m, chosen[m.label], seed) for seed in range(seeds)] for m in plan.methods}
-    tick(bound, bound)
-    return FigureResult(plan, tuple(range(seeds)), searched, runs)
+    return statistics.stdev(values) if len(values) > 1 and all(map(math.isfinite, values)) else None
+
+
+def band(runs: Sequence[Run], x: str, y: str) -> tuple[list[float], list[float], list[float], list[float]]:
+    """Positions, medians, minima and maxima over the seeds; a run that ended early keeps its last value."""
+    curves = []
+    for row in range(max(len(run.rows) for run in runs)):
+        at = [run.rows[min(row, len(run.rows) - 1)] for run in runs]
+        values = [_ordered(float(r[y])) if y in r else math.nan for r in at]
+        reached = [float(r[x]) for r, run in zip(at, runs, strict=True) if row < len(run.rows)]
+        curves.append((statistics.median(reached), statistics.median(values), min(values), max(values)))
+    positions, medians, least, greatest = (list(column) for column in zip(*curves, strict=True))
+    return positions, medians, least, greatest
 
 
 class Runner:
-    """Runs one method at a time and keeps what was run.
+    """Makes runs of a plan one at a time, records each, and reads what is recorded."""
 
-    Args:
-        plan: the figure.
-        record: the folder of recorded runs, if they are kept.
-        fresh: do not read recorded runs.
-        say: told what is being run.
-        spread: makes and records runs in other processes.
-    """
-
-    def __init__(
-        self, plan: FigurePlan, record: Path | None, fresh: bool, say: Say, spread: Spread | None = None
-    ) -> None:
-        self.plan, self.record, self.fresh, self.say, self.spread = plan, record, fresh, say, spread
-        self.tick: Callable[[int], None] = lambda _: None
+    def __init__(self, plan: FigurePlan, record: Path, fresh: bool = False, say: Say = lambda _: None) -> None:
+        self.plan, self.record, self.fresh, self.say = plan, record, fresh, say
         self.made: dict[str, Run] = {}
-        self.problems: dict[int, tuple[Problem, Point]] = {}
-
-    def make_all(self, wanted: Iterable[Wanted]) -> None:
-        """Make those of the wanted runs that are neither made nor recorded.
-
-        Args:
-            wanted: method, step and seed of each.
-        """
-        missing = [each for each in {self._key(*w): w for w in wanted}.values() if not self._read(*each)]
-        done = len(self.made)
-        self.tick(done)
-        if self.spread is None or len(missing) < 2:
-            for each in missing:
-                self.run(*each)
-                self.tick(len(self.made))
-            return
-        places = [(self.plan.methods.index(method), step, seed) for method, step, seed in missing]
-        for count, (index, step, seed) in enumerate(self.spread(places), start=1):
-            self.say(f"{_name(self.plan.methods[index], step, seed)} done")
-            self.tick(done + count)
-        for each in missing:
-            self._read(*each, anew=True)
+        self.problems: dict[int, Any] = {}
 
     def run(self, method: MethodPlan, step: float | None, seed: int) -> Run:
-        """One run, read if it is recorded.
-
-        Args:
-            method: the method.
-            step: its step size.
-            seed: the seed.
-
-        Returns:
-            The run.
-        """
-        found = self._read(method, step, seed)
-        if found is not None:
+        """One run, read if it is recorded."""
+        if (found := self.known(method, step, seed)) is not None:
             return found
-        self.say(_name(method, step, seed))
+        self.say(f"{method.label}  step {'-' if step is None else f'{step:g}'}  seed {seed}")
         with one_thread() if self.plan.one_thread else nullcontext():
             run = self._make(method, step, seed)
         self.made[self._key(method, step, seed)] = run
-        if self.record is not None:
-            content = {"settings": self._settings(method, step, seed), "run": asdict(run)}
-            write_atomically(self._file(method, step, seed), json.dumps(content).encode())
+        content = {"settings": self._settings(method, step, seed), "run": asdict(run)}
+        write_atomically(self._file(method, step, seed), json.dumps(content).encode())
         return run
 
-    def _read(self, method: MethodPlan, step: float | None, seed: int, *, anew: bool = False) -> Run | None:
-        """The run if it was made before; ``anew`` trusts the record even if all is to be made again."""
+    def known(self, method: MethodPlan, step: float | None, seed: int, *, anew: bool = False) -> Run | None:
+        """The run if it was made or recorded before; ``anew`` trusts the record even if all is to be made again."""
         key = self._key(method, step, seed)
-        if key not in self.made and self.record is not None and (anew or not self.fresh):
-            file = self._file(method, step, seed)
-            # one that cannot be read, from a copy that was cut short for example, is made again
-            with suppress(FileNotFoundError, ValueError, KeyError, TypeError):
-                self.made[key] = Run.from_json(json.loads(file.read_bytes())["run"])
+        if key not in self.made and (anew or not self.fresh):
+            with suppress(FileNotFoundError, ValueError, KeyError, TypeError):  # a damaged record is made again
+                self.made[key] = Run.from_json(json.loads(self._file(method, step, seed).read_bytes())["run"])
         return self.made.get(key)
-
-    def _file(self, method: MethodPlan, step: float | None, seed: int) -> Path:
-        return (self.record or Path()) / f"{self._key(method, step, seed)}.json"
 
     def _make(self, method: MethodPlan, step: float | None, seed: int) -> Run:
         if method.curve is not None:
@@ -192,18 +191,150 @@ class Runner:
         label = re.sub(r"[^a-z0-9]+", "-", method.label.lower()).strip("-")
         return f"{label}-{seed}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
+    def _file(self, method: MethodPlan, step: float | None, seed: int) -> Path:
+        return self.record / f"{self._key(method, step, seed)}.json"
 
-def _best(runs: list[Run]) -> float:
+
+def run_figure(
+    source: Callable[[], FigurePlan],
+    folder: Path,
+    *,
+    seeds: int = 5,
+    jobs: int = 1,
+    fresh: bool = False,
+    say: Say = lambda _: None,
+    tick: Tick = lambda _done, _total: None,
+) -> FigureResult:
+    """Search the steps and run every method on every seed.
+
+    Args:
+        source: makes the plan; picklable if there are several jobs.
+        folder: runs are recorded in ``runs`` below it.
+        seeds: how many seeds, from 0.
+        jobs: how many processes.
+        fresh: make recorded runs again.
+        say: told what is being run.
+        tick: told how many runs are done and how many there will be at most.
+
+    Returns:
+        All runs.
+    """
+    plan, record = source(), folder / "runs"
+    make_folder(record)
+    runner = Runner(plan, record, fresh, say)
+    searching = [m for m in plan.methods if len(m.steps) > 1]
+    decades = {m.label: [s for s in m.steps if _is_decade(s)] or list(m.steps) for m in searching}
+    # around the best decade there are at most four more steps of a 1-2-5 grid
+    bound = sum(len(steps) + 4 for steps in decades.values()) + seeds * len(plan.methods)
+
+    def make(wanted: Iterable[tuple[MethodPlan, float | None, int]]) -> None:
+        missing = list({runner._key(*w): w for w in wanted if runner.known(*w) is None}.values())
+        done = len(runner.made)
+        if jobs == 1 or len(missing) < 2:
+            for count, each in enumerate(missing, start=1):
+                runner.run(*each)
+                tick(min(done + count, bound), bound)
+            return
+        places = [(plan.methods.index(method), step, seed) for method, step, seed in missing]
+        work = partial(_run_place, source, record, fresh)
+        for count, (index, step, seed) in enumerate(workers.each(work, places), start=1):
+            runner.known(plan.methods[index], step, seed, anew=True)
+            say(f"{plan.methods[index].label}  seed {seed} done")
+            tick(min(done + count, bound), bound)
+
+    with Workers(jobs) as workers:
+        make((m, step, 0) for m in searching for step in decades[m.label])
+        searched = {m.label: [runner.run(m, step, 0) for step in decades[m.label]] for m in searching}
+        near = [(m, step, 0) for m in searching for step in _near(m, decades[m.label], _best(searched[m.label]))]
+        make(near)
+        for method, step, seed in near:
+            searched[method.label].append(runner.run(method, step, seed))
+        chosen = {m.label: next(iter(m.steps), None) for m in plan.methods}
+        chosen |= {label: _best(runs) for label, runs in searched.items()}
+        make((m, chosen[m.label], seed) for seed in range(seeds) for m in plan.methods)
+        runs = {m.label: [runner.run(m, chosen[m.label], seed) for seed in range(seeds)] for m in plan.methods}
+    tick(bound, bound)
+    return FigureResult(plan, tuple(range(seeds)), searched, runs)
+
+
+_runners: dict[Path, Runner] = {}  # of a worker process
+
+
+def _run_place(source: Callable[[], FigurePlan], record: Path, fresh: bool, place: tuple[int, Any, int]) -> None:
+    if record not in _runners:
+        _runners[record] = Runner(source(), record, fresh)
+    runner, (index, step, seed) = _runners[record], place
+    runner.run(runner.plan.methods[index], step, seed)
+
+
+def draw(result: FigureResult) -> Figure:
+    """Medians with bands from the least to the greatest: a row of panels per error, a column per count of the cost."""
+    metrics = result.plan.metrics
+    figure = Figure(figsize=(4.4 * len(AXES), 3.1 * len(metrics) + 0.9), layout="constrained")
+    panels = figure.subplots(len(metrics), len(AXES), squeeze=False)
+    for row, (column, label) in enumerate(metrics.items()):
+        for panel, (axis, axis_label) in zip(panels[row], AXES.items(), strict=True):
+            _panel(panel, result, axis, column)
+            panel.set_xlabel(axis_label)
+            panel.set_ylabel(label)
+    panels[0][0].legend(frameon=False)
+    seeds = f"{counted(len(result.seeds), 'seed')}: median, least and greatest"
+    figure.suptitle("\n".join(filter(None, (f"{result.plan.title} - {seeds}", result.plan.note))), fontsize=11)
+    return figure
+
+
+def _panel(panel: Any, result: FigureResult, axis: str, column: str) -> None:
+    edges: list[float] = []
+    for (label, runs), (colour, marker) in zip(result.runs.items(), _STYLES, strict=False):
+        if column not in runs[0].rows[-1]:
+            continue
+        x, median, least, greatest = band(runs, axis, column)
+        name = label if runs[0].step is None else f"{label} (step {runs[0].step:.3g})"
+        panel.fill_between(x, least, greatest, color=colour, alpha=0.15, linewidth=0)
+        panel.plot(x, median, color=colour, marker=marker, markevery=max(1, len(x) // 10), markersize=4, label=name)
+        edges += [v for v in (*least, *greatest) if math.isfinite(v)]
+    panel.grid(alpha=0.3)
+    if edges and min(edges) > 0 and max(edges) > 20 * min(edges):
+        panel.set_yscale("log")
+
+
+def write_figure(result: FigureResult, folder: Path) -> dict[str, Path]:
+    """Write the picture, the curves as CSV and the summary as JSON."""
+    make_folder(folder)
+    files = {kind: folder / f"{result.plan.name}.{kind}" for kind in ("png", "csv", "json")}
+    with matplotlib.rc_context({"font.size": 9}):
+        write_atomically(files["png"], png(draw(result)))
+    columns = ["iteration", "paper_grads", "true_grads", "seconds", "loss", "gradient_norm", *result.plan.metrics]
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(["method", "step", "seed", *columns])
+    for label, runs in result.runs.items():
+        for run in runs:
+            writer.writerows([label, run.step, run.seed, *(row.get(c) for c in columns)] for row in run.rows)
+    write_atomically(files["csv"], text.getvalue().encode())
+    write_atomically(files["json"], json.dumps(finite(result.summary()), indent=1, allow_nan=False).encode())
+    return files
+
+
+def png(figure: Figure) -> bytes:
+    """A figure as a PNG file."""
+    out = io.BytesIO()
+    figure.savefig(out, format="png", dpi=110)
+    return out.getvalue()
+
+
+def _best(runs: Sequence[Run]) -> float:
     return min((run for run in runs if run.step is not None), key=lambda run: run.last("loss")).step or math.nan
 
 
-def _near(method: MethodPlan, coarse: list[float], best: float) -> list[float]:
+def _near(method: MethodPlan, coarse: Sequence[float], best: float) -> list[float]:
     return [step for step in method.steps if step not in coarse and 0.1 < step / best < 10]
-
-
-def _name(method: MethodPlan, step: float | None, seed: int) -> str:
-    return f"{method.label}  step {'-' if step is None else f'{step:g}'}  seed {seed}"
 
 
 def _is_decade(step: float) -> bool:
     return abs(math.log10(step) - round(math.log10(step))) < 1e-9
+
+
+def _ordered(value: float) -> float:
+    """A value that can be ordered: anything that is not finite is worse than any number."""
+    return value if math.isfinite(value) else math.inf

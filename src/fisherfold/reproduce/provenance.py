@@ -19,35 +19,14 @@ OTHER = " (other data)"  # behind the title of a figure
 
 
 def checksum(*arrays: NDArray[Any]) -> str:
-    """What tells some arrays from others.
-
-    Args:
-        *arrays: numbers.
-
-    Returns:
-        The first 16 digits of a fingerprint.
-
-    Examples:
-        >>> import numpy as np
-        >>> checksum(np.arange(3)) == checksum(np.arange(3)), checksum(np.arange(3)) == checksum(np.arange(3.0))
-        (True, False)
-    """
+    """What tells some arrays from others."""
     return digest(map(torch.from_numpy, arrays))[:16]
 
 
 def departure(
     name: str, *arrays: NDArray[Any], folder: str | os.PathLike[str] | None = None
 ) -> tuple[dict[str, str], str]:
-    """What a plan says of data that are not those of the record.
-
-    Args:
-        name: the data set.
-        *arrays: what was read.
-        folder: where it was read from; as in ``datasets.load``.
-
-    Returns:
-        A checksum for the settings of the runs, and a sentence for the reader; nothing of either if they are the same.
-    """
+    """What a plan says of data that are not those of the record."""
     try:
         datasets.verify(name, folder=folder)
     except ValueError:

@@ -1,37 +1,30 @@
 """Everything that ``fisherfold reproduce`` runs: each experiment by name, its files, its section, and the page.
 
 An experiment leaves its raw tables, its recorded runs and one section file; the page is made from the section files, so
-that every command refreshes it and nothing has to be run twice. An experiment without data or not yet run is said so.
-A sketch (``quick``) lies in a folder of its own: the page shows it only until the whole experiment has been run.
-
-A further experiment needs a title in ``TITLES``, a claim, its place in ``ORDER``, and a function that leaves its files
-in ``options.folder(name)`` and its section with ``keep``; its command goes to ``fisherfold.cli.reproduce``.
+that every command refreshes it and nothing has to be run twice. A sketch (``quick``) lies in a folder of its own: the
+page shows it only until the whole experiment has been run.
 """
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from fisherfold.files import make_folder
+from fisherfold.files import make_folder, write_atomically
 from fisherfold.reproduce import cifar, completion, subspace
-from fisherfold.reproduce.adapters import CLAIMS, THEORY_CLAIMS, figure_section, theory_section
-from fisherfold.reproduce.figures import Say, Tick, run_figure
+from fisherfold.reproduce.figures import FigureResult, Say, Tick, png, run_figure, write_figure
+from fisherfold.reproduce.page import Section, Verdict, write_page
 from fisherfold.reproduce.plans import FigurePlan
-from fisherfold.reproduce.plots import write_figure
-from fisherfold.reproduce.report import write_page
-from fisherfold.reproduce.runs import FigureResult
-from fisherfold.reproduce.sections import Section, Verdict
+from fisherfold.reproduce.sections import CLAIMS, THEORY_CLAIMS, figure_section, theory_section
 from fisherfold.reproduce.theory import Part, Settings
 from fisherfold.reproduce.theory.records import run_recorded, write_summary
 from fisherfold.reproduce.theory.report import write_part
 from fisherfold.reproduce.verdicts import RULES
-from fisherfold.reproduce.workers import workers
 
 FIGURES: dict[str, Callable[..., FigurePlan]] = {
     "jester": completion.jester,
@@ -47,20 +40,7 @@ ORDER = (*FIGURES, "cifar", *(f"theory-{part}" for part in THEORY_CLAIMS))
 
 @dataclass(frozen=True)
 class Options:
-    """How the experiments are run.
-
-    Attributes:
-        quick: a sketch: a third of the epochs, at most two seeds, smaller step grids.
-        seeds: how many seeds.
-        jobs: how many runs at a time.
-        output: the folder of the page and of everything else.
-        fresh: make recorded runs again.
-        device: where the tensors of the theory live.
-        parts: parts of the theory; all if none is given.
-        sarcos_file: the original training file of Sarcos.
-        say: told what is under way.
-        tick: told how much of an experiment is done, and of how much.
-    """
+    """How the experiments are run."""
 
     quick: bool = False
     seeds: int = 5
@@ -83,25 +63,11 @@ class Options:
             raise FileNotFoundError(f"sarcos_file must be the file sarcos_inv.mat, there is no file {self.sarcos_file}")
 
     def folder(self, name: str) -> Path:
-        """Where the files of an experiment go.
-
-        Args:
-            name: the experiment.
-
-        Returns:
-            A folder below ``output``; below ``quick`` in it for a sketch.
-        """
+        """Where the files of an experiment go."""
         return (self.output / "quick" if self.quick else self.output) / name
 
     def command(self, name: str) -> str:
-        """What to type to repeat an experiment, or to go on with it.
-
-        Args:
-            name: the experiment, or ``all``.
-
-        Returns:
-            A command line.
-        """
+        """What to type to repeat an experiment, or to go on with it."""
         words = ["fisherfold", "reproduce", name]
         if name != "cifar":  # which runs nothing
             words += ["--quick"] if self.quick else []
@@ -118,14 +84,7 @@ class Options:
 
 
 class Reproduced(NamedTuple):
-    """What a figure left behind.
-
-    Attributes:
-        result: its runs.
-        files: its files by kind.
-        more: further results, a name and a sentence each.
-        section: its section of the page.
-    """
+    """What a figure left behind."""
 
     result: FigureResult
     files: dict[str, Path]
@@ -134,57 +93,29 @@ class Reproduced(NamedTuple):
 
 
 def reproduce_figure(name: str, options: Options) -> Reproduced:
-    """Run a four-method figure, write its files and its section.
-
-    Args:
-        name: a name of ``FIGURES``.
-        options: how.
-
-    Returns:
-        The runs, the files, further results and the section.
-    """
+    """Run a four-method figure, write its files and its section."""
     folder = options.folder(name)
     source = partial(make_plan, name, options.quick, options.sarcos_file)
-    plan = source()
-    make_folder(folder)
     seeds = min(options.seeds, 2) if options.quick else options.seeds
     more = {"what refit hides": completion.HIDDEN} if name in {"jester", "movielens"} else {}
-    pool = workers(source, folder, jobs=options.jobs, fresh=options.fresh) if options.jobs > 1 else nullcontext()
-    with pool as spread:
-        result = run_figure(
-            plan, seeds=seeds, output=folder, fresh=options.fresh, say=options.say, tick=options.tick, spread=spread
-        )
+    result = run_figure(
+        source, folder, seeds=seeds, jobs=options.jobs, fresh=options.fresh, say=options.say, tick=options.tick
+    )
     files = write_figure(result, folder)
     picture = files["png"].relative_to(options.output).as_posix()
     section = figure_section(result, command=options.command(name), picture=picture, more=more)
-    keep(section, options)
+    section.save(_section_file(options.output, name, options.quick))
     return Reproduced(result, files, more, section)
 
 
 def make_plan(name: str, quick: bool, sarcos_file: Path | None = None) -> FigurePlan:
-    """The plan of a figure.
-
-    Args:
-        name: a name of ``FIGURES``.
-        quick: its sketch.
-        sarcos_file: the original training file, for ``sarcos``.
-
-    Returns:
-        The plan.
-    """
+    """The plan of a figure."""
     plan = FIGURES[name](**({"sarcos_file": sarcos_file} if name == "sarcos" else {}))
     return plan.quick() if quick else plan
 
 
 def reproduce_theory(options: Options) -> tuple[list[Part], dict[str, str]]:
-    """Run the theory, write its files and a section per part.
-
-    Args:
-        options: how.
-
-    Returns:
-        The parts and the files by name.
-    """
+    """Run the theory, write its files and a section per part."""
     folder = options.folder("theory")
     settings = Settings(quick=options.quick, seeds=options.seeds, device=options.device, say=options.say)
     parts = run_recorded(
@@ -195,83 +126,39 @@ def reproduce_theory(options: Options) -> tuple[list[Part], dict[str, str]]:
     for part in parts:
         command = replace(options, parts=(part.name,)).command("theory")
         section = theory_section(part, command=command, folder=folder.relative_to(options.output), settings=shown)
-        keep(section, options)
+        section.save(_section_file(options.output, section.name, options.quick))
     return parts, files
 
 
-def keep(section: Section, options: Options) -> None:
-    """Keep a section for the page.
-
-    Args:
-        section: the section of an experiment that was run.
-        options: how it was run.
-    """
-    section.save(_section_file(options.output, section.name, options.quick))
-
-
-def reproduce_cifar(
-    options: Options, results: Path = cifar.RESULTS
-) -> tuple[list[cifar.CellResult], cifar.Beside, dict[str, Path]]:
-    """Assemble the CIFAR table from logged runs, write its files and its section.
-
-    Training is not done here: it takes a GPU and hours, and ``benchmarks/gpu/cifar_queue.py`` does it in pieces.
-
-    Args:
-        options: how.
-        results: the folder of the logs.
-
-    Returns:
-        The cells, what is beside them, and the files by kind.
-    """
-    found, others = cifar.cells(results), cifar.beside(results)
-    files = cifar.write(found, others, options.folder("cifar"))
+def reproduce_cifar(options: Options, results: Path = cifar.RESULTS) -> tuple[dict[str, Any], Section, dict[str, Path]]:
+    """Assemble the CIFAR table from recorded runs, write its files and its section; training is in benchmarks/cifar."""
+    runs = cifar.read_runs(results)
+    found, chosen = cifar.cells(runs), cifar.searches(results.with_name("cifar_searches.jsonl"))
+    folder = make_folder(options.folder("cifar"))
+    files = {kind: folder / f"cifar.{kind}" for kind in ("png", "json")}
+    write_atomically(files["png"], png(cifar.draw(runs)))
+    facts = {"cells": [cell.as_json() for cell in found], "claim": cifar.CLAIM}
+    write_atomically(files["json"], json.dumps(facts, indent=1).encode())
+    command = options.command("cifar") + (f" --results {shlex.quote(str(results))}" * (results != cifar.RESULTS))
     picture = files["png"].relative_to(options.output).as_posix()
-    command = options.command("cifar")
-    command += f" --results {shlex.quote(str(results))}" if results != cifar.RESULTS else ""
-    cifar.section(found, others, command=command, picture=picture).save(_section_file(options.output, "cifar"))
-    return found, others, files
+    section = cifar.section(found, runs, chosen, command=command, picture=picture)
+    section.save(_section_file(options.output, "cifar"))
+    return facts | {"verdict": section.verdict, "why": list(section.why)}, section, files
 
 
 def mark_missing(name: str, hint: str, options: Options) -> None:
-    """Let the page say that the data of an experiment were not found, unless it has results from before.
-
-    Args:
-        name: the experiment.
-        hint: what to do about it.
-        options: how it was run.
-    """
+    """Let the page say that the data of an experiment were not found, unless it has results from before."""
     if _found(options.output, name) is None:
         _empty(name, "data not found", hint, options.command(name)).save(_section_file(options.output, name))
 
 
 def refresh_page(output: Path) -> Path:
-    """Make the page from the sections that are there; what was not run is said.
-
-    Args:
-        output: the folder.
-
-    Returns:
-        The page.
-    """
-    return write_page(
-        sections(output),
-        output,
-        title="Riemannian natural gradient methods, remade",
-        lead="Each experiment and theorem of the paper run again: its claim, our figures over several seeds, and a "
-        "verdict that is computed from the recorded numbers.",
-        rules=RULES,
-    )
+    """Make the page from the sections that are there; what was not run is marked as such."""
+    return write_page(sections(output), output, RULES)
 
 
 def sections(output: Path) -> list[Section]:
-    """All sections of the page in its order.
-
-    Args:
-        output: the folder.
-
-    Returns:
-        Those that were run, and a place-holder for each that was not or whose file is damaged.
-    """
+    """All sections of the page in its order."""
     shown = []
     for name in ORDER:
         found = _found(output, name) or _read(_section_file(output, name))

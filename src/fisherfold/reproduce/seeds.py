@@ -24,31 +24,14 @@ MEDIAN_VARIANCES = (1.0, 0.5, 0.4487, 0.2982, 0.2868)  # of one to five numbers;
 
 @dataclass(frozen=True)
 class Spread:
-    """The standard deviation of seeds.
-
-    Attributes:
-        deviation: s.
-        freedom: how many seeds it is from, less one for every cell; 0 where it is a guess.
-    """
+    """The standard deviation of seeds."""
 
     deviation: float
     freedom: int
 
     @classmethod
     def of(cls, cells: Iterable[Sequence[float]], *, guess: float) -> Spread:
-        """The spread that cells share.
-
-        Args:
-            cells: the numbers of every cell, one per seed.
-            guess: the standard deviation where the cells have too few seeds to tell.
-
-        Returns:
-            The spread.
-
-        Example:
-            >>> Spread.of([[1.0, 3.0], [5.0], [7.0, 7.0, 7.0, 7.0, 7.0]], guess=1.0)
-            Spread(deviation=0.6324555320336759, freedom=5)
-        """
+        """The spread that cells share."""
         several = [cell for cell in cells if len(cell) > 1]
         freedom = sum(len(cell) - 1 for cell in several)
         if freedom < LEAST_FREEDOM:
@@ -57,15 +40,7 @@ class Spread:
         return cls(math.sqrt(squares / freedom), freedom)
 
     def margin(self, first: int, second: int) -> float:
-        """By how much two medians must differ to be told apart.
-
-        Args:
-            first: over how many seeds the one is.
-            second: over how many the other is.
-
-        Returns:
-            The margin, in the units of the numbers.
-        """
+        """By how much two medians must differ to be told apart."""
         quantile = float(stdtrit(self.freedom, 0.975)) if self.freedom else 2.0
         return quantile * self.deviation * math.sqrt(_variance(first) + _variance(second))
 

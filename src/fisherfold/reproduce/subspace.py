@@ -38,14 +38,7 @@ STAND_IN = (
 
 
 def school(*, folder: str | os.PathLike[str] | None = None) -> FigurePlan:
-    """The School figure: 139 schools, 28 features, 72 #grad/N; RNGD steps 5 (the released script) and 4 (the text).
-
-    Args:
-        folder: where the packed data is; ``FISHERFOLD_DATA`` if not given.
-
-    Returns:
-        The plan.
-    """
+    """The School figure: 139 schools, 28 features, 72 #grad/N; RNGD steps 5 (the released script) and 4 (the text)."""
     data = datasets.load_tasks("school", folder=folder)
     other, note = departure("school", data.X, data.y, data.task, folder=folder)
     title = "School, 139 tasks" + OTHER * bool(note)
@@ -58,15 +51,7 @@ def school(*, folder: str | os.PathLike[str] | None = None) -> FigurePlan:
 def sarcos(
     *, folder: str | os.PathLike[str] | None = None, sarcos_file: str | os.PathLike[str] | None = None
 ) -> FigurePlan:
-    """The Sarcos figure: 7 torques, 21 features, 90 #grad/N.
-
-    Args:
-        folder: where the packed data is; ``FISHERFOLD_DATA`` if not given. A ``sarcos_inv.mat`` in it is used.
-        sarcos_file: the original training file ``sarcos_inv.mat``.
-
-    Returns:
-        The plan; on the original file if there is one, else on 7 tasks of 2000 rows, which its note says.
-    """
+    """The Sarcos figure: 7 torques, 21 features, 90 #grad/N."""
     original = _original_sarcos(folder, sarcos_file)
     if original is not None:
         table = datasets.load_sarcos_file(original)
@@ -92,15 +77,7 @@ def _original_sarcos(
 
 
 def scaled_per_task(X: NDArray[Any], task: NDArray[Any]) -> NDArray[Any]:
-    """Inputs between 0 and 1 within each task, the form in which the 7 tasks of 2000 rows were published.
-
-    Args:
-        X: features.
-        task: the task of each row.
-
-    Returns:
-        The scaled features.
-    """
+    """Inputs between 0 and 1 within each task, the form in which the 7 tasks of 2000 rows were published."""
     scaled = np.empty_like(X)
     for t in np.unique(task):
         rows = X[task == t]
@@ -110,21 +87,7 @@ def scaled_per_task(X: NDArray[Any], task: NDArray[Any]) -> NDArray[Any]:
 
 
 def split_rows(task: NDArray[Any], seed: int, fraction: float = 0.8) -> tuple[NDArray[Any], NDArray[Any]]:
-    """A random split of the rows of every task.
-
-    Args:
-        task: the task of each row.
-        seed: fixes the split.
-        fraction: the part for training; floor(fraction n) rows.
-
-    Returns:
-        Training rows and test rows.
-
-    Examples:
-        >>> train, test = split_rows(np.array([0] * 5 + [1] * 10), 0)
-        >>> len(train), len(test)
-        (12, 3)
-    """
+    """A random split of the rows of every task."""
     generator = np.random.default_rng(seed)
     train, test = [], []
     for t in np.unique(task):

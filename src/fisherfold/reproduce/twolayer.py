@@ -39,26 +39,7 @@ _BLOCK_ENTRIES = 2**22
 
 
 class TwoLayer(Problem):
-    """The first layer of the network as a point of ``Oblique(m, n)``, moved along great circles.
-
-    Args:
-        x: inputs, shape (N, n); their mean is E x and their covariance (with 1/N) is V.
-        y: targets, shape (N,).
-        signs: the output weights a, shape (m,), each 1 or -1.
-        activation: a key of ``ACTIVATIONS``.
-        likelihood: the distribution of y given f(x); a unit Gaussian if not given.
-
-    Examples:
-        A wide network is fitted by natural gradient steps of size 1 in a few iterations:
-
-        >>> from fisherfold import minimize
-        >>> g = torch.Generator().manual_seed(0)
-        >>> x, y = balanced_inputs(12, 4, generator=g), torch.randn(12, generator=g, dtype=torch.float64)
-        >>> problem, theta = TwoLayer.draw(x, y, 4096, activation="tanh", generator=g)
-        >>> result = minimize(problem, theta, step=1.0, max_iter=8)
-        >>> problem.residual(theta) > 1, problem.residual(result.x) < 1e-6
-        (True, True)
-    """
+    """The first layer of the network as a point of ``Oblique(m, n)``, moved along great circles."""
 
     fisher_kinds: ClassVar[tuple[str, ...]] = ("exact",)
 
@@ -86,22 +67,7 @@ class TwoLayer(Problem):
         activation: str = "relu",
         likelihood: Likelihood | None = None,
     ) -> tuple[TwoLayer, Tensor]:
-        """Draw a network as the paper does: a_j uniform on ±1, θ_j uniform on the sphere.
-
-        Args:
-            x: inputs, shape (N, n).
-            y: targets, shape (N,).
-            width: m.
-            generator: the source of randomness; the draws are made on its device and moved to that of ``x``.
-            activation: a key of ``ACTIVATIONS``.
-            likelihood: the distribution of y given f(x); a unit Gaussian if not given.
-
-        Returns:
-            The problem and the starting point θ⁰.
-
-        Raises:
-            ValueError: if the width is not positive.
-        """
+        """Draw a network as the paper does: a_j uniform on ±1, θ_j uniform on the sphere."""
         if width < 1:
             raise ValueError(f"width must be at least 1, got {width}")
         device = generator.device
@@ -110,17 +76,7 @@ class TwoLayer(Problem):
         return problem, problem.manifold.random_point(generator=generator, dtype=x.dtype).to(x.device)
 
     def with_targets(self, y: Tensor) -> TwoLayer:
-        """The same network with other targets.
-
-        Args:
-            y: targets, shape (N,).
-
-        Returns:
-            A new problem.
-
-        Raises:
-            ValueError: if the targets do not fit.
-        """
+        """The same network with other targets."""
         if y.shape != self.targets.shape:
             raise ValueError(f"y must have shape {tuple(self.targets.shape)}, got {tuple(y.shape)}")
         self.likelihood.check_targets(y, self.inputs[:, 0])
@@ -129,18 +85,7 @@ class TwoLayer(Problem):
         return other
 
     def outputs(self, theta: Tensor, batch: Tensor | None = None) -> Tensor:
-        """The outputs u of the network.
-
-        Args:
-            theta: the weights, shape (m, n).
-            batch: sample indices; all samples if not given.
-
-        Returns:
-            A vector with one entry per sample.
-
-        Raises:
-            ValueError: if theta is no point, or not of the dtype and on the device of the inputs.
-        """
+        """The outputs u of the network."""
         self.manifold.check_point(theta, name="theta")
         if (theta.dtype, theta.device) != (self.inputs.dtype, self.inputs.device):
             expected, seen = (f"{t.dtype} on {t.device}" for t in (self.inputs, theta))
@@ -148,14 +93,7 @@ class TwoLayer(Problem):
         return self.activation(self._units(theta, self._samples(batch)).tau) @ self.signs / math.sqrt(self.width)
 
     def residual(self, theta: Tensor) -> float:
-        """The distance ‖u - y‖ of the outputs from the targets, the quantity of the local theory.
-
-        Args:
-            theta: the weights.
-
-        Returns:
-            A number.
-        """
+        """The distance ‖u - y‖ of the outputs from the targets, the quantity of the local theory."""
         return float(torch.linalg.vector_norm(self.outputs(theta) - self.targets))
 
     @override
@@ -179,46 +117,20 @@ class TwoLayer(Problem):
         return TwoLayerFisher(self, x, batch)
 
     def push_forward(self, theta: Tensor, v: Tensor, batch: Tensor | None = None) -> Tensor:
-        """The product J v.
-
-        Args:
-            theta: the weights.
-            v: a vector of the shape of ``theta``.
-            batch: sample indices; all samples if not given.
-
-        Returns:
-            A vector with one entry per sample.
-        """
+        """The product J v."""
         units = self._units(theta, self._samples(batch))
         along = (units.inputs @ v.T) / units.scale - units.tau * (units.normal * v).sum(dim=1) / units.scale
         return (self._weights(units) * along).sum(dim=1)
 
     def pull_back(self, theta: Tensor, w: Tensor, batch: Tensor | None = None) -> Tensor:
-        """The product Jᵀ w.
-
-        Args:
-            theta: the weights.
-            w: a vector with one entry per sample.
-            batch: sample indices; all samples if not given.
-
-        Returns:
-            A tangent vector at ``theta``.
-        """
+        """The product Jᵀ w."""
         units = self._units(theta, self._samples(batch))
         weighted = self._weights(units) * w[:, None] / units.scale
         ambient = weighted.T @ units.inputs - (weighted * units.tau).sum(dim=0)[:, None] * units.normal
         return self.manifold.project(theta, ambient)
 
     def gram(self, theta: Tensor, batch: Tensor | None = None) -> Tensor:
-        """The Gram matrix J Jᵀ, summed over blocks of units.
-
-        Args:
-            theta: the weights.
-            batch: sample indices; all samples if not given.
-
-        Returns:
-            A symmetric matrix of N×N.
-        """
+        """The Gram matrix J Jᵀ, summed over blocks of units."""
         inputs = self._samples(batch)
         total = inputs.new_zeros(len(inputs), len(inputs))
         products = inputs @ inputs.T
@@ -231,15 +143,7 @@ class TwoLayer(Problem):
         return total
 
     def change_gram(self, theta: Tensor, other: Tensor) -> Tensor:
-        """The Gram matrix D Dᵀ of the difference D = J(θ) - J(θ'), free of cancellation.
-
-        Args:
-            theta: the weights θ.
-            other: the weights θ'.
-
-        Returns:
-            A symmetric matrix of N×N; the square root of its largest eigenvalue is ‖J(θ) - J(θ')‖.
-        """
+        """The Gram matrix D Dᵀ of the difference D = J(θ) - J(θ'), free of cancellation."""
         total = self.inputs.new_zeros(self.n_samples, self.n_samples)
         for block in self._blocks(self.n_samples * self.inputs.shape[1]):
             rows = (self.jacobian(theta, block) - self.jacobian(other, block)).flatten(1)
@@ -247,15 +151,7 @@ class TwoLayer(Problem):
         return total
 
     def jacobian(self, theta: Tensor, block: slice = slice(None)) -> Tensor:
-        """The Jacobian of all outputs in the weights of a block of units.
-
-        Args:
-            theta: all weights.
-            block: which units; all if not given.
-
-        Returns:
-            A tensor of shape (N, units, n).
-        """
+        """The Jacobian of all outputs in the weights of a block of units."""
         units = self._units(theta[block], self.inputs)
         tangent = self.inputs[:, None, :] - units.tau[:, :, None] * units.normal
         return (self._weights(units, block) / units.scale)[:, :, None] * tangent
@@ -350,20 +246,7 @@ class TwoLayerFisher(FisherOperator):
 def balanced_inputs(
     n_samples: int, dim: int, *, generator: torch.Generator, dtype: torch.dtype = torch.float64
 ) -> Tensor:
-    """Random inputs as the paper assumes them: unit length, mean zero, covariance of full rank.
-
-    Args:
-        n_samples: N, more than ``dim``.
-        dim: n, at least 2.
-        generator: the source of randomness.
-        dtype: the dtype of the inputs.
-
-    Returns:
-        A tensor of shape (N, n).
-
-    Raises:
-        ValueError: if the sizes do not allow such inputs.
-    """
+    """Random inputs as the paper assumes them: unit length, mean zero, covariance of full rank."""
     if not 2 <= dim < n_samples:
         raise ValueError(f"dim must be at least 2 and less than n_samples={n_samples}, got {dim}")
     x = torch.randn(n_samples, dim, generator=generator, dtype=dtype, device=generator.device)

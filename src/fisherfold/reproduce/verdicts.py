@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fisherfold.plain import counted
-from fisherfold.reproduce.runs import FigureResult, Run
-from fisherfold.reproduce.sections import Verdict
+from fisherfold.reproduce.figures import FigureResult, Run
+from fisherfold.reproduce.page import Verdict
 
 Kind = Literal["lowest", "fastest"]
 Outcome = Literal["ahead", "level", "behind"]
@@ -43,14 +43,7 @@ RULES = (
 
 @dataclass(frozen=True)
 class Comparison:
-    """The first method against the best of the others in one error.
-
-    Attributes:
-        column: the error.
-        kind: what is compared, final errors or the cost of coming near the lowest.
-        own: the first method's number, per seed.
-        other: the best other's number, per seed.
-    """
+    """The first method against the best of the others in one error."""
 
     column: str
     kind: Kind
@@ -77,15 +70,7 @@ class Comparison:
         return "level" if self.wins + self.ties >= enough else "behind"
 
     def sentence(self, label: str, method: str) -> str:
-        """The comparison in words.
-
-        Args:
-            label: the name of the error.
-            method: the name of the first method.
-
-        Returns:
-            A sentence.
-        """
+        """The comparison in words."""
         own, other = statistics.median(self.own), statistics.median(self.other)
         seeds = f"{self.wins} of {counted(len(self.own), 'seed')}"
         if self.kind == "lowest":
@@ -99,17 +84,7 @@ class Comparison:
 
 
 def compare(result: FigureResult, column: str, kind: Kind, *, true: bool = False) -> Comparison:
-    """Compare the first method with the paper's others.
-
-    Args:
-        result: the runs of a figure.
-        column: an error.
-        kind: final errors, or the cost of coming near the lowest.
-        true: count every sample gradient, and end all runs where the one with the fewest ends.
-
-    Returns:
-        The numbers of every seed.
-    """
+    """Compare the first method with the paper's others."""
     groups = [result.runs[m.label] for m in result.plan.methods if m.paper]
     axis, budget = "paper_grads", math.inf
     if true:
@@ -124,31 +99,12 @@ def compare(result: FigureResult, column: str, kind: Kind, *, true: bool = False
 
 
 def cost_of(run: Run, column: str, level: float, axis: str = "paper_grads") -> float:
-    """Where a run first reaches a level.
-
-    Args:
-        run: the run.
-        column: an error.
-        level: the level.
-        axis: how the cost is counted.
-
-    Returns:
-        The cost, infinite if it never does.
-    """
+    """Where a run first reaches a level."""
     return next((float(row[axis]) for row in run.rows if row.get(column, math.nan) <= level), math.inf)
 
 
 def judge(comparisons: Sequence[Comparison], true: Sequence[Comparison] = ()) -> Verdict:
-    """The verdict on a figure from the comparisons of all its errors.
-
-    Args:
-        comparisons: one per error, in the paper's count.
-        true: the same with every sample gradient counted.
-
-    Returns:
-        ``holds`` if the method is ahead in all, in both counts; ``does not hold`` if in the paper's count it is ahead
-        in none and behind in one; else ``holds partly``.
-    """
+    """The verdict on a figure from the comparisons of all its errors."""
     outcomes = {comparison.outcome for comparison in comparisons}
     if outcomes == {"ahead"}:
         return "holds" if all(comparison.outcome == "ahead" for comparison in true) else "holds partly"
@@ -156,15 +112,7 @@ def judge(comparisons: Sequence[Comparison], true: Sequence[Comparison] = ()) ->
 
 
 def true_count(result: FigureResult, comparisons: Sequence[Comparison]) -> str:
-    """What becomes of the comparisons when every sample gradient is counted.
-
-    Args:
-        result: the runs of a figure.
-        comparisons: those made with the true count.
-
-    Returns:
-        A sentence.
-    """
+    """What becomes of the comparisons when every sample gradient is counted."""
     groups = {m.label: result.runs[m.label] for m in result.plan.methods if m.paper}
     used = (f"{label} {statistics.fmean(r.last('true_grads') for r in runs):.0f}" for label, runs in groups.items())
     found = (

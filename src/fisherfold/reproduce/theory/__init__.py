@@ -26,23 +26,7 @@ __all__ = ["PARTS", "Finding", "Part", "Settings", "run_theory", "summary"]
 
 
 def run_theory(settings: Settings, *, only: tuple[str, ...] = ()) -> list[Part]:
-    """Run the parts of the report.
-
-    Args:
-        settings: how large, and where.
-        only: names of ``PARTS``; all if none is given.
-
-    Returns:
-        The parts, in their order.
-
-    Raises:
-        ValueError: if there is no such part.
-
-    Examples:
-        >>> part, = run_theory(Settings(quick=True, seeds=1), only=("invariance",))
-        >>> part.findings[0].verdict
-        'holds'
-    """
+    """Run the parts of the report."""
     if unknown := sorted(set(only) - set(PARTS)):
         raise ValueError(f"part must be one of {list(PARTS)}, got {unknown}")
     return [make(settings) for name, make in PARTS.items() if not only or name in only]

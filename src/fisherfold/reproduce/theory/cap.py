@@ -22,43 +22,17 @@ WIDTHS = (0.001, 0.01, 0.03, 0.1, 0.3)
 
 
 def density_at_zero(dim: int) -> float:
-    """c_n, the density of xᵀv at 0.
-
-    Args:
-        dim: n.
-
-    Returns:
-        The density.
-
-    Examples:
-        >>> round(density_at_zero(3), 12)  # uniform on [-1, 1]
-        0.5
-    """
+    """c_n, the density of xᵀv at 0."""
     return math.exp(math.lgamma(dim / 2) - math.lgamma((dim - 1) / 2)) / math.sqrt(math.pi)
 
 
 def exact_probability(dim: int, gamma: float) -> float:
-    """P(|xᵀv| ≤ γ): the square of xᵀv has the distribution Beta(1/2, (n-1)/2).
-
-    Args:
-        dim: n.
-        gamma: γ.
-
-    Returns:
-        The probability.
-    """
+    """P(|xᵀv| ≤ γ): the square of xᵀv has the distribution Beta(1/2, (n-1)/2)."""
     return float(betainc(0.5, (dim - 1) / 2, min(1.0, gamma**2)))
 
 
 def measure(settings: Settings) -> list[dict[str, Any]]:
-    """Simulated and exact probabilities beside the bounds.
-
-    Args:
-        settings: how many draws, and where.
-
-    Returns:
-        One row per dimension and γ.
-    """
+    """Simulated and exact probabilities beside the bounds."""
     rows = []
     draws = 100_000 if settings.quick else 1_000_000
     for dim in DIMENSIONS:
@@ -84,14 +58,7 @@ def measure(settings: Settings) -> list[dict[str, Any]]:
 
 
 def findings(rows: list[dict[str, Any]]) -> list[Finding]:
-    """What the simulation says about the lemma.
-
-    Args:
-        rows: from ``measure``.
-
-    Returns:
-        The findings.
-    """
+    """What the simulation says about the lemma."""
     ratio, proof = max(r["simulated"] / r["bound"] for r in rows), max(r["exact"] / r["proof"] for r in rows)
     sharp, spread = max(r["exact"] / r["sharp"] for r in rows), max(abs(r["deviations"]) for r in rows)
     lower = min(r["exact"] / r["lower"] for r in rows if r["gamma"] <= 1 / math.sqrt(r["dimension"]))

@@ -48,15 +48,6 @@ def make_problem(
 
     z = sin(A_i features(θ)), the features being the entries of θ, or of the projector θθᵀ on the Grassmann manifold,
     where only the span counts. The targets are drawn from the model at another point.
-
-    Args:
-        manifold: the manifold.
-        likelihood: the distribution of the targets.
-        seed: of inputs, targets and points.
-        device: where the tensors live.
-
-    Returns:
-        The problem and the point.
     """
     generator = torch.Generator().manual_seed(seed)
     theta, truth = (manifold.random_point(generator=generator) for _ in range(2))
@@ -81,19 +72,7 @@ def _to(point: Point, device: str) -> Point:
 def kl_remainder(
     problem: NLLProblem, theta: Point, method: str | None, *, seed: int, reverse: bool = False, stretch: float = 1.0
 ) -> list[float]:
-    """|KL - ½ t² <d, F d>| along a random unit direction, at every t of ``STEPS``.
-
-    Args:
-        problem: the problem.
-        theta: the point.
-        method: the retraction; the manifold's own if not given.
-        seed: of the direction.
-        reverse: take KL(p_R ‖ p_θ), as the theorem is printed, instead of KL(p_θ ‖ p_R), as it is proved.
-        stretch: moves along ``stretch * d``; other than 1 it is not a retraction any more, a control.
-
-    Returns:
-        The remainders.
-    """
+    """|KL - ½ t² <d, F d>| along a random unit direction, at every t of ``STEPS``."""
     d = _direction(problem, theta, seed)
     curvature = float(problem.fisher(theta).quadratic(d))
     errors = []
@@ -105,17 +84,7 @@ def kl_remainder(
 
 
 def loss_remainder(problem: NLLProblem, theta: Tensor, method: str, *, seed: int) -> list[float]:
-    """|Ψ(R(td)) - Ψ - t<g,d> - ½t²<d, Hess d>| on the Stiefel manifold, at every t of ``STEPS``.
-
-    Args:
-        problem: a problem on the Stiefel manifold.
-        theta: the point.
-        method: the retraction.
-        seed: of the direction.
-
-    Returns:
-        The remainders.
-    """
+    """|Ψ(R(td)) - Ψ - t<g,d> - ½t²<d, Hess d>| on the Stiefel manifold, at every t of ``STEPS``."""
     d = _direction(problem, theta, seed)
     value, gradient = problem.loss_and_gradient(theta)
     first, second = float(dot(gradient, d)), float(dot(d, riemannian_hessian(problem, theta, d)))
@@ -127,17 +96,7 @@ def loss_remainder(problem: NLLProblem, theta: Tensor, method: str, *, seed: int
 
 
 def riemannian_hessian(problem: NLLProblem, theta: Tensor, d: Tensor, *, as_printed: bool = False) -> Tensor:
-    """Hess Ψ[d] on the Stiefel manifold: P(∇²Ψ d - d S), S the symmetric part of θᵀ∇Ψ.
-
-    Args:
-        problem: a problem on the Stiefel manifold.
-        theta: the point.
-        d: a tangent vector.
-        as_printed: the formula of the paper instead, P∇²Ψ d - P D_d(grad Ψ).
-
-    Returns:
-        A tangent vector.
-    """
+    """Hess Ψ[d] on the Stiefel manifold: P(∇²Ψ d - d S), S the symmetric part of θᵀ∇Ψ."""
 
     def loss(point: Tensor) -> Tensor:
         return problem.likelihood.nll(problem.model(problem.inputs, point), problem.targets).mean()
@@ -156,18 +115,7 @@ def riemannian_hessian(problem: NLLProblem, theta: Tensor, d: Tensor, *, as_prin
 
 
 def entropy_hessian_error(likelihood: Likelihood, *, frozen: bool, seed: int, device: str = "cpu") -> float:
-    """‖∇²Φ - F‖/‖F‖ for Φ(θ) = -E_{y ~ p_θ} log p(y | f(x, θ)), which the paper calls the population loss.
-
-    Args:
-        likelihood: an exponential family whose log-partition function is A.
-        frozen: keep the distribution of y at θ while differentiating, which is what the proof needs; as printed the
-            distribution moves with θ, and Φ is an entropy.
-        seed: of the model.
-        device: where the tensors live.
-
-    Returns:
-        The relative error.
-    """
+    """‖∇²Φ - F‖/‖F‖ for Φ(θ) = -E_{y ~ p_θ} log p(y | f(x, θ)), which the paper calls the population loss."""
     problem, theta = make_problem(MANIFOLDS["euclidean"], likelihood, seed=seed, device=device)
     frozen_mean = likelihood.mean(problem.model(problem.inputs, theta))
 
@@ -187,14 +135,7 @@ def _direction(problem: NLLProblem, theta: Point, seed: int) -> Any:
 
 
 def measure(settings: Settings) -> list[dict[str, Any]]:
-    """The slope of the remainder for every likelihood, manifold and retraction, and the controls.
-
-    Args:
-        settings: how many directions, and where.
-
-    Returns:
-        One row per combination, with its remainders at ``STEPS``; the slope is the median over directions.
-    """
+    """The slope of the remainder for every likelihood, manifold and retraction, and the controls."""
     rows = []
     directions = 1 if settings.quick else settings.seeds
     for manifold_name, manifold in MANIFOLDS.items():
@@ -235,15 +176,7 @@ def _measure_loss(settings: Settings, directions: int) -> list[dict[str, Any]]:
 
 
 def findings(rows: list[dict[str, Any]], settings: Settings) -> list[Finding]:
-    """What the slopes say about Theorem 1.
-
-    Args:
-        rows: from ``measure``.
-        settings: for the device.
-
-    Returns:
-        The findings.
-    """
+    """What the slopes say about Theorem 1."""
     found = []
     for manifold in MANIFOLDS:
         chosen = [r for r in rows if r["quantity"] == "KL" and r["manifold"] == manifold and r["order"] == 2]

@@ -38,14 +38,7 @@ STANDARD: dict[str, Any] = {"sigma": 1.0, "sigma_min": 1e-6, "eta1": 0.1, "eta2"
 
 @dataclass(frozen=True)
 class Run:
-    """One run of Algorithm 1.
-
-    Attributes:
-        label: what was varied.
-        seed: of the start and the batches.
-        options: the options of ``minimize`` that define it.
-        trace: its trace.
-    """
+    """One run of Algorithm 1."""
 
     label: str
     seed: int
@@ -67,16 +60,7 @@ class Run:
 
 
 def make_problem(n_samples: int, *, seed: int, device: str = "cpu") -> tuple[NLLProblem, Tensor]:
-    """Two logistic regressions whose weights are an orthonormal pair, and a random start.
-
-    Args:
-        n_samples: N.
-        seed: of data and start.
-        device: where the tensors live.
-
-    Returns:
-        The problem on Stiefel(5, 2) and the start.
-    """
+    """Two logistic regressions whose weights are an orthonormal pair, and a random start."""
     generator = torch.Generator().manual_seed(seed)
     manifold = Stiefel(5, 2)
     x = torch.randn(n_samples, 5, generator=generator, dtype=torch.float64)
@@ -87,63 +71,26 @@ def make_problem(n_samples: int, *, seed: int, device: str = "cpu") -> tuple[NLL
 
 
 def fisher_bound(problem: NLLProblem, start: Tensor) -> float:
-    """κ_fim: the largest eigenvalue of the Fisher information at the start and at the solution.
-
-    Args:
-        problem: the problem.
-        start: the start.
-
-    Returns:
-        The larger of the two.
-    """
+    """κ_fim: the largest eigenvalue of the Fisher information at the start and at the solution."""
     solution = minimize(problem, start, max_iter=100, stop=GradientNorm(1e-8)).x
     return max(float(torch.linalg.eigvalsh(problem.fisher(x).dense())[-1]) for x in (start, solution))
 
 
 def theorem_eta2(problem: NLLProblem, start: Tensor, eta1: float = STANDARD["eta1"]) -> float:
-    """The least η₂ that the theorem allows, with κ_ef of the model without λ, measured at the start and the solution.
-
-    Args:
-        problem: the problem.
-        start: the start.
-        eta1: η₁.
-
-    Returns:
-        max(κ_fim, 16 κ_ef/(1 - η₁)).
-    """
+    """The least η₂ that the theorem allows, with κ_ef of the model without λ at the start and the solution."""
     solution = minimize(problem, start, max_iter=100, stop=GradientNorm(1e-8)).x
     linear = max(max(model_errors(problem, x)[1]["without λ"]) for x in (start, solution))
     return max(fisher_bound(problem, start), 16 * linear / (1 - eta1))
 
 
 def growing(n_samples: int, iterations: int) -> Callable[[int], int]:
-    """Batch sizes that grow from 20 by a constant factor and reach all samples after six tenths of the run.
-
-    Args:
-        n_samples: N.
-        iterations: the length of the run.
-
-    Returns:
-        The batch size of an iteration.
-    """
+    """Batch sizes that grow from 20 by a constant factor and reach all samples after six tenths of the run."""
     factor = (n_samples / 20) ** (1 / (0.6 * iterations))
     return lambda k: min(n_samples, math.ceil(20 * factor**k))
 
 
 def run(problem: NLLProblem, start: Tensor, label: str, seed: int, iterations: int, **options: Any) -> Run:
-    """Run Algorithm 1 for a fixed number of iterations.
-
-    Args:
-        problem: the problem.
-        start: the start.
-        label: what is varied.
-        seed: of the batches.
-        iterations: how many.
-        **options: for ``minimize``.
-
-    Returns:
-        The run; it ends early only at a gradient norm of 1e-13.
-    """
+    """Run Algorithm 1 for a fixed number of iterations."""
     result = minimize(
         problem, start, "rngd", max_iter=iterations, stop=GradientNorm(1e-13), seed=seed, max_rejections=10**6,
         solve="dense", **(STANDARD | options),
@@ -157,14 +104,6 @@ def model_errors(
     """σ² max |Ψ∘R(y) - m(y)| over ‖y‖ = 1/σ, with the regularisation in m and without it, for growing σ.
 
     Full linearity with a constant κ_ef says that this is bounded.
-
-    Args:
-        problem: the problem.
-        start: the point.
-        seed: of the directions y.
-
-    Returns:
-        The values of σ, and the constants of both models.
     """
     loss, gradient = problem.loss_and_gradient(start)
     operator, norm = problem.fisher(start), float(gradient.norm())
@@ -186,14 +125,7 @@ def model_errors(
 
 
 def measure(settings: Settings) -> list[Run]:
-    """All runs of this part.
-
-    Args:
-        settings: how many seeds and iterations, and where.
-
-    Returns:
-        The runs.
-    """
+    """All runs of this part."""
     n_samples, iterations = (2000, 60) if settings.quick else (4000, 240)
     runs: list[Run] = []
     for seed in range(min(settings.seeds, 2) if settings.quick else settings.seeds):
@@ -224,29 +156,12 @@ def measure(settings: Settings) -> list[Run]:
 
 
 def named(runs: list[Run], label: str) -> list[Run]:
-    """The runs of one label.
-
-    Args:
-        runs: all runs.
-        label: the label.
-
-    Returns:
-        Those runs, one per seed.
-    """
+    """The runs of one label."""
     return [r for r in runs if r.label == label]
 
 
 def findings(runs: list[Run], sigmas: list[float], constants: dict[str, list[float]]) -> list[Finding]:
-    """What the runs say about the global theorem.
-
-    Args:
-        runs: from ``measure``.
-        sigmas: from ``model_errors``.
-        constants: from ``model_errors``.
-
-    Returns:
-        The findings.
-    """
+    """What the runs say about the global theorem."""
     rows = {label: [r.row() for r in named(runs, label)] for label in dict.fromkeys(r.label for r in runs)}
 
     def worst(label: str, column: str) -> float:
@@ -372,14 +287,7 @@ def _rate_finding(runs: list[Run]) -> Finding:
 
 
 def part(settings: Settings) -> Part:
-    """Run this part.
-
-    Args:
-        settings: how large, and where.
-
-    Returns:
-        The part.
-    """
+    """Run this part."""
     runs = measure(settings)
     problem, start = make_problem(2000, seed=0, device=settings.device)
     sigmas, constants = model_errors(problem, start)

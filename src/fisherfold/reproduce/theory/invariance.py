@@ -24,12 +24,7 @@ BATCH, INPUTS, HIDDEN, CLASSES = 32, 10, 12, 4
 
 
 class Network(nn.Module):
-    """Linear, a normalisation, ReLU, linear.
-
-    Args:
-        normalisation: ``batch`` (by the standard deviation), ``variance`` (by the variance, as the paper's formula is
-            printed), ``frozen`` (batch normalisation in evaluation mode), ``layer``, or ``none``.
-    """
+    """Linear, a normalisation, ReLU, linear."""
 
     def __init__(self, normalisation: str) -> None:
         super().__init__()
@@ -55,16 +50,7 @@ class Network(nn.Module):
 
 
 def make(normalisation: str, *, seed: int, device: str = "cpu") -> tuple[Network, Tensor, Tensor]:
-    """A network with unit rows in its first layer, and a batch.
-
-    Args:
-        normalisation: see ``Network``.
-        seed: of weights and data.
-        device: where the tensors live.
-
-    Returns:
-        The network, inputs and labels.
-    """
+    """A network with unit rows in its first layer, and a batch."""
     generator = torch.Generator().manual_seed(seed)
     network = Network(normalisation)
     with torch.no_grad():
@@ -77,16 +63,7 @@ def make(normalisation: str, *, seed: int, device: str = "cpu") -> tuple[Network
 
 
 def true_gradients(network: Network, x: Tensor, y: Tensor) -> Tensor:
-    """The gradient of every sample's loss in the first weight, batch statistics differentiated through.
-
-    Args:
-        network: the network.
-        x: inputs.
-        y: labels.
-
-    Returns:
-        A tensor of shape (samples, rows, columns).
-    """
+    """The gradient of every sample's loss in the first weight, batch statistics differentiated through."""
     rest = {name: p.detach() for name, p in network.named_parameters() if name != "first.weight"}
 
     def losses(weight: Tensor) -> Tensor:
@@ -97,16 +74,7 @@ def true_gradients(network: Network, x: Tensor, y: Tensor) -> Tensor:
 
 
 def hook_gradients(network: Network, x: Tensor, y: Tensor) -> Tensor:
-    """What hooks on the first layer see: the output's gradient times the input, sample by sample.
-
-    Args:
-        network: the network.
-        x: inputs.
-        y: labels.
-
-    Returns:
-        A tensor of shape (samples, rows, columns).
-    """
+    """What hooks on the first layer see: the output's gradient times the input, sample by sample."""
     seen: dict[str, Tensor] = {}
 
     def hook(module: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
@@ -120,43 +88,20 @@ def hook_gradients(network: Network, x: Tensor, y: Tensor) -> Tensor:
 
 
 def radial_share(gradients: Tensor, weight: Tensor) -> float:
-    """The share of the squared length of per-sample gradients along the rows of the weight.
-
-    Args:
-        gradients: shape (samples, rows, columns).
-        weight: unit rows.
-
-    Returns:
-        A number between 0 and 1.
-    """
+    """The share of the squared length of per-sample gradients along the rows of the weight."""
     along = (gradients * weight).sum(dim=-1)
     return float(along.square().sum() / gradients.square().sum())
 
 
 def projected_fisher_change(gradients: Tensor, weight: Tensor) -> float:
-    """‖P F P - F‖/‖F‖ for F the second moment of the gradients and P the projector of the product of spheres.
-
-    Args:
-        gradients: shape (samples, rows, columns).
-        weight: unit rows.
-
-    Returns:
-        The relative change.
-    """
+    """‖P F P - F‖/‖F‖ for F the second moment of the gradients and P the projector of the product of spheres."""
     tangent = gradients - (gradients * weight).sum(dim=-1, keepdim=True) * weight
     full, projected = (g.flatten(1).T @ g.flatten(1) for g in (gradients, tangent))
     return float((full - projected).norm() / full.norm())
 
 
 def measure(settings: Settings) -> list[dict[str, Any]]:
-    """True and hook gradients under every normalisation.
-
-    Args:
-        settings: how many seeds, and where.
-
-    Returns:
-        One row per normalisation and seed.
-    """
+    """True and hook gradients under every normalisation."""
     rows = []
     for normalisation in ("batch", "variance", "frozen", "layer", "none"):
         for seed in range(settings.seeds):
@@ -193,14 +138,7 @@ def _scaling(network: Network, x: Tensor, y: Tensor) -> dict[str, float]:
 
 
 def findings(rows: list[dict[str, Any]]) -> list[Finding]:
-    """What the gradients say about the row identity.
-
-    Args:
-        rows: from ``measure``.
-
-    Returns:
-        The findings.
-    """
+    """What the gradients say about the row identity."""
 
     def worst(normalisation: str, column: str) -> float:
         return max(r[column] for r in rows if r["normalisation"] == normalisation)
@@ -257,14 +195,7 @@ def findings(rows: list[dict[str, Any]]) -> list[Finding]:
 
 
 def part(settings: Settings) -> Part:
-    """Run this part.
-
-    Args:
-        settings: how many seeds, and where.
-
-    Returns:
-        The part.
-    """
+    """Run this part."""
     settings.say("invariance under normalisation")
     rows = measure(settings)
     sentence = (

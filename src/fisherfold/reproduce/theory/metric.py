@@ -8,14 +8,7 @@ from fisherfold.reproduce.theory.report import Part, Settings
 
 
 def part(settings: Settings) -> Part:
-    """Run this part.
-
-    Args:
-        settings: how large, and where.
-
-    Returns:
-        The part.
-    """
+    """Run this part."""
     slopes, scenes = divergence.measure(settings), steepest.measure(settings)
     sentence = (
         "For every likelihood, manifold and retraction KL departs from ½t²<d, F d> by a term of order t³, and at equal "

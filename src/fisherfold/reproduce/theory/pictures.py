@@ -47,16 +47,7 @@ def _medians(rows: Rows, key: str, value: str) -> tuple[list[float], list[float]
 
 
 def draw_metric(steps: Sequence[float], slopes: Rows, scenes: Rows) -> Figure:
-    """Part 1.
-
-    Args:
-        steps: the steps t.
-        slopes: the rows of ``divergence.measure``.
-        scenes: the rows of ``steepest.measure``.
-
-    Returns:
-        The picture.
-    """
+    """Part 1."""
     figure, (left, middle, right) = _sheet(3, "The RFIM is the metric of KL")
     seen: set[str] = set()
     # first-order retractions last, so that they are seen on top of the others
@@ -92,16 +83,7 @@ def _kind(row: dict[str, Any]) -> tuple[str, str]:
 
 
 def draw_global(runs: Sequence[Run], sigmas: Sequence[float], constants: dict[str, list[float]]) -> Figure:
-    """Part 2.
-
-    Args:
-        runs: the runs.
-        sigmas: values of σ.
-        constants: the constants of full linearity for both models.
-
-    Returns:
-        The picture.
-    """
+    """Part 2."""
     figure, (norms, sigma, eta, linear) = _sheet(4, "Algorithm 1 with estimates of growing and of fixed accuracy")
     labels = ["all samples, η₂ tiny", "growing batch, η₂ tiny", "batch 20, η₂ tiny", "batch 320, η₂ tiny",
               "all samples, η₂ = κ", "batch 80, η₂ = κ"]  # fmt: skip
@@ -125,15 +107,7 @@ def draw_global(runs: Sequence[Run], sigmas: Sequence[float], constants: dict[st
 
 
 def draw_rates(rows: Rows, orders: Rows) -> Figure:
-    """Part 3.
-
-    Args:
-        rows: the rows of ``measure_steps``.
-        orders: the rows of ``measure_order``.
-
-    Returns:
-        The picture.
-    """
+    """Part 3."""
     figure, (path, factor, order, jump) = _sheet(4, "Local rates of RNGD on the two-layer network")
     wide = max(r["width"] for r in rows)
     chosen = [r for r in rows if r["width"] == wide and r["draw"] == 0]
@@ -172,15 +146,7 @@ def _order_panel(panel: Any, orders: Rows, column: str, label: str) -> None:
 
 
 def draw_stability(rows: Rows, caps: Rows) -> Figure:
-    """Part 4.
-
-    Args:
-        rows: the rows of ``stability.measure``.
-        caps: the rows of ``cap.measure``.
-
-    Returns:
-        The picture.
-    """
+    """Part 4."""
     figure, (change, probability, ball, cap) = _sheet(4, "Jacobian stability of the two-layer network")
     relu, tanh = ([r for r in rows if r["activation"] == a] for a in ("relu", "tanh"))
     for some, column, colour, name in (
@@ -223,14 +189,7 @@ def draw_stability(rows: Rows, caps: Rows) -> Figure:
 
 
 def draw_invariance(rows: Rows) -> Figure:
-    """Part 5.
-
-    Args:
-        rows: the rows of ``invariance.measure``.
-
-    Returns:
-        The picture.
-    """
+    """Part 5."""
     figure, (radial, cosine) = _sheet(2, "Rows behind a normalisation: exact gradients and hooks")
     kinds = list(dict.fromkeys(r["normalisation"] for r in rows))
     for column, colour, label, shift in (

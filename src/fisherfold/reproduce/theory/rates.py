@@ -35,18 +35,7 @@ LEAST_CALM = 3  # steps that turn no unit over, before their mean says something
 
 
 def residuals(problem: TwoLayer, theta: Tensor, goal: Tensor, *, step: float, iterations: int) -> list[float]:
-    """‖u^k - u*‖ along RNGD with a fixed step and the pseudo-inverse.
-
-    Args:
-        problem: the network.
-        theta: the start.
-        goal: u*, the outputs at which every sample's loss is least.
-        step: t.
-        iterations: the most iterations.
-
-    Returns:
-        One number per iterate, down to rounding.
-    """
+    """‖u^k - u*‖ along RNGD with a fixed step and the pseudo-inverse."""
     seen = [float((problem.outputs(theta) - goal).norm())]
 
     def record(state: Any) -> bool:
@@ -61,26 +50,12 @@ def residuals(problem: TwoLayer, theta: Tensor, goal: Tensor, *, step: float, it
 
 
 def ratios(seen: list[float]) -> list[float]:
-    """The factors from one residual to the next, while they are above rounding.
-
-    Args:
-        seen: residuals.
-
-    Returns:
-        The factors.
-    """
+    """The factors from one residual to the next, while they are above rounding."""
     return [after / before for before, after in pairwise(seen) if before > 1e3 * _FLOOR]
 
 
 def measure_steps(settings: Settings) -> list[dict[str, Any]]:
-    """Factors for several steps, widths, activations and draws.
-
-    Args:
-        settings: how many draws and widths, and where.
-
-    Returns:
-        One row per run.
-    """
+    """Factors for several steps, widths, activations and draws."""
     widths = (64, 256, 1024, 4096) if settings.quick else (64, 256, 1024, 4096, 16384, 65536)
     x, y = inputs(SAMPLES, DIM, seed=0, device=settings.device)
     rows = []
@@ -105,13 +80,6 @@ def measure_poisson(settings: Settings, width: int = 4096) -> list[dict[str, Any
 
     Only factors inside the theorem's region ‖u - u*‖ < μ/(3κ_H) are counted, with μ = min y and κ_H = max y, the second
     and third derivatives of the loss at u*.
-
-    Args:
-        settings: how many draws, and where.
-        width: m.
-
-    Returns:
-        One row per run.
     """
     x, _ = inputs(SAMPLES, DIM, seed=0, device=settings.device)
     rows = []
@@ -134,15 +102,7 @@ def measure_poisson(settings: Settings, width: int = 4096) -> list[dict[str, Any
 
 
 def measure_order(settings: Settings) -> list[dict[str, Any]]:
-    """One step with t = 1 from θ⁰ towards targets at distance r: what is left, and how many signs it turned over.
-
-    Args:
-        settings: how many draws, and where.
-
-    Returns:
-        One row per activation, width and distance, root mean squares over draws; ``calm`` is over those draws alone in
-        which no sign changed, NaN if there are fewer than three.
-    """
+    """One step with t = 1 from θ⁰ towards targets at distance r: what is left, and how many signs it turned over."""
     x, y = inputs(SAMPLES, DIM, seed=0, device=settings.device)
     rows = []
     for width in (1024, 4096) if settings.quick else (1024, 4096, 16384, 65536):
@@ -182,16 +142,7 @@ def _one_step(problem: TwoLayer, theta: Tensor) -> list[tuple[float, float, floa
 def findings(
     rows: list[dict[str, Any]], poisson: list[dict[str, Any]], orders: list[dict[str, Any]]
 ) -> list[Finding]:
-    """What the runs say about the local theorem.
-
-    Args:
-        rows: from ``measure_steps``.
-        poisson: from ``measure_poisson``.
-        orders: from ``measure_order``.
-
-    Returns:
-        The findings.
-    """
+    """What the runs say about the local theorem."""
     wide, narrow = max(r["width"] for r in rows), min(r["width"] for r in rows)
     found = []
     for step in STEPS:
@@ -274,14 +225,7 @@ def _root_mean_square(values: Sequence[float]) -> float:
 
 
 def part(settings: Settings) -> Part:
-    """Run this part.
-
-    Args:
-        settings: how large, and where.
-
-    Returns:
-        The part.
-    """
+    """Run this part."""
     rows, poisson, orders = measure_steps(settings), measure_poisson(settings), measure_order(settings)
     sentence = (
         "On wide networks every step contracts by less than 1 - t/2, and after the first steps by 1 - t, twice as fast "

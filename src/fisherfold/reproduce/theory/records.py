@@ -7,23 +7,18 @@ seeds and device. Several parts can be measured at a time, each by a process of 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from fisherfold._version import __version__
 from fisherfold.files import make_folder, write_atomically
 from fisherfold.plain import finite
-from fisherfold.reproduce.sections import chart_from
 from fisherfold.reproduce.theory import PARTS, run_theory
-from fisherfold.reproduce.theory.charts import charts_of
 from fisherfold.reproduce.theory.report import Finding, Part, Settings, summary, write_part
-from fisherfold.reproduce.workers import processes
+from fisherfold.reproduce.workers import Workers
 
 Tick = Callable[[int, int], None]
 
@@ -37,22 +32,7 @@ def run_recorded(
     jobs: int = 1,
     tick: Tick = lambda _done, _total: None,
 ) -> list[Part]:
-    """Run the parts that are not recorded yet, and record each as it is done.
-
-    Args:
-        settings: how large, and where.
-        folder: where the records, pictures and tables are; made if it is not there.
-        only: names of parts; all if none is given.
-        fresh: run recorded parts again.
-        jobs: how many parts at a time.
-        tick: told how many parts are done, and of how many.
-
-    Returns:
-        The parts in their order; those that were read have no figure.
-
-    Raises:
-        ValueError: if there is no such part.
-    """
+    """Run the parts that are not recorded yet, and record each as it is done."""
     if unknown := sorted(set(only) - set(PARTS)):
         raise ValueError(f"part must be one of {list(PARTS)}, got {unknown}")
     make_folder(folder)
@@ -63,8 +43,8 @@ def run_recorded(
     tick(done, len(names))
     if jobs > 1 and len(missing) > 1:
         silent = replace(settings, say=_nothing)
-        with processes(min(jobs, len(missing)), _share_cores, (jobs,)) as pool:
-            for count, name in enumerate(pool.imap_unordered(partial(_measure, silent, folder), missing), start=1):
+        with Workers(min(jobs, len(missing))) as workers:
+            for count, name in enumerate(workers.each(partial(_measure, silent, folder), missing), start=1):
                 settings.say(f"theory: {name} done")
                 tick(done + count, len(names))
     else:
@@ -79,12 +59,6 @@ def write_summary(folder: Path) -> dict[str, str]:
     """Write ``theory.json``: the findings of all parts that are recorded, and how each was run.
 
     A part that is run alone leaves the findings of the others there.
-
-    Args:
-        folder: of the records.
-
-    Returns:
-        The file by its name.
     """
     found = {name: record for name in PARTS if (record := _read(folder, name)) is not None}
     content = summary([part for _, part in found.values()])
@@ -104,8 +78,6 @@ def _recorded(folder: Path, settings: Settings) -> dict[str, Part]:
 def _measure(settings: Settings, folder: Path, name: str) -> str:
     """Run a part and leave its picture, table and record."""
     (part,) = run_theory(settings, only=(name,))
-    if part.figure is not None:
-        part = replace(part, charts=charts_of(part.figure))
     write_part(part, folder)
     content = {"identity": _identity(settings), "part": _plain(part)}
     write_atomically(_file(folder, name), json.dumps(content, ensure_ascii=False, default=float).encode())
@@ -114,10 +86,6 @@ def _measure(settings: Settings, folder: Path, name: str) -> str:
 
 def _nothing(_: str) -> None:
     """Other processes are silent."""
-
-
-def _share_cores(jobs: int) -> None:
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // jobs))
 
 
 def _file(folder: Path, name: str) -> Path:
@@ -132,7 +100,6 @@ def _plain(part: Part) -> dict[str, Any]:
     findings = [asdict(finding) for finding in part.findings]
     return {
         "name": part.name, "title": part.title, "sentence": part.sentence, "findings": findings, "table": part.table,
-        "charts": finite([asdict(chart) for chart in part.charts]),
     }  # fmt: skip
 
 
@@ -145,8 +112,6 @@ def _read(folder: Path, name: str) -> tuple[dict[str, Any], Part] | None:
         content = json.loads(file.read_bytes())
         stored, identity = content["part"], dict(content["identity"])
         findings = [Finding(**finding) for finding in stored.pop("findings")]
-        # a record of before the curves were kept has none
-        charts = [chart_from(chart) for chart in stored.pop("charts", ())]
-        return identity, Part(**stored, findings=findings, figure=None, charts=charts)
+        return identity, Part(**stored, findings=findings, figure=None)
     except (ValueError, KeyError, TypeError, AttributeError):
         return None  # from a copy that was cut short, for example: it is measured again

@@ -14,12 +14,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import matplotlib
 import torch
 from matplotlib.figure import Figure
 
 from fisherfold.files import write_atomically
-from fisherfold.reproduce.sections import Chart
+from fisherfold.reproduce.figures import png
 
 Verdict = Literal["holds", "partly", "fails"]
 Say = Callable[[str], None]
@@ -33,15 +32,7 @@ COLOURS = (BLUE, ORANGE, GREEN, PINK, YELLOW, SKY, BLACK)
 
 @dataclass(frozen=True)
 class Finding:
-    """One statement of the paper, and what was seen.
-
-    Attributes:
-        name: the statement.
-        predicted: what the text says.
-        measured: what was measured.
-        verdict: ``holds``, ``partly`` or ``fails``.
-        note: how it was measured and where it departs from the text.
-    """
+    """One statement of the paper, and what was seen."""
 
     name: str
     predicted: float | str
@@ -52,17 +43,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Part:
-    """One part of the report.
-
-    Attributes:
-        name: the name of its files.
-        title: the title of its table.
-        sentence: what is seen, and where it departs from the text.
-        findings: its findings.
-        table: every measurement behind them, one row each.
-        figure: its picture; none if the part was read from its record.
-        charts: the curves of the picture for the page, once the part is recorded.
-    """
+    """One part of the report."""
 
     name: str
     title: str
@@ -70,19 +51,11 @@ class Part:
     findings: list[Finding]
     table: list[dict[str, Any]]
     figure: Figure | None
-    charts: Sequence[Chart] = ()
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How large a part is run, and where.
-
-    Attributes:
-        quick: fewer sizes, draws and iterations.
-        seeds: how many seeds; a part that needs many draws makes a multiple of it.
-        device: where the tensors live. Random draws are made on the CPU, so that they do not depend on it.
-        say: told what is under way.
-    """
+    """How large a part is run, and where."""
 
     quick: bool = False
     seeds: int = 5
@@ -101,32 +74,12 @@ class Settings:
 
 
 def holds_if(condition: bool, otherwise: Verdict = "fails") -> Verdict:
-    """The verdict of a plain comparison.
-
-    Args:
-        condition: whether the statement was seen to be true.
-        otherwise: the verdict if not.
-
-    Returns:
-        ``holds`` or the other one.
-    """
+    """The verdict of a plain comparison."""
     return "holds" if condition else otherwise
 
 
 def fitted_power(x: Sequence[float], y: Sequence[float]) -> float:
-    """The slope of log y over log x by least squares.
-
-    Args:
-        x: positive abscissae, at least two different ones.
-        y: positive values.
-
-    Returns:
-        The power.
-
-    Examples:
-        >>> round(fitted_power([1, 10, 100], [2, 20, 200]), 12)
-        1.0
-    """
+    """The slope of log y over log x by least squares."""
     a, b = [math.log(v) for v in x], [math.log(v) for v in y]
     mean_a, mean_b = sum(a) / len(a), sum(b) / len(b)
     covariance = sum((p - mean_a) * (q - mean_b) for p, q in zip(a, b, strict=True))
@@ -134,46 +87,20 @@ def fitted_power(x: Sequence[float], y: Sequence[float]) -> float:
 
 
 def summary(parts: Sequence[Part]) -> dict[str, Any]:
-    """The report as plain data.
-
-    Args:
-        parts: the parts.
-
-    Returns:
-        ``results``, one entry per finding, and ``sentences``, one per part.
-    """
+    """The report as plain data."""
     results = [asdict(finding) | {"part": part.name} for part in parts for finding in part.findings]
     return {"results": results, "sentences": {part.name: part.sentence for part in parts}}
 
 
 def write_part(part: Part, folder: Path) -> dict[str, str]:
-    """Write the picture and the table of a part.
-
-    Args:
-        part: the part; one without a figure has its picture there already.
-        folder: where.
-
-    Returns:
-        The files by name.
-    """
-    files = {f"{part.name}.png": str(folder / f"{part.name}.png")}
+    """Write the picture and the table of a part; one that was read from its record has its picture there already."""
+    files = {name: folder / name for name in (f"{part.name}.png", f"{part.name}.csv")}
     if part.figure is not None:
-        picture = io.BytesIO()
-        with matplotlib.rc_context({"svg.hashsalt": part.name}):
-            part.figure.savefig(picture, format="png", dpi=130)
-        files |= _write(folder, f"{part.name}.png", picture.getvalue())
-    return files | _write(folder, f"{part.name}.csv", _csv(part.table).encode())
-
-
-def _write(folder: Path, name: str, content: bytes) -> dict[str, str]:
-    write_atomically(folder / name, content)
-    return {name: str(folder / name)}
-
-
-def _csv(rows: Sequence[dict[str, Any]]) -> str:
-    columns = list(dict.fromkeys(name for row in rows for name in row))
+        write_atomically(files[f"{part.name}.png"], png(part.figure))
+    columns = list(dict.fromkeys(name for row in part.table for name in row))
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+    writer.writerows(part.table)
+    write_atomically(files[f"{part.name}.csv"], text.getvalue().encode())
+    return {name: str(path) for name, path in files.items()}

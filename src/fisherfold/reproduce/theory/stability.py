@@ -34,29 +34,14 @@ NEAR = 0.1
 
 @dataclass(frozen=True)
 class Constants:
-    """The constants of the lemmas for one set of inputs, found by search over directions.
-
-    Attributes:
-        m_constant: M = max_i max_u ‖φ_i(u)‖².
-        l_constant: L, the Lipschitz constant of the φ_i on the sphere.
-    """
+    """The constants of the lemmas for one set of inputs, found by search over directions."""
 
     m_constant: float
     l_constant: float
 
 
 def inputs(n_samples: int, dim: int, *, seed: int, device: str = "cpu") -> tuple[Tensor, Tensor]:
-    """Inputs as the paper assumes them and targets of order one.
-
-    Args:
-        n_samples: N.
-        dim: n.
-        seed: of the draw.
-        device: where the tensors live.
-
-    Returns:
-        Inputs and targets.
-    """
+    """Inputs as the paper assumes them and targets of order one."""
     generator = torch.Generator().manual_seed(seed)
     x = balanced_inputs(n_samples, dim, generator=generator)
     y = torch.randn(n_samples, generator=generator, dtype=torch.float64)
@@ -67,14 +52,6 @@ def constants(x: Tensor, *, directions: int = 4096, seed: int = 0) -> Constants:
     """Estimate M and L from below, over random directions u.
 
     φ_i(u) = x_i/s - (u·x_i) V u/s³ with s² = uᵀVu; its derivative comes from automatic differentiation.
-
-    Args:
-        x: inputs.
-        directions: how many.
-        seed: of the directions.
-
-    Returns:
-        The constants.
     """
     covariance = x.T @ x / len(x)
     generator = torch.Generator().manual_seed(seed)
@@ -95,16 +72,7 @@ def constants(x: Tensor, *, directions: int = 4096, seed: int = 0) -> Constants:
 
 
 def change_norm(problem: TwoLayer, theta: Tensor, other: Tensor) -> float:
-    """The spectral norm ‖J(θ) - J(θ')‖.
-
-    Args:
-        problem: the network.
-        theta: θ.
-        other: θ'.
-
-    Returns:
-        The norm.
-    """
+    """The spectral norm ‖J(θ) - J(θ')‖."""
     return math.sqrt(max(0.0, float(torch.linalg.eigvalsh(problem.change_gram(theta, other))[-1])))
 
 
@@ -112,14 +80,6 @@ def adversary(problem: TwoLayer, theta: Tensor, radius: float) -> Tensor:
     """A point within the radius that turns over as many units as it can for one sample, the cheapest ones first.
 
     To turn a unit over for x_i it is rotated by the angle arcsin|x_i·θ_j| (and a little more) towards or away from x_i.
-
-    Args:
-        problem: the network, on inputs of unit length.
-        theta: θ⁰.
-        radius: Q.
-
-    Returns:
-        The point.
     """
     cosines = problem.inputs @ theta.T
     angles = cosines.abs().clamp(max=1).asin() + 1e-9
@@ -136,17 +96,7 @@ def adversary(problem: TwoLayer, theta: Tensor, radius: float) -> Tensor:
 
 
 def look(problem: TwoLayer, theta: Tensor, *, generator: torch.Generator) -> dict[str, float]:
-    """The assumption at one draw of the network.
-
-    Args:
-        problem: the network.
-        theta: θ⁰.
-        generator: of the random point.
-
-    Returns:
-        σ₀, Q, and the change of the Jacobian at the three points of the ball of radius Q (NaN where RNGD does not
-        converge), and at the last two for radius 1.
-    """
+    """The assumption at one draw of the network."""
     least = math.sqrt(max(0.0, float(torch.linalg.eigvalsh(problem.gram(theta))[0])))
     residual = problem.residual(theta)
     radius = 4 * residual / least if least > 0 else math.inf
@@ -164,70 +114,26 @@ def look(problem: TwoLayer, theta: Tensor, *, generator: torch.Generator) -> dic
 
 
 def moved_targets(problem: TwoLayer, theta: Tensor, distance: float, *, generator: torch.Generator) -> TwoLayer:
-    """The same network with targets at a given distance from its outputs.
-
-    Args:
-        problem: the network.
-        theta: θ⁰.
-        distance: ‖u⁰ - y‖.
-        generator: of the direction.
-
-    Returns:
-        A problem with other targets.
-    """
+    """The same network with targets at a given distance from its outputs."""
     v = torch.randn(problem.n_samples, generator=generator, dtype=theta.dtype).to(theta.device)
     y = problem.outputs(theta) + distance * v / v.norm()
     return problem.with_targets(y)
 
 
 def lemma_bound(c: Constants, n_samples: int, dim: int, width: float, radius: float, epsilon: float) -> float:
-    """The bound of the lemma on ‖J(θ) - J(θ⁰)‖ that holds with probability 1 - ε, with its printed constants.
-
-    Args:
-        c: the constants.
-        n_samples: N.
-        dim: n.
-        width: m.
-        radius: Q.
-        epsilon: ε.
-
-    Returns:
-        The bound.
-    """
+    """The bound of the lemma on ‖J(θ) - J(θ⁰)‖ that holds with probability 1 - ε, with its printed constants."""
     share = (math.pi * dim * radius**2 * n_samples**2 / (epsilon**2 * width)) ** (1 / 3)
     return math.sqrt(n_samples * share * (2 * c.m_constant + c.l_constant))
 
 
 def sufficient_width(c: Constants, n_samples: int, dim: int, sigma0: float, residual: float, epsilon: float) -> float:
-    """The width from which the lemma's bound is below σ₀/6 on the ball of radius Q.
-
-    Args:
-        c: the constants.
-        n_samples: N.
-        dim: n.
-        sigma0: σ₀.
-        residual: ‖u⁰ - y‖.
-        epsilon: ε.
-
-    Returns:
-        The width m.
-    """
+    """The width from which the lemma's bound is below σ₀/6 on the ball of radius Q."""
     at_one = lemma_bound(c, n_samples, dim, 1.0, 4 * residual / sigma0, epsilon)
     return (at_one / (THRESHOLD * sigma0)) ** 6
 
 
 def deterministic_bound(problem: TwoLayer, theta: Tensor, distance: float, c: Constants) -> float:
-    """The bound of the deterministic lemma: √(Nk(2M + L²)/m) for the least k with distance ≤ √k [x_iᵀθ⁰]_{k-}.
-
-    Args:
-        problem: the network.
-        theta: θ⁰.
-        distance: ‖θ - θ⁰‖.
-        c: the constants.
-
-    Returns:
-        The bound; infinite where no k ≤ m will do.
-    """
+    """The bound of the deterministic lemma: √(Nk(2M + L²)/m) for the least k with distance ≤ √k [x_iᵀθ⁰]_{k-}."""
     ordered = (problem.inputs @ theta.T).abs().sort(dim=1).values.amin(dim=0)
     k = torch.arange(1, problem.width + 1, dtype=theta.dtype, device=theta.device)
     enough = (k.sqrt() * ordered >= distance).nonzero()
@@ -238,14 +144,7 @@ def deterministic_bound(problem: TwoLayer, theta: Tensor, distance: float, c: Co
 
 
 def measure(settings: Settings) -> list[dict[str, Any]]:
-    """The change of the Jacobian over widths, draws and activations, for targets of order one and for near ones.
-
-    Args:
-        settings: how many draws and widths, and where.
-
-    Returns:
-        One row per draw and distance of the targets.
-    """
+    """The change of the Jacobian over widths, draws and activations, for targets of order one and for near ones."""
     x, y = inputs(SAMPLES, DIM, seed=0, device=settings.device)
     c = constants(x)
     rows = []
@@ -266,15 +165,7 @@ def measure(settings: Settings) -> list[dict[str, Any]]:
 
 
 def findings(rows: list[dict[str, Any]], c: Constants) -> list[Finding]:
-    """What the draws say about the assumption and the lemmas.
-
-    Args:
-        rows: from ``measure``.
-        c: the constants of the lemmas.
-
-    Returns:
-        The findings.
-    """
+    """What the draws say about the assumption and the lemmas."""
 
     def power(activation: str, column: str) -> float:
         chosen = [r for r in rows if r["activation"] == activation and r["width"] >= 256 and r[column] == r[column]]
@@ -350,30 +241,13 @@ def _bound_findings(rows: list[dict[str, Any]], c: Constants) -> list[Finding]:
 
 
 def share(rows: list[dict[str, Any]], where: str, targets: str, width: int) -> float:
-    """The share of draws in which the condition holds at one of the three points.
-
-    Args:
-        rows: from ``measure``, of one activation.
-        where: ``path``, ``random`` or ``adversary``.
-        targets: ``order one`` or ``near``.
-        width: m.
-
-    Returns:
-        A number between 0 and 1.
-    """
+    """The share of draws in which the condition holds at one of the three points."""
     chosen = [r for r in rows if r["targets"] == targets and r["width"] == width]
     return sum(r[where] <= THRESHOLD * r["sigma0"] for r in chosen) / len(chosen)
 
 
 def part(settings: Settings) -> Part:
-    """Run this part.
-
-    Args:
-        settings: how large, and where.
-
-    Returns:
-        The part.
-    """
+    """Run this part."""
     rows, caps = measure(settings), cap.measure(settings)
     x, _ = inputs(SAMPLES, DIM, seed=0, device=settings.device)
     c = constants(x)

@@ -28,14 +28,7 @@ RADII = [0.1, 0.05, 0.025, 0.0125, 0.00625, 0.003125]
 
 @dataclass(frozen=True)
 class Scene:
-    """A problem at a point of the Stiefel manifold, with the loss and divergence of a tangent step in coordinates.
-
-    Attributes:
-        problem: the problem.
-        theta: the point.
-        method: the retraction.
-        basis: an orthonormal basis of the tangent space, one column each.
-    """
+    """A problem at a point of the Stiefel manifold, with the loss and divergence of a tangent step in coordinates."""
 
     problem: NLLProblem
     theta: Tensor
@@ -44,17 +37,7 @@ class Scene:
 
     @classmethod
     def make(cls, likelihood: str, method: str, *, seed: int, device: str = "cpu") -> Scene:
-        """A random scene.
-
-        Args:
-            likelihood: a key of ``LIKELIHOODS``.
-            method: the retraction.
-            seed: of the scene.
-            device: where the tensors live.
-
-        Returns:
-            The scene.
-        """
+        """A random scene."""
         problem, theta = make_problem(Stiefel(4, 2), LIKELIHOODS[likelihood], seed=seed, device=device)
         return cls(problem, theta, method, tangent_basis(problem.manifold, theta))
 
@@ -81,15 +64,7 @@ class Scene:
         return self.problem.manifold.retract(self.theta.expand_as(steps), steps, method=self.method)
 
     def stretched(self, c: Tensor, radius: float) -> Tensor:
-        """Stretch rows of coordinates until each has the divergence ε²/2.
-
-        Args:
-            c: directions.
-            radius: ε.
-
-        Returns:
-            The same directions.
-        """
+        """Stretch rows of coordinates until each has the divergence ε²/2."""
         # KL grows like the square of the length, so this fixed point settles in a few turns
         c = c * (1e-3 * radius / c.norm(dim=-1, keepdim=True))
         for _ in range(12):
@@ -97,15 +72,7 @@ class Scene:
         return c
 
     def best_step(self, radius: float, start: Tensor) -> Tensor:
-        """The constrained minimum of the theorem, by sequential quadratic programming.
-
-        Args:
-            radius: ε.
-            start: where to begin, in coordinates over ε.
-
-        Returns:
-            The minimiser in coordinates, over ε.
-        """
+        """The constrained minimum of the theorem, by sequential quadratic programming."""
 
         def wrap(function: Any, factor: float) -> tuple[Any, Any]:
             def value(c: NDArray[np.float64]) -> float:
@@ -130,14 +97,7 @@ class Scene:
 
 
 def measure(settings: Settings) -> list[dict[str, Any]]:
-    """How far the constrained minimum is from the natural direction, and how random directions fare.
-
-    Args:
-        settings: how many scenes and directions, and where.
-
-    Returns:
-        One row per scene, retraction and radius.
-    """
+    """How far the constrained minimum is from the natural direction, and how random directions fare."""
     rows = []
     count = 500 if settings.quick else 5000
     for seed in range(1 if settings.quick else settings.seeds):
@@ -167,14 +127,7 @@ def _row(scene: Scene, likelihood: str, seed: int, radius: float, count: int) ->
 
 
 def findings(rows: list[dict[str, Any]]) -> list[Finding]:
-    """What the scenes say about the steepest-descent characterisation.
-
-    Args:
-        rows: from ``measure``.
-
-    Returns:
-        The findings.
-    """
+    """What the scenes say about the steepest-descent characterisation."""
     found = []
     for method, order in (("polar", "second"), ("qr", "first")):
         chosen = [r for r in rows if r["retraction"] == method]

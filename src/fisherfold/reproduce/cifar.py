@@ -1,0 +1,255 @@
+"""The paper's CIFAR table from recorded runs: medians over seeds, the paper's claim, and the runs that chose settings.
+
+A cell is a data set, a network and a preset. Its figure is the median over seeds of the best test accuracy of any
+epoch, as in the paper; the accuracy of the last epoch, which nobody chose on test images, stands in brackets. Runs are
+rows of ``results/cifar_runs.parquet`` (see benchmarks/cifar), the searches lines of ``results/cifar_searches.jsonl``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+from matplotlib.figure import Figure
+
+from fisherfold.reproduce.page import Section, Table, Verdict
+from fisherfold.reproduce.seeds import Spread
+
+RESULTS = Path("results/cifar_runs.parquet")
+TASKS = [(d, m) for d in ("cifar10", "cifar100") for m in ("wrn16_4", "vgg16bn")]
+NAMES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "wrn16_4": "WRN-16-4", "vgg16bn": "VGG16-BN"}
+LABELS = {
+    "sgd": "SGD", "sgdp": "SGDP", "adam": "Adam", "adamp": "AdamP", "kfac": "KFAC", "mkfac": "MKFAC",
+    "sgdg": "SGDG (MKFAC without curvature)", "sgd-tuned": "SGD, tuned weight decay",
+    "mkfac-tuned": "MKFAC, one angle per row", "sgdg-tuned": "SGDG, one angle per row",
+    "sgd-averaged": "SGD, tuned, averaged weights", "mkfac-averaged": "MKFAC, one angle per row, averaged weights",
+    "sgd-sam": "SGD, averaged weights, SAM", "mkfac-sam": "MKFAC, averaged weights, SAM",
+    "sgd-cutmix": "SGD, averaged weights, CutMix", "mkfac-cutmix": "MKFAC, averaged weights, CutMix",
+}  # fmt: skip
+# medians of five runs as the paper prints them, in the order of TASKS
+PAPER_SEEDS = 5
+PAPER = {
+    "sgd": (93.84, 92.88, 74.30, 71.79),
+    "sgdp": (93.42, 92.49, 73.67, 71.54),
+    "adam": (92.53, 89.88, 71.64, 62.79),
+    "adamp": (92.55, 91.43, 71.23, 58.88),
+    "kfac": (93.90, 94.36, 74.31, 76.38),
+    "mkfac": (94.06, 94.76, 74.55, 77.28),
+}
+DRAWN = {"sgd": "#000000", "kfac": "#009e73", "mkfac": "#0072b2", "sgdg": "#d55e00", "sgd-cutmix": "#7f7f7f",
+         "mkfac-cutmix": "#56b4e9"}  # fmt: skip
+PAIRS = (
+    ("mkfac-tuned", "sgd-tuned"), ("mkfac-averaged", "sgd-averaged"), ("mkfac-sam", "sgd-sam"),
+    ("mkfac-cutmix", "sgd-tuned"), ("mkfac-cutmix", "sgd-cutmix"),
+)  # fmt: skip
+CLAIM = "MKFAC has the best test accuracy of six optimizers with WRN-16-4 and VGG16-BN on CIFAR-10 and CIFAR-100."
+# standard deviations over seeds that are assumed while fewer than five degrees of freedom are recorded
+GUESSED_DEVIATIONS = {"cifar10": 0.15, "cifar100": 0.25}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The runs of one preset on one task, and the paper's median if it has one."""
+
+    dataset: str
+    model: str
+    preset: str
+    best: tuple[float, ...]
+    last: tuple[float, ...]
+    seeds: int
+    paper: float | None
+
+    @property
+    def task(self) -> str:
+        """The task as people know it."""
+        return f"{NAMES[self.dataset]} {NAMES[self.model]}"
+
+    @property
+    def median(self) -> float:
+        """The median over seeds of the best accuracy of any epoch; NaN if nothing was run."""
+        return statistics.median(self.best) if self.best else math.nan
+
+    def text(self) -> str:
+        """The cell as a person reads it."""
+        paper = "" if self.paper is None else f" [{self.paper:.2f}]"
+        if not self.seeds:
+            return f"not run{paper}"
+        if not self.best:
+            return f"diverged{paper}"
+        spread = f" {min(self.best):.2f}–{max(self.best):.2f}" if len(self.best) > 1 else ""
+        failed = f", {self.seeds - len(self.last)} diverged" if len(self.last) < self.seeds else ""
+        last = f"{statistics.median(self.last):.2f}" if self.last else "diverged"
+        return f"{self.median:.2f}{spread} ({last}), {self.seeds} seed{'s' * (self.seeds > 1)}{failed}{paper}"
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values for files."""
+        return {
+            "dataset": self.dataset, "model": self.model, "preset": self.preset, "seeds": self.seeds,
+            "best": list(self.best), "last": list(self.last), "paper": self.paper,
+        }  # fmt: skip
+
+
+def read_runs(path: Path = RESULTS) -> pl.DataFrame:
+    """The recorded runs, one row each."""
+    if not path.is_file():
+        raise FileNotFoundError(f"there are no recorded CIFAR runs in {path}; give their file with --results")
+    return pl.read_parquet(path)
+
+
+def cells(runs: pl.DataFrame) -> list[Cell]:
+    """Every cell of the table, run or not."""
+    own = runs.filter("in_table").with_columns(best=pl.col("accuracy").list.max(), last=pl.col("accuracy").list.last())
+    found = []
+    for index, (dataset, model) in enumerate(TASKS):
+        for preset in LABELS:
+            mine = own.filter(dataset=dataset, model=model, preset=preset)
+            done = mine.filter(pl.col("ended") == "done")
+            best, last = (tuple(round(v, 2) for v in frame) for frame in (mine["best"], done["last"]))
+            paper = PAPER[preset][index] if preset in PAPER else None
+            found.append(Cell(dataset, model, preset, best, last, mine.height, paper))
+    return found
+
+
+def judge(found: Sequence[Cell]) -> tuple[Verdict, list[str]]:
+    """The verdict on the paper's claim, with a sentence per task."""
+    by_name, sentences, wins, spreads = _by_name(found), [], [], _spreads(found)
+    for dataset, model in TASKS:
+        mine = by_name[dataset, model, "mkfac"]
+        rivals = [cell for name in PAPER if name != "mkfac" and (cell := by_name[dataset, model, name]).best]
+        if not mine.best or not rivals:
+            sentences.append(f"{mine.task}: not enough was run to judge.")
+            continue
+        top = max(rivals, key=lambda cell: cell.median)
+        gap, margin = mine.median - top.median, spreads[dataset].margin(mine.seeds, top.seeds)
+        wins.append(gap > margin)
+        sentences.append(
+            f"{mine.task}: MKFAC {mine.median:.2f} is {_where(gap, margin)} the best of {len(rivals)} rivals, "
+            f"{LABELS[top.preset]} {top.median:.2f}; the paper has {mine.paper:.2f} and {top.paper:.2f}."
+        )
+    if not wins:
+        return "not run", sentences
+    return ("holds" if all(wins) and len(wins) == 4 else "holds partly" if any(wins) else "does not hold"), sentences
+
+
+def against_paper(found: Sequence[Cell]) -> list[str]:
+    """One sentence per optimizer of the paper: where our median differs significantly from the paper's."""
+    sentences, spreads = [], _spreads(found)
+    for preset in PAPER:
+        places: dict[str, list[str]] = {"above": [], "below": [], "within noise of": []}
+        for cell in found:
+            if cell.preset == preset and cell.best and cell.paper is not None:
+                gap, margin = cell.median - cell.paper, spreads[cell.dataset].margin(cell.seeds, PAPER_SEEDS)
+                places[_where(gap, margin)].append(f"{cell.task} ({gap:+.2f})")
+        if parts := [f"{where} the paper on {', '.join(those)}" for where, those in places.items() if those]:
+            sentences.append(f"{LABELS[preset]}: {'; '.join(parts)}.")
+    return sentences
+
+
+def tables(found: Sequence[Cell], runs: pl.DataFrame) -> list[Table]:
+    """The table of the paper, our settings against SGD's, and every run by which settings were chosen."""
+    by_name, spreads = _by_name(found), _spreads(found)
+    columns = [f"{NAMES[d]} {NAMES[m]}" for d, m in TASKS]
+    rows = [[LABELS[preset], *(by_name[d, m, preset].text() for d, m in TASKS)] for preset in LABELS]
+    main = Table("Best test accuracy of 100 epochs (last epoch), the paper's median in brackets",
+                 ["preset", *columns], rows)  # fmt: skip
+    gaps = [[LABELS[a], LABELS[b], *(_gap(by_name[d, m, a], by_name[d, m, b], spreads[d]) for d, m in TASKS)]
+            for a, b in PAIRS]  # fmt: skip
+    compared = Table("Differences of medians, in brackets where not significant", ["preset", "less", *columns], gaps)
+    trials = [
+        [f"{NAMES[r['dataset']]} {NAMES.get(r['model'], r['model'])}", LABELS.get(r["preset"], r["preset"]),
+         _settings(r["changed"]), r["split"], r["epochs"], round(r["accuracy"][-1], 2), round(r["train_loss"][-1], 3)]
+        for r in runs.filter(~pl.col("in_table")).iter_rows(named=True)
+    ]  # fmt: skip
+    heads = ["task", "preset", "changed settings", "judged on", "epochs", "accuracy of the last", "training loss"]
+    return [main, compared, Table("Other runs, by which settings were chosen", heads, trials)]
+
+
+def searches(path: Path) -> Table:
+    """What each recorded search chose on validation images."""
+    rows = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
+        record = json.loads(line)
+        best = [t["accuracy"] for t in record["tried"] if t["candidate"] == record["chosen"] and t["accuracy"]]
+        task = f"{NAMES[record['dataset']]} {NAMES.get(record['model'], record['model'])}"
+        label = LABELS.get(record["preset"], record["preset"])
+        rows.append([task, label, len(record["tried"]), record["rounds"][-1], _settings(record["chosen"]), best[-1]])
+    return Table("Searches on validation images", ["task", "preset", "trials", "epochs", "chosen", "accuracy"], rows)
+
+
+def margins(found: Sequence[Cell]) -> list[str]:
+    """How far apart medians must be to differ significantly, per data set."""
+    return [
+        f"{NAMES[dataset]}: standard deviation over seeds {spread.deviation:.2f}"
+        f" ({spread.freedom or 'guessed, too few'} degrees of freedom); single runs closer than "
+        f"{spread.margin(1, 1):.2f} and medians of five closer than {spread.margin(5, 5):.2f} do not differ."
+        for dataset, spread in _spreads(found).items()
+    ]
+
+
+def section(found: Sequence[Cell], runs: pl.DataFrame, chosen: Table, *, command: str, picture: str) -> Section:
+    """The table as a section of the report page."""
+    verdict, why = judge(found)
+    own = runs.filter("in_table")
+    made = {"runs": own.height} | {
+        name: ", ".join(sorted({str(v)[:n] for v in own[column]}))
+        for name, column, n in (("devices", "device", 40), ("dates", "date", 10), ("version", "fisherfold", 20))
+    }
+    notes = ["The best of all epochs looks at the test images a hundred times; the last epoch does not.",
+             *against_paper(found), *margins(found)]  # fmt: skip
+    return Section("cifar", "CIFAR-10 and CIFAR-100 with MKFAC", CLAIM, verdict, why, made, command,
+                   [*tables(found, runs), chosen], picture, notes)  # fmt: skip
+
+
+def draw(runs: pl.DataFrame) -> Figure:
+    """Median test accuracy over epochs, a panel per task, bands from the least to the greatest."""
+    figure = Figure(figsize=(11, 7.8), layout="constrained")
+    for panel, (dataset, model) in zip(figure.subplots(2, 2).flat, TASKS, strict=True):
+        panel.set_title(f"{NAMES[dataset]}, {NAMES[model]}", fontsize=10)
+        for preset, colour in DRAWN.items():
+            curves = runs.filter("in_table", dataset=dataset, model=model, preset=preset, ended="done")["accuracy"]
+            if not len(curves):
+                continue
+            columns = list(zip(*curves.to_list(), strict=True))
+            epochs = range(1, len(columns) + 1)
+            panel.fill_between(epochs, [min(c) for c in columns], [max(c) for c in columns], color=colour, alpha=0.15)
+            panel.plot(epochs, [statistics.median(c) for c in columns], color=colour, label=LABELS[preset])
+        panel.set(xlabel="epoch", ylabel="test accuracy, percent",
+                  ylim=(60, 95.5) if dataset == "cifar10" else (15, 79))  # fmt: skip
+        panel.grid(alpha=0.3)
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    if handles:
+        figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
+    return figure
+
+
+def _by_name(found: Sequence[Cell]) -> dict[tuple[str, str, str], Cell]:
+    return {(cell.dataset, cell.model, cell.preset): cell for cell in found}
+
+
+def _spreads(found: Sequence[Cell]) -> dict[str, Spread]:
+    return {
+        dataset: Spread.of([cell.best for cell in found if cell.dataset == dataset], guess=guess)
+        for dataset, guess in GUESSED_DEVIATIONS.items()
+    }
+
+
+def _where(gap: float, margin: float) -> str:
+    return "above" if gap > margin else "below" if gap < -margin else "within noise of"
+
+
+def _gap(mine: Cell, other: Cell, spread: Spread) -> str:
+    if not mine.best or not other.best:
+        return ""
+    gap = mine.median - other.median
+    return f"({gap:+.2f})" if abs(gap) <= spread.margin(mine.seeds, other.seeds) else f"{gap:+.2f}"
+
+
+def _settings(values: str | dict[str, Any]) -> str:
+    given = json.loads(values) if isinstance(values, str) else values
+    return ", ".join(f"{key} {value}" for key, value in given.items()) or "none"
