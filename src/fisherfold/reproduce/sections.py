@@ -31,7 +31,9 @@ THEORY_CLAIMS = {
 }
 
 
-def figure_section(result: FigureResult, *, command: str, picture: str, more: Mapping[str, str] | None = None) -> Section:
+def figure_section(
+    result: FigureResult, *, command: str, picture: str, more: Mapping[str, str] | None = None
+) -> Section:
     """A four-method figure as a section."""
     plan = result.plan
     kind, claim = CLAIMS[plan.name]
