@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fisherfold.reproduce.runs import FigureResult, Run
 from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
@@ -16,6 +15,7 @@ from fisherfold.cli import app
 from fisherfold.cli.reproduce import _table, _under_way
 from fisherfold.cli.voice import Voice
 from fisherfold.reproduce import completion, plots
+from fisherfold.reproduce.figures import FigureResult, Run
 from fisherfold.reproduce.plans import FigurePlan
 from fisherfold.reproduce.reproduce import Options
 
