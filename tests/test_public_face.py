@@ -23,12 +23,6 @@ def test_imports_are_silent_under_errors_for_warnings():
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_processes_of_an_experiment_load_no_scikit_learn():
-    """It takes as long as torch, and every process of ``reproduce --jobs`` would wait for it."""
-    done = run("import sys, fisherfold.reproduce.reproduce; print({'sklearn', 'scipy.stats'} & sys.modules.keys())")
-    assert (done.stdout, done.stderr) == ("set()\n", "")
-
-
 def test_import_alone_loads_no_torch():
     done = run("import sys, fisherfold; print('torch' in sys.modules, fisherfold.__version__)")
     assert done.stdout.split() == ["False", fisherfold.__version__]

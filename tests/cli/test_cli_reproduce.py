@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from fisherfold.cli import app
 from fisherfold.cli.reproduce import _table, _under_way
 from fisherfold.cli.voice import Voice
-from fisherfold.reproduce import completion, plots
+from fisherfold.reproduce import completion, figures
 from fisherfold.reproduce.figures import FigureResult, Run
 from fisherfold.reproduce.plans import FigurePlan
 from fisherfold.reproduce.reproduce import Options
@@ -37,7 +37,7 @@ def folder(tmp_path, monkeypatch):
 @pytest.fixture
 def no_picture(monkeypatch):
     """An empty one: nine panels take longer than the runs, and one test of the command that draws them will do."""
-    monkeypatch.setattr(plots, "draw", lambda _: Figure(figsize=(1, 1)))
+    monkeypatch.setattr(figures, "draw", lambda _: Figure(figsize=(1, 1)))
 
 
 def test_json_is_the_summary_and_nothing_else(folder, tmp_path):
