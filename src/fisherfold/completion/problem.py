@@ -11,26 +11,26 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Callable, Iterable
+from functools import cached_property
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from fisherfold.completion import kernels as kernels
-from fisherfold.completion.epoch import NoAnchor, lazy_epoch
+from fisherfold.completion import kernels
 from fisherfold.completion.fisher_operators import CompletionFisher
 from fisherfold.completion.packed import unpack
 from fisherfold.completion.ratings import Ratings
-from fisherfold.completion.snapshot import CompletionSnapshot, TableRule
 from fisherfold.fisher.kronecker import KroneckerFisher
 from fisherfold.fisher.operators import FisherOperator
 from fisherfold.fisher.rowblock import RowBlockFisher
 from fisherfold.manifolds import Grassmann
 from fisherfold.plain import counted
-from fisherfold.problems.base import Problem, check_batch
+from fisherfold.problems.base import Problem, Snapshot, check_batch
 
 Orientation = Literal["auto", "rows", "columns"]
 RidgeWeighting = Literal["column", "count"]
+TableRule = Literal["persistent", "batch"]
 
 
 class CompletionProblem(Problem):
@@ -55,7 +55,8 @@ class CompletionProblem(Problem):
             problem, ``auto`` for the smaller side as rows, which has the cheaper steps and the more samples.
         held_out: ratings that ``metrics`` measures the prediction error on, in the shape of ``ratings``.
         clip: a range that predictions in ``metrics`` are clipped to.
-        table: which factor the variance-reduced ``kronecker`` uses, see ``CompletionSnapshot``.
+        table: which coefficients make the factor of the variance-reduced ``kronecker``: ``persistent``, the latest of
+            every column since the anchor, or ``batch``, those of the batch alone.
 
     Attributes:
         ratings: the ratings, transposed if the orientation asks for it.
@@ -110,9 +111,9 @@ class CompletionProblem(Problem):
         self.samples = self.ratings.column_axis
         self.n_samples, self.group = self.samples.size, self.samples.group
         self._squares = kernels.square_sum(self.ratings.by_column, torch.float64)
+        self._size = self.samples.add(self._squares) / (2 * self.n_samples)
         self._last: tuple[Tensor, int, kernels.ColumnFit] | None = None
         self._moments: tuple[kernels.ColumnFit, Tensor, Tensor] | None = None
-        self._dense: tuple[Tensor, Tensor] | None = None
 
     def fit(self, x: Tensor, batch: Tensor | None = None) -> kernels.ColumnFit:
         """The coefficients of the columns at a frame.
@@ -148,19 +149,14 @@ class CompletionProblem(Problem):
         weights = counts if self.ridge_weighting == "count" else torch.ones_like(counts)
         return self.ridge * weights.to(like.dtype)
 
+    @cached_property
     def dense_columns(self) -> tuple[Tensor, Tensor]:
-        """The transposed matrix with zeros at holes, and its mask; built when first asked for, for crowded tables.
-
-        Returns:
-            Two tables with one row per column.
-        """
-        if self._dense is None:
-            rows, columns, values = self.ratings.entries()
-            places = columns.long() * self.ratings.n_rows + rows
-            filled, mask = (values.new_zeros(self.ratings.n_columns, self.ratings.n_rows) for _ in range(2))
-            filled.view(-1)[places], mask.view(-1)[places] = values, 1.0
-            self._dense = filled, mask
-        return self._dense
+        """The transposed matrix with zeros at holes, and its mask; for nearly full tables."""
+        rows, columns, values = self.ratings.entries()
+        places = columns.long() * self.ratings.n_rows + rows
+        filled, mask = (values.new_zeros(self.ratings.n_columns, self.ratings.n_rows) for _ in range(2))
+        filled.view(-1)[places], mask.view(-1)[places] = values, 1.0
+        return filled, mask
 
     def loss(self, x: Tensor, batch: Tensor | None = None) -> Tensor:  # noqa: D102
         return self._loss(x, batch, self.fit(x, batch))
@@ -172,6 +168,18 @@ class CompletionProblem(Problem):
         fit = self.fit(x, batch)
         return self._loss(x, batch, fit), self._gradient(x, batch, fit)
 
+    def loss_rounding(self, x: Tensor, loss: float) -> float:
+        """The size of the rounding error of a loss, which is a difference of sums of the size of Σ x².
+
+        Args:
+            x: a frame, for its dtype.
+            loss: the loss there.
+
+        Returns:
+            A thousand units in the last place of the larger of the loss and Σ x²/2N.
+        """
+        return 1e3 * torch.finfo(x.dtype).eps * max(abs(loss), self._size)
+
     def _loss(self, x: Tensor, batch: Tensor | None, fit: kernels.ColumnFit) -> Tensor:
         squares = self._squares if batch is None else self._squares[self.samples.local(batch)[1]]
         total = self.samples.total(fit.penalised_squares(squares.to(x.dtype)).sum())
@@ -182,7 +190,7 @@ class CompletionProblem(Problem):
             gram, weighted = self._row_moments(fit)
             total = self.samples.total(kernels.matvec(gram, x) - weighted) / self.n_samples
         else:
-            total = self.column_gradients(x, batch, fit.coefficients) / len(batch)
+            total = self.column_gradients(batch, (x, fit.coefficients))[0] / len(batch)
         return self._tangent(x, total)
 
     def _row_moments(self, fit: kernels.ColumnFit) -> tuple[Tensor, Tensor]:
@@ -192,21 +200,25 @@ class CompletionProblem(Problem):
             self._moments = (fit, *kernels.moments(self.ratings.by_row, fit.coefficients))
         return self._moments[1], self._moments[2]
 
-    def column_gradients(self, x: Tensor, batch: Tensor, coefficients: Tensor) -> Tensor:
+    def column_gradients(self, batch: Tensor, *points: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
         """Σ_i P_iᵀ (U_i a_i - x_i) a_iᵀ over a batch, for given coefficients.
 
         Args:
-            x: a frame U.
             batch: column numbers.
-            coefficients: one row per column of the batch that is here.
+            *points: frames U, each with one row of coefficients per column of the batch in this process.
 
         Returns:
-            An ambient matrix like U.
+            For each frame an ambient matrix like U.
         """
         side = self.ratings.by_column.take(self.samples.local(batch)[1])
-        rows, spread = side.indices(), coefficients.index_select(0, side.groups())
-        residual = (x.index_select(0, rows) * spread).sum(1) - side.values().to(x.dtype)
-        return self.samples.total(torch.zeros_like(x).index_add_(0, rows, residual[:, None] * spread))
+        rows, groups, values, terms = side.indices(), side.groups(), side.values(), []
+        for x, coefficients in points:
+            spread = coefficients.index_select(0, groups)
+            residual = (x.index_select(0, rows) * spread).sum(1) - values.to(x.dtype)
+            terms.append(residual[:, None] * spread)
+        joint = torch.cat(terms, dim=1)
+        joint = joint.new_zeros(self.ratings.n_rows, joint.shape[1]).index_add_(0, rows, joint)
+        return torch.split(self.samples.total(joint), self.rank, dim=1)
 
     def fisher(self, x: Tensor, batch: Tensor | None = None, *, kind: str = "row-block") -> FisherOperator:  # noqa: D102
         if kind not in self.fisher_kinds:
@@ -239,12 +251,17 @@ class CompletionProblem(Problem):
         return torch.where(spare > 0, rest / spare.clamp(min=1), 0.0)
 
     def descend(self, x: Tensor, batches: Iterable[Tensor], *, step: Callable[[int], float]) -> Tensor:  # noqa: D102
-        if self.manifold.retraction != "polar" or self.samples.is_shared:
-            return super().descend(x, batches, step=step)
-        nothing = NoAnchor(self, x, torch.zeros_like(x), x.new_zeros(self.n_samples, self.rank))
-        return lazy_epoch(nothing, x, batches, step=step)
+        from fisherfold.completion.variance_reduction import DenseEpoch, can_fuse
 
-    def snapshot(self, x: Tensor) -> CompletionSnapshot:  # noqa: D102
+        batches = list(batches)
+        if not can_fuse(self, batches):
+            return super().descend(x, batches, step=step)
+        nothing = torch.zeros_like(x), x.new_zeros(self.n_samples, self.rank)
+        return DenseEpoch(self, x, x, *nothing).run(batches, step)
+
+    def snapshot(self, x: Tensor) -> Snapshot:  # noqa: D102
+        from fisherfold.completion.variance_reduction import CompletionSnapshot
+
         return CompletionSnapshot(self, x, table=self.table)
 
     def spectral_start(self, *, sweeps: int = 5, seed: int = 0) -> Tensor:
