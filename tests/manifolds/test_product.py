@@ -78,15 +78,3 @@ def test_violation_is_the_worst_of_the_factors():
     assert NESTED.violation(x) == pytest.approx(0.25)
     x["u"] = x["u"] * torch.nan
     assert not NESTED.violation(x) < 1
-
-
-def test_the_hooks_of_one_tensor_say_that_a_product_has_none():
-    product = Product({"a": Sphere(3), "b": Euclidean(2)})
-    x = torch.zeros(3)
-    generator = torch.Generator()
-    for call in (
-        lambda: product._project(x, x), lambda: product._retract(x, x, "polar"), lambda: product._constraint_error(x),
-        lambda: product._random((), generator, torch.float64, "cpu"),
-    ):  # fmt: skip
-        with pytest.raises(TypeError, match=r"has no single tensor for _.*: its points are dictionaries"):
-            call()

@@ -1,26 +1,30 @@
-"""Geometry and nothing else: points, tangent vectors, projections, retractions and transports."""
+"""Geometry and nothing else: points, tangent vectors, metrics, projections, retractions and transports."""
 
-from fisherfold.manifolds.adapter import from_geoopt, to_geoopt
+from fisherfold.manifolds.adapter import from_geoopt
 from fisherfold.manifolds.base import Manifold
 from fisherfold.manifolds.diagnostics import check_retraction
 from fisherfold.manifolds.euclidean import Euclidean
 from fisherfold.manifolds.grassmann import Grassmann
 from fisherfold.manifolds.oblique import Oblique
-from fisherfold.manifolds.product import Product
+from fisherfold.manifolds.product import Power, Product
+from fisherfold.manifolds.rotations import Rotations
+from fisherfold.manifolds.spd import SPD
 from fisherfold.manifolds.sphere import Sphere
 from fisherfold.manifolds.stiefel import Stiefel
 from fisherfold.manifolds.verdict import Verdict
 
 __all__ = [
+    "SPD",
     "Euclidean",
     "Grassmann",
     "Manifold",
     "Oblique",
+    "Power",
     "Product",
+    "Rotations",
     "Sphere",
     "Stiefel",
     "Verdict",
     "check_retraction",
     "from_geoopt",
-    "to_geoopt",
 ]

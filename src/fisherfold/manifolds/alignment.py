@@ -22,14 +22,7 @@ _SERIES = [4**k * math.factorial(k) ** 2 / math.factorial(2 * k + 1) for k in ra
 
 
 def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """The eigenvalues and eigenvectors of Hermitian matrices; NaN eigenvalues where an entry is not finite.
-
-    Args:
-        matrix: a tensor of shape (..., p, p).
-
-    Returns:
-        The eigenvalues, ascending, and the eigenvectors as columns.
-    """
+    """The eigenvalues and eigenvectors of Hermitian matrices; NaN eigenvalues where an entry is not finite."""
     try:
         values, vectors = torch.linalg.eigh(matrix)
     except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # public, but not listed by torch
@@ -41,14 +34,7 @@ def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def angle_over_sine(cosines: Tensor) -> Tensor:
-    """The matrix function ``θ / sin θ`` of the cosines of angles between 0 and a right one.
-
-    Args:
-        cosines: symmetric matrices with eigenvalues cos θ, up to rounding.
-
-    Returns:
-        Symmetric matrices with eigenvalues θ / sin θ.
-    """
+    """The matrix function ``θ / sin θ`` of the cosines of angles between 0 and a right one."""
     eye = torch.eye(cosines.shape[-1], dtype=cosines.dtype, device=cosines.device).expand_as(cosines)
     w = 0.5 * (eye - cosines)
     powers = [eye]
@@ -63,16 +49,7 @@ def angle_over_sine(cosines: Tensor) -> Tensor:
 
 
 def rotation_between(matrix: Tensor) -> Tensor:
-    """The orthogonal polar factor ``U Vᵀ`` of ``m = U s Vᵀ``, which can be differentiated any number of times.
-
-    In forward mode once: PyTorch takes nested forward derivatives of what has a rule of its own for zero.
-
-    Args:
-        matrix: square matrices; at a singular one any of the nearest rotations is taken.
-
-    Returns:
-        Orthogonal matrices.
-    """
+    """The orthogonal polar factor ``U Vᵀ`` of ``m = U s Vᵀ``, which can be differentiated any number of times."""
     found: Tensor = _Rotation.apply(matrix)  # type: ignore[no-untyped-call]
     return found
 
@@ -107,16 +84,7 @@ class _Rotation(torch.autograd.Function):
 
 
 def inverse_root(gram: Tensor, values: Tensor, vectors: Tensor) -> Tensor:
-    """The inverse root ``g^{-1/2}``, which can be differentiated as ``rotation_between`` can.
-
-    Args:
-        gram: g, symmetric and positive definite.
-        values: its eigenvalues, as constants.
-        vectors: its eigenvectors, as constants.
-
-    Returns:
-        Symmetric matrices.
-    """
+    """The inverse root ``g^{-1/2}``, which can be differentiated as ``rotation_between`` can."""
     found: Tensor = _InverseRoot.apply(gram, values, vectors)  # type: ignore[no-untyped-call]
     return found
 

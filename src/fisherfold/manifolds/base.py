@@ -1,9 +1,10 @@
-"""The contract of a manifold, and the linear algebra of its tangent vectors.
+"""The contract of a manifold.
 
-A manifold here is a submanifold of a space of matrices with the ambient (Frobenius) inner product; a quotient such as
-the Grassmann manifold is handled through horizontal vectors, which makes it look the same. Everything follows from two
-maps: the orthogonal projector ``P_x`` onto the tangent space and a retraction ``R_x`` with ``R_x(0) = x`` and
-``DR_x(0) = Id``. The Riemannian gradient is ``P_x`` of the Euclidean one.
+A manifold here is a submanifold of a space of matrices; a quotient such as the Grassmann manifold is handled through
+horizontal vectors, which makes it look the same. Everything follows from the orthogonal projector ``P_x`` onto the
+tangent space, a retraction ``R_x`` with ``R_x(0) = x`` and ``DR_x(0) = Id``, and a metric ``<u, v>_x``. The metric is
+the ambient (Frobenius) inner product unless ``_inner`` says otherwise; the Riemannian gradient ``g`` of a Euclidean
+one ``e`` has ``<g, v>_x = e · v`` for all tangent v, and is ``P_x e`` for the ambient metric.
 
 Manifolds hold no tensors: they are immutable descriptions, batched over leading dimensions; device and dtype follow
 the tensors that are passed in. A point of a product manifold is a dictionary of tensors, and so are its tangent
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import reduce
 from typing import Any
@@ -36,6 +37,7 @@ __all__ = [
     "is_finite",
     "leaves",
     "positive_integer",
+    "require_manifold",
     "scale",
     "tolerance",
     "tree_map",
@@ -43,14 +45,7 @@ __all__ = [
 
 
 def tolerance(dtype: torch.dtype) -> float:
-    """How far a point may lie off its manifold and still be accepted: the square root of the rounding unit.
-
-    Args:
-        dtype: a floating dtype.
-
-    Returns:
-        1.5e-8 in float64, 3.5e-4 in float32.
-    """
+    """How far a point may lie off its manifold: the square root of the rounding unit, 1.5e-8 in float64."""
     return float(torch.finfo(dtype).eps) ** 0.5
 
 
@@ -59,9 +54,10 @@ class Manifold(ABC):
 
     A subclass names its retractions with their orders in ``retractions`` and implements the hooks ``_project``,
     ``_retract``, ``_random``, ``_constraint_error``, ``dim`` and ``point_shape``, and ``_exp``, ``_log`` and ``_dist``
-    where they have a closed form; the public methods check their arguments, compute half precision in float32, and
-    call the hooks. The order of a retraction is 2 when the tangential acceleration of ``t -> R_x(t v)`` vanishes at 0,
-    and 1 otherwise; the theory of RNGD asks for 2. ``fisherfold.testing.check_manifold`` verifies a subclass.
+    where they have a closed form; a metric of its own is ``_inner`` with ``_gradient`` and ``_hessian``. The public
+    methods check their arguments, compute half precision in float32, and call the hooks. The order of a retraction is
+    2 when ``t -> R_x(t v)`` has no acceleration at 0 in the manifold's own geometry, and 1 otherwise; the theory of
+    RNGD asks for 2. ``fisherfold.testing.check_manifold`` verifies a subclass.
 
     Attributes:
         retraction: the retraction that ``retract`` uses unless told otherwise.
@@ -91,36 +87,71 @@ class Manifold(ABC):
     def point_shape(self) -> Shape:
         """The shape of one unbatched point."""
 
-    @abstractmethod
-    def _project(self, x: Tensor, v: Tensor) -> Tensor:
-        """The orthogonal projection of ``v`` onto the tangent space at ``x``."""
+    @property
+    def ambient_metric(self) -> bool:
+        """Whether the metric is the ambient inner product."""
+        return type(self)._inner is Manifold._inner
+
+    @property
+    def projector_side(self) -> str:
+        """The side on which the projector acts on a matrix V, for structured solves.
+
+        ``none``: P V = V. ``left``: P V = Q V for a matrix Q. ``right``: P V = V Q. ``rows``: each row of V by itself.
+        ``both``: none of these.
+        """
+        return "both"
 
     @abstractmethod
-    def _retract(self, x: Tensor, v: Tensor, method: str) -> Tensor:
+    def _project(self, x: Any, v: Any) -> Any:
+        """The ambient orthogonal projection of ``v`` onto the tangent space at ``x``."""
+
+    @abstractmethod
+    def _retract(self, x: Any, v: Any, method: str) -> Any:
         """One of ``retractions``."""
 
     @abstractmethod
-    def _random(
-        self, shape: tuple[int, ...], generator: torch.Generator | None, dtype: torch.dtype, device: Any
-    ) -> Tensor:
+    def _random(self, shape: Any, generator: torch.Generator | None, dtype: torch.dtype, device: Any) -> Any:
         """A random point of the given shape, batch included."""
 
     @abstractmethod
-    def _constraint_error(self, x: Tensor) -> Tensor:
+    def _constraint_error(self, x: Any) -> Tensor:
         """The largest violation of the constraint, as a tensor without dimensions."""
 
-    def _transport(self, x: Tensor, y: Tensor, v: Tensor, method: str) -> Tensor:
+    def _complaint(self, x: Any) -> str | None:
+        """Why ``x`` is no point although it may satisfy the constraint, if so."""
+        return None
+
+    def _inner(self, x: Any, u: Any, v: Any) -> Tensor:
+        """The metric."""
+        axes = tuple(range(-len(self.point_shape), 0))
+        return (u * v).sum(dim=axes) if axes else u * v
+
+    def _gradient(self, x: Any, e: Any) -> Any:
+        """The Riemannian gradient of a Euclidean one."""
+        # twice: near a minimum the rounding of the first projection is as long as what it has left
+        return self._project(x, self._project(x, e))
+
+    def _hessian(self, x: Any, e: Any, h: Any, v: Any) -> Any:
+        """The Riemannian Hessian product from the Euclidean gradient e and Hessian product h: P (h + (D_v P) e)."""
+        bend = torch.func.jvp(lambda y: self._project(y, e), (x,), (v,))[1]
+        return self._project(x, h + bend)
+
+    def _transport(self, x: Any, y: Any, v: Any, method: str) -> Any:
         """One of ``transports``."""
         return self._project(y, v)
 
-    def _exp(self, x: Tensor, v: Tensor) -> Tensor:
+    def _exp(self, x: Any, v: Any) -> Any:
         raise NotImplementedError(f"{self!r} has no closed-form exponential map; use retract")
 
-    def _log(self, x: Tensor, y: Tensor) -> Tensor:
+    def _log(self, x: Any, y: Any) -> Any:
         raise NotImplementedError(f"{self!r} has no closed-form logarithm")
 
-    def _dist(self, x: Tensor, y: Tensor) -> Tensor:
+    def _dist(self, x: Any, y: Any) -> Tensor:
         raise NotImplementedError(f"{self!r} has no closed-form distance")
+
+    def _symmetry(self, generator: torch.Generator) -> Callable[[Any], Any] | None:
+        """A random change of representative of points and tangent vectors, where the manifold is a quotient."""
+        return None
 
     @property
     def retraction_order(self) -> int:
@@ -128,7 +159,7 @@ class Manifold(ABC):
         return self.retractions[self.retraction]
 
     def project(self, x: Point, v: Tangent) -> Tangent:
-        """The orthogonal projection of an ambient vector onto the tangent space at ``x``.
+        """The ambient orthogonal projection of an ambient vector onto the tangent space at ``x``.
 
         Args:
             x: a point.
@@ -138,7 +169,36 @@ class Manifold(ABC):
             A tangent vector.
         """
         self._check_vector(x, v, "v")
-        return self._project(*_widen(x, v)).to(x.dtype)
+        return _narrow(self._project(_widen(x), _widen(v)), x)
+
+    def riemannian_gradient(self, x: Point, egrad: Tangent) -> Tangent:
+        """The Riemannian gradient of a function from its Euclidean one: ``<g, v>_x = egrad · v`` for all tangent v.
+
+        Args:
+            x: a point.
+            egrad: the Euclidean gradient, an ambient vector.
+
+        Returns:
+            A tangent vector.
+        """
+        self._check_vector(x, egrad, "egrad")
+        return _narrow(self._gradient(_widen(x), _widen(egrad)), x)
+
+    def riemannian_hessian(self, x: Point, egrad: Tangent, ehess: Tangent, v: Tangent) -> Tangent:
+        """The Riemannian Hessian of a function times ``v``, from its Euclidean derivatives.
+
+        Args:
+            x: a point.
+            egrad: the Euclidean gradient.
+            ehess: the Euclidean Hessian times ``v``.
+            v: a tangent vector.
+
+        Returns:
+            A tangent vector.
+        """
+        for name, vector in (("egrad", egrad), ("ehess", ehess), ("v", v)):
+            self._check_vector(x, vector, name)
+        return _narrow(self._hessian(_widen(x), _widen(egrad), _widen(ehess), _widen(v)), x)
 
     def retract(self, x: Point, v: Tangent, *, method: str | None = None) -> Point:
         """Move from ``x`` along the tangent vector ``v``.
@@ -153,8 +213,7 @@ class Manifold(ABC):
         """
         method = self._choice("retraction", method)
         self._check_vector(x, v, "v")
-        wide_x, wide_v = _widen(x, v)
-        return self._retract(wide_x, wide_v, method).to(x.dtype)
+        return _narrow(self._retract(_widen(x), _widen(v), method), x)
 
     def transport(self, x: Point, y: Point, v: Tangent, *, method: str | None = None) -> Tangent:
         """Carry the tangent vector ``v`` from ``x`` to ``y``.
@@ -171,8 +230,7 @@ class Manifold(ABC):
         method = self._choice("transport_method", method)
         self._check_vector(x, y, "y")
         self._check_vector(x, v, "v")
-        wide_x, wide_y, wide_v = _widen(x, y, v)
-        return self._transport(wide_x, wide_y, wide_v, method).to(x.dtype)
+        return _narrow(self._transport(_widen(x), _widen(y), _widen(v), method), x)
 
     def exp(self, x: Point, v: Tangent) -> Point:
         """The exponential map: the end of the geodesic that leaves ``x`` with velocity ``v``.
@@ -185,7 +243,7 @@ class Manifold(ABC):
             A point. Raises NotImplementedError if the manifold has no closed form.
         """
         self._check_vector(x, v, "v")
-        return self._exp(*_widen(x, v)).to(x.dtype)
+        return _narrow(self._exp(_widen(x), _widen(v)), x)
 
     def log(self, x: Point, y: Point) -> Tangent:
         """The inverse of the exponential map: the initial velocity of the shortest geodesic from ``x`` to ``y``.
@@ -198,7 +256,7 @@ class Manifold(ABC):
             A tangent vector at ``x``. Raises NotImplementedError if the manifold has no closed form.
         """
         self._check_vector(x, y, "y")
-        return self._log(*_widen(x, y)).to(x.dtype)
+        return _narrow(self._log(_widen(x), _widen(y)), x)
 
     def dist(self, x: Point, y: Point) -> Tensor:
         """The geodesic distance, accurate near zero.
@@ -211,10 +269,10 @@ class Manifold(ABC):
             A tensor of the batch shape. Raises NotImplementedError if the manifold has no closed form.
         """
         self._check_vector(x, y, "y")
-        return self._dist(*_widen(x, y)).to(x.dtype)
+        return self._dist(_widen(x), _widen(y)).to(_dtype(x))
 
     def inner(self, x: Point, u: Tangent, v: Tangent) -> Tensor:
-        """The ambient inner product of two tangent vectors, one number per batch entry.
+        """The metric: the inner product of two tangent vectors, one number per batch entry.
 
         Args:
             x: the point at which they are tangent.
@@ -226,10 +284,7 @@ class Manifold(ABC):
         """
         self._check_vector(x, u, "u")
         self._check_vector(x, v, "v")
-        axes = tuple(range(-len(self.point_shape), 0))
-        wide_u, wide_v = _widen(u, v)
-        products = wide_u * wide_v
-        return (products.sum(dim=axes) if axes else products).to(u.dtype)
+        return self._inner(_widen(x), _widen(u), _widen(v)).to(_dtype(u))
 
     def norm(self, x: Point, v: Tangent) -> Tensor:
         """The length of a tangent vector of any finite size; its derivatives at the zero vector are 0.
@@ -241,16 +296,16 @@ class Manifold(ABC):
         Returns:
             A tensor of the batch shape.
         """
-        plain = self.inner(x, v, v).sqrt()
-        dtypes = [leaf.dtype for leaf in leaves(v)]
-        if any(dtype in _HALF for dtype in dtypes):  # a square may leave the numbers that the length does not
-            wide_x, wide_v = (tree_map(lambda leaf: _widen(leaf)[0], tree) for tree in (x, v))
-            return self.norm(wide_x, wide_v).to(reduce(torch.promote_types, dtypes))
-        if ordinary(plain):
-            return plain
-        factor = range_factor(self._largest(v))
-        scaled = self._stretch(v, 1 / factor)
-        return factor * root(self.inner(x, scaled, scaled))
+        self._check_vector(x, v, "v")
+        dtype = _dtype(v)
+        x, v = _widen(x), _widen(v)
+        plain = self._inner(x, v, v).sqrt()
+        if not plain.numel() or ordinary(plain):
+            return plain.to(dtype)
+        # squares may leave the range of numbers that the length does not
+        factor = range_factor(torch.stack([leaf.detach().abs().amax() for leaf in leaves(v)]).amax())
+        v = scale(1 / factor, v)
+        return (factor * root(self._inner(x, v, v))).to(dtype)
 
     def random_point(
         self,
@@ -280,10 +335,11 @@ class Manifold(ABC):
         if device is None and generator is not None:
             device = generator.device
         wide = torch.float32 if dtype in _HALF else dtype
-        return self._random((*sizes, *self.point_shape), generator, wide, device).to(dtype)
+        shape = tree_map(lambda size: (*sizes, *size), self.point_shape)
+        return tree_map(lambda leaf: leaf.to(dtype), self._random(shape, generator, wide, device))
 
     def random_tangent(self, x: Point, *, generator: torch.Generator | None = None) -> Tangent:
-        """A random tangent vector of unit length, uniform in direction.
+        """A random tangent vector of unit length; uniform in direction for the ambient metric.
 
         Args:
             x: a point.
@@ -293,11 +349,75 @@ class Manifold(ABC):
             A tangent vector at ``x``.
         """
         _check_generator(generator)
-        v = self._gaussian_tangent(x, generator)
+        self._check_form(x, "x")
+
+        def noise(leaf: Tensor) -> Tensor:
+            return torch.randn(leaf.shape, generator=generator, dtype=leaf.dtype, device=leaf.device)
+
+        v = self.project(x, tree_map(noise, x))
         length = self.norm(x, v)
-        # A manifold of dimension 0 has only the zero vector. Projecting again removes the rounding that the division
-        # by a short length has blown up.
-        return self.project(x, self._stretch(v, torch.where(length > 0, 1 / length, 1.0)))
+        factor = torch.where(length > 0, 1 / length, 1.0)  # in dimension 0 there is only the zero vector
+
+        def stretch(leaf: Tensor) -> Tensor:
+            return leaf * factor.reshape(factor.shape + (1,) * (leaf.ndim - factor.ndim)).to(leaf.dtype)
+
+        # once more: the division by a short length has blown up the rounding of the first projection
+        return self.project(x, tree_map(stretch, v))
+
+    def tangent_basis(self, x: Point) -> Tangent:
+        """An orthonormal basis of the tangent space in the manifold's metric. For small manifolds: it forms P_x.
+
+        Args:
+            x: a single point.
+
+        Returns:
+            ``dim`` tangent vectors, stacked along a new first dimension.
+
+        Raises:
+            ValueError: if ``x`` has batch dimensions.
+
+        Examples:
+            >>> from fisherfold.manifolds import Sphere
+            >>> Sphere(3).tangent_basis(torch.tensor([0.0, 0.0, 1.0])).shape
+            torch.Size([2, 3])
+        """
+        if batch := self._check_form(x, "x"):
+            raise ValueError(f"x must be a single point, got one with the batch dimensions {batch}")
+        x = arranged(x, self.point_shape)
+        sizes = [leaf.numel() for leaf in leaves(x)]
+
+        def stacked(rows: Tensor) -> Tangent:
+            parts = iter(torch.split(rows, sizes, dim=1))
+            return tree_map(lambda leaf: next(parts).reshape(len(rows), *leaf.shape), x)
+
+        def flat(vectors: Tangent) -> Tensor:
+            return torch.cat([leaf.reshape(len(leaf), -1) for leaf in leaves(arranged(vectors, x))], dim=1)
+
+        like = leaves(x)[0]
+        points = tree_map(lambda leaf: leaf.expand(sum(sizes), *leaf.shape), x)
+        projector = flat(self.project(points, stacked(torch.eye(sum(sizes), dtype=like.dtype, device=like.device))))
+        rows = torch.linalg.eigh((projector + projector.mT) / 2).eigenvectors[:, sum(sizes) - self.dim :].mT
+        basis = stacked(rows)
+        if self.ambient_metric:
+            return basis
+        d = self.dim
+        left = tree_map(lambda leaf: leaf.repeat_interleave(d, dim=0), basis)
+        right = tree_map(lambda leaf: leaf.repeat(d, *([1] * (leaf.ndim - 1))), basis)
+        points = tree_map(lambda leaf: leaf.expand(d * d, *leaf.shape), x)
+        lower = torch.linalg.cholesky(self.inner(points, left, right).reshape(d, d))
+        return stacked(torch.linalg.solve_triangular(lower, rows, upper=False))
+
+    def alignment(self, x: Tensor, y: Tensor) -> Tensor | None:
+        """The rotation by which the representative y of a quotient's point differs from the one next to x.
+
+        Args:
+            x: a point.
+            y: a point.
+
+        Returns:
+            The rotation that transports apply to frames; None where points have a single representative.
+        """
+        return None
 
     def check_point(self, x: Point, *, name: str = "x", atol: float | None = None) -> None:
         """Raise unless ``x`` is a finite point of the manifold.
@@ -313,12 +433,16 @@ class Manifold(ABC):
         self._check_form(x, name)
         if not is_finite(x):
             raise ValueError(f"{name} must be finite, got NaN or infinite entries")
+        if not leaves(x)[0].numel():
+            return
         error = self.violation(x)
-        atol = tolerance(x.dtype) if atol is None else atol
+        atol = tolerance(_dtype(x)) if atol is None else atol
         if not error <= atol:
             raise ValueError(
                 f"{name} is not a point of {self!r}: its constraint is violated by {error:.2e}, more than {atol:.0e}"
             )
+        if complaint := self._complaint(tree_map(torch.detach, _widen(x))):
+            raise ValueError(f"{name} is not a point of {self!r}: {complaint}")
 
     def check_tangent(self, x: Point, v: Tangent, *, name: str = "v", atol: float | None = None) -> None:
         """Raise unless ``v`` is a finite tangent vector at ``x``.
@@ -335,12 +459,12 @@ class Manifold(ABC):
         self._check_vector(x, v, name)
         if not is_finite(v):
             raise ValueError(f"{name} must be finite, got NaN or infinite entries")
-        if not v.numel():
+        if not leaves(v)[0].numel():
             return
-        v = v.detach() / range_factor(v.abs().amax())
-        size = float(v.norm())
-        normal = float((v - self.project(x.detach(), v)).norm())
-        atol = tolerance(x.dtype) if atol is None else atol
+        x, v = (tree_map(torch.detach, tree) for tree in (x, v))
+        v = scale(1 / range_factor(torch.stack([leaf.abs().amax() for leaf in leaves(v)]).amax()), v)
+        size, normal = _size(v), _size(combine(1.0, v, -1.0, self.project(x, v)))
+        atol = tolerance(_dtype(x)) if atol is None else atol
         if normal > atol * size:
             raise ValueError(
                 f"{name} is not a tangent vector of {self!r}: its normal part is {normal / size:.2e} of its length, "
@@ -357,20 +481,7 @@ class Manifold(ABC):
             Zero for an exact point; NaN if ``x`` is not finite.
         """
         self._check_form(x, "x")
-        return float(self._constraint_error(*_widen(x.detach()))) if x.numel() else 0.0
-
-    def _gaussian_tangent(self, x: Point, generator: torch.Generator | None) -> Tangent:
-        """A tangent vector of standard normal coordinates."""
-        return self.project(x, torch.randn(x.shape, generator=generator, dtype=x.dtype, device=x.device))
-
-    def _largest(self, v: Tangent) -> Tensor:
-        """The largest absolute entry, per batch entry."""
-        axes = tuple(range(-len(self.point_shape), 0))
-        return v.detach().abs().amax(dim=axes) if axes else v.detach().abs()
-
-    def _stretch(self, v: Tangent, factor: Tensor) -> Tangent:
-        """The vector times one factor per batch entry."""
-        return v * factor.reshape(factor.shape + (1,) * len(self.point_shape)).to(v.dtype)
+        return float(self._constraint_error(tree_map(torch.detach, _widen(x)))) if leaves(x)[0].numel() else 0.0
 
     def _choice(self, kind: str, method: str | None) -> str:
         """The method asked for, or the manifold's own; raise if there is none of that name."""
@@ -386,23 +497,19 @@ class Manifold(ABC):
             size = positive_integer(getattr(self, name), f"{name} of {type(self).__name__}")
             object.__setattr__(self, name, size)
 
-    def _check_form(self, x: Point, name: str) -> None:
-        """Raise unless ``x`` is a floating tensor of the right shape."""
-        if not isinstance(x, Tensor):
-            raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
-        if not x.is_floating_point():
-            raise ValueError(f"{name} must have a floating dtype, got {x.dtype}")
-        shape = self.point_shape
-        if x.ndim < len(shape) or tuple(x.shape[x.ndim - len(shape) :]) != shape:
-            expected = ", ".join(["...", *map(str, shape)])
-            raise ValueError(f"{name} must have shape ({expected}) on {self!r}, got {tuple(x.shape)}")
+    def _check_form(self, x: Point, name: str) -> tuple[int, ...]:
+        """Raise unless ``x`` has the form of points and a floating dtype; return its batch dimensions."""
+        return _check_tree(x, self.point_shape, name, self)
 
     def _check_vector(self, x: Point, v: Tangent, name: str) -> None:
         """Raise unless ``v`` has the form, dtype and device of the point ``x``."""
         self._check_form(x, "x")
         self._check_form(v, name)
-        if v.dtype != x.dtype or v.device != x.device:
-            raise ValueError(f"{name} must be {x.dtype} on {x.device} like the point x, got {v.dtype} on {v.device}")
+        for like, leaf in zip(leaves(x), leaves(arranged(v, x) if isinstance(x, dict) else v), strict=True):
+            if leaf.dtype != like.dtype or leaf.device != like.device:
+                raise ValueError(
+                    f"{name} must be {like.dtype} on {like.device} like the point x, got {leaf.dtype} on {leaf.device}"
+                )
 
     def __repr__(self) -> str:
         parts = []
@@ -416,27 +523,19 @@ class Manifold(ABC):
         return f"{type(self).__name__}({', '.join(parts)})"
 
 
-_HALF = (torch.float16, torch.bfloat16)
-
-
-def _widen(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Half precision as float32 (which torch.linalg needs); anything else unchanged."""
-    return tuple(t.float() if t.dtype in _HALF else t for t in tensors)
+def require_manifold(manifold: object) -> None:
+    """Raise a TypeError unless an argument is a manifold of this library, saying what to do with one of geoopt."""
+    if isinstance(manifold, Manifold):
+        return
+    foreign = getattr(manifold, "manifold", manifold)
+    if any(c.__name__ == "Manifold" and c.__module__.startswith("geoopt.") for c in type(foreign).__mro__):
+        what = type(manifold).__name__
+        raise TypeError(f"manifold must be one of fisherfold, got geoopt's {what}; pass from_geoopt(...) of it")
+    raise TypeError(f"manifold must be a manifold such as Sphere(3), got {manifold!r}")
 
 
 def positive_integer(value: Any, name: str) -> int:
-    """A size as an ``int``.
-
-    Args:
-        value: a positive integer of any type that can be an index; truth values are none.
-        name: the argument's name for the message.
-
-    Returns:
-        The integer.
-
-    Raises:
-        ValueError: if it is anything else.
-    """
+    """A size as an ``int``; raises ValueError, with the argument's name, for anything but a positive integer."""
     truth = str(getattr(value, "dtype", type(value).__name__)) in ("bool", "torch.bool")  # NumPy's may be indices
     try:
         whole = 0 if truth else operator.index(value)
@@ -445,6 +544,54 @@ def positive_integer(value: Any, name: str) -> int:
     if whole < 1:
         raise ValueError(f"{name} must be a positive integer, got {value!r}")
     return whole
+
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def _widen(tree: Point) -> Point:
+    """Half precision as float32 (which torch.linalg needs); anything else unchanged."""
+    if isinstance(tree, Tensor):
+        return tree.float() if tree.dtype in _HALF else tree
+    return tree_map(_widen, tree)
+
+
+def _narrow(tree: Point, like: Point) -> Point:
+    """Back to the dtypes of a point."""
+    if isinstance(tree, Tensor):
+        return tree.to(like.dtype)
+    return tree_map(_narrow, tree, like)
+
+
+def _dtype(tree: Point) -> torch.dtype:
+    """The dtype of numbers made of all leaves."""
+    return tree.dtype if isinstance(tree, Tensor) else reduce(torch.promote_types, [t.dtype for t in leaves(tree)])
+
+
+def _size(v: Tangent) -> float:
+    """The Frobenius norm over all leaves and the whole batch."""
+    return sum(float(leaf.double().square().sum()) for leaf in leaves(v)) ** 0.5
+
+
+def _check_tree(x: Point, shape: Shape, name: str, manifold: Manifold) -> tuple[int, ...]:
+    if isinstance(shape, dict):
+        if not isinstance(x, dict):
+            raise TypeError(f"{name} must be a dictionary of the factors {list(shape)}, got {type(x).__name__}")
+        if set(x) != set(shape):
+            raise ValueError(f"{name} must have the keys {sorted(shape)} of {manifold!r}, got {sorted(map(str, x))}")
+        batches = {key: _check_tree(x[key], part, f"{name}[{key!r}]", manifold) for key, part in shape.items()}
+        if len(set(batches.values())) > 1:
+            raise ValueError(f"{name} must have the same batch dimensions in all factors, got {batches}")
+        return next(iter(batches.values()))
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
+    if not x.is_floating_point():
+        raise ValueError(f"{name} must have a floating dtype, got {x.dtype}")
+    batch = x.ndim - len(shape)
+    if batch < 0 or tuple(x.shape[batch:]) != shape:
+        expected = ", ".join(["...", *map(str, shape)])
+        raise ValueError(f"{name} must have shape ({expected}) on {manifold!r}, got {tuple(x.shape)}")
+    return tuple(x.shape[:batch])
 
 
 def _batch_sizes(batch: tuple[Any, ...]) -> tuple[int, ...]:

@@ -25,7 +25,7 @@ def check_retraction(
     v: Tangent | None = None,
     *,
     method: str | None = None,
-    against: str = "acceleration",
+    against: str | None = None,
     seed: int = 0,
 ) -> Verdict:
     """Measure the order of a retraction and compare it with the declared one.
@@ -35,8 +35,9 @@ def check_retraction(
         x: a point in float64; random if not given.
         v: a unit tangent vector at ``x``; random if not given.
         method: the name of the retraction; the manifold's own choice if not given.
-        against: ``"acceleration"`` measures the tangential part of ``R_x(t v) - x - t v``, ``"exp"`` the distance to
-            the exponential map, for manifolds that have both in closed form.
+        against: ``"acceleration"`` measures the tangential part of ``R_x(t v) - x - t v``, which is right for the
+            ambient metric and the default there; ``"exp"``, the default for others, the distance to the exponential
+            map, for manifolds that have both in closed form.
         seed: of the random point and vector.
 
     Returns:
@@ -50,6 +51,7 @@ def check_retraction(
         >>> print(check_retraction(Stiefel(6, 3)))
         passed: retraction 'polar' is of order 2: the error falls like t^3.00, expected t^3 or faster
     """
+    against = ("acceleration" if manifold.ambient_metric else "exp") if against is None else against
     if against not in {"acceleration", "exp"}:
         raise ValueError(f"against must be 'acceleration' or 'exp', got {against!r}")
     generator = torch.Generator().manual_seed(seed)

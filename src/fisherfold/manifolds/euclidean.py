@@ -30,6 +30,7 @@ class Euclidean(Manifold):
     """
 
     retractions: ClassVar[Mapping[str, int]] = MappingProxyType({"add": 2})
+    projector_side: ClassVar[str] = "none"
 
     shape: tuple[int, ...] = ()
     retraction: str = field(default="add", kw_only=True)
@@ -56,6 +57,9 @@ class Euclidean(Manifold):
     def _project(self, x: Tensor, v: Tensor) -> Tensor:
         return v
 
+    def _hessian(self, x: Tensor, e: Tensor, h: Tensor, v: Tensor) -> Tensor:
+        return h
+
     def _retract(self, x: Tensor, v: Tensor, method: str) -> Tensor:
         return x + v
 
@@ -68,9 +72,7 @@ class Euclidean(Manifold):
     def _dist(self, x: Tensor, y: Tensor) -> Tensor:
         return self.norm(x, y - x)
 
-    def _random(
-        self, shape: tuple[int, ...], generator: torch.Generator | None, dtype: torch.dtype, device: Any
-    ) -> Tensor:
+    def _random(self, shape: Any, generator: torch.Generator | None, dtype: torch.dtype, device: Any) -> Tensor:
         return torch.randn(shape, generator=generator, dtype=dtype, device=device)
 
     def _constraint_error(self, x: Tensor) -> Tensor:

@@ -29,15 +29,7 @@ TALL_ROWS = 16_384
 
 
 def cross(a: Tensor, b: Tensor) -> Tensor:
-    """The p×q matrix ``aᵀb`` of tall matrices, with a rounding error that does not grow with their height.
-
-    Args:
-        a: a tensor of shape (..., n, p).
-        b: a tensor of shape (..., n, q).
-
-    Returns:
-        A tensor of shape (..., p, q), in float64 if the arguments are float32.
-    """
+    """The p×q matrix ``aᵀb`` of tall matrices, with a rounding error that does not grow with their height."""
     blocks = a.shape[-2] // BLOCK_ROWS
     if blocks < 2:
         return (a.mT @ b).double()
@@ -49,16 +41,7 @@ def cross(a: Tensor, b: Tensor) -> Tensor:
 
 
 def minus_product(v: Tensor, x: Tensor, weights: Tensor) -> Tensor:
-    """The matrix ``v - x w``, in one pass over the memory where possible.
-
-    Args:
-        v: a tensor of shape (..., n, q).
-        x: a tensor of shape (..., n, p).
-        weights: a small tensor of shape (..., p, q), of any floating dtype.
-
-    Returns:
-        A tensor of the dtype of ``v``.
-    """
+    """The matrix ``v - x w``, in one pass over the memory where possible."""
     weights = weights.to(v.dtype)
     if v.ndim == x.ndim == 2:
         return torch.addmm(v, x, weights, alpha=-1)
@@ -66,14 +49,7 @@ def minus_product(v: Tensor, x: Tensor, weights: Tensor) -> Tensor:
 
 
 def polar(y: Tensor) -> Tensor:
-    """The orthonormal polar factor ``y (yᵀy)^{-1/2}``, the nearest frame to ``y``.
-
-    Args:
-        y: a tensor of shape (..., n, p) of full rank.
-
-    Returns:
-        A frame of the same shape; NaN where ``y`` is not finite.
-    """
+    """The orthonormal polar factor ``y (yᵀy)^{-1/2}``, the nearest frame to ``y``."""
     gram = cross(y, y)
     values, vectors = eigh(gram)
     # Squares below the floor have underflown, and infinite ones overflown. Written so that NaN fails as well.
@@ -92,26 +68,12 @@ def _polar_by_qr(y: Tensor) -> Tensor:
 
 
 def qr(y: Tensor) -> Tensor:
-    """The Q of the QR decomposition whose R has a positive diagonal, so that ``qr(x) = x`` for a frame ``x``.
-
-    Args:
-        y: a tensor of shape (..., n, p) of full rank.
-
-    Returns:
-        A frame of the same shape.
-    """
+    """The Q of the QR decomposition whose R has a positive diagonal, so that ``qr(x) = x`` for a frame ``x``."""
     return _householder_qr(y) if y.shape[-2] < TALL_ROWS else cholesky_qr(y)
 
 
 def cholesky_qr(y: Tensor) -> Tensor:
-    """The same frame as ``qr`` through the Cholesky factor of the Gram matrix.
-
-    Args:
-        y: a tensor of shape (..., n, p) of full rank.
-
-    Returns:
-        A frame of the same shape.
-    """
+    """The same frame as ``qr`` through the Cholesky factor of the Gram matrix."""
     gram = cross(y, y)
     lower, failed = torch.linalg.cholesky_ex(gram)
     inverse = _inverse_triangle(lower)
@@ -140,19 +102,9 @@ def _row_sum_norm(matrix: Tensor) -> Tensor:
 
 
 def geodesic(x: Tensor, v: Tensor, rotation: Tensor | None = None) -> Tensor:
-    """The end of the geodesic from a frame with velocity v, for the Euclidean metric.
-
-    With ``v = x A + K``, A skew and ``xᵀK = 0``, it is ``[x K] expm([[2A, -KᵀK], [I, 0]]) [I; 0] expm(-A)`` (Edelman,
-    Arias and Smith 1998, section 2.2.2, in the basis [x K]), a smooth function of v that needs only p×p products.
-
-    Args:
-        x: a frame of shape (..., n, p).
-        v: a tangent vector at it.
-        rotation: the skew matrix A; none if v is horizontal.
-
-    Returns:
-        A frame.
-    """
+    """The end of the geodesic from a frame with velocity v, in the Euclidean metric; ``rotation`` is A, None for 0."""
+    # With v = x A + K, A skew and xᵀK = 0, it is [x K] expm([[2A, -KᵀK], [I, 0]]) [I; 0] expm(-A) (Edelman, Arias and
+    # Smith 1998, section 2.2.2, in the basis [x K]), a smooth function of v that needs only p×p products.
     p = x.shape[-1]
     normal = v if rotation is None else minus_product(v, x, rotation)
     gram = cross(normal, normal)
@@ -162,14 +114,15 @@ def geodesic(x: Tensor, v: Tensor, rotation: Tensor | None = None) -> Tensor:
     eye = torch.eye(p, dtype=gram.dtype, device=x.device).expand_as(gram)
     twist = torch.zeros_like(gram) if rotation is None else 2 * rotation
     top, bottom = torch.cat([twist, -gram / length], dim=-1), torch.cat([length * eye, torch.zeros_like(gram)], dim=-1)
-    turn = _matrix_exp(torch.cat([top, bottom], dim=-2))[..., :p]
+    turn = matrix_exp(torch.cat([top, bottom], dim=-2))[..., :p]
     if rotation is not None:
-        turn = turn @ _matrix_exp(-rotation)
+        turn = turn @ matrix_exp(-rotation)
     end = minus_product(x @ turn[..., :p, :].to(x.dtype), normal, -turn[..., p:, :] / length)
     return polar(end)  # so that rounding does not add up over many steps
 
 
-def _matrix_exp(matrix: Tensor) -> Tensor:
+def matrix_exp(matrix: Tensor) -> Tensor:
+    """The matrix exponential; NaN where an entry is not finite."""
     finite = torch.isfinite(matrix).all(dim=-1).all(dim=-1)[..., None, None]
     matrix = torch.where(finite, matrix, 0.0)
     # Of a single float64 matrix of norm 0.01 to 0.05 torch.linalg.matrix_exp (2.13) is off by up to 1e-10; of two it
@@ -179,14 +132,7 @@ def _matrix_exp(matrix: Tensor) -> Tensor:
 
 
 def orthonormality_error(x: Tensor) -> Tensor:
-    """The largest entry of ``|xᵀx - I|``.
-
-    Args:
-        x: a tensor of shape (..., n, p).
-
-    Returns:
-        A tensor without dimensions.
-    """
+    """The largest entry of ``|xᵀx - I|``."""
     eye = torch.eye(x.shape[-1], dtype=torch.float64, device=x.device)
     return (cross(x, x) - eye).abs().amax()
 
@@ -198,15 +144,5 @@ def random_frame(
     dtype: torch.dtype,
     device: torch.device | str | None,
 ) -> Tensor:
-    """A frame of Haar (uniform) distribution.
-
-    Args:
-        shape: the shape (..., n, p).
-        generator: the source of randomness.
-        dtype: the dtype.
-        device: the device.
-
-    Returns:
-        A frame.
-    """
+    """A frame of Haar (uniform) distribution."""
     return qr(torch.randn(shape, generator=generator, dtype=dtype, device=device))

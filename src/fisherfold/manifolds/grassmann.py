@@ -10,7 +10,7 @@ distance has a kink there, where its derivative is given as 0.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -72,6 +72,28 @@ class Grassmann(Manifold):
         """The shape of one point."""
         return (self.p, self.n) if self.wide else (self.n, self.p)
 
+    @property
+    def projector_side(self) -> str:
+        """The side of the long dimension, on which the projector I - x xᵀ acts."""
+        return "right" if self.wide else "left"
+
+    def alignment(self, x: Tensor, y: Tensor) -> Tensor:
+        """The orthogonal factor of xᵀy (tall) or x yᵀ (wide): the rotation of y against the frame next to x.
+
+        Args:
+            x: a point.
+            y: a point.
+
+        Returns:
+            A p×p rotation.
+        """
+        return rotation_between(frames.cross(self._tall(x), self._tall(y))).to(x.dtype)
+
+    def _symmetry(self, generator: torch.Generator) -> Callable[[Tensor], Tensor]:
+        normal = torch.randn(self.p, self.p, generator=generator, dtype=torch.float64, device=generator.device)
+        rotation = torch.linalg.qr(normal).Q
+        return lambda x: self._back(self._tall(x) @ rotation.to(x.dtype))
+
     def _tall(self, x: Tensor) -> Tensor:
         """From the user's layout to n×p."""
         return x.mT if self.wide else x
@@ -82,6 +104,10 @@ class Grassmann(Manifold):
 
     def _project(self, x: Tensor, v: Tensor) -> Tensor:
         return self._back(_horizontal(self._tall(x), self._tall(v)))
+
+    def _hessian(self, x: Tensor, e: Tensor, h: Tensor, v: Tensor) -> Tensor:
+        x, e, h, v = map(self._tall, (x, e, h, v))
+        return self._back(_horizontal(x, h) - v @ frames.cross(x, e).to(v.dtype))
 
     def _retract(self, x: Tensor, v: Tensor, method: str) -> Tensor:
         if method == "exp":
@@ -115,9 +141,7 @@ class Grassmann(Manifold):
     def _dist(self, x: Tensor, y: Tensor) -> Tensor:
         return length(self._log(x, y), dim=(-2, -1))
 
-    def _random(
-        self, shape: tuple[int, ...], generator: torch.Generator | None, dtype: torch.dtype, device: Any
-    ) -> Tensor:
+    def _random(self, shape: Any, generator: torch.Generator | None, dtype: torch.dtype, device: Any) -> Tensor:
         tall = (*shape[:-2], self.n, self.p)
         return self._back(frames.random_frame(tall, generator=generator, dtype=dtype, device=device))
 

@@ -1,11 +1,10 @@
-r"""Lengths of vectors of any size, and angles, with derivatives of every order where they are defined.
+r"""Lengths of vectors of any size, with derivatives of every order where they are defined.
 
     |v| = s |v / s|    for any s > 0
 
-Squares of entries beyond the square root of the largest number are infinite, and those of tiny entries are zero, so s
-moves such vectors into the middle of the range. It is a power of two and 1 for all ordinary vectors, which keep their
-bits; where a look at the result shows that there are no others, as on a CPU, s is not needed at all. A length has a
-kink at zero; the derivatives there are given as 0, not as NaN.
+Squares of huge entries are infinite and those of tiny ones zero, so s moves such vectors into the middle of the range.
+It is a power of two and 1 for all ordinary vectors, which keep their bits. A length has a kink at zero; the derivatives
+there are given as 0, not as NaN.
 """
 
 from __future__ import annotations
@@ -18,14 +17,7 @@ from torch import Tensor
 
 
 def range_factor(largest: Tensor) -> Tensor:
-    """The s of vectors with given largest entries: their squares over s² neither overflow nor vanish.
-
-    Args:
-        largest: the largest absolute value of each vector.
-
-    Returns:
-        A constant power of two for each.
-    """
+    """The s of vectors with given largest entries, a constant power of two: squares over s² stay in the range."""
     info = torch.finfo(largest.dtype)
     up, down = (2.0 ** round(0.65 * math.log2(bound)) for bound in (info.max, info.tiny))
     size = largest.detach()
@@ -34,14 +26,7 @@ def range_factor(largest: Tensor) -> Tensor:
 
 
 def ordinary(lengths: Tensor) -> bool:
-    """Whether lengths are seen to be so far from zero and from the largest number that plain formulas are right.
-
-    Args:
-        lengths: as a plain formula gives them.
-
-    Returns:
-        False also where nothing can be looked at: on a device that would have to wait, under ``vmap``, in a compiler.
-    """
+    """Whether lengths are seen to be in the range where plain formulas are right; False where nothing can be seen."""
     if lengths.device.type != "cpu" or torch.compiler.is_compiling():
         return False
     low, high = _bounds(lengths.dtype)
@@ -55,14 +40,7 @@ def ordinary(lengths: Tensor) -> bool:
 
 
 def holds(condition: Tensor) -> bool | None:
-    """Whether a condition is met everywhere.
-
-    Args:
-        condition: truth values.
-
-    Returns:
-        None under ``vmap``, where nothing can be looked at: the caller then takes the way that is right in either case.
-    """
+    """Whether a condition is met everywhere; None under ``vmap``, where nothing can be looked at."""
     try:
         return bool(condition.all())
     except RuntimeError:
@@ -76,29 +54,13 @@ def _bounds(dtype: torch.dtype) -> tuple[float, float]:
 
 
 def root(square: Tensor) -> Tensor:
-    """The square root, with derivatives 0 instead of infinite at 0.
-
-    Args:
-        square: numbers, none negative.
-
-    Returns:
-        Their roots.
-    """
+    """The square root, with derivatives 0 instead of infinite at 0."""
     zero = square == 0
     return torch.where(zero, 0.0, torch.where(zero, 1.0, square).sqrt())
 
 
 def length(v: Tensor, *, dim: int | tuple[int, ...] = -1, keepdim: bool = False) -> Tensor:
-    """The Euclidean length of vectors of any finite size.
-
-    Args:
-        v: the vectors.
-        dim: the dimensions that hold their entries.
-        keepdim: whether to keep those dimensions.
-
-    Returns:
-        One number for each vector; infinite only if the length itself is beyond the largest number.
-    """
+    """The Euclidean length of vectors of any finite size; infinite only if it is beyond the largest number."""
     plain = torch.linalg.vector_norm(v, dim=dim, keepdim=keepdim)
     if ordinary(plain):
         return plain
@@ -112,15 +74,7 @@ def length(v: Tensor, *, dim: int | tuple[int, ...] = -1, keepdim: bool = False)
 
 
 def series(coefficients: tuple[float, ...], t: Tensor) -> Tensor:
-    """The polynomial ``Σ a_k t^k``.
-
-    Args:
-        coefficients: a_0, a_1, and so on.
-        t: where.
-
-    Returns:
-        Its values.
-    """
+    """The polynomial ``Σ a_k t^k``."""
     value = torch.full_like(t, coefficients[-1])
     for coefficient in reversed(coefficients[:-1]):
         value = value * t + coefficient

@@ -1,11 +1,13 @@
-"""Products of manifolds with named factors: points and tangent vectors are dictionaries, metrics add up.
+"""Products of manifolds: named factors with dictionaries as points, and powers with one more tensor dimension.
 
-Everything is done factor by factor; ``dist² = Σ dist_k²``, and the retraction is of the lowest order among its factors.
+Everything is done factor by factor; metrics add up, ``dist² = Σ dist_k²``, and the retraction of a product is of the
+lowest order among its factors. The special Euclidean group SE(3) of poses, with the product metric, is
+
+    Product({"rotation": Rotations(3), "translation": Euclidean(3)})
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fisherfold.manifolds.base import Manifold, Point, Shape, Tangent
+from fisherfold.manifolds.base import Manifold, Point, Shape, Tangent, positive_integer, tree_map
 from fisherfold.manifolds.lengths import length
 
 
@@ -72,130 +74,10 @@ class Product(Manifold):
         """The shape of every factor's points, by name."""
         return {key: factor.point_shape for key, factor in self.items}
 
-    def project(self, x: Point, v: Tangent) -> Tangent:
-        """The orthogonal projection, factor by factor.
-
-        Args:
-            x: a point.
-            v: an ambient vector.
-
-        Returns:
-            A tangent vector.
-        """
-        return self._each(lambda m, s, t: m.project(s, t), x=x, v=v)
-
-    def retract(self, x: Point, v: Tangent, *, method: str | None = None) -> Point:
-        """Move along a tangent vector, every factor by its own retraction.
-
-        Args:
-            x: a point.
-            v: a tangent vector.
-            method: ``"factors"`` or nothing.
-
-        Returns:
-            A point.
-        """
-        self._choice("retraction", method)
-        return self._each(lambda m, s, t: m.retract(s, t), x=x, v=v)
-
-    def transport(self, x: Point, y: Point, v: Tangent, *, method: str | None = None) -> Tangent:
-        """Carry a tangent vector, every factor by its own transport.
-
-        Args:
-            x: the point at which ``v`` is tangent.
-            y: the point to carry it to.
-            v: a tangent vector at ``x``.
-            method: ``"factors"`` or nothing.
-
-        Returns:
-            A tangent vector at ``y``.
-        """
-        self._choice("transport_method", method)
-        return self._each(lambda m, s, t, u: m.transport(s, t, u), x=x, y=y, v=v)
-
-    def exp(self, x: Point, v: Tangent) -> Point:
-        """The exponential map, factor by factor.
-
-        Args:
-            x: a point.
-            v: a tangent vector.
-
-        Returns:
-            A point. Raises NotImplementedError if a factor has no closed form.
-        """
-        return self._each(lambda m, s, t: m.exp(s, t), x=x, v=v)
-
-    def log(self, x: Point, y: Point) -> Tangent:
-        """The logarithm, factor by factor.
-
-        Args:
-            x: a point.
-            y: a point.
-
-        Returns:
-            A tangent vector at ``x``. Raises NotImplementedError if a factor has no closed form.
-        """
-        return self._each(lambda m, s, t: m.log(s, t), x=x, y=y)
-
-    def dist(self, x: Point, y: Point) -> Tensor:
-        """The geodesic distance ``√Σ dist_k²``.
-
-        Args:
-            x: a point.
-            y: a point.
-
-        Returns:
-            A tensor of the batch shape. Raises NotImplementedError if a factor has no closed form.
-        """
-        parts = self._each(lambda m, s, t: m.dist(s, t), x=x, y=y)
-        return length(torch.stack(list(parts.values())), dim=0)
-
-    def inner(self, x: Point, u: Tangent, v: Tangent) -> Tensor:
-        """The sum of the inner products of the factors.
-
-        Args:
-            x: the point at which they are tangent.
-            u: the first vector.
-            v: the second vector.
-
-        Returns:
-            A tensor of the batch shape.
-        """
-        parts = self._each(lambda m, s, t, w: m.inner(s, t, w), x=x, u=u, v=v)
-        return torch.stack(list(parts.values())).sum(dim=0)
-
-    def random_point(
-        self,
-        *batch: int,
-        generator: torch.Generator | None = None,
-        dtype: torch.dtype = torch.float64,
-        device: torch.device | str | None = None,
-    ) -> Point:
-        """A random point of every factor.
-
-        Args:
-            *batch: leading dimensions.
-            generator: the source of randomness.
-            dtype: the dtype of the point.
-            device: the device of the point; that of the generator if not given.
-
-        Returns:
-            A dictionary of points.
-        """
-        options: dict[str, Any] = {"generator": generator, "dtype": dtype, "device": device}
-        return {key: factor.random_point(*batch, **options) for key, factor in self.items}
-
-    def violation(self, x: Point) -> float:
-        """The largest violation among the factors.
-
-        Args:
-            x: a point, up to rounding.
-
-        Returns:
-            Zero for an exact point; NaN if ``x`` is not finite.
-        """
-        parts = self._each(lambda m, s: m.violation(s), x=x)
-        return math.nan if any(map(math.isnan, parts.values())) else max(parts.values())
+    @property
+    def ambient_metric(self) -> bool:
+        """Whether the metrics of all factors are ambient."""
+        return all(factor.ambient_metric for _, factor in self.items)
 
     def check_point(self, x: Point, *, name: str = "x", atol: float | None = None) -> None:
         """Raise unless ``x`` is a finite point of the manifold.
@@ -218,63 +100,156 @@ class Product(Manifold):
             name: the argument's name for the message.
             atol: the accepted size of the normal part over the whole; ``tolerance(dtype)`` if not given.
         """
-        self._check_form(x, "x")
-        self._check_form(v, name)
+        self._check_vector(x, v, name)
         for key, factor in self.items:
             factor.check_tangent(x[key], v[key], name=f"{name}[{key!r}]", atol=atol)
 
-    def _each(self, operation: Callable[..., Any], **arguments: Point) -> dict[str, Any]:
-        """The operation of every factor on its part of the arguments, which are named for the messages."""
-        for name, argument in arguments.items():
-            self._check_form(argument, name)
-        return {key: operation(factor, *(tree[key] for tree in arguments.values())) for key, factor in self.items}
+    def _each(self, operation: Callable[..., Any], *trees: Point) -> dict[str, Any]:
+        """The operation of every factor on its part of the arguments."""
+        return {key: operation(factor, *(tree[key] for tree in trees)) for key, factor in self.items}
 
-    def _gaussian_tangent(self, x: Point, generator: torch.Generator | None) -> Tangent:
-        return self._each(lambda m, s: m._gaussian_tangent(s, generator), x=x)
+    def _project(self, x: Point, v: Tangent) -> Tangent:
+        return self._each(lambda m, s, t: m._project(s, t), x, v)
 
-    def _largest(self, v: Tangent) -> Tensor:
-        return torch.stack([factor._largest(v[key]) for key, factor in self.items]).amax(dim=0)
+    def _gradient(self, x: Point, e: Tangent) -> Tangent:
+        return self._each(lambda m, s, t: m._gradient(s, t), x, e)
 
-    def _stretch(self, v: Tangent, factor: Tensor) -> Tangent:
-        return {key: manifold._stretch(v[key], factor) for key, manifold in self.items}
+    def _hessian(self, x: Point, e: Tangent, h: Tangent, v: Tangent) -> Tangent:
+        return self._each(lambda m, *parts: m._hessian(*parts), x, e, h, v)
 
-    def _check_form(self, x: Point, name: str) -> None:
-        if not isinstance(x, dict):
-            raise TypeError(f"{name} must be a dictionary of the factors {list(self.factors)}, got {type(x).__name__}")
-        if set(x) != set(self.factors):
-            raise ValueError(f"{name} must have the keys {sorted(self.factors)} of {self!r}, got {sorted(map(str, x))}")
-        for key, factor in self.items:
-            factor._check_form(x[key], f"{name}[{key!r}]")
-        batches = {key: _batch(x[key], factor.point_shape) for key, factor in self.items}
-        if len(set(batches.values())) > 1:
-            raise ValueError(f"{name} must have the same batch dimensions in all factors, got {batches}")
+    def _retract(self, x: Point, v: Tangent, method: str) -> Point:
+        return self._each(lambda m, s, t: m._retract(s, t, m.retraction), x, v)
 
-    # The hooks of the base class speak of one tensor; a product has none, and every public method above goes around
-    # them.
-    def _no_tensor(self, name: str) -> TypeError:
-        return TypeError(f"{self!r} has no single tensor for {name}: its points are dictionaries")
+    def _transport(self, x: Point, y: Point, v: Tangent, method: str) -> Tangent:
+        return self._each(lambda m, s, t, u: m._transport(s, t, u, m.transport_method), x, y, v)
 
-    def _project(self, x: Tensor, v: Tensor) -> Tensor:
-        raise self._no_tensor("_project")
+    def _exp(self, x: Point, v: Tangent) -> Point:
+        return self._each(lambda m, s, t: m._exp(s, t), x, v)
 
-    def _retract(self, x: Tensor, v: Tensor, method: str) -> Tensor:
-        raise self._no_tensor("_retract")
+    def _log(self, x: Point, y: Point) -> Tangent:
+        return self._each(lambda m, s, t: m._log(s, t), x, y)
 
-    def _random(
-        self, shape: tuple[int, ...], generator: torch.Generator | None, dtype: torch.dtype, device: Any
-    ) -> Tensor:
-        raise self._no_tensor("_random")
+    def _dist(self, x: Point, y: Point) -> Tensor:
+        parts = self._each(lambda m, s, t: m._dist(s, t), x, y)
+        return length(torch.stack(list(parts.values())), dim=0)
 
-    def _constraint_error(self, x: Tensor) -> Tensor:
-        raise self._no_tensor("_constraint_error")
+    def _inner(self, x: Point, u: Tangent, v: Tangent) -> Tensor:
+        parts = self._each(lambda m, s, t, w: m._inner(s, t, w), x, u, v)
+        return torch.stack(list(parts.values())).sum(dim=0)
+
+    def _random(self, shape: Shape, generator: torch.Generator | None, dtype: torch.dtype, device: Any) -> Point:
+        return self._each(lambda m, s: m._random(s, generator, dtype, device), shape)
+
+    def _constraint_error(self, x: Point) -> Tensor:
+        return torch.stack(list(self._each(lambda m, s: m._constraint_error(s), x).values())).amax()
+
+    def _complaint(self, x: Point) -> str | None:
+        found = self._each(lambda m, s: m._complaint(s), x)
+        return next((f"[{key!r}]: {complaint}" for key, complaint in found.items() if complaint), None)
+
+    def _symmetry(self, generator: torch.Generator) -> Callable[[Point], Point] | None:
+        parts = {key: factor._symmetry(generator) for key, factor in self.items}
+        if not any(parts.values()):
+            return None
+        return lambda tree: {key: part(tree[key]) if part else tree[key] for key, part in parts.items()}
 
     def __repr__(self) -> str:
         return f"Product({self.factors!r})"
 
 
-def _batch(x: Point, shape: Shape) -> tuple[int, ...]:
-    """The leading dimensions of a point whose form is right."""
-    while isinstance(shape, dict):
-        key = next(iter(shape))
-        x, shape = x[key], shape[key]
-    return tuple(x.shape[: x.ndim - len(shape)])
+@dataclass(frozen=True, repr=False)
+class Power(Manifold):
+    """k points of one manifold, as one tensor of shape (k, *point_shape); a dictionary of them for a product.
+
+    Args:
+        manifold: the manifold of every copy; its retraction and transport are used.
+        k: the number of copies.
+
+    Examples:
+        >>> from fisherfold.manifolds import Rotations
+        >>> cameras = Power(Rotations(3), 10)
+        >>> cameras.dim, cameras.point_shape
+        (30, (10, 3, 3))
+    """
+
+    manifold: Manifold
+    k: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.manifold, Manifold):
+            raise ValueError(f"manifold of Power must be a manifold such as Rotations(3), got {self.manifold!r}")
+        object.__setattr__(self, "k", positive_integer(self.k, "k of Power"))
+
+    @property
+    def retraction(self) -> str:  # type: ignore[override]
+        """That of the manifold."""
+        return self.manifold.retraction
+
+    @property
+    def transport_method(self) -> str:  # type: ignore[override]
+        """That of the manifold."""
+        return self.manifold.transport_method
+
+    @property
+    def retractions(self) -> Mapping[str, int]:
+        """Those of the manifold."""
+        return self.manifold.retractions
+
+    @property
+    def transports(self) -> tuple[str, ...]:
+        """Those of the manifold."""
+        return self.manifold.transports
+
+    @property
+    def dim(self) -> int:
+        """K times the dimension."""
+        return self.k * self.manifold.dim
+
+    @property
+    def point_shape(self) -> Shape:
+        """The shape of the manifold's points after k."""
+        return tree_map(lambda shape: (self.k, *shape), self.manifold.point_shape)
+
+    @property
+    def ambient_metric(self) -> bool:
+        """Whether the metric of the manifold is ambient."""
+        return self.manifold.ambient_metric
+
+    def _project(self, x: Point, v: Tangent) -> Tangent:
+        return self.manifold._project(x, v)
+
+    def _gradient(self, x: Point, e: Tangent) -> Tangent:
+        return self.manifold._gradient(x, e)
+
+    def _hessian(self, x: Point, e: Tangent, h: Tangent, v: Tangent) -> Tangent:
+        return self.manifold._hessian(x, e, h, v)
+
+    def _retract(self, x: Point, v: Tangent, method: str) -> Point:
+        return self.manifold._retract(x, v, method)
+
+    def _transport(self, x: Point, y: Point, v: Tangent, method: str) -> Tangent:
+        return self.manifold._transport(x, y, v, method)
+
+    def _exp(self, x: Point, v: Tangent) -> Point:
+        return self.manifold._exp(x, v)
+
+    def _log(self, x: Point, y: Point) -> Tangent:
+        return self.manifold._log(x, y)
+
+    def _dist(self, x: Point, y: Point) -> Tensor:
+        return length(self.manifold._dist(x, y))
+
+    def _inner(self, x: Point, u: Tangent, v: Tangent) -> Tensor:
+        return self.manifold._inner(x, u, v).sum(dim=-1)
+
+    def _random(self, shape: Shape, generator: torch.Generator | None, dtype: torch.dtype, device: Any) -> Point:
+        return self.manifold._random(shape, generator, dtype, device)
+
+    def _constraint_error(self, x: Point) -> Tensor:
+        return self.manifold._constraint_error(x)
+
+    def _complaint(self, x: Point) -> str | None:
+        return self.manifold._complaint(x)
+
+    def _symmetry(self, generator: torch.Generator) -> Callable[[Point], Point] | None:
+        return self.manifold._symmetry(generator)

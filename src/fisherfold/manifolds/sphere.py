@@ -27,8 +27,47 @@ _SINC = tuple((-1) ** k / math.factorial(2 * k + 1) for k in range(9))
 _ANGLE_OVER_SINE = tuple(4**k * math.factorial(k) ** 2 / math.factorial(2 * k + 1) for k in range(13))
 
 
+class UnitRows(Manifold):
+    """What the sphere and the oblique manifold share: every row of a point has length 1."""
+
+    retractions: ClassVar[Mapping[str, int]] = MappingProxyType({"normalize": 2, "exp": 2})
+    transports: ClassVar[tuple[str, ...]] = ("projection", "parallel")
+    n: int
+
+    def __post_init__(self) -> None:
+        self._make_whole(*(name for name in ("m", "n") if hasattr(self, name)))
+        if self.n < 2:
+            raise ValueError(f"n of {type(self).__name__} must be at least 2, got {self.n}")
+        self._choice("retraction", None)
+        self._choice("transport_method", None)
+
+    def _project(self, x: Tensor, v: Tensor) -> Tensor:
+        return project_rows(x, v)
+
+    def _hessian(self, x: Tensor, e: Tensor, h: Tensor, v: Tensor) -> Tensor:
+        return project_rows(x, h) - (x * e).sum(dim=-1, keepdim=True) * v
+
+    def _retract(self, x: Tensor, v: Tensor, method: str) -> Tensor:
+        return normalize_rows(x + v) if method == "normalize" else exp_rows(x, v)
+
+    def _transport(self, x: Tensor, y: Tensor, v: Tensor, method: str) -> Tensor:
+        return project_rows(y, v) if method == "projection" else parallel_rows(x, y, v)
+
+    def _exp(self, x: Tensor, v: Tensor) -> Tensor:
+        return exp_rows(x, v)
+
+    def _log(self, x: Tensor, y: Tensor) -> Tensor:
+        return log_rows(x, y)
+
+    def _random(self, shape: Any, generator: torch.Generator | None, dtype: torch.dtype, device: Any) -> Tensor:
+        return normalize_rows(torch.randn(shape, generator=generator, dtype=dtype, device=device))
+
+    def _constraint_error(self, x: Tensor) -> Tensor:
+        return (length(x) - 1).abs().amax()
+
+
 @dataclass(frozen=True, repr=False)
-class Sphere(Manifold):
+class Sphere(UnitRows):
     """The unit vectors of R^n.
 
     Args:
@@ -45,19 +84,9 @@ class Sphere(Manifold):
         tensor([0.7071, 0.7071, 0.0000])
     """
 
-    retractions: ClassVar[Mapping[str, int]] = MappingProxyType({"normalize": 2, "exp": 2})
-    transports: ClassVar[tuple[str, ...]] = ("projection", "parallel")
-
     n: int
     retraction: str = field(default="normalize", kw_only=True)
     transport_method: str = field(default="projection", kw_only=True)
-
-    def __post_init__(self) -> None:
-        self._make_whole("n")
-        if self.n < 2:
-            raise ValueError(f"n of Sphere must be at least 2, got {self.n}")
-        self._choice("retraction", None)
-        self._choice("transport_method", None)
 
     @property
     def dim(self) -> int:
@@ -69,55 +98,17 @@ class Sphere(Manifold):
         """The shape of one point."""
         return (self.n,)
 
-    def _project(self, x: Tensor, v: Tensor) -> Tensor:
-        return project_rows(x, v)
-
-    def _retract(self, x: Tensor, v: Tensor, method: str) -> Tensor:
-        return normalize_rows(x + v) if method == "normalize" else exp_rows(x, v)
-
-    def _transport(self, x: Tensor, y: Tensor, v: Tensor, method: str) -> Tensor:
-        return project_rows(y, v) if method == "projection" else parallel_rows(x, y, v)
-
-    def _exp(self, x: Tensor, v: Tensor) -> Tensor:
-        return exp_rows(x, v)
-
-    def _log(self, x: Tensor, y: Tensor) -> Tensor:
-        return log_rows(x, y)
-
     def _dist(self, x: Tensor, y: Tensor) -> Tensor:
         return angle_rows(x, y)
 
-    def _random(
-        self, shape: tuple[int, ...], generator: torch.Generator | None, dtype: torch.dtype, device: Any
-    ) -> Tensor:
-        return normalize_rows(torch.randn(shape, generator=generator, dtype=dtype, device=device))
-
-    def _constraint_error(self, x: Tensor) -> Tensor:
-        return norm_error_rows(x)
-
 
 def project_rows(x: Tensor, v: Tensor) -> Tensor:
-    """The projection of every row of ``v`` orthogonally to the same row of ``x``.
-
-    Args:
-        x: unit rows.
-        v: rows.
-
-    Returns:
-        ``v - <x, v> x``, row by row.
-    """
+    """The projection of every row of ``v`` orthogonally to the same row of ``x``."""
     return v - (x * v).sum(dim=-1, keepdim=True) * x
 
 
 def normalize_rows(y: Tensor) -> Tensor:
-    """Every row over its length.
-
-    Args:
-        y: rows of any finite length but zero.
-
-    Returns:
-        Unit rows.
-    """
+    """Every row over its length."""
     norms = torch.linalg.vector_norm(y, dim=-1, keepdim=True)
     if ordinary(norms):
         return y / norms
@@ -126,15 +117,7 @@ def normalize_rows(y: Tensor) -> Tensor:
 
 
 def exp_rows(x: Tensor, v: Tensor) -> Tensor:
-    """The great circles ``cos|v| x + sin|v| v/|v|``, normalised so that rounding does not add up over many steps.
-
-    Args:
-        x: unit rows.
-        v: tangent rows.
-
-    Returns:
-        Unit rows.
-    """
+    """The great circles ``cos|v| x + sin|v| v/|v|``, normalised so that rounding does not add up over many steps."""
     square = (v * v).sum(dim=-1, keepdim=True)
     near = square < 0.25
     t = torch.where(near, square, 0.0)
@@ -146,28 +129,12 @@ def exp_rows(x: Tensor, v: Tensor) -> Tensor:
 
 
 def angle_rows(x: Tensor, y: Tensor) -> Tensor:
-    """The angles between the rows, with all digits near 0 and near π.
-
-    Args:
-        x: unit rows.
-        y: unit rows.
-
-    Returns:
-        One angle per row, in [0, π]; its derivatives are 0 where the rows are equal or opposite.
-    """
+    """The angles between the rows, with all digits near 0 and near π."""
     return 2 * torch.atan2(length(x - y), length(x + y))
 
 
 def log_rows(x: Tensor, y: Tensor) -> Tensor:
-    """The tangent rows at ``x`` whose great circles end in ``y``.
-
-    Args:
-        x: unit rows.
-        y: unit rows.
-
-    Returns:
-        Tangent rows of length ``angle_rows(x, y)``; opposite rows are refused, under ``vmap`` they give NaN.
-    """
+    """The tangent rows at ``x`` whose great circles end in ``y``."""
     apart, middle = y - x, _middle(x, y)
     chord, across = (w.square().sum(dim=-1, keepdim=True) for w in (apart, middle))
     # all have the tangent part of y; the shorter is exact, of neighbours and near the antipode, where y would cancel
@@ -180,34 +147,12 @@ def log_rows(x: Tensor, y: Tensor) -> Tensor:
 
 
 def parallel_rows(x: Tensor, y: Tensor, v: Tensor) -> Tensor:
-    """Parallel transport ``v - 2 <m, v> / <m, m> m``, ``m = x + y``, along the shortest great circle.
-
-    The reflection at the middle keeps lengths near the antipode too, where ``1 + <x, y> = <m, m> / 2`` would cancel.
-
-    Args:
-        x: unit rows.
-        y: unit rows.
-        v: tangent rows at ``x``.
-
-    Returns:
-        Tangent rows at ``y`` of the same lengths; opposite rows are refused, under ``vmap`` they give NaN.
-    """
+    """Parallel transport ``v - 2 <m, v> / <m, m> m``, ``m = x + y``, along the shortest great circle."""
+    # a reflection at the middle: it keeps lengths near the antipode, where 1 + <x, y> = <m, m> / 2 would cancel
     middle = _middle(x, y)
     weight = 2 * (middle * v).sum(dim=-1, keepdim=True) / middle.square().sum(dim=-1, keepdim=True)
     # near the antipode the rounding of the lengths of x and y is no small part of their middle
     return project_rows(y, v - weight * middle)
-
-
-def norm_error_rows(x: Tensor) -> Tensor:
-    """The largest deviation of a row's length from 1.
-
-    Args:
-        x: rows.
-
-    Returns:
-        A tensor without dimensions.
-    """
-    return (length(x) - 1).abs().amax()
 
 
 def _middle(x: Tensor, y: Tensor) -> Tensor:

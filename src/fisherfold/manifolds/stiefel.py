@@ -65,6 +65,10 @@ class Stiefel(Manifold):
         overlap = frames.cross(x, v)
         return frames.minus_product(v, x, 0.5 * (overlap + overlap.mT))
 
+    def _hessian(self, x: Tensor, e: Tensor, h: Tensor, v: Tensor) -> Tensor:
+        overlap = frames.cross(x, e)
+        return self._project(x, h - 0.5 * v @ (overlap + overlap.mT).to(v.dtype))
+
     def _retract(self, x: Tensor, v: Tensor, method: str) -> Tensor:
         if method == "polar":
             return frames.polar(x + v)
@@ -76,9 +80,7 @@ class Stiefel(Manifold):
         overlap = frames.cross(x, v)
         return frames.geodesic(x, v, 0.5 * (overlap - overlap.mT))
 
-    def _random(
-        self, shape: tuple[int, ...], generator: torch.Generator | None, dtype: torch.dtype, device: Any
-    ) -> Tensor:
+    def _random(self, shape: Any, generator: torch.Generator | None, dtype: torch.dtype, device: Any) -> Tensor:
         return frames.random_frame(shape, generator=generator, dtype=dtype, device=device)
 
     def _constraint_error(self, x: Tensor) -> Tensor:

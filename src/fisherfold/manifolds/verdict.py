@@ -45,31 +45,12 @@ class Verdict:
 
 
 def at_most(name: str, measured: float, bound: float) -> Verdict:
-    """The verdict that a number does not exceed a bound.
-
-    Args:
-        name: the property.
-        measured: the number; NaN fails.
-        bound: the bound.
-
-    Returns:
-        The verdict.
-    """
+    """The verdict that a number does not exceed a bound."""
     return Verdict(name, measured, bound, measured <= bound, f"measured {measured:.2e}, expected at most {bound:.2e}")
 
 
 def slope_at_least(name: str, measured: float, expected: float, *, slack: float = 0.2) -> Verdict:
-    """The verdict that an error falls at least as fast as a power of the step.
-
-    Args:
-        name: the property.
-        measured: the slope found; infinite if the error is only rounding.
-        expected: the power.
-        slack: by how much the slope may fall short, being measured at finite steps.
-
-    Returns:
-        The verdict.
-    """
+    """The verdict that an error falls at least as fast as a power of the step."""
     found = "is only rounding" if math.isinf(measured) else f"falls like t^{measured:.2f}"
     passed = measured >= expected - slack
     return Verdict(name, measured, expected, passed, f"the error {found}, expected t^{expected:g} or faster")

@@ -25,8 +25,7 @@ from fisherfold.fisher.likelihoods import Likelihood
 from fisherfold.fisher.operators import DenseFisher, FisherOperator
 from fisherfold.fisher.rowblock import RowBlockFisher
 from fisherfold.manifolds import Euclidean, Manifold, Product
-from fisherfold.manifolds.adapter import require_manifold
-from fisherfold.manifolds.base import Point, Tangent, leaves, positive_integer, tree_map
+from fisherfold.manifolds.base import Point, Tangent, leaves, positive_integer, require_manifold, tree_map
 from fisherfold.problems.base import Problem, check_batch
 from fisherfold.problems.networks import check_behaviour, check_independence, check_layers
 

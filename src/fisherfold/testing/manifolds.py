@@ -9,16 +9,14 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
-from torch import Tensor
 
 from fisherfold.manifolds import Manifold, Verdict, check_retraction
-from fisherfold.manifolds.adapter import require_manifold
-from fisherfold.manifolds.base import Point, combine, leaves, scale, tree_map
+from fisherfold.manifolds.base import Point, combine, leaves, require_manifold, scale, tree_map
 from fisherfold.manifolds.verdict import at_most
-from fisherfold.testing.case import Case, gaussian, tree_gap
-from fisherfold.testing.properties import applicable, properties
+from fisherfold.testing.properties import Case, gaussian, properties, tree_gap
 
 # Ten thousand float32 steps may leave an error of a few rounding units, not one that has added up.
 DRIFT = 5e-6
@@ -45,7 +43,7 @@ def check_manifold(
         batch_shapes: the leading dimensions to try.
         steps: the length of the long run with every retraction.
         symmetry: for a quotient manifold, a map that changes the representative of a point, and a tangent vector with
-            it, such as ``lambda x: x @ q`` with a fixed rotation ``q``; known for Grassmann manifolds.
+            it, such as ``lambda x: x @ q`` with a fixed rotation ``q``; known for those of the library.
         device: the device to try.
         seed: of all random points and vectors.
 
@@ -68,7 +66,7 @@ def check_manifold(
     if empty := [batch for batch in batch_shapes if 0 in batch]:
         raise ValueError(f"batch_shapes must hold at least one point each, got {empty}")
     generator = torch.Generator(device).manual_seed(seed)
-    symmetry = applicable(manifold, generator) if symmetry is None else symmetry
+    symmetry = manifold._symmetry(generator) if symmetry is None else symmetry
     report = _dimension(manifold, generator)
     for dtype in dtypes:
         for batch in batch_shapes:
@@ -113,7 +111,7 @@ def _orders(case: Case) -> list[Verdict]:
     report = []
     for method in case.manifold.retractions:
         report.append(check_retraction(case.manifold, case.x, case.v, method=method))
-        if case.has_exp and case.has_dist:
+        if case.manifold.ambient_metric and case.has("exp") and case.has("dist"):
             report.append(check_retraction(case.manifold, case.x, case.v, method=method, against="exp"))
     return [Verdict(f"{r.name} [{case.label}]", r.measured, r.expected, r.passed, r.message) for r in report]
 
@@ -124,17 +122,15 @@ def _one_by_one(case: Case) -> list[Verdict]:
     operations: dict[str, tuple[Callable[..., Point], tuple[Point, ...]]] = {
         "project": (manifold.project, (case.x, case.a)),
         "inner": (manifold.inner, (case.x, case.u, case.v)),
+        "riemannian_gradient": (manifold.riemannian_gradient, (case.x, case.a)),
+        "riemannian_hessian": (manifold.riemannian_hessian, (case.x, case.a, case.b, case.v)),
     }
     for method in manifold.retractions:
-        operations[f"retract {method!r}"] = (_with(manifold.retract, method), (case.x, case.v))
+        operations[f"retract {method!r}"] = (partial(manifold.retract, method=method), (case.x, case.v))
     for method in manifold.transports:
-        operations[f"transport {method!r}"] = (_with(manifold.transport, method), (case.x, case.y, case.v))
-    if case.has_exp:
-        operations["exp"] = (manifold.exp, (case.x, case.v))
-    if case.has_log:
-        operations["log"] = (manifold.log, (case.x, case.y))
-    if case.has_dist:
-        operations["dist"] = (manifold.dist, (case.x, case.y))
+        operations[f"transport {method!r}"] = (partial(manifold.transport, method=method), (case.x, case.y, case.v))
+    for name in filter(case.has, ("exp", "log", "dist")):
+        operations[name] = (getattr(manifold, name), (case.x, case.v if name == "exp" else case.y))
     report = []
     for name, (operation, arguments) in operations.items():
         whole = operation(*arguments)
@@ -155,27 +151,20 @@ def _largest_violation(case: Case) -> Verdict:
     return at_most(f"violation of a batch is its largest [{case.label}]", gap, case.tolerance * max(1.0, largest))
 
 
-def _with(operation: Callable[..., Point], method: str) -> Callable[..., Point]:
-    return lambda *arguments: operation(*arguments, method=method)
-
-
 def _pick(tree: Point, entry: tuple[int, ...]) -> Point:
-    def pick(leaf: Tensor) -> Tensor:
-        return leaf[entry]
-
-    return tree_map(pick, tree)
+    return tree_map(lambda leaf: leaf[entry], tree)
 
 
 def _long_run(manifold: Manifold, steps: int, generator: torch.Generator) -> list[Verdict]:
-    """Rounding must not add up over many steps, of length about 0.1 in changing directions."""
+    """Rounding must not add up over many steps of length 0.1, out in changing directions and back again."""
     report = []
     for method in manifold.retractions:
         x = manifold.random_point(generator=generator, dtype=torch.float32)
-        size = 0.1 / max(manifold.dim, 1) ** 0.5
         directions = [gaussian(x, generator) for _ in range(100)]
         for step in range(steps):
-            v = manifold.project(x, directions[step % 100])
-            x = manifold.retract(x, scale(size, v), method=method)
+            v = manifold.project(x, directions[step // 2 % 100])
+            size = 0.1 / max(float(manifold.norm(x, v)), 1e-30)
+            x = manifold.retract(x, scale(size if step % 2 else -size, v), method=method)
         name = f"retraction {method!r} stays on the manifold over {steps} float32 steps"
         report.append(at_most(name, manifold.violation(x), DRIFT))
     return report
