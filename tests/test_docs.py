@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import fisherfold
+from fisherfold.reproduce import cifar
 from fisherfold.solvers import METHODS
 
 ROOT = Path(__file__).parent.parent
@@ -63,7 +64,7 @@ def test_links_of_the_readme_lead_somewhere():
     assert [link for link in links if not link.startswith("http") and not (ROOT / link).exists()] == []
 
 
-@pytest.mark.parametrize("page", ["results.md", "benchmarks-point.md"])
+@pytest.mark.parametrize("page", ["reproduction/index.md"])
 @pytest.mark.parametrize("figure", ["jester", "movielens"])
 def test_the_figures_of_completion_are_those_that_were_recorded(page, figure):
     recorded = ROOT / "results" / "completion" / f"{figure}.json"
@@ -76,6 +77,16 @@ def test_the_figures_of_completion_are_those_that_were_recorded(page, figure):
             "" if row[name] is None else f"{row[name]:.3f} ± {row[f'{name}_sd']:.3f}" for name in ("refit", "train")
         )
         assert f"| {refit} | {train} |" in text.replace("| - |", "|  |"), row["method"]
+
+
+def test_the_cifar_page_shows_the_recorded_runs():
+    page, results = ROOT / "docs" / "reproduction" / "cifar.md", ROOT / "results" / "cifar_runs.parquet"
+    if not page.exists() or not results.exists():
+        pytest.skip("documentation and results are not part of an installed package")
+    text, runs = page.read_text(encoding="utf-8"), cifar.read_runs(results)
+    for table in cifar.tables(cifar.cells(runs), runs)[:2]:
+        for row in table.rows:
+            assert f"| {' | '.join(map(str, row))} |" in text
 
 
 @pytest.mark.skipif(not PAGES, reason="the documentation is not part of an installed package")
