@@ -18,7 +18,7 @@ import torch
 
 from fisherfold.completion import MatrixCompletion
 from fisherfold.files import HEADER, parse_json
-from fisherfold.files.tensors import _signature
+from fisherfold.files import signature as _signature
 from fisherfold.solvers.state import State
 from fisherfold.subspace import SubspaceClassifier, SubspaceRegressor
 from fisherfold.subspace.files import load_model

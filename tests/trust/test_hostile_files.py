@@ -20,7 +20,7 @@ import fisherfold
 from fisherfold import Gaussian, NLLProblem, minimize
 from fisherfold.completion import MatrixCompletion
 from fisherfold.files import HEADER, HEADER_LIMIT, read_tensors
-from fisherfold.files.tensors import _signature
+from fisherfold.files import signature as _signature
 from fisherfold.manifolds import Sphere
 from fisherfold.subspace import SubspaceClassifier, SubspaceRegressor
 

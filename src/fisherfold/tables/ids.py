@@ -1,183 +1,272 @@
-"""Names of rows and columns: any hashable ids outside, numbers from 0 inside.
+"""Ids of rows, columns and tasks: integers or text outside, positions from 0 inside.
 
-Two ids are one if they are equal in Python: 1, 1.0, True and ``np.int64(1)`` are one id, 1 and "1" are two. An
-``IdIndex`` numbers ids in the order in which they were first added and never renumbers, so that factors stay where they
-are when new ids arrive. Whole numbers and floats are looked up in a sorted array, everything else in a dictionary.
+An id is its text: 7 and ``"7"`` are one id, 7 and ``"07"`` are two. Ids that are all integers are kept as int64, all
+others as text. New ids get the next positions, so that factors stay where they are when a model grows.
 """
 
 from __future__ import annotations
 
-import contextlib
-import datetime
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-Ids = npt.NDArray[Any]
+Ids = npt.NDArray[Any]  # int64, or an object array of str
+Codes = npt.NDArray[np.int64]
 
 _TABLE_SLACK = 2**20
-_EXACT = 2**53  # floats below this are as many as the whole numbers
-_PLAIN = {int, bool, float, str, bytes}
+_NO_INTEGER = -(2**63)
+_EXACT = 2**53  # below this, a float holds an integer exactly
 
 
-def id_array(ids: Any, name: str) -> Ids:
-    """One dimension of ids as an array of whole numbers, floats or objects, each id exactly as it was given.
+def as_ids(values: Any, name: str = "row") -> Ids:
+    """Convert a sequence, array or data-frame column of ids.
 
     Args:
-        ids: a sequence, array or column of a data frame.
+        values: integers or text; floats that are integers are taken as such.
         name: what the ids name, for messages.
 
     Returns:
-        An array of dtype int64, uint64, float64 or object.
+        An int64 array if all ids are integers, else an object array of text.
 
     Raises:
-        ValueError: if an id is missing (None, NaN), infinite, or a float too large to tell whole numbers apart, or if
-            there is more than one dimension.
-        TypeError: if there is no sequence, or an id is not hashable.
+        ValueError: if an id is missing, or there is more than one dimension.
+        TypeError: if ``values`` is no sequence, or an id is neither an integer nor text.
 
     Example:
-        >>> id_array([2**53, 2**53 + 1], "row").tolist()
-        [9007199254740992, 9007199254740993]
-        >>> id_array([1, "1", ("a", 1)], "row").tolist()
-        [1, '1', ('a', 1)]
+        >>> as_ids([3.0, 1]).tolist(), as_ids([3, "b"]).tolist()
+        ([3, 1], ['3', 'b'])
     """
-    if isinstance(ids, (str, bytes, Mapping)) or not hasattr(ids, "__iter__"):
-        raise TypeError(f"{name} ids must be a sequence, got {ids!r} ({type(ids).__name__})")
-    if not (hasattr(ids, "to_numpy") or hasattr(ids, "__array__")):
-        return _exact(list(ids), name)
-    if np.ma.isMaskedArray(ids) and (masked := np.ma.getmaskarray(ids)).any():
-        ids = np.ma.getdata(ids).astype(object)
-        ids[masked] = None
-    array = as_array(ids)
+    if isinstance(values, (str, bytes, Mapping)) or not hasattr(values, "__iter__"):
+        raise TypeError(f"{name} ids must be a sequence, got {values!r} ({type(values).__name__})")
+    if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
+        raise ValueError(f"{name} id at position {int(np.flatnonzero(np.ma.getmaskarray(values))[0])} is missing")
+    array = as_array(values)
     if array.ndim != 1:
         raise ValueError(f"{name} ids must have one dimension, got shape {array.shape}")
-    if array.dtype.kind in "iub":
-        return array.astype(np.uint64 if array.dtype == np.uint64 else np.int64, copy=False)
-    if array.dtype.kind == "f":
-        return _float_ids(array, name)
-    # elements of dates one by one: as a list, NumPy would make bare numbers of nanoseconds
-    return _exact(list(array) if array.dtype.kind in "mM" else array.tolist(), name)
+    if array.dtype.kind in "ib" or (array.dtype.kind == "u" and array.max(initial=0) < 2**63):
+        return array.astype(np.int64, copy=False)
+    if array.dtype.kind == "f" and np.isfinite(array).all():
+        whole = array.astype(np.int64)
+        if np.array_equal(whole, array) and np.abs(array).max(initial=0) < _EXACT:
+            return whole
+    found = array.tolist() if array.dtype.kind in "OUuf" else list(array)
+    kinds = set(map(type, found))
+    if kinds <= {int, bool}:
+        try:
+            return np.array(found, dtype=np.int64)
+        except OverflowError:
+            return objects([str(int(value)) for value in found])
+    if kinds == {str}:
+        return objects(found)
+    texts = [_text(value, k, name) for k, value in enumerate(found)]
+    return objects(texts) if any(issubclass(kind, str) for kind in kinds) else as_ids(list(map(int, texts)), name)
 
 
 def as_array(column: Any) -> npt.NDArray[Any]:
-    """A column of a data frame, of whatever library, as an array.
+    """Convert a list, or a column of a pandas, polars or pyarrow table, to an array without changing its entries.
 
     Args:
-        column: the column, or anything that NumPy knows.
+        column: the column.
 
     Returns:
-        The array.
+        A NumPy array; lists of different types become object arrays.
     """
-    # an array of pyarrow refuses to_numpy where a copy is needed, for text and for truth values
-    by_numpy = hasattr(column, "to_pylist") or not hasattr(column, "to_numpy")
-    return np.asarray(column) if by_numpy else column.to_numpy()
-
-
-def _exact(values: list[Any], name: str) -> Ids:
-    """A list of ids that is not brought to one type, as NumPy would: 1 and "1" to text, large numbers to floats."""
-    kinds = set(map(type, values))
-    if not kinds <= _PLAIN:
-        values = [plain(value) for value in values]
-        kinds = set(map(type, values))
-    if kinds <= {int, bool}:
-        for dtype in (np.int64, np.uint64):
-            with contextlib.suppress(OverflowError):
-                return np.array(values, dtype=dtype)
-    elif kinds <= {int, bool, float} and all(abs(value) < _EXACT for value in values):
-        return _float_ids(np.array(values, dtype=np.float64), name)
-    if not kinds <= {str, int, bool}:
-        for position, value in enumerate(values):
-            _check_id(value, position, name)
-    return objects(values)
+    if isinstance(column, (list, tuple)):
+        return objects(list(column))
+    if hasattr(column, "to_pylist"):  # pyarrow
+        return objects(column.to_pylist()) if column.null_count else np.asarray(column)
+    if hasattr(column, "to_numpy"):
+        return np.asarray(column.to_numpy())
+    return np.asarray(column) if hasattr(column, "__array__") else objects(list(column))
 
 
 def objects(labels: list[Any]) -> Ids:
-    """A list of ids as an array that does not look into them.
+    """Make an object array of a list without looking into its entries.
 
     Args:
-        labels: the ids.
+        labels: the entries.
 
     Returns:
-        An array of objects.
+        A one-dimensional array.
     """
     array = np.empty(len(labels), dtype=object)
     array[:] = labels
     return array
 
 
-def _check_id(value: Any, position: int, name: str) -> None:
-    here = f"{name} id at position {position} is"
-    if is_missing(value):
-        raise ValueError(f"{here} missing (got {value!r})")
-    if isinstance(value, float) and np.isinf(value):
-        raise ValueError(f"{here} infinite (got {value})")
-    if isinstance(value, float) and abs(value) >= _EXACT:
-        raise ValueError(
-            f"{here} the float {value!r}: from 2**53 on several whole numbers become one float; "
-            "hand ids over as whole numbers or text"
-        )
-    try:
-        hash(value)
-    except TypeError:
-        raise TypeError(f"{name} ids must be hashable, got {type(value).__name__} at position {position}") from None
-
-
 def is_missing(value: Any) -> bool:
-    """Whether this stands for nothing.
+    """Tell whether a value stands for nothing: None, NaN, NaT or ``pandas.NA``.
 
     Args:
         value: an id or a label.
 
     Returns:
-        True for None, NaN, NaT and ``pandas.NA``, and for a tuple with one of them.
-
-    Example:
-        >>> is_missing(None), is_missing(float("nan")), is_missing("nan")
-        (True, True, False)
+        True if it is missing.
     """
-    if isinstance(value, tuple):
-        return any(map(is_missing, value))
     try:
         return value is None or bool(value != value)
-    except (TypeError, ValueError):  # pandas.NA is neither; arrays are for the next check
+    except (TypeError, ValueError):
         return type(value).__name__ == "NAType"
 
 
-def _float_ids(array: npt.NDArray[np.floating], name: str) -> Ids:
-    bad = np.flatnonzero(~(np.abs(array) < _EXACT))
-    if len(bad):
-        _check_id(float(array[bad[0]]), int(bad[0]), name)
-    whole = array.astype(np.int64)
-    return whole if np.array_equal(whole, array) else array.astype(np.float64, copy=False)
+def _text(value: Any, position: int, name: str) -> str:
+    """An id of a mixed sequence as text."""
+    value = value.item() if isinstance(value, np.generic) else value
+    if isinstance(value, str):
+        return value
+    if is_missing(value):
+        raise ValueError(f"{name} id at position {position} is missing (got {value!r})")
+    if isinstance(value, int) or (isinstance(value, float) and value.is_integer() and abs(value) < _EXACT):
+        return str(int(value))
+    raise TypeError(
+        f"{name} ids must be integers or text, got {value!r} ({type(value).__name__}) at position {position}; "
+        "convert them to text"
+    )
 
 
 class IdIndex:
-    """A growing set of ids, numbered in the order of their arrival.
+    """The positions of a growing set of ids.
 
     Args:
-        ids: the first ids, as made by ``id_array``; repeated ones count once.
+        values: the first ids; repeated ones count once. Integers are numbered in ascending order, text in order of
+            appearance.
+
+    Attributes:
+        labels: the id at each position, int64 or text.
 
     Example:
-        >>> index = IdIndex(np.array(["ann", "bob", "ann"], dtype=object))
-        >>> len(index), index.numbers(["bob", "eve"]).tolist()
-        (2, [1, -1])
+        >>> index, codes = IdIndex.fit(["ann", "bob", "ann"])
+        >>> len(index), codes.tolist(), index.encode(["bob", "eve"]).tolist()
+        (2, [0, 1, 0], [1, -1])
+        >>> index.extend(["eve"]).tolist(), index.decode([2, 0]).tolist()
+        ([2], ['eve', 'ann'])
     """
 
-    def __init__(self, ids: Ids) -> None:
-        self.labels: Ids = ids[:0]
+    def __init__(self, values: Any = (), name: str = "row") -> None:
+        self.labels: Ids = np.zeros(0, dtype=np.int64)
         self._order: npt.NDArray[np.intp] = np.zeros(0, dtype=np.intp)
-        self._known: dict[Hashable, int] | None = None
-        self.add(ids)
+        self._known: dict[str, int] | None = None  # of text
+        self._add(as_ids(values, name))
+
+    @classmethod
+    def fit(cls, values: Any, name: str = "row") -> tuple[IdIndex, Codes]:
+        """Number the distinct ids of a column.
+
+        Args:
+            values: the ids of all entries.
+            name: what they name, for messages.
+
+        Returns:
+            The index and the position of each entry's id.
+        """
+        ids = as_ids(values, name)
+        index = cls(ids)
+        return index, index.encode(ids)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __copy__(self) -> IdIndex:
+        index = IdIndex()
+        vars(index).update(vars(self) | {"_known": None if self._known is None else dict(self._known)})
+        return index
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the ids are text."""
+        return self._known is not None
+
+    def encode(self, values: Any, name: str = "row") -> Codes:
+        """Look up ids.
+
+        Args:
+            values: ids.
+            name: what they name, for messages.
+
+        Returns:
+            The position of each; -1 where the id is unknown.
+        """
+        ids = as_ids(values, name)
+        if self._known is not None:
+            known = self._known
+            texts = ids.tolist() if ids.dtype == object else map(str, ids.tolist())
+            return np.fromiter((known.get(text, -1) for text in texts), dtype=np.int64, count=len(ids))
+        if ids.dtype == object:
+            numbers = np.array([_integer(text) for text in ids.tolist()], dtype=np.int64)
+            return np.where(numbers == _NO_INTEGER, -1, self._lookup(numbers))
+        return self._lookup(ids)
+
+    def decode(self, codes: Any) -> Ids:
+        """Give the ids at some positions.
+
+        Args:
+            codes: positions from 0.
+
+        Returns:
+            The ids.
+        """
+        return self.labels[np.asarray(codes)]
+
+    def extend(self, values: Any, name: str = "row") -> Codes:
+        """Add the ids that are new.
+
+        Args:
+            values: ids, known or new.
+            name: what they name, for messages.
+
+        Returns:
+            The position of each id of ``values``.
+        """
+        ids = as_ids(values, name)
+        self._add(ids)
+        return self.encode(ids)
+
+    def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """Give the ids as plain arrays, for model files and pickles.
+
+        Returns:
+            ``integers``; or ``text``, one UTF-8 block as uint8, and ``ends``, where each id ends in it.
+        """
+        if self._known is None:
+            return {"integers": self.labels}
+        blocks = [label.encode("utf-8", "surrogatepass") for label in self.labels.tolist()]
+        ends = np.cumsum([len(block) for block in blocks], dtype=np.int64)
+        return {"text": np.frombuffer(b"".join(blocks), dtype=np.uint8), "ends": ends}
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, Any]) -> IdIndex:
+        """Make the index again that ``to_arrays`` was called on.
+
+        Args:
+            arrays: its arrays, or tensors.
+
+        Returns:
+            The index, with the same positions.
+
+        Raises:
+            ValueError: if the arrays do not belong together, or an id occurs twice.
+        """
+        found = {name: np.asarray(values) for name, values in arrays.items()}
+        if set(found) == {"integers"} and found["integers"].dtype == np.int64 and found["integers"].ndim == 1:
+            return cls.restore(found["integers"])
+        if set(found) != {"text", "ends"} or found["text"].dtype != np.uint8 or found["ends"].dtype != np.int64:
+            raise ValueError(f"ids must be the int64 array integers, or text and ends, got {', '.join(sorted(found))}")
+        block, ends = found["text"].tobytes(), found["ends"].reshape(-1)
+        sizes = np.diff(ends, prepend=0)
+        if (sizes < 0).any() or (int(ends[-1]) if len(ends) else 0) != len(block):
+            raise ValueError("the ends of its ids do not fit their text")
+        starts = (ends - sizes).tolist()
+        texts = [block[a:b].decode("utf-8", "surrogatepass") for a, b in zip(starts, ends.tolist(), strict=True)]
+        return cls.restore(objects(texts))
 
     @classmethod
     def restore(cls, labels: Ids) -> IdIndex:
-        """The index that had these labels, with the same numbers.
+        """Make the index that has these labels at these positions.
 
         Args:
-            labels: the labels in the order of their numbers.
+            labels: distinct ids, int64 or text.
 
         Returns:
             The index.
@@ -185,204 +274,117 @@ class IdIndex:
         Raises:
             ValueError: if a label occurs twice.
         """
-        index = cls(labels)
-        if len(index) != len(labels):
-            raise ValueError(f"{len(labels) - len(index)} of {len(labels)} ids occur twice")
-        if index._known is None:
-            # ids that came later stand after the first ones, not in ascending order
-            index.labels = labels
+        index = cls()
+        index.labels = labels
+        if labels.dtype == object:
+            index._known = {label: code for code, label in enumerate(labels.tolist())}
+            distinct = len(index._known)
+        else:
             index._order = np.argsort(labels, kind="stable")
+            distinct = len(labels) - int((np.diff(labels[index._order]) == 0).sum())
+        if distinct < len(labels):
+            raise ValueError(f"{len(labels) - distinct} of {len(labels)} ids occur twice")
         return index
 
-    def __len__(self) -> int:
-        return len(self.labels)
+    def _add(self, ids: Ids) -> None:
+        if len(ids) == 0:
+            return
+        if self._known is None and ids.dtype == object:  # from here on all of them are text
+            self._known = {str(label): code for code, label in enumerate(self.labels.tolist())}
+        if self._known is not None:
+            known = self._known
+            for text in ids.tolist() if ids.dtype == object else map(str, ids.tolist()):
+                known.setdefault(text, len(known))
+            self.labels = objects(list(known))
+            return
+        fresh = _distinct(ids)
+        fresh = fresh[self._lookup(fresh) < 0] if len(self.labels) else fresh
+        self.labels = np.concatenate([self.labels, fresh])
+        self._order = np.argsort(self.labels, kind="stable")
 
-    def __copy__(self) -> IdIndex:
-        index = IdIndex(self.labels[:0])
-        vars(index).update(vars(self) | {"_known": None if self._known is None else dict(self._known)})
-        return index
+    def _lookup(self, ids: Codes) -> Codes:
+        """Positions of integers: by a table if they lie close together, by bisection otherwise."""
+        if len(self.labels) == 0 or len(ids) == 0:
+            return np.full(len(ids), -1, dtype=np.int64)
+        low, high = int(self.labels[self._order[0]]), int(self.labels[self._order[-1]])
+        if high - low < 4 * len(ids) + _TABLE_SLACK and ids.min() >= low and ids.max() <= high:
+            table = np.full(high - low + 1, -1, dtype=np.int64)
+            table[self.labels - low] = np.arange(len(self.labels))
+            return table[ids - low]
+        place = np.searchsorted(self.labels, ids, sorter=self._order)
+        code = self._order[np.minimum(place, len(self._order) - 1)]
+        return np.where(self.labels[code] == ids, code, -1)
+
+    # names of 0.1.0, until their callers use the ones above
+    numbers, add = encode, extend
 
     @property
     def kind(self) -> str:
-        """What the ids are: ``numbers`` or ``objects``."""
-        return "numbers" if self._known is None else "objects"
-
-    def add(self, ids: Ids) -> None:
-        """Add the ids that are new.
-
-        Args:
-            ids: ids as made by ``id_array``.
-        """
-        if self._known is None and (ids.dtype == object or self._clashes(ids)):
-            self._known = {label: number for number, label in enumerate(self.labels.tolist())}
-            self.labels = self.labels.astype(object)
-        if self._known is not None:
-            known = self._known
-            for value in ids.tolist():
-                known.setdefault(value, len(known))
-            self.labels = objects(list(known))
-            return
-        fresh = _unique(ids)
-        fresh = fresh[self._lookup(fresh) < 0] if len(self.labels) else fresh
-        self.labels = np.concatenate([self.labels, fresh]) if len(self.labels) else fresh
-        self._order = np.argsort(self.labels, kind="stable")
-
-    def _clashes(self, ids: Ids) -> bool:
-        # no numeric dtype holds all of int64, uint64 and float64
-        return len(ids) > 0 and len(self.labels) > 0 and ids.dtype != self.labels.dtype
-
-    def numbers(self, ids: Any, name: str = "row or column") -> npt.NDArray[np.int64]:
-        """The numbers of some ids.
-
-        Args:
-            ids: a sequence, array or column of ids.
-            name: what the ids name, for messages.
-
-        Returns:
-            One number per id; -1 where the id is not known.
-        """
-        array = id_array(ids, name)
-        if self._known is not None:
-            known = self._known
-            return np.fromiter((known.get(v, -1) for v in array.tolist()), dtype=np.int64, count=len(array))
-        if array.dtype != self.labels.dtype and len(array):
-            return _converted_numbers(array, self)
-        return self._lookup(array)
+        """``objects`` for text, else ``numbers``."""
+        return "objects" if self.is_text else "numbers"
 
     def meant(self, ids: Ids) -> Ids:
-        """The ids that those of a file stand for: a file has text, and says of a number only what it looks like.
+        """Nothing to do: an id is its text."""
+        return ids
 
-        Args:
-            ids: ids as made by ``id_array``.
 
-        Returns:
-            The same, with a number in place of its text, or the text in place of a number, where that alone is known.
+def _integer(text: str) -> int:
+    """The integer that a text is, written as Python writes it."""
+    digits = text.removeprefix("-")
+    if not (digits.isascii() and digits.isdigit() and len(digits) < 20):
+        return _NO_INTEGER
+    number = int(text)
+    return number if str(number) == text and abs(number) < 2**63 else _NO_INTEGER
 
-        Example:
-            >>> IdIndex(id_array([7, "8", 2.5], "row")).meant(id_array(["7", 8, "2.5", "08"], "row")).tolist()
-            [7, '8', 2.5, '08']
-        """
-        unknown = np.flatnonzero(self.numbers(ids) < 0)
-        others = [other_form(value) for value in ids[unknown].tolist()]
-        known = self.numbers(others) >= 0 if others else np.zeros(0, dtype=bool)
-        if not known.any():
-            return ids
-        found = ids.astype(object)
-        for place in np.flatnonzero(known):
-            found[unknown[place]] = others[place]
-        return found
 
-    def _lookup(self, array: Ids) -> npt.NDArray[np.int64]:
-        """Numbers of numeric ids: by a table if they lie close together, by bisection otherwise."""
-        if len(self.labels) == 0 or len(array) == 0:
-            return np.full(len(array), -1, dtype=np.int64)
-        low, high = self.labels[self._order[0]], self.labels[self._order[-1]]
-        close = self.labels.dtype.kind in "iu" and int(high) - int(low) < 4 * len(array) + _TABLE_SLACK
-        if close and array.dtype == self.labels.dtype and array.min() >= low and array.max() <= high:
-            table = np.full(int(high) - int(low) + 1, -1, dtype=np.int64)
-            table[self.labels - low] = np.arange(len(self.labels))
-            return table[array - low]
-        place = np.searchsorted(self.labels, array, sorter=self._order)
-        number = self._order[np.minimum(place, len(self._order) - 1)]
-        return np.where(self.labels[number] == array, number, -1)
+def _distinct(ids: Codes) -> Codes:
+    """The distinct integers in ascending order; in linear time if they lie close together."""
+    low, high = int(ids.min()), int(ids.max())
+    if high - low < 4 * len(ids) + _TABLE_SLACK:
+        seen = np.zeros(high - low + 1, dtype=bool)
+        seen[ids - low] = True
+        return np.flatnonzero(seen) + low
+    return np.unique(ids)
+
+
+# --- names of 0.1.0, until their callers have moved to the ones above ---
+id_array = as_ids
+
+
+def plain(label: Any) -> Any:
+    """Convert a NumPy scalar to Python.
+
+    Args:
+        label: an id or number.
+
+    Returns:
+        The same as a plain Python object.
+    """
+    return label.item() if hasattr(label, "item") and getattr(label, "ndim", 0) == 0 else label
+
+
+def describe(ids: Any) -> str:
+    """Show the first of some ids and its type.
+
+    Args:
+        ids: the ids.
+
+    Returns:
+        Text for a message.
+    """
+    first = plain(next(iter(ids)))
+    return f"{first!r} ({type(first).__name__})"
 
 
 def other_form(value: Any) -> Any:
-    """The text of a number, the number that a text is exactly, and anything else as it is.
+    """Give the integer of a text and the text of an integer.
 
     Args:
         value: an id.
 
     Returns:
         The other form of it.
-
-    Example:
-        >>> other_form("7"), other_form(7), other_form("07")
-        (7, '7', '07')
     """
-    if not isinstance(value, str):
-        return str(value) if isinstance(value, (int, float)) else value
-    for kind in (int, float):
-        with contextlib.suppress(ValueError):
-            number = kind(value)
-            if repr(number) == value and (kind is int or abs(number) < _EXACT):
-                return number
-    return value
-
-
-def _converted_numbers(array: Ids, index: IdIndex) -> npt.NDArray[np.int64]:
-    """Numbers of ids of another dtype than the labels have: exactly, or not at all."""
-    if array.dtype.kind in "iu" and index.labels.dtype.kind in "iu":
-        same = array.astype(index.labels.dtype)
-        return np.where((array < 0) == (same < 0), index._lookup(same), -1)
-    known = {label: number for number, label in enumerate(index.labels.tolist())}
-    return np.fromiter((known.get(v, -1) for v in array.tolist()), dtype=np.int64, count=len(array))
-
-
-def _unique(ids: Ids) -> Ids:
-    """The distinct numeric ids in ascending order; in linear time if they lie close together."""
-    if ids.dtype.kind in "iu" and len(ids):
-        low, high = int(ids.min()), int(ids.max())
-        if high - low < 4 * len(ids) + _TABLE_SLACK:
-            seen = np.zeros(high - low + 1, dtype=bool)
-            seen[ids - ids.dtype.type(low)] = True
-            return (np.flatnonzero(seen).astype(ids.dtype)) + ids.dtype.type(low)
-    return np.unique(ids)
-
-
-def plain(label: Any) -> Any:
-    """An id as a plain Python object.
-
-    Args:
-        label: an id.
-
-    Returns:
-        The same without NumPy, pandas or torch; times that Python cannot hold, finer than a microsecond or in months,
-        are those of NumPy.
-
-    Example:
-        >>> plain(np.int64(5)), plain((np.str_("a"), torch.tensor(2))), plain(np.datetime64("2020-02-01"))
-        (5, ('a', 2), datetime.date(2020, 2, 1))
-    """
-    if isinstance(label, tuple) and type(label) is tuple:
-        return tuple(map(plain, label))
-    if isinstance(label, (np.datetime64, np.timedelta64)):
-        return _plain_time(label)
-    if isinstance(label, np.generic) or (isinstance(label, torch.Tensor) and label.ndim == 0):
-        return label.item()
-    if isinstance(label, datetime.datetime) and getattr(label, "nanosecond", None) == 0:
-        return label.to_pydatetime()  # type: ignore[attr-defined]
-    return _of_numpy(label) if isinstance(label, (datetime.datetime, datetime.timedelta)) else label
-
-
-def _of_numpy(time: Any) -> Any:
-    """A time of pandas, with nanoseconds, or a length of time, without pandas; all others as they are."""
-    if is_missing(time) or getattr(time, "tzinfo", None) is not None:
-        return time
-    for convert in ("to_datetime64", "to_timedelta64"):
-        if hasattr(time, convert):
-            return _plain_time(getattr(time, convert)())
-    return time
-
-
-def _plain_time(label: np.datetime64 | np.timedelta64) -> Any:
-    """A time of NumPy as Python has it, if it is the same."""
-    found = None if np.isnat(label) else label.item()
-    if isinstance(found, int):
-        with contextlib.suppress(TypeError):  # months and years have no fixed length
-            coarse = label.astype(f"{label.dtype.kind}8[us]")
-            found = coarse.item() if coarse == label else found
-    return label if isinstance(found, int) else found
-
-
-def describe(ids: Iterable[Any]) -> str:
-    """What some ids look like, for messages.
-
-    Args:
-        ids: the ids.
-
-    Returns:
-        The first of them and its type.
-    """
-    first = plain(next(iter(ids)))
-    return f"{first!r} ({type(first).__name__})"
+    if isinstance(value, str):
+        return value if (number := _integer(value)) == _NO_INTEGER else number
+    return str(value)

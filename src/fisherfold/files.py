@@ -1,0 +1,479 @@
+"""Files that are whole or absent, and tensors with a checked JSON header (safetensors, no pickle).
+
+A file is written under a temporary name in the same folder, flushed to the disk and renamed. Its writer holds a lock on
+the temporary file, so that what a killed process left can be told from what is still being written, and removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+try:
+    import fcntl
+except ImportError:  # not on Windows, where leftovers of killed writers stay
+    fcntl = None  # type: ignore[assignment]
+
+HEADER = "fisherfold"
+HEADER_LIMIT = 16 * 2**20  # bytes of JSON; parsed, it takes some twenty times as much memory
+_DTYPES = frozenset({"F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL"})
+_REASONS = {
+    errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk quota is used up",
+    errno.EFBIG: "it would be larger than is allowed here", errno.ENAMETOOLONG: "its name is too long",
+    errno.EEXIST: "it is a file",
+}  # fmt: skip
+
+
+def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
+    """Write a file that is either complete or not there; one that is replaced hands on its permissions.
+
+    Args:
+        path: where to write; the folder must exist. A link stays, and what it points to is written.
+        content: the bytes.
+
+    """
+    check_place(path, "cannot write")
+    target = Path(os.path.realpath(path))
+    with system_errors(target):
+        temporary, lock = locked_temporary(target, folder=False)
+        try:
+            if target.exists():
+                # the owner may write, or nobody could tell by its lock whether it is a leftover
+                temporary.chmod(target.stat().st_mode & 0o777 | 0o200)
+            write_synced(temporary, content)
+            temporary.replace(target)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
+        finally:
+            os.close(lock)
+    remove_leftovers(target)
+    flush_folder(target.parent)
+
+
+def write_synced(path: Path, content: bytes) -> None:
+    """Write bytes and wait until they are on the disk.
+
+    Args:
+        path: the file.
+        content: the bytes.
+    """
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def locked_temporary(target: Path, *, folder: bool) -> tuple[Path, int]:
+    """Make a temporary file or folder beside a target, locked for as long as its writer lives.
+
+    Args:
+        target: what it will replace.
+        folder: whether it is a folder.
+
+    Returns:
+        Its path, and the descriptor that holds the lock.
+    """
+    while True:
+        temporary = target.with_name(f".{target.name}.{secrets.token_hex(6)}")
+        if folder:
+            temporary.mkdir()
+        else:
+            temporary.touch(exist_ok=False)
+        with contextlib.suppress(FileNotFoundError):  # taken for a leftover before it was locked
+            descriptor = os.open(temporary, os.O_RDONLY)
+            if fcntl is not None:
+                with contextlib.suppress(OSError):  # a file system without locks
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if temporary.exists():
+                return temporary, descriptor
+            os.close(descriptor)
+
+
+def remove_leftovers(target: Path) -> None:
+    """Remove temporary files and folders of a target whose writer is dead: those that nobody has locked.
+
+    Args:
+        target: what they would have replaced.
+    """
+    if fcntl is None:
+        return
+    pattern = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{12}}")
+    with contextlib.suppress(OSError):
+        for name in filter(pattern.fullmatch, os.listdir(target.parent)):
+            with contextlib.suppress(OSError):
+                descriptor = os.open(target.parent / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    left = target.parent / name
+                    shutil.rmtree(left) if left.is_dir() else left.unlink()
+                finally:
+                    os.close(descriptor)
+
+
+def flush_folder(folder: Path) -> None:
+    """Make a new name in a folder last through a loss of power, where the system can.
+
+    Args:
+        folder: the folder.
+    """
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+@contextlib.contextmanager
+def system_errors(target: Path) -> Iterator[None]:
+    """Turn errors of the system into one sentence that names the file.
+
+    Args:
+        target: what is written.
+
+    Yields:
+        Nothing.
+    """
+    try:
+        yield
+    except OSError as error:
+        number = error.errno or 0
+        if number in {errno.EACCES, errno.EPERM, errno.EROFS}:
+            told: OSError = PermissionError(f"cannot write {target}: the folder {target.parent} is read-only")
+        elif number == errno.ENOTDIR:
+            told = NotADirectoryError(f"cannot write {target}: {target.parent} is not a folder")
+        else:
+            told = OSError(f"cannot write {target}: {_REASONS.get(number, error.strerror or str(error))}")
+        told.errno = number
+        raise told from None
+
+
+def check_place(path: str | os.PathLike[str], name: str) -> None:
+    """Check whether a file can have this name, before the work whose result it is to hold.
+
+    Args:
+        path: the file.
+        name: what it is, for the message.
+
+    Raises:
+        FileNotFoundError: if its folder does not exist.
+        IsADirectoryError: if it is a folder.
+        OSError: if it is a device or a pipe.
+    """
+    target = Path(path)
+    if target.is_dir():
+        raise IsADirectoryError(f"{name} {target}: it is a folder, a file is expected")
+    if target.exists() and not target.is_file():
+        raise OSError(f"{name} {target}: it is a device or a pipe, a file is expected")
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"{name} {target}: the folder {target.parent} does not exist")
+
+
+def make_folder(path: str | os.PathLike[str]) -> Path:
+    """Make a folder and those above it, if they do not exist.
+
+    Args:
+        path: the folder.
+
+    Returns:
+        The folder.
+    """
+    with system_errors(Path(path)):
+        Path(path).mkdir(parents=True, exist_ok=True)
+    return Path(path)
+
+
+def pack_tensors(tensors: Mapping[str, Tensor], *, kind: str, version: int, header: Mapping[str, Any]) -> bytes:
+    """Make the bytes of a file of named tensors with a JSON header and a SHA-256 of both.
+
+    Args:
+        tensors: the tensors by name.
+        kind: what the file holds, checked when it is read.
+        version: of that kind's format.
+        header: anything that JSON can hold; floats keep all their digits.
+
+    Returns:
+        The bytes, in the safetensors format.
+
+    Raises:
+        ValueError: if the header is larger than a reader would accept.
+    """
+    # copies, because the format refuses two names for the same memory
+    layout = torch.contiguous_format
+    copies = {name: tensor.detach().cpu().clone(memory_format=layout) for name, tensor in tensors.items()}
+    content = json.loads(json.dumps({"kind": kind, "version": version, "header": dict(header)}))
+    signed = json.dumps(content | {"sha256": signature(copies, content)})
+    if len(signed) > HEADER_LIMIT:
+        raise ValueError(f"the header of the file has {len(signed):,} bytes, more than {HEADER_LIMIT:,}")
+    return bytes(save(copies, metadata={HEADER: signed}))
+
+
+def write_tensors(
+    path: str | os.PathLike[str], tensors: Mapping[str, Tensor], *, kind: str, version: int, header: Mapping[str, Any]
+) -> None:
+    """Write named tensors with a JSON header.
+
+    Args:
+        path: where to write.
+        tensors: the tensors by name.
+        kind: what the file holds, checked when it is read.
+        version: the version of that kind's format.
+        header: anything that JSON can hold; floats keep all their digits.
+    """
+    write_atomically(path, pack_tensors(tensors, kind=kind, version=version, header=header))
+
+
+def read_tensors(
+    path: str | os.PathLike[str], *, kind: str, version: int, device: str = "cpu"
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read what ``write_tensors`` wrote, and check it.
+
+    The file is opened once, so that one that is replaced at the same time is read as it was or as it is.
+
+    Args:
+        path: the file.
+        kind: what it must hold.
+        version: the newest version of that kind that the caller understands.
+        device: where to put the tensors.
+
+    Returns:
+        The tensors and the header.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if it is damaged, of another kind, or of a newer version.
+    """
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"there is no file {path}")
+    with sound(path, kind), Path(path).open("rb") as file:
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 0
+        if 0 < memory < (size := os.fstat(file.fileno()).st_size):
+            raise ValueError(f"it has {size:,} bytes, more than the {memory:,} bytes of memory of this machine")
+        content = _checked_content(_header(file), path, kind, version)
+        file.seek(0)
+        tensors = load(file.read())
+        if content.pop("sha256", None) != signature(tensors, content):
+            raise ValueError(f"{path} is damaged: its checksum does not match")
+        # copies, because what lies in the file's buffer is not aligned, and sums over it can differ in the last bit
+        return {name: tensor.clone().to(device) for name, tensor in tensors.items()}, content["header"]
+
+
+def _header(file: IO[bytes]) -> dict[str, Any]:
+    """The header of an open safetensors file, whose claims must fit the length of the file."""
+    length, size = int.from_bytes(file.read(8), "little"), os.fstat(file.fileno()).st_size
+    if length > min(size, 2 * HEADER_LIMIT):
+        raise ValueError(f"it claims a header of {length:,} bytes, {min(size, 2 * HEADER_LIMIT):,} are possible")
+    header = parse_json(file.read(length))
+    ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+    if max(ends, default=0) != size - 8 - length:
+        raise ValueError(f"it claims {max(ends, default=0):,} bytes of tensors and has {size - 8 - length:,}")
+    return dict(header)
+
+
+def _checked_content(file: dict[str, Any], path: str | os.PathLike[str], kind: str, version: int) -> dict[str, Any]:
+    """The JSON beside the tensors, of a kind, version and tensor types that are known."""
+    content = parse_json(file.pop("__metadata__", {}).get(HEADER, "null"))
+    if not isinstance(content, dict) or content.get("kind") != kind:
+        held = f": it holds a {str(content.get('kind'))[:40]}" if isinstance(content, dict) else ""
+        raise ValueError(f"{path} is not a {kind} file of fisherfold{held}")
+    seen = content["version"]
+    if not isinstance(seen, int) or isinstance(seen, bool) or not 1 <= seen <= version:
+        raise ValueError(f"{path} has version {seen} of the {kind} format, at most {version} is known here")
+    for name, entry in file.items():
+        if entry["dtype"] not in _DTYPES:
+            raise ValueError(f"its tensor {name!r} has the type {entry['dtype']}")
+    if not isinstance(content.get("header"), dict):
+        raise ValueError("it has no header")
+    return content
+
+
+def kind_of(path: Path) -> str | None:
+    """Tell from its header what a file of tensors holds.
+
+    Args:
+        path: the file.
+
+    Returns:
+        The kind; None if it is no file of ours.
+    """
+    try:
+        with path.open("rb") as file:
+            return str(parse_json(_header(file)["__metadata__"][HEADER])["kind"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError):
+        return None
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Read JSON.
+
+    Args:
+        text: the text.
+
+    Returns:
+        What it says.
+
+    Raises:
+        ValueError: if it is not JSON, or is nested too deeply.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("its JSON is nested too deeply") from None
+
+
+@contextlib.contextmanager
+def sound(path: str | os.PathLike[str], kind: str) -> Iterator[None]:
+    """Turn whatever goes wrong while a file is read and its parts are put together into an error that names it.
+
+    The checksum says that a file is as it was written, not that an honest program wrote it.
+
+    Args:
+        path: the file.
+        kind: what it holds.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        ValueError: naming the file and the reason.
+    """
+    try:
+        yield
+    except (
+        KeyError, IndexError, AttributeError, TypeError, ValueError, ArithmeticError, RuntimeError, MemoryError,
+        SafetensorError,
+    ) as error:  # fmt: skip
+        reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
+        start = "" if reason.startswith(str(path)) else f"{path} is damaged or not a {kind} file of fisherfold: "
+        raise ValueError(start + reason) from None
+
+
+def digest(tensors: Iterable[Tensor]) -> str:
+    """Compute a fingerprint of data.
+
+    Args:
+        tensors: the data.
+
+    Returns:
+        The SHA-256 of their shapes and contents.
+    """
+    found = hashlib.sha256()
+    for tensor in tensors:
+        array = tensor.detach().cpu().contiguous().numpy()
+        found.update(f"{array.dtype} {array.shape}".encode())
+        found.update(array.data.cast("B") if array.size else b"")
+    return found.hexdigest()
+
+
+def signature(tensors: Mapping[str, Tensor], content: Mapping[str, Any]) -> str:
+    """Compute the SHA-256 of named tensors and JSON content.
+
+    Args:
+        tensors: the tensors.
+        content: what JSON can hold.
+
+    Returns:
+        Hexadecimal digits.
+    """
+    found = hashlib.sha256(json.dumps(content, sort_keys=True).encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        if tensor.numel():
+            found.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
+# --- names of 0.1.0, until their callers use tables.folders and filelock ---
+
+MODEL = "model.safetensors"
+
+
+def check_model_folder(path: str | os.PathLike[str], kind: str) -> None:
+    """Check whether a model may be saved in a folder.
+
+    Args:
+        path: the folder, which need not exist.
+        kind: what the model is.
+
+    Raises:
+        ValueError: if the path is a file.
+        FileExistsError: if the folder holds another kind of model.
+    """
+    folder = Path(path)
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"cannot save into {folder}: it is a file, a folder is expected")
+    held = kind_of(folder / MODEL)
+    if held not in (None, kind):
+        raise FileExistsError(
+            f"{folder} holds a {held} model, which a {kind} model would replace; name another folder, or remove it"
+        )
+
+
+@contextlib.contextmanager
+def model_folder(path: str | os.PathLike[str], kind: str) -> Iterator[Path]:
+    """Make a folder to write a model into.
+
+    Args:
+        path: the folder; it is made, with those above it, if it does not exist.
+        kind: what the model is.
+
+    Yields:
+        The folder.
+    """
+    check_model_folder(path, kind)
+    folder, existed = Path(path), Path(path).exists()
+    make_folder(folder)
+    try:
+        yield folder
+    except BaseException:
+        if not existed:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+@contextlib.contextmanager
+def claimed(path: str | os.PathLike[str]) -> Iterator[bool]:
+    """Hold a file for as long as the block runs, against other processes.
+
+    Args:
+        path: of the file, which is made, and removed by the last holder; its folder must exist.
+
+    Yields:
+        Whether it is ours; if not, somebody else holds it.
+    """
+    if fcntl is None:
+        yield True
+        return
+    with system_errors(Path(path)):
+        Path(path).touch()
+    with Path(path).open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        except OSError:  # a file system without locks
+            pass
+        try:
+            yield os.path.exists(path) and os.path.samestat(os.fstat(file.fileno()), os.stat(path))
+        finally:
+            with contextlib.suppress(OSError):
+                if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+                    os.unlink(path)

@@ -1,0 +1,479 @@
+r"""Tables in files: CSV with any separator, MovieLens ``::``, both packed with gzip or not, and Parquet.
+
+    table = read_ratings("ratings.csv")                      # rows, columns, values as arrays; lines rejected by reason
+    table = read_table("pupils.csv", header=True)            # a frame of text columns (typed ones from Parquet)
+    y = numbers(table.frame["score"], decimal=",")           # null where a cell is no number
+    task = ids(table.frame["school"])                        # int64 if all are integers, else text
+
+The rules. A first line in which a field is a number is data, else a header, unless ``header`` says so. The separator is
+the one of ``, ; tab | ::`` that the first line has most of, unless it is given. Text is UTF-8 (or ``encoding``). A line
+is rejected, and counted with its reason, if it has more fields than the first, or lacks an id or a finite value; more
+than 1 % of such lines is an error unless ``skip_bad_lines``. Ids are integers if the whole column is (``007`` is not
+one), else text without the blanks around it.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from fisherfold.tables.ids import Ids, objects
+
+LARGEST = 1e300  # of a value: the sum of many is finite
+SIZE_LIMIT = 4 * 2**30  # bytes that a packed file may take unpacked
+BAD_SHARE = 0.01  # of the lines may be rejected
+_SEPARATORS = (",", "\t", ";", "|", "::")
+_UNIT = b"\x1f"  # stands for "::", as polars takes separators of one byte only
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table that was read.
+
+    Attributes:
+        frame: its good lines; columns of text, or as a Parquet file has them.
+        path: where it comes from, for messages.
+        header: the names in its first line or of the Parquet file; None if the first line was data.
+        n_lines: how many lines there are below the header, those rejected included.
+        rejected: how many of them were rejected, by reason.
+    """
+
+    frame: pl.DataFrame
+    path: str
+    header: list[str] | None
+    n_lines: int
+    rejected: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RatingTable:
+    """Ratings that were read.
+
+    Attributes:
+        rows: row ids.
+        columns: column ids.
+        values: finite values.
+        times: the fourth column, if four were asked for: numbers, finite.
+        names: the names of the columns that were read.
+        header: the names in the first line; None if it was data.
+        n_lines: how many lines there are, those rejected included.
+        rejected: how many of them were rejected, by reason.
+        others: the columns that were not read.
+    """
+
+    rows: Ids
+    columns: Ids
+    values: npt.NDArray[np.float64]
+    times: npt.NDArray[np.float64] | None
+    names: list[str]
+    header: list[str] | None
+    n_lines: int
+    rejected: dict[str, int]
+    others: list[str]
+
+
+@dataclass(frozen=True)
+class PairTable:
+    """Pairs of ids that were read, with the columns beside them.
+
+    Attributes:
+        table: the whole table.
+        rows: row ids.
+        columns: column ids.
+        names: the names of their columns.
+    """
+
+    table: Table
+    rows: Ids
+    columns: Ids
+    names: list[str]
+
+
+def read_table(
+    path: str | Path, *, separator: str | None = None, header: bool | None = None, encoding: str | None = None,
+    max_bytes: int = SIZE_LIMIT, part: tuple[int, int] = (0, 1),
+) -> Table:  # fmt: skip
+    """Read a table with all its columns.
+
+    Args:
+        path: the file; ``-`` for standard input. One that starts like Parquet is read as such.
+        separator: of fields, ``::`` included; found out from the first line if not given.
+        header: whether the first line names the columns; found out if not given.
+        encoding: of the text, if it is not UTF-8.
+        max_bytes: the most that a packed file may take unpacked.
+        part: ``(k, n)`` reads the k-th of n parts of the lines, for a fit by n processes.
+
+    Returns:
+        The table.
+
+    Raises:
+        ValueError: if there is no table, or no line below the header.
+    """
+    name = "standard input" if str(path) == "-" else str(path)
+    content, is_parquet = _content(path, name, max_bytes)
+    if is_parquet:
+        table = _read_parquet(path if content is None else io.BytesIO(content), name, max_bytes, part)
+    else:
+        assert content is not None
+        table = _read_text(content, name, separator, header, encoding, part)
+    if table.n_lines == 0 and part[0] == 0:
+        raise ValueError(f"{name} has no lines" + (" below its header" if table.header else ""))
+    return table
+
+
+def read_ratings(
+    path: str | Path, *, columns: Sequence[str] | None = None, separator: str | None = None, decimal: str = ".",
+    header: bool | None = None, encoding: str | None = None, skip_bad_lines: bool = False, max_bytes: int = SIZE_LIMIT,
+    part: tuple[int, int] = (0, 1),
+) -> RatingTable:  # fmt: skip
+    """Read lines of row id, column id and value.
+
+    Args:
+        path: as for ``read_table``.
+        columns: the three columns by name or by position from 1, and a fourth with times; the first three if not given.
+        separator: as for ``read_table``.
+        decimal: the decimal mark of the values, ``.`` or ``,``.
+        header: as for ``read_table``.
+        encoding: as for ``read_table``.
+        skip_bad_lines: whether more than 1 % of the lines may be rejected.
+        max_bytes: as for ``read_table``.
+        part: as for ``read_table``.
+
+    Returns:
+        The ratings.
+
+    Raises:
+        ValueError: if too many lines are rejected, or none is left.
+    """
+    table = read_table(path, separator=separator, header=header, encoding=encoding, max_bytes=max_bytes, part=part)
+    names = choose(table, columns, ("row id", "column id", "value", "time"), least=3)
+    row, column = (_id_column(table.frame[name], table.path) for name in names[:2])
+    others = [numbers(table.frame[name], decimal, table.path) for name in names[2:]]
+    bad_id = _is_missing(row) | _is_missing(column)
+    reasons = {"missing id": bad_id}
+    for name, parsed in zip(names[2:], others, strict=True):
+        raw, what = table.frame[name], "value" if name == names[2] else "time"
+        finite = parsed.is_finite().fill_null(False)
+        reasons |= {
+            f"missing {what}": _is_missing(raw),
+            f"{what} is not a number": parsed.is_null() & ~_is_missing(raw),
+            f"{what} is not finite": parsed.is_not_null() & ~finite,
+            f"{what} is beyond {LARGEST:g}": finite & (parsed.abs() > LARGEST).fill_null(False),
+        }
+    good, rejected = pl.repeat(True, table.frame.height, eager=True), dict(table.rejected)
+    for reason, mask in reasons.items():
+        if count := int((mask & good).sum()):
+            rejected[reason] = count
+        good &= ~mask
+    check_rejected(table.path, rejected, table.n_lines, skip_bad_lines)
+    if part == (0, 1) and not good.any():
+        raise ValueError(f"{table.path} has no ratings: {_reasons(rejected)}")
+    values = [parsed.filter(good).to_numpy() for parsed in others]
+    return RatingTable(
+        _id_array(row.filter(good)), _id_array(column.filter(good)), values[0], values[1] if len(values) > 1 else None,
+        names, table.header, table.n_lines, rejected, [n for n in table.frame.columns if n not in names],
+    )  # fmt: skip
+
+
+def read_pairs(
+    path: str | Path, *, columns: Sequence[str] | None = None, separator: str | None = None,
+    header: bool | None = None, encoding: str | None = None, max_bytes: int = SIZE_LIMIT,
+) -> PairTable:  # fmt: skip
+    """Read lines of row id and column id, and keep the columns beside them; every line must have both.
+
+    Args:
+        path: as for ``read_table``.
+        columns: the two columns by name or by position from 1; the first two if not given.
+        separator: as for ``read_table``.
+        header: as for ``read_table``.
+        encoding: as for ``read_table``.
+        max_bytes: as for ``read_table``.
+
+    Returns:
+        The pairs.
+
+    Raises:
+        ValueError: if a line is malformed; it names the reason.
+    """
+    table = read_table(path, separator=separator, header=header, encoding=encoding, max_bytes=max_bytes)
+    if table.rejected:
+        raise ValueError(f"{table.path}: {_reasons(table.rejected)}; every line must be a pair of ids")
+    names = choose(table, columns, ("row id", "column id"), least=2)
+    rows, others = (ids(table.frame[name], table.path) for name in names)
+    return PairTable(table, rows, others, names)
+
+
+def choose(table: Table, columns: Sequence[str] | None, what: Sequence[str], *, least: int) -> list[str]:
+    """Find columns by name or position.
+
+    Args:
+        table: the table.
+        columns: names, or positions from 1; the first ones if not given, without an unnamed index before them.
+        what: what the columns are for, for messages.
+        least: how many there must be.
+
+    Returns:
+        Their names.
+
+    Raises:
+        ValueError: if there are too few or too many, one does not exist, or one is named twice.
+    """
+    names, wanted = table.frame.columns, ", ".join(what[:least])
+    if columns is None:
+        start = 1 if table.header and table.header[0] == "" else 0
+        chosen = names[start : start + least]
+    else:
+        chosen = [names[int(c) - 1] if c not in names and c.isdecimal() and 0 < int(c) <= len(names) else c
+                  for c in map(str.strip, columns)]  # fmt: skip
+    if absent := [name for name in chosen if name not in names]:
+        raise ValueError(f"{table.path} has no column {absent[0]!r}; its columns are {_few(names)}")
+    if not least <= len(chosen) <= len(what) or len(set(chosen)) < len(chosen):
+        raise ValueError(f"{table.path}: {least} different columns are needed ({wanted}), got {_few(chosen)}")
+    return chosen
+
+
+def check_rejected(path: str, rejected: dict[str, int], n_lines: int, skip_bad_lines: bool) -> None:
+    """Raise an error if too many lines were rejected.
+
+    Args:
+        path: the file.
+        rejected: how many lines were rejected, by reason.
+        n_lines: how many lines there are.
+        skip_bad_lines: whether any number is allowed.
+
+    Raises:
+        ValueError: if more than 1 % were rejected.
+    """
+    count = sum(rejected.values())
+    if count > BAD_SHARE * n_lines and not skip_bad_lines:
+        share = f"{count:,} of {n_lines:,} lines ({count / n_lines:.1%})"
+        raise ValueError(
+            f"{path}: {share} cannot be used: {_reasons(rejected)}; correct them, name other --columns or another "
+            "--separator or --decimal mark, or leave such lines out with --skip-bad-lines"
+        )
+
+
+def numbers(column: pl.Series, decimal: str = ".", path: str = "the table") -> pl.Series:
+    """Convert a column to floats.
+
+    Args:
+        column: text or numbers.
+        decimal: the decimal mark of text, ``.`` or ``,``.
+        path: where it comes from, for messages.
+
+    Returns:
+        Float64; null where a cell is missing or no number.
+
+    Raises:
+        ValueError: if the column holds dates or lists, or the mark is neither a point nor a comma.
+    """
+    if decimal not in (".", ","):
+        raise ValueError(f"--decimal must be . or , got {decimal!r}")
+    if column.dtype == pl.String:
+        text = column.str.strip_chars()
+        if decimal == ",":
+            # "1.5" and "1.234,5" are no numbers with a decimal comma
+            text = pl.select(pl.when(~text.str.contains(".", literal=True)).then(text)).to_series()
+            text = text.str.replace(",", ".", literal=True)
+        return text.cast(pl.Float64, strict=False).alias(column.name)
+    if column.dtype.is_numeric() or column.dtype in (pl.Boolean, pl.Null):
+        return column.cast(pl.Float64)
+    raise ValueError(f"{path}: column {column.name!r} holds {column.dtype}, numbers are expected")
+
+
+def ids(column: pl.Series, path: str = "the table", before: int = 0) -> Ids:
+    """Convert a column of ids, none of which may be missing.
+
+    Args:
+        column: text or integers.
+        path: where it comes from, for messages.
+        before: how many lines come before it, for messages.
+
+    Returns:
+        An int64 array if all are integers, else text.
+
+    Raises:
+        ValueError: if an id is missing, or the column holds anything but integers or text.
+    """
+    found = _id_column(column, path)
+    if (missing := _is_missing(found)).any():
+        line = before + int(missing.arg_true()[0]) + 1
+        raise ValueError(f"{path}: the id in column {column.name!r} is missing in data line {line}")
+    return _id_array(found)
+
+
+def _id_column(column: pl.Series, path: str) -> pl.Series:
+    """Ids as Int64 or as text without blanks around it."""
+    if column.dtype in (pl.Categorical, pl.Enum, pl.UInt64):
+        column = column.cast(pl.String)
+    if column.dtype == pl.String:
+        return column.str.strip_chars()
+    if column.dtype.is_integer() or column.dtype in (pl.Boolean, pl.Null):
+        return column.cast(pl.Int64)
+    if column.dtype.is_float() and not ((whole := column.cast(pl.Int64, strict=False)) != column).any():
+        return whole
+    raise ValueError(f"{path}: column {column.name!r} holds {column.dtype}; ids must be integers or text")
+
+
+def _id_array(column: pl.Series) -> Ids:
+    if column.dtype == pl.String:
+        whole = column.cast(pl.Int64, strict=False)
+        if not (whole.cast(pl.String) != column).fill_null(True).any():  # "007" and "+7" are text
+            return whole.to_numpy()
+        return objects(column.to_list())
+    return column.to_numpy()
+
+
+def _is_missing(column: pl.Series) -> pl.Series:
+    empty = column.is_null()
+    return empty | (column.str.strip_chars() == "").fill_null(False) if column.dtype == pl.String else empty
+
+
+def _content(path: str | Path, name: str, max_bytes: int) -> tuple[bytes | None, bool]:
+    """The unpacked bytes of a file, and whether it is Parquet; that of a file on the disk is not read here."""
+    if str(path) == "-":
+        if sys.stdin.isatty():
+            raise ValueError("- reads a table from standard input, which is a terminal: pipe a file into it")
+        content = sys.stdin.buffer.read()
+    else:
+        if Path(path).is_dir():
+            raise IsADirectoryError(f"{name} is a folder, a table is expected")
+        if not Path(path).exists():
+            raise FileNotFoundError(f"there is no file {name}")
+        with Path(path).open("rb") as file:
+            start = file.read(4)
+            if start == b"PAR1" and file.seekable():
+                return None, True
+            content = start + file.read()
+    if content[:2] == b"\x1f\x8b":
+        try:
+            with gzip.GzipFile(fileobj=io.BytesIO(content)) as packed:
+                content = packed.read(max_bytes + 1)
+        except (OSError, EOFError) as error:
+            raise ValueError(f"{name} is a damaged gzip file: {error}") from None
+        if len(content) > max_bytes:
+            raise ValueError(f"{name} takes more than {max_bytes:,} bytes unpacked; --unpack-limit raises the limit")
+    return content, content[:4] == b"PAR1"
+
+
+def _read_text(
+    content: bytes, name: str, separator: str | None, header: bool | None, encoding: str | None, part: tuple[int, int]
+) -> Table:
+    if encoding is None and content[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        encoding = "utf-16"
+    if encoding is not None:
+        try:
+            content = content.decode(encoding).encode()
+        except (UnicodeError, LookupError) as error:
+            raise ValueError(f"{name} is not text in {encoding}: {error}") from None
+    content = content.removeprefix(b"\xef\xbb\xbf").lstrip(b"\r\n")
+    line = content[: content.find(b"\n") % (len(content) + 1)].rstrip(b"\r")
+    if not line.strip():
+        raise ValueError(f"{name} is empty")
+    try:
+        first = line.decode()
+    except UnicodeDecodeError:
+        raise _not_utf8(name) from None
+    mark = separator or max(_SEPARATORS, key=lambda each: first.count(each) * len(each))
+    if mark == "::":
+        if _UNIT in content:
+            raise ValueError(f"{name} has the separator :: and the control character 0x1F")
+        content, line, mark = content.replace(b"::", _UNIT), line.replace(b"::", _UNIT), _UNIT.decode()
+        first = line.decode()
+    if len(mark.encode()) != 1:
+        raise ValueError(f"--separator must be one character or ::, got {mark!r}")
+    quote = None if mark == _UNIT.decode() else '"'
+    fields = next(csv.reader([first], delimiter=mark)) if quote else first.split(mark)
+    fields = [text.strip() for text in fields]
+    if header is None:
+        header = not any(_is_number(text) for text in fields)
+    body = content[len(line) :].lstrip(b"\r\n") if header else content
+    # one column more than the first line has, for the surplus of lines that are too long; and names of ours, so that
+    # the first bytes of a file are never taken for a packed one
+    n = len(fields)
+    ours = mark.join(f"c{k}" for k in range(n + 1)).encode() + b"\n"
+    options: dict[str, Any] = {"separator": mark, "infer_schema": False, "truncate_ragged_lines": True}
+    broken = False
+    try:
+        frame = pl.read_csv(io.BytesIO(ours + body), quote_char=quote, **options)
+    except pl.exceptions.PolarsError as error:
+        if "utf" in str(error):
+            raise _not_utf8(name) from None
+        # a quote that is never closed: read quotes as text, and reject the lines that have any
+        broken, frame = True, pl.read_csv(io.BytesIO(ours + body), quote_char=None, **options)
+    frame = frame.filter(~pl.all_horizontal(pl.all().is_null()))
+    n_lines = frame.height
+    if part != (0, 1):
+        ends = [n_lines * k // part[1] for k in (part[0], part[0] + 1)]
+        frame, n_lines = frame[ends[0] : ends[1]], ends[1] - ends[0]
+    surplus = frame[f"c{n}"].is_not_null()
+    rejected = {"too many fields": count} if (count := int(surplus.sum())) else {}
+    frame = frame.filter(~surplus).drop(f"c{n}")
+    if broken:
+        quoted = frame.select(pl.any_horizontal(pl.all().str.contains('"', literal=True).fill_null(False))).to_series()
+        rejected, frame = rejected | {"malformed quotes": int(quoted.sum())}, frame.filter(~quoted)
+    frame.columns = _names(fields) if header else [f"column_{k + 1}" for k in range(n)]
+    return Table(frame, name, fields if header else None, n_lines, rejected)
+
+
+def _read_parquet(source: Any, name: str, max_bytes: int, part: tuple[int, int]) -> Table:
+    try:
+        lazy = pl.scan_parquet(source, glob=False)
+        names = lazy.collect_schema().names()
+        count = int(lazy.select(pl.len()).collect().item())
+        if count * max(len(names), 1) * 8 > max_bytes:
+            raise ValueError(f"it takes more than {max_bytes:,} bytes unpacked; --unpack-limit raises the limit")
+        ends = [count * k // part[1] for k in (part[0], part[0] + 1)]
+        frame = lazy.slice(ends[0], ends[1] - ends[0]).collect()
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError, ValueError, OverflowError) as error:
+        raise ValueError(f"{name} cannot be read as Parquet: {_short(error)}") from None
+    return Table(frame, name, names, frame.height)
+
+
+def _names(fields: list[str]) -> list[str]:
+    """Names of columns: one without a name is named by its place, the second of a name gets a number."""
+    names: list[str] = []
+    for place, text in enumerate(fields, start=1):
+        names.append(text or f"column_{place}")
+    seen: dict[str, int] = {}
+    for place, text in enumerate(names):
+        seen[text] = seen.get(text, 0) + 1
+        if seen[text] > 1:
+            names[place] = f"{text}_{seen[text]}"
+    return names if len(set(names)) == len(names) else [f"{text}_{k}" for k, text in enumerate(names, start=1)]
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text.strip().replace(",", "."))
+    except ValueError:
+        return False
+    return True
+
+
+def _not_utf8(name: str) -> ValueError:
+    return ValueError(
+        f"{name} is not UTF-8 text; name its --encoding, for example latin-1, or unpack it if it is packed"
+    )
+
+
+def _reasons(rejected: dict[str, int]) -> str:
+    return ", ".join(f"{count:,} {reason}" for reason, count in rejected.items()) or "it is empty"
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
+
+
+def _short(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200]

@@ -1,0 +1,353 @@
+"""Checks of parameters: one table of names and checks per estimator.
+
+A check is a function of a name and a value that returns the value as plain Python, or raises ``ValueError`` with the
+name, what is expected and what was given::
+
+    CHECKS = {"rank": integer(1), "ridge": optional(number(0)), "offsets": choice("both", "none"), "verbose": flag()}
+    options = check_parameters(self.get_params(deep=False), CHECKS)
+
+Constructors keep what they are given, as scikit-learn wants it; NumPy and torch scalars are accepted.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
+import torch
+
+Check = Callable[[str, Any], Any]
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+LARGEST_NUMBER = 1e100  # of a parameter: its square is finite
+# Parameters of the machine, not of the model: they are neither saved nor taken from a file.
+RUN_TIME = frozenset({"checkpoint", "device", "n_jobs", "on_interrupt", "verbose"})
+
+
+def check_parameters(parameters: Mapping[str, Any], checks: Mapping[str, Check]) -> dict[str, Any]:
+    """Check parameters by name.
+
+    Args:
+        parameters: the parameters.
+        checks: a check for each of them.
+
+    Returns:
+        Their values as plain Python.
+
+    Raises:
+        ValueError: if a parameter is unknown, or its value is not allowed.
+
+    Example:
+        >>> check_parameters({"rank": np.int64(3)}, {"rank": integer(1)})
+        {'rank': 3}
+        >>> check_parameters({"rank": 0}, {"rank": integer(1)})
+        Traceback (most recent call last):
+        ...
+        ValueError: rank must be a whole number of at least 1, got 0
+    """
+    if unknown := [name for name in parameters if name not in checks]:
+        raise ValueError(f"there is no parameter {unknown[0]!r}; the parameters are {', '.join(checks)}")
+    return {name: checks[name](name, value) for name, value in parameters.items()}
+
+
+def plain(value: Any) -> Any:
+    """Convert a NumPy or torch scalar to Python.
+
+    Args:
+        value: anything.
+
+    Returns:
+        A Python number for a scalar, else the value itself.
+    """
+    scalar = isinstance(value, np.generic) or (isinstance(value, (torch.Tensor, np.ndarray)) and value.ndim == 0)
+    return value.item() if scalar else value
+
+
+def integer(least: int, most: int = 2**53) -> Check:
+    """Check for an integer between two bounds.
+
+    Args:
+        least: the smallest allowed.
+        most: the largest allowed.
+
+    Returns:
+        The check.
+    """
+
+    def check(name: str, value: Any) -> int:
+        found = plain(value)
+        if not isinstance(found, Integral) or isinstance(found, bool) or not least <= int(found) <= most:
+            bounds = f"of at least {least}" if most == 2**53 else f"from {least} to {most}"
+            raise ValueError(f"{name} must be a whole number {bounds}, got {value!r}")
+        return int(found)
+
+    return check
+
+
+def number(least: float = 0.0, most: float = LARGEST_NUMBER, *, above: bool = False) -> Check:
+    """Check for a finite number between two bounds.
+
+    Args:
+        least: the smallest allowed.
+        most: the largest allowed.
+        above: whether ``least`` itself is not allowed.
+
+    Returns:
+        The check.
+    """
+
+    def check(name: str, value: Any) -> float:
+        found = plain(value)
+        good = isinstance(found, Real) and not isinstance(found, bool) and math.isfinite(found)
+        if not good or not least <= float(found) <= most or (above and float(found) == least):
+            lower = f"above {least:g}" if above else f"of at least {least:g}"
+            upper = "" if not good or float(found) <= most else f" and at most {most:g}"
+            raise ValueError(f"{name} must be a finite number {lower}{upper}, got {value!r}")
+        return float(found)
+
+    return check
+
+
+def choice(*allowed: str) -> Check:
+    """Check for one of some words.
+
+    Args:
+        *allowed: the words.
+
+    Returns:
+        The check.
+    """
+
+    def check(name: str, value: Any) -> str:
+        if not isinstance(value, str) or value not in allowed:
+            raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
+        return str(value)
+
+    return check
+
+
+def flag() -> Check:
+    """Check for True or False.
+
+    Returns:
+        The check.
+    """
+
+    def check(name: str, value: Any) -> bool:
+        if not isinstance(plain(value), bool):
+            raise ValueError(f"{name} must be True or False, got {value!r}")
+        return bool(value)
+
+    return check
+
+
+def verbosity() -> Check:
+    """Check for the parameter ``verbose``: True, False or an integer of at least 0.
+
+    Returns:
+        The check, which returns whether to show anything.
+    """
+    return lambda name, value: bool(value if isinstance(plain(value), bool) else integer(0)(name, value))
+
+
+def optional(check: Check) -> Check:
+    """Allow None besides what a check allows.
+
+    Args:
+        check: the check.
+
+    Returns:
+        A check that returns None for None.
+    """
+    return lambda name, value: None if value is None else check(name, value)
+
+
+def each(check: Check) -> Check:
+    """Check every entry of a sequence that is not empty.
+
+    Args:
+        check: the check of an entry.
+
+    Returns:
+        A check that returns a list.
+    """
+
+    def check_all(name: str, values: Any) -> list[Any]:
+        if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable) or not (found := list(values)):
+            raise ValueError(f"{name} must be a sequence of at least one value, got {values!r}")
+        return [check(f"each of {name}", value) for value in found]
+
+    return check_all
+
+
+def seed() -> Check:
+    """Check for ``random_state``: None, an integer, or a generator of NumPy.
+
+    Returns:
+        The check, which returns the value as it is: ``draw_seed`` makes a number of it.
+    """
+
+    def check(name: str, value: Any) -> Any:
+        if value is None or isinstance(value, (np.random.RandomState, np.random.Generator)):
+            return value
+        found = plain(value)
+        if not isinstance(found, Integral) or isinstance(found, bool) or not 0 <= int(found) < 2**63:
+            raise ValueError(
+                f"{name} must be None, a whole number from 0 to 2**63 - 1, or a RandomState or Generator of NumPy, "
+                f"got {value!r}"
+            )
+        return int(found)
+
+    return check
+
+
+def draw_seed(random_state: Any, default: int | None = None) -> int:
+    """Make an integer seed of a ``random_state``.
+
+    Args:
+        random_state: None, an integer, or a generator of NumPy to draw one from.
+        default: the seed for None; drawn from the system if not given.
+
+    Returns:
+        The seed.
+    """
+    checked = seed()("random_state", random_state)
+    if isinstance(checked, int):
+        return checked
+    if checked is None and default is not None:
+        return default
+    if isinstance(checked, np.random.RandomState):
+        return int(checked.randint(2**31 - 1))
+    return int(np.random.default_rng(checked).integers(2**31))
+
+
+def torch_dtype() -> Check:
+    """Check for ``dtype``: float32 or float64, by name or as a dtype of torch or NumPy.
+
+    Returns:
+        The check, which returns the dtype of torch.
+    """
+
+    def check(name: str, value: Any) -> torch.dtype:
+        named = value.__name__ if isinstance(value, type) and issubclass(value, np.generic) else str(value)
+        if named.removeprefix("torch.") not in DTYPES:
+            raise ValueError(f"{name} must be one of {', '.join(DTYPES)}, got {value!r}")
+        return DTYPES[named.removeprefix("torch.")]
+
+    return check
+
+
+def torch_device() -> Check:
+    """Check for ``device`` by making a tensor there.
+
+    Returns:
+        The check, which returns the device; the CPU for None.
+    """
+
+    def check(name: str, value: Any) -> torch.device:
+        if value is not None and not isinstance(value, (str, torch.device)):
+            raise ValueError(f"{name} must be None, a name such as cpu or cuda, or a torch.device, got {value!r}")
+        try:
+            device = torch.device("cpu" if value is None else value)
+            torch.zeros(1, device=device).tolist()
+        except Exception as error:  # torch raises RuntimeError, AssertionError, NotImplementedError, by kind of device
+            raise ValueError(f"{name} {str(value)!r} cannot be used here: {str(error).splitlines()[0]}") from None
+        return device
+
+    return check
+
+
+def jobs(most: int = 1024) -> Check:
+    """Check for ``n_jobs``: None, -1 or a number of threads.
+
+    Args:
+        most: the largest number allowed; torch ends the process if the system cannot start as many.
+
+    Returns:
+        The check.
+    """
+
+    def check(name: str, value: Any) -> int | None:
+        found = plain(value)
+        whole = isinstance(found, Integral) and not isinstance(found, bool)
+        good = whole and (int(found) == -1 or 1 <= int(found) <= most)
+        if value is not None and not good:
+            raise ValueError(f"{name} must be None, -1 or an integer from 1 to {most}, got {value!r}")
+        return None if value is None else int(found)
+
+    return check
+
+
+def file_path() -> Check:
+    """Check for a path.
+
+    Returns:
+        The check.
+    """
+
+    def check(name: str, value: Any) -> Any:
+        if not (isinstance(value, (str, os.PathLike)) and isinstance(os.fspath(value), str)):
+            raise ValueError(f"{name} must be a path, got {value!r}")
+        return value
+
+    return check
+
+
+def storable(value: Any) -> Any:
+    """Convert a parameter to what JSON can hold.
+
+    Args:
+        value: a parameter that was checked.
+
+    Returns:
+        A plain value; None for a random generator, whose state has moved on.
+    """
+    if isinstance(value, (np.random.RandomState, np.random.Generator)):
+        return None
+    if isinstance(value, (torch.device, torch.dtype, np.dtype)):
+        return str(value).removeprefix("torch.")
+    if isinstance(value, type) and issubclass(value, np.generic):
+        return value.__name__
+    if isinstance(value, (np.ndarray, torch.Tensor)):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {str(key): storable(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset, range)):
+        return [storable(entry) for entry in value]
+    return os.fspath(value) if isinstance(value, os.PathLike) else plain(value)
+
+
+def saved_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Give the parameters that a model file keeps: all but those of the machine it was fitted on.
+
+    Args:
+        parameters: as ``get_params`` gives them.
+
+    Returns:
+        Plain values by name.
+    """
+    return {name: storable(value) for name, value in parameters.items() if name not in RUN_TIME}
+
+
+def loaded_parameters(parameters: Any, checks: Mapping[str, Check]) -> dict[str, Any]:
+    """Take the parameters of a model file: checked, and without run-time settings.
+
+    Args:
+        parameters: what the file holds.
+        checks: a check for each parameter of the estimator.
+
+    Returns:
+        The parameters to construct the estimator with.
+
+    Raises:
+        ValueError: if they are no table of parameters, or one has a value that is not allowed.
+    """
+    if not isinstance(parameters, dict):
+        raise ValueError(f"its parameters are {type(parameters).__name__}, a table is expected")
+    kept = {name: value for name, value in parameters.items() if name not in RUN_TIME}
+    check_parameters(kept, checks)
+    return kept
