@@ -99,7 +99,7 @@ def one(count: int) -> dict[str, Any]:
     import torch
 
     from fisherfold.completion import shared_ratings  # noqa: F401  # imported before memory is measured
-    from fisherfold.completion.factors import Penalty, TwoSided, additive_model, grow
+    from fisherfold.completion.als import Penalty, TwoSided, additive_model, grow
     from fisherfold.completion.problem import CompletionProblem
     from fisherfold.distributed import joined
 

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from fisherfold.completion import grouped
-from fisherfold.completion.factors import Penalty, TwoSided, additive_model, grow
+from fisherfold.completion.als import Penalty, TwoSided, additive_model, grow
 from fisherfold.completion.kernels import outer_table
 from fisherfold.completion.problem import CompletionProblem
 from fisherfold.completion.ratings import Ratings

@@ -10,12 +10,8 @@ import torch
 
 from fisherfold import MatrixCompletion, MatrixCompletionCV
 from fisherfold.completion.extremes import resolving, sampled
-from fisherfold.completion.factors import Factors, Penalty
-from fisherfold.completion.point_model import PointFit
-from fisherfold.completion.ratings import Ratings
 from fisherfold.completion.shared_ratings import Share, share_out
 from fisherfold.distributed import ALONE
-from fisherfold.solvers.result import Trace
 from fisherfold.tables.inputs import observations
 
 
@@ -106,20 +102,3 @@ def test_a_sample_is_spread_over_all_values():
     found = sampled(np.arange(1000), 100)
     assert 100 <= len(found) < 200
     assert found.max() >= 900
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_direction_that_is_gone_keeps_a_penalty_on_both_sides(dtype):
-    """In float32 that of the rows was zero, of which there is no inverse."""
-    rows = torch.tensor([[1.0, 0.0], [2.0, 1e-30], [0.5, 0.0]], dtype=dtype)
-    columns = torch.tensor([[1.0, 0.0], [3.0, 1e-30]], dtype=dtype)
-    at = Factors(0.0, rows, columns, torch.zeros(3, dtype=dtype), torch.zeros(2, dtype=dtype), True, True)
-    data = Ratings([0, 1, 2], [0, 1, 0], [1.0, 2.0, 3.0], (3, 2), dtype=dtype)
-    fit = PointFit.of(at, data, Penalty(2.0, 1.0, 0.5), Trace(), "converged", "")
-    for penalty in (fit.row_penalty, fit.column_penalty):
-        values = torch.linalg.eigvalsh(penalty.double())
-        assert float(values[0]) > 0
-        assert torch.isfinite(values).all()
-    torch.testing.assert_close(
-        fit.row_penalty @ fit.column_penalty, 4 * torch.eye(2, dtype=dtype), rtol=1e-4, atol=1e-4
-    )

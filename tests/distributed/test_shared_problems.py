@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fisherfold.completion.point_completion import fit_point, held_out_entries
+from fisherfold.completion.point import fit_point, held_out_entries
 from fisherfold.completion.problem import CompletionProblem
 from fisherfold.completion.ratings import Chunk, Ratings
 from fisherfold.completion.variational import fit_variational, gradual_start
@@ -83,13 +83,13 @@ SOLVERS = [
 def fits(group: Group, transposed: bool) -> dict[str, Any]:
     ratings = shared(group, transposed=transposed)
     held = held_out_entries(ratings, 0.1, 5)
-    point = fit_point(ratings, RANK, max_iter=5, tol=0.0)
-    fixed = fit_point(ratings, RANK, ridge=0.1, max_iter=5, tol=0.0, validation=0.2, continuation=True)
-    paper = fit_point(ratings, RANK, solver="rngd", max_iter=3)
     found: dict[str, Any] = {"held out": float(group.sum(held.sum()))}
-    for name, model in (("auto", point), ("fixed", fixed), ("paper", paper)):
-        found[name] = {"product": model.U @ model.A.T, "offsets": [model.row_offset, model.column_offset]}
-        found[name] |= {"ridge": model.ridge, "U": model.U}
+    for name, options in (("auto", {"tol": 0.0}), ("fixed", {"ridge": 0.1, "tol": 0.0}), ("paper", {"solver": "rngd"})):
+        model, level = fit_point(ratings, RANK, max_iter=5, **options)  # type: ignore[arg-type]
+        rows, columns = model.rows.gathered(), model.columns.gathered()
+        found[name] = {"product": rows.mean[:, :-1] @ columns.mean[:, :-1].T, "level": level}
+        found[name] |= {"offsets": [rows.mean[:, -1], columns.mean[:, -1]], "ridge": model.fixed_ridge}
+        found[name] |= {"priors": [rows.precision, columns.precision], "log_det": [rows.log_det, columns.log_det]}
     posterior = fit_variational(ratings, RANK, max_iter=4, tol=0.0)
     for name, side in (("rows", posterior.rows.gathered()), ("columns", posterior.columns.gathered())):
         found[name] = [side.mean, side.covariance, side.weight, side.prior_mean, side.precision]

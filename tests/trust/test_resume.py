@@ -63,8 +63,6 @@ COMPLETIONS = {
     "float64": {"dtype": "float64", "rated_sets": False},
     "fixed ridge": {"ridge": 2.0},
     "no offsets": {"offsets": "none"},
-    "point": {"inference": "point"},
-    "point with a ridge": {"inference": "point", "ridge": 0.5, "offsets": "rows", "dtype": "float64"},
 }
 
 
@@ -92,13 +90,11 @@ def test_completion(ratings, tmp_path, monkeypatch, name, passes):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("inference", ["variational", "point"])
-def test_a_fit_killed_after_its_last_pass_makes_no_further_one(ratings, tmp_path, monkeypatch, inference):
-    options = {"rank": 2, "inference": inference}
+def test_a_fit_killed_after_its_last_pass_makes_no_further_one(ratings, tmp_path, monkeypatch):
+    options = {"rank": 2}
     whole = MatrixCompletion(**options).fit(*ratings)
     assert whole.converged_
-    steps = whole.n_iter_ if inference == "variational" else sum("objective" in row for row in whole.trace_)
-    with killed_after(monkeypatch, steps):
+    with killed_after(monkeypatch, whole.n_iter_):
         MatrixCompletion(**options, checkpoint=tmp_path / "c").fit(*ratings)
     assert_same_completion(whole, MatrixCompletion(**options, checkpoint=tmp_path / "c").fit(*ratings))
 
@@ -202,34 +198,6 @@ def test_a_checkpoint_needs_a_folder(ratings, tmp_path):
         MatrixCompletion(rank=2, checkpoint=tmp_path / "no" / "c").fit(*ratings)
     with pytest.raises(IsADirectoryError, match="must be a file, it is a folder"):
         MatrixCompletion(rank=2, checkpoint=tmp_path).fit(*ratings)
-
-
-@pytest.mark.parametrize("inference", ["variational", "point"])
-@pytest.mark.parametrize("moment", ["start_from_svd", "half_step", "additive_model", "balance"])
-def test_an_interrupt_before_the_first_pass_returns_a_model(ratings, monkeypatch, inference, moment):
-    """With on_interrupt="return": the starting point if there is one, else the mean of all values."""
-    from fisherfold.completion import point_completion
-    from fisherfold.completion import variational as completion
-
-    def stop(*args, **options):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(completion, moment, stop, raising=False)
-        patch.setattr(point_completion, moment, stop, raising=False)
-        patch.setattr(point_completion.TwoSided, "balance" if moment == "balance" else "none", stop, raising=False)
-        model = MatrixCompletion(rank=2, inference=inference, on_interrupt="return").fit(*ratings)
-        raised = MatrixCompletion(rank=2, inference=inference)
-        if model.interrupted_:
-            with pytest.raises(KeyboardInterrupt):
-                raised.fit(*ratings)
-    early = {"variational": ("start_from_svd", "half_step"), "point": ("additive_model", "balance")}[inference]
-    assert model.interrupted_ == (moment in early)
-    predicted = model.predict(ratings[0])
-    assert np.isfinite(predicted).all()
-    if moment in ("start_from_svd", "additive_model") and model.interrupted_:
-        np.testing.assert_allclose(predicted, ratings[1].mean(), rtol=1e-5)
-    assert np.isfinite(model.recommend(3, 4)[1]).all()
 
 
 def test_a_stream_may_start_with_a_single_rating(ratings):

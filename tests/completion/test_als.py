@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fisherfold.completion.factors import Factors, Penalty, TwoSided, additive_model, grow, residual_product
+from fisherfold.completion.als import Factors, Penalty, TwoSided, additive_model, grow, residual_product
 from fisherfold.completion.packed import pack, solve_positive
 from fisherfold.completion.ratings import Ratings
 

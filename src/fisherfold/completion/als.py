@@ -1,4 +1,4 @@
-r"""Completion with a ridge on both factors and offsets inside: the nuclear norm on the Grassmann manifold.
+r"""Completion with a ridge on both factors and offsets inside: alternating least squares, a natural gradient method.
 
     min  ½ Σ_{(j,i) ∈ Ω} (x_ji - μ - β_j - γ_i - l_jᵀr_i)² + ½ Σ_j w_j (λ‖l_j‖² + λ₀β_j²) + ½ Σ_i v_i (λ‖r_i‖² + λ₀γ_i²)
 
@@ -22,6 +22,8 @@ from fisherfold.completion.kernels import moments, square_sum, value_sum
 from fisherfold.completion.packed import solve_positive
 from fisherfold.completion.ratings import Ratings
 
+_PAIRS = 2**20  # predicted at a time
+
 
 @dataclass(frozen=True)
 class Penalty:
@@ -35,24 +37,16 @@ class Penalty:
 
     ridge: float
     offset_ridge: float
-    power: float = 0.0
+    power: float = 0.5
 
     def weights(self, counts: Tensor, mean: float) -> Tensor:
-        """The weights of rows or columns with so many ratings.
-
-        Args:
-            counts: how many ratings each has.
-            mean: n̄.
-
-        Returns:
-            One weight each.
-        """
+        """The weights of rows or columns with so many ratings, n̄ on average."""
         return (counts.clamp(min=1) / mean) ** self.power
 
 
 @dataclass(frozen=True)
 class Factors:
-    """A point: μ, offsets β and γ, factors L and R.
+    """A point: μ, offsets β and γ, factors L and R; over several processes the members of each.
 
     Attributes:
         mean: μ.
@@ -72,65 +66,27 @@ class Factors:
     with_row_offset: bool
     with_column_offset: bool
 
-    def predict(self, rows: Tensor, columns: Tensor, chunk: int = 2**20) -> Tensor:
-        """μ + β_j + γ_i + l_jᵀ r_i for pairs (j, i).
-
-        Args:
-            rows: row numbers.
-            columns: column numbers.
-            chunk: pairs at a time, to bound the memory.
-
-        Returns:
-            One value per pair.
-        """
+    def predict(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """μ + β_j + γ_i + l_jᵀ r_i for pairs (j, i)."""
         values = self.rows.new_empty(len(rows))
-        for start in range(0, len(rows), chunk):
-            j, i = rows[start : start + chunk], columns[start : start + chunk]
+        for start in range(0, len(rows), _PAIRS):
+            part = slice(start, start + _PAIRS)
+            j, i = rows[part], columns[part]
             inner = (self.rows.index_select(0, j) * self.columns.index_select(0, i)).sum(1)
-            values[start : start + chunk] = inner + self.row_offset[j] + self.column_offset[i] + self.mean
+            values[part] = inner + self.row_offset[j] + self.column_offset[i] + self.mean
         return values
 
-    def flipped(self) -> Factors:
-        """The same for the transposed matrix.
+    def mean_square_error(self, ratings: Ratings) -> float:
+        """Σ (x_ji - prediction)² over the number of ratings."""
+        rows, columns, values = ratings.entries()
+        return ratings.add((self.predict(rows, columns) - values).double().square()) / ratings.n_ratings
 
-        Returns:
-            Rows and columns exchanged.
-        """
+    @property
+    def T(self) -> Factors:
+        """The same for the transposed matrix."""
         return Factors(
             self.mean, self.columns, self.rows, self.column_offset, self.row_offset, self.with_column_offset,
             self.with_row_offset,
-        )  # fmt: skip
-
-
-    def gathered(self, ratings: Ratings) -> Factors:
-        """The same with the rows of all processes.
-
-        Args:
-            ratings: what it was fitted to.
-
-        Returns:
-            The whole point, on every process.
-        """
-        rows, columns = ratings.row_axis, ratings.column_axis
-        return replace(
-            self, rows=rows.gather(self.rows), row_offset=rows.gather(self.row_offset),
-            columns=columns.gather(self.columns), column_offset=columns.gather(self.column_offset),
-        )  # fmt: skip
-
-
-    def shared_out(self, ratings: Ratings) -> Factors:
-        """The part of a whole point that belongs to this process.
-
-        Args:
-            ratings: what it is fitted to.
-
-        Returns:
-            The part.
-        """
-        rows, columns = ratings.row_axis, ratings.column_axis
-        return replace(
-            self, rows=rows.part(self.rows).clone(), row_offset=rows.part(self.row_offset).clone(),
-            columns=columns.part(self.columns).clone(), column_offset=columns.part(self.column_offset).clone(),
         )  # fmt: skip
 
 
@@ -148,16 +104,12 @@ class TwoSided:
         self.column_weights = penalty.weights(
             ratings.column_counts.to(ratings.dtype), ratings.n_ratings / ratings.n_columns
         )
-        self._row_sums = _sums(ratings.by_row, len(ratings.column_axis), ratings.dtype)
-        self._column_sums = _sums(ratings.by_column, len(ratings.row_axis), ratings.dtype)
+        self._row_sums, self._column_sums = _value_sums(ratings.by_row), _value_sums(ratings.by_column)
         self._squares = ratings.add(square_sum(ratings.by_column.here(), torch.float64))
 
-    def flipped(self) -> TwoSided:
-        """The problem of the transposed matrix; nothing is computed again.
-
-        Returns:
-            Rows and columns exchanged.
-        """
+    @property
+    def T(self) -> TwoSided:
+        """The problem of the transposed matrix; nothing is computed again."""
         new = TwoSided.__new__(TwoSided)
         new.ratings, new.penalty, new._squares = self.ratings.T, self.penalty, self._squares
         new.row_weights, new.column_weights = self.column_weights, self.row_weights
@@ -201,8 +153,19 @@ class TwoSided:
         Returns:
             The new point, and the objective there over the number of ratings.
         """
-        new, objective = self.flipped().column_step(at.flipped())
-        return new.flipped(), objective
+        new, objective = self.T.column_step(at.T)
+        return new.T, objective
+
+    def sweep(self, at: Factors) -> tuple[Factors, float]:
+        """A step in each side from the balanced point.
+
+        Args:
+            at: the point, at the minimum over its columns.
+
+        Returns:
+            The new point, at the minimum over its columns again, and the objective.
+        """
+        return self.column_step(self.balance(self.row_step(at)[0]))
 
     def _left(self, known: Tensor) -> float:
         # Σ (x - known_j)² from the sums of each row, without touching the ratings again.
@@ -238,8 +201,8 @@ class TwoSided:
         return replace(at, rows=rows, columns=at.columns @ (root @ turn / scale).to(left))
 
 
-def _sums(side: Grouped, others: int, dtype: torch.dtype) -> Tensor:
-    one = torch.ones(others, 1, dtype=dtype, device=side.offsets.device)
+def _value_sums(side: Grouped) -> Tensor:
+    one = torch.ones(side.n_others, 1, dtype=side.dtype, device=side.offsets.device)
     return value_sum(side, one).squeeze(1).double()
 
 
@@ -317,7 +280,7 @@ def grow(ratings: Ratings, at: Factors, rank: int, generator: torch.Generator, *
     right = ratings.column_axis.randn(more, generator).to(at.rows)
     for _ in range(sweeps):
         left = ratings.row_axis.orthonormal(residual_product(ratings, at, right))
-        right = residual_product(ratings.T, at.flipped(), left)
+        right = residual_product(ratings.T, at.T, left)
     lengths = ratings.column_axis.total(right.square().sum(0)).sqrt()
     scale = lengths.clamp(min=torch.finfo(right.dtype).tiny).sqrt()
     rows, columns = torch.cat([at.rows, left * scale], dim=1), torch.cat([at.columns, right / scale], dim=1)
