@@ -1,10 +1,10 @@
 """Several processes, one fit: who holds which samples, how partial sums are joined, and who is missing."""
 
 from fisherfold.distributed.axis import Axis, balanced_cuts
-from fisherfold.distributed.group import ALONE, Content, Group, current_group
-from fisherfold.distributed.health import RankLost
-from fisherfold.distributed.launch import joined, under_torchrun
+from fisherfold.distributed.group import ALONE, Content, Group, RankLost, current_group
+from fisherfold.distributed.launch import TIMEOUT, joined, under_torchrun
 
 __all__ = [
-    "ALONE", "Axis", "Content", "Group", "RankLost", "balanced_cuts", "current_group", "joined", "under_torchrun",
+    "ALONE", "TIMEOUT", "Axis", "Content", "Group", "RankLost", "balanced_cuts", "current_group", "joined",
+    "under_torchrun",
 ]  # fmt: skip

@@ -3,25 +3,46 @@
     sum over ranks of x_r, the same bits on every rank
 
 Solvers and problems never see ``torch.distributed``: they add up through a group, and a group of one (``ALONE``) hands
-back what it is given. A collective that fails because a process has ended is turned into ``RankLost``, which names it.
+back what it is given. Where a process is waited for longer than 10 seconds, one line on standard error names it; where
+one has ended, or does not answer before the timeout, the others raise ``RankLost``.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
+import itertools
+import math
+import sys
+import threading
+import time
+import weakref
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, distributed
-
-from fisherfold.distributed.health import Health
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 # What a file holds: named tensors and a header.
 Content: TypeAlias = tuple[dict[str, Tensor], dict[str, Any]]
+T = TypeVar("T")
 # Ragged exchanges move this many rows per rank and round, so that their buffers stay small.
 _ROUND = 2**19
+_PATIENCE = 10.0  # seconds until it is said who is waited for
+_FAREWELL = 2.0  # seconds in which the processes that are left find each other
+_NUMBERS = itertools.count()  # of the groups, which every process makes in the same order
+
+
+class RankLost(RuntimeError):
+    """A process of the group has ended or does not answer.
+
+    Attributes:
+        ranks: which ones; empty if it could not be found out.
+    """
+
+    def __init__(self, message: str, ranks: list[int]) -> None:
+        super().__init__(message)
+        self.ranks = ranks
 
 
 class Group:
@@ -49,10 +70,13 @@ class Group:
                 "the group has the backend nccl alone, which carries no tensors of a CPU: start torch.distributed with "
                 "gloo, or with 'cpu:gloo,cuda:nccl' where GPUs talk to each other too"
             )
-        self._health: Health | None = None
-        if self.size > 1:
-            people = self._gather_text(Health.describe())
-            self._health = Health(people, self.rank)
+        self._calls, self._since = 0, math.inf
+        self._store: Any = None
+        if process_group is None and self.size > 1:
+            with contextlib.suppress(Exception):  # private to torch; without it nobody is named
+                store = distributed.distributed_c10d._get_default_store()
+                self._store = PrefixStore(f"fisherfold/group {next(_NUMBERS)}", store)
+                threading.Thread(target=_watch, args=(weakref.ref(self),), daemon=True, name="fisherfold-watch").start()
 
     @property
     def is_first(self) -> bool:
@@ -71,7 +95,7 @@ class Group:
         return self._reduce(x, distributed.ReduceOp.SUM)
 
     def largest(self, x: Tensor) -> Tensor:
-        """The largest entries over all processes.
+        """Find the largest entries over all processes.
 
         Args:
             x: of one shape on all processes.
@@ -104,14 +128,11 @@ class Group:
         counts[self.rank] = len(part)
         sizes = self.sum(counts).tolist()
         whole = part.new_empty((sum(sizes), *part.shape[1:]))
-        start = 0
-        for source, size in enumerate(sizes):
-            piece = whole[start : start + size]
+        for source, piece in enumerate(torch.split(whole, sizes)):
             if source == self.rank:
                 piece.copy_(part)
-            if size:
+            if len(piece):
                 self._broadcast(piece, source)
-            start += size
         return whole
 
     def broadcast(self, x: Tensor | None, source: int, dtype: torch.dtype = torch.uint8) -> Tensor:
@@ -136,9 +157,11 @@ class Group:
         return content
 
     def _broadcast(self, x: Tensor, source: int) -> None:
-        root = source if self._handle is None else distributed.get_global_rank(self._handle, source)
         with self._guarded():
-            distributed.broadcast(x, src=root, group=self._handle)
+            distributed.broadcast(x, src=self._root(source), group=self._handle)
+
+    def _root(self, source: int) -> int:
+        return source if self._handle is None else distributed.get_global_rank(self._handle, source)
 
     def exchange(self, rows: Tensor, counts: Sequence[int]) -> list[Tensor]:
         """Send each process its rows of a table.
@@ -152,24 +175,40 @@ class Group:
         """
         if self.size == 1:
             return [rows]
-        sent = torch.tensor(counts, dtype=torch.int64)
-        matrix = self.gather(sent[None])
+        matrix = self.gather(torch.tensor(counts, dtype=torch.int64)[None])
         incoming = matrix[:, self.rank].tolist()
         arrived: list[list[Tensor]] = [[] for _ in range(self.size)]
-        starts = [sum(counts[:k]) for k in range(self.size)]
+        parts = torch.split(rows, list(counts))
         for done in range(0, max(int(matrix.max()), 1), _ROUND):
-            out = [max(0, min(_ROUND, count - done)) for count in counts]
+            out = [part[done : done + _ROUND] for part in parts]
             back = [max(0, min(_ROUND, count - done)) for count in incoming]
-            packed = torch.cat([rows[s + done : s + done + n] for s, n in zip(starts, out, strict=True)])
             received = rows.new_empty((sum(back), *rows.shape[1:]))
             with self._guarded():
-                distributed.all_to_all_single(received, packed.contiguous(), back, out, group=self._handle)
+                distributed.all_to_all_single(
+                    received, torch.cat(out).contiguous(), back, list(map(len, out)), group=self._handle
+                )
             for source, piece in enumerate(torch.split(received, back)):
                 arrived[source].append(piece)
         return [torch.cat(pieces) for pieces in arrived]
 
+    def gather_objects(self, mine: Any) -> list[Any]:
+        """Gather one Python object of each process.
+
+        Args:
+            mine: plain data, such as numbers, text, lists and arrays.
+
+        Returns:
+            Those of all processes in the order of the ranks, on each of them.
+        """
+        if self.size == 1:
+            return [mine]
+        found: list[Any] = [None] * self.size
+        with self._guarded():
+            distributed.all_gather_object(found, mine, group=self._handle)
+        return found
+
     def gather_texts(self, text: str) -> list[str]:
-        """One text per process, on all of them.
+        """Gather one text of each process.
 
         Args:
             text: this process's text.
@@ -177,43 +216,23 @@ class Group:
         Returns:
             The texts in the order of the ranks.
         """
-        return [text] if self.size == 1 else self._gather_text(text)
+        return self.gather_objects(text)
 
-    def _gather_text(self, text: str) -> list[str]:
-        said = bytearray(text.encode())
-        mine = torch.frombuffer(said, dtype=torch.uint8) if said else torch.empty(0, dtype=torch.uint8)
-        lengths = torch.zeros(self.size, dtype=torch.int64)
-        lengths[self.rank] = len(mine)
-        found = []
-        for source, length in enumerate(self.sum(lengths).tolist()):
-            content = mine if source == self.rank else torch.empty(length, dtype=torch.uint8)
-            if length:  # most often nobody has anything to say, and every message is waited for
-                self._broadcast(content, source)
-            found.append(content.numpy().tobytes().decode())
-        return found
-
-    def tell(self, found: Content | None) -> Content | None:
-        """Give what the first process has read from a file to all.
+    def tell(self, found: T) -> T:
+        """Give what the first process has to all.
 
         Args:
-            found: named tensors and what JSON can hold, at the first process; None if it has found nothing.
+            found: plain data or tensors, at the first process.
 
         Returns:
             The same on every process.
         """
         if self.size == 1:
             return found
-        tensors, header = found if found is not None else ({}, {})
-        layout = [(name, str(t.dtype).removeprefix("torch."), list(t.shape)) for name, t in tensors.items()]
-        text = json.dumps({"found": found is not None, "header": header, "layout": layout}) if self.is_first else ""
-        told = json.loads(self._gather_text(text)[0])
-        if not told["found"]:
-            return None
-        joint: dict[str, Tensor] = {}
-        for name, dtype, shape in told["layout"]:
-            mine = tensors[name].flatten() if self.is_first else None
-            joint[name] = self.broadcast(mine, 0, getattr(torch, dtype)).reshape(shape)
-        return joint, told["header"]
+        told = [found]
+        with self._guarded():
+            distributed.broadcast_object_list(told, src=self._root(0), group=self._handle)
+        return told[0]
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
@@ -230,37 +249,81 @@ class Group:
             if fault is not None:
                 raise fault
             return
-        mine = "" if fault is None else json.dumps([_kind(fault), str(fault)])
-        for rank, report in enumerate(self._gather_text(mine)):
-            if report:
-                kind, sentence = json.loads(report)
-                raise _KINDS[kind](f"rank {rank}: {sentence}") from fault
+        # one small sum where nothing is wrong, as is usual
+        if not int(self.sum(torch.tensor(int(fault is not None)))):
+            return
+        for rank, report in enumerate(self.gather_objects(None if fault is None else (_kind(fault), str(fault)))):
+            if report is not None:
+                raise report[0](f"rank {rank}: {report[1]}") from fault
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:
+        """Note since when this process waits; name who is lost."""
+        self._calls, self._since = self._calls + 1, time.monotonic()
         try:
             yield
         except RuntimeError as error:
-            if self._health is None:
-                raise
-            raise self._health.verdict(error) from error
+            raise self._verdict(error) from error
+        finally:
+            self._since = math.inf
+
+    def _come(self, call: int) -> None:
+        """Leave word that this process waits in an operation."""
+        with contextlib.suppress(RuntimeError):
+            self._store.set(f"{call}/{self.rank}", "here")
+
+    def _absent(self, call: int) -> list[int]:
+        """The ranks that have not come to an operation at which others wait."""
+        with contextlib.suppress(RuntimeError):
+            return [rank for rank in range(self.size) if not self._store.check([f"{call}/{rank}"])]
+        return []
+
+    def _verdict(self, error: Exception) -> RankLost:
+        lost = []
+        if self._store is not None:
+            self._come(self._calls)
+            time.sleep(_FAREWELL)
+            lost = self._absent(self._calls)
+        who = ", ".join(f"rank {rank}" for rank in lost) or "another rank"
+        return RankLost(
+            f"{who} has ended or does not answer; rank {self.rank} stops. The report of torchrun says how each rank "
+            "ended; a fit with a checkpoint goes on from there when it is started again. "
+            f"torch.distributed: {str(error).splitlines()[0][:200]}",
+            lost,
+        )
 
 
-_KINDS: dict[str, type[Exception]] = {
-    kind.__name__: kind
-    for kind in (ValueError, TypeError, FileNotFoundError, PermissionError, IsADirectoryError, OSError)
-}
+def _watch(watched: weakref.ref[Group]) -> None:
+    """Leave word where this process waits for longer than a second, and say so after ten; end with the group."""
+    come = said = 0
+    while (group := watched()) is not None:
+        call, waited = group._calls, time.monotonic() - group._since
+        if waited > 1 and call > come:
+            come = call
+            group._come(call)
+        if waited > _PATIENCE and call > said:
+            said = call
+            if lost := group._absent(call):
+                who = ", ".join(f"rank {rank}" for rank in lost)
+                text = f"rank {group.rank} has waited {waited:.0f} s for {who}, and waits on"
+                print(text, file=sys.stderr, flush=True)
+        del group  # it lives as long as its fit, and not for this thread
+        time.sleep(0.5)
 
 
-def _kind(fault: Exception) -> str:
-    return next(name for name, kind in _KINDS.items() if isinstance(fault, kind))
+_KINDS = (FileNotFoundError, PermissionError, IsADirectoryError, OSError, TypeError, ValueError)
+
+
+def _kind(fault: Exception) -> type[Exception]:
+    """An exception of Python that every process knows."""
+    return next(kind for kind in _KINDS if isinstance(fault, kind))
 
 
 class _Alone(Group):
     """A group of one: nothing is sent."""
 
     def __init__(self) -> None:
-        self._handle, self.size, self.rank, self._health = None, 1, 0, None
+        self._handle, self.size, self.rank = None, 1, 0
 
     def __reduce__(self) -> str:
         return "ALONE"
@@ -270,7 +333,7 @@ ALONE: Group = _Alone()
 
 
 def current_group(process_group: Any = None) -> Group:
-    """The group of this process.
+    """Give the group of this process.
 
     Args:
         process_group: a group of ``torch.distributed``; its default group if not given.

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fisherfold.distributed import Group
+
 Ids = npt.NDArray[Any]  # int64, or an object array of str
 Codes = npt.NDArray[np.int64]
 
@@ -345,6 +347,26 @@ def _distinct(ids: Codes) -> Codes:
         seen[ids - low] = True
         return np.flatnonzero(seen) + low
     return np.unique(ids)
+
+
+def joint_index(labels: Ids, group: Group, name: str = "row") -> IdIndex:
+    """Make one index of the ids of all processes.
+
+    Args:
+        labels: the distinct ids here, in order of appearance.
+        group: the processes.
+        name: what the ids name, for messages.
+
+    Returns:
+        The index, the same on every process: that of one process that has read the shares one after the other.
+    """
+    index = IdIndex()
+    parts = group.gather_objects(as_ids(labels, name))
+    if any(part.dtype == object for part in parts):
+        for part in parts:
+            index.extend(part)
+        return index
+    return IdIndex(np.concatenate(parts))
 
 
 # --- names of 0.1.0, until their callers have moved to the ones above ---
