@@ -1,0 +1,136 @@
+"""Optimizers by name with their schedules: ours, the paper's (``paper-mkfac``) and those that they are compared with.
+
+``lr`` is the rate of the optimizer; for those on spheres the angle per step, with ``rest_lr`` for the other parameters.
+A schedule is a factor on all rates of a group by the share of the run that is done.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fisherfold.optim import KFAC, MKFAC, SGDG, SphereOptimizer
+
+# manifold rate, its decay, damping and its decay, as the paper gives them
+PAPER = {
+    ("cifar10", "wrn"): (0.25, 0.2, 1.0, 0.8),
+    ("cifar10", "vgg"): (0.25, 0.2, 2.0, 0.5),
+    ("cifar100", "wrn"): (0.30, 0.15, 1.0, 0.8),
+    ("cifar100", "vgg"): (0.15, 0.2, 0.5, 0.5),
+}
+MILESTONES = (0.3, 0.6, 0.9)
+
+
+class FlatMuon(torch.optim.Optimizer):
+    """Muon in airbench's form: convolutions flattened to matrices, weights scaled to a fixed norm before each step."""
+
+    def __init__(self, params: Any, lr: float, momentum: float = 0.6) -> None:
+        super().__init__(params, {"lr": lr, "momentum": momentum})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                buffer = self.state[p].setdefault("buffer", torch.zeros_like(p))
+                buffer.mul_(group["momentum"]).add_(p.grad)
+                update = newton_schulz((p.grad + group["momentum"] * buffer).flatten(1))
+                p.mul_(len(p) ** 0.5 / p.norm()).add_(update.view_as(p), alpha=-group["lr"])
+
+
+def newton_schulz(matrix: Tensor, steps: int = 3) -> Tensor:
+    x = matrix.bfloat16() / (matrix.norm() + 1e-7)
+    x = x.T if len(matrix) > matrix.shape[1] else x
+    for _ in range(steps):
+        gram = x @ x.T
+        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+    return (x.T if len(matrix) > matrix.shape[1] else x).to(matrix)
+
+
+class Several(torch.optim.Optimizer):
+    """Two optimizers as one, for loops that know one."""
+
+    def __init__(self, *parts: torch.optim.Optimizer) -> None:
+        self.parts, self.defaults, self.state = parts, {}, {}
+        self.param_groups = list(itertools.chain.from_iterable(part.param_groups for part in parts))
+
+    def step(self, closure: Any = None) -> None:
+        for part in self.parts:
+            part.step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for part in self.parts:
+            part.zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"parts": [part.state_dict() for part in self.parts]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for part, own in zip(self.parts, state["parts"], strict=True):
+            part.load_state_dict(own)
+
+
+def _muon(model: nn.Module, given: dict[str, Any]) -> torch.optim.Optimizer:
+    filters = [p for m in model.modules() if isinstance(m, nn.Conv2d) for p in m.parameters()]
+    chosen = {id(p) for p in filters}
+    others = [p for p in model.parameters() if id(p) not in chosen]
+    rest = torch.optim.SGD(others, given["rest_lr"], momentum=0.85, nesterov=True, weight_decay=given["weight_decay"])
+    return Several(FlatMuon(filters, given["lr"]), rest)
+
+
+def _peer(name: str) -> Callable[[nn.Module, dict[str, Any]], torch.optim.Optimizer]:
+    def make(model: nn.Module, given: dict[str, Any]) -> torch.optim.Optimizer:
+        import pytorch_optimizer
+
+        cls = getattr(pytorch_optimizer, name)
+        return cls(model.parameters(), lr=given["lr"], weight_decay=given["weight_decay"])
+
+    return make
+
+
+def build(name: str, model: nn.Module, example: Tensor, task: tuple[str, str], given: dict[str, Any]) -> Any:
+    """The optimizer ``name`` for a model; ``task`` is (data set, first letters of the network)."""
+    lr, decay, parameters = given["lr"], given["weight_decay"], model.parameters
+    spheres = {"rest_lr": given["rest_lr"], "rest": "sgd", "weight_decay": decay, "example_input": example}
+    makers: dict[str, Callable[[], torch.optim.Optimizer]] = {
+        "sgd": lambda: torch.optim.SGD(parameters(), lr, momentum=0.9, nesterov=True, weight_decay=decay),
+        "adamw": lambda: torch.optim.AdamW(parameters(), lr, weight_decay=decay),
+        "muon": lambda: _muon(model, given),
+        "soap": lambda: _peer("SOAP")(model, given),
+        "sgdp": lambda: _peer("SGDP")(model, given),
+        "adamp": lambda: _peer("AdamP")(model, given),
+        "spectral": lambda: SphereOptimizer(model, lr, direction="spectral", **spheres),
+        "gradient": lambda: SphereOptimizer(model, lr, direction="gradient", **spheres),
+        "natural": lambda: SphereOptimizer(model, lr, direction="natural", **spheres),
+        "kfac": lambda: KFAC(model, lr, weight_decay=decay, damping=given["damping"], every=given["every"]),
+        "paper-mkfac": lambda: _paper(model, example, task),
+        "sgdg": lambda: SGDG(model, 0.05, lr, weight_decay=decay, example_input=example),
+    }
+    if name not in makers:
+        raise ValueError(f"optimizer must be one of {', '.join(makers)}, got {name!r}")
+    return makers[name]()
+
+
+def _paper(model: nn.Module, example: Tensor, task: tuple[str, str]) -> MKFAC:
+    rate, _, damping, _ = PAPER[task]
+    # directions are normalised by the damping, so the paper's rate is divided by it
+    return MKFAC(model, 0.05, rate / damping, weight_decay=5e-4, damping=damping, every=0, example_input=example)
+
+
+def paper_stage(optimizer: MKFAC, task: tuple[str, str], stage: int) -> None:
+    """Rates and damping of the paper from the given milestone on."""
+    rate, rate_decay, damping, damping_decay = PAPER[task]
+    falling = damping * damping_decay**stage
+    for group in optimizer.param_groups:
+        group["damping"] = falling
+        group["lr"] = rate * rate_decay**stage / falling if group["rule"] == "spheres" else 0.05 * 0.1**stage
+
+
+def factor(done: float, *, warm: float = 0.1) -> float:
+    """Linear warm-up, then linear decay to zero."""
+    return done / warm if done < warm else (1 - done) / (1 - warm)
