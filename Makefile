@@ -8,7 +8,7 @@ OLD    := -W ignore::DeprecationWarning -W ignore::FutureWarning
 export FISHERFOLD_DATA ?= $(wildcard $(abspath ../shared/data))
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help setup demo test unit doctest lint types rooms docs gallery wheel clean audit lowest
+.PHONY: help setup demo test unit doctest lint types imports docs gallery integrations notebooks wheel clean audit lowest
 
 help: ## show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -25,10 +25,10 @@ $(VENV)/.dev: $(VENV)/.runtime
 
 setup: $(VENV)/.dev ## create the virtual environment with all tools
 
-demo: $(VENV)/.runtime ## fit three small models, print a table, write a picture
+demo: $(VENV)/.runtime ## recommend films, train a network, fit a model on a manifold: tables, a picture, a page
 	$(BIN)/python -m fisherfold demo
 
-test: lint types rooms audit unit doctest docs ## everything that CI checks, except the wheel
+test: lint types imports audit unit doctest docs ## everything that CI checks, except the wheel
 
 unit: $(VENV)/.dev
 	$(BIN)/python -W error -c "import fisherfold"
@@ -40,17 +40,13 @@ doctest: $(VENV)/.dev
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 
-# ruff's S rules are those of bandit and run with lint; bandit itself and the data base of pip-audit where they can be had
-audit: $(VENV)/.dev ## the lock file against pyproject.toml, and what else is installed to look for weak spots
+audit: $(VENV)/.dev ## check the lock file against pyproject.toml
 	$(BIN)/python .ci/lock.py --check
-	@if $(BIN)/python -c "import bandit" 2>/dev/null; then $(BIN)/bandit -q -c pyproject.toml -r src; fi
-	@if $(BIN)/python -c "import pip_audit" 2>/dev/null; then $(BIN)/pip-audit -r requirements.lock --disable-pip || \
-	  echo "pip-audit found something or could not reach its data base; see above"; fi
 
 types: $(VENV)/.dev
 	$(BIN)/mypy
 
-rooms: $(VENV)/.dev
+imports: $(VENV)/.dev
 	$(BIN)/lint-imports
 
 docs: $(VENV)/.dev ## build the documentation, warnings are errors
