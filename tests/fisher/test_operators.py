@@ -117,12 +117,35 @@ def test_monte_carlo_is_unbiased(likelihood_name, build):
     assert bool((errors.mean(0).abs() <= 5 * errors.std(0) / runs**0.5 + 1e-12).all())
 
 
-def test_monte_carlo_takes_its_draws_from_the_seed_and_not_from_the_batch_order(build):
-    case = build("sphere", "gaussian")
-    first, again = (case.problem.fisher(case.theta, kind="monte-carlo").dense() for _ in range(2))
-    assert torch.equal(first, again)
-    case.problem.seed = 1
-    assert not torch.equal(first, case.problem.fisher(case.theta, kind="monte-carlo").dense())
+@pytest.mark.parametrize("kind", ["monte-carlo", "kronecker", "row-block"])
+def test_targets_are_drawn_anew_at_every_call_so_that_their_noise_averages_out(kind, build):
+    case, again, other = (build("grassmann", "gaussian", seed=0) for _ in range(3))
+    other.problem.seed = 1
+    found = [c.problem.fisher(c.theta, kind=kind).dense() for c in (case, case, again, other)]
+    assert not torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+    assert not torch.equal(found[0], found[3])
+    # the generator of a run takes the place of the problem's own
+    lent = []
+    for c in (case, again):
+        c.problem.generator = c.generator(7)
+        lent.append(c.problem.fisher(c.theta, kind=kind).dense())
+    assert torch.equal(*lent)
+    exact = case.dense_fisher()
+    operators = [case.problem.fisher(case.theta, kind=kind) for _ in range(300)]
+    mean = sum(operator.dense() for operator in operators) / 300
+    if kind == "monte-carlo":
+        assert float((mean - exact).norm()) < 0.1 * float(exact.norm())
+    assert float(mean.trace()) == pytest.approx(float(exact.trace()), rel=0.1)
+
+
+@pytest.mark.parametrize("kind", ["kronecker", "row-block"])
+def test_at_a_perfect_fit_only_empirical_matrices_vanish(kind, build):
+    case = build("grassmann", "gaussian")
+    case.problem.targets = case.problem.model(case.problem.inputs, case.theta)
+    drawn, observed = (case.problem.fisher(case.theta, kind=k).dense() for k in (kind, f"empirical-{kind}"))
+    assert float(observed.norm()) < 1e-12
+    assert float(drawn.trace()) > 0.1 * float(case.dense_fisher().trace())
 
 
 class _DifferentiableOnce(torch.autograd.Function):

@@ -250,7 +250,7 @@ def test_a_run_that_has_made_more_than_is_asked_for_says_how_many(task, tmp_path
     file = tmp_path / "c"
     minimize(task.problem, task.x0, "rgd", max_iter=3, checkpoint=file)
     fewer = minimize(task.problem, task.x0, "rgd", max_iter=2, checkpoint=file, resume=True)
-    assert (fewer.message, fewer.iterations) == ("3 iterations are made, max_iter is 2", 3)
+    assert (fewer.message.split(";")[0], fewer.iterations) == ("3 iterations are made, max_iter is 2", 3)
 
 
 # callbacks

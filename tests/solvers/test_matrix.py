@@ -170,6 +170,7 @@ def test_no_iteration_at_all_returns_the_start(method, task_name, tasks, options
     task = tasks[task_name]()
     result = minimize(task.problem, task.x0, method, max_iter=0, **options[method])
     assert same_points(result.x, task.x0)
-    assert (result.status, result.message, result.iterations) == ("max_iter", "0 iterations are made", 0)
+    assert (result.status, result.iterations) == ("max_iter", 0)
+    assert result.message.startswith("0 iterations are made; the gradient norm is")
     assert len(result.trace) == 1
     assert result.value == float(task.problem.loss(task.x0))

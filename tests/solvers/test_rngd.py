@@ -19,7 +19,7 @@ def generator(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-def algorithm_1(problem, x, *, iterations, sigma, sigma_min, eta1, eta2, gamma, eta3=0.0, batches=None):
+def algorithm_1(problem, x, *, iterations, sigma, sigma_min, eta1, eta2, gamma, eta3=0.0, batches=None, tests=None):
     """NOTES section 2, line by line, with a dense solve in a tangent basis; η₃ as trust regions have it."""
     path = []
     for k in range(iterations):
@@ -33,7 +33,8 @@ def algorithm_1(problem, x, *, iterations, sigma, sigma_min, eta1, eta2, gamma, 
         d = -basis @ torch.linalg.solve(damped, basis.T @ flatten(g))
         trial = problem.manifold.retract(x, problem.manifold.project(x, unflatten(d, x)))
         model = loss + flatten(g) @ d + 0.5 * d @ (basis @ (damped @ (basis.T @ d)))
-        rho = float((problem.loss(trial, batch) - loss) / (model - loss))
+        test = batch if tests is None else tests[k]
+        rho = float((problem.loss(trial, test) - problem.loss(x, test)) / (model - loss))
         accepted = rho >= eta1 and float(norm) >= eta2 / sigma
         if accepted:
             x = trial
@@ -108,13 +109,21 @@ def test_the_path_is_that_of_algorithm_1(manifold, eta1, eta3):
     assert seen == {True, False}, "the problems must show steps after which σ falls and others"
 
 
-def test_the_stochastic_path_is_that_of_algorithm_1():
+@pytest.mark.parametrize("test_batch", ["same", None, 9])
+def test_the_stochastic_path_is_that_of_algorithm_1(test_batch):
+    """The batch of ρ is drawn after that of g and F, and is another one unless the user wants the same."""
     problem, x0 = hard_problem(Sphere(4))
     rules = {"sigma": 0.05, "sigma_min": 1e-3, "eta1": 0.3, "eta2": 1e-20, "gamma": 3.0}
     g = generator(5)
-    batches = [torch.randperm(30, generator=g)[:12] for _ in range(8)]
-    expected = algorithm_1(problem, x0, iterations=8, batches=batches, **rules)
-    result = minimize(problem, x0, "rngd", batch_size=12, max_iter=8, seed=5, stop=GradientNorm(0.0), **rules)
+    batches, tests = [], None if test_batch == "same" else []
+    for _ in range(8):
+        batches.append(torch.randperm(30, generator=g)[:12])
+        if tests is not None:
+            tests.append(torch.randperm(30, generator=g)[: test_batch or 12])
+    expected = algorithm_1(problem, x0, iterations=8, batches=batches, tests=tests, **rules)
+    result = minimize(
+        problem, x0, "rngd", batch_size=12, test_batch=test_batch, max_iter=8, seed=5, stop=GradientNorm(0.0), **rules
+    )
     assert [bool(a) for a in result.trace["accepted"][1:]] == [step[2] for step in expected]
     assert result.trace["rho"][1:] == pytest.approx([step[0] for step in expected], rel=1e-4, abs=1e-6)
     assert float((result.last - expected[-1][3]).norm()) < 1e-8
@@ -220,7 +229,97 @@ def test_the_ratio_of_the_fixed_step_form_belongs_to_the_step_that_was_taken(tas
         assert result.trace["rho"][1:] == pytest.approx([1.0] * 3, rel=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["exact", "monte-carlo", "empirical", "kronecker", "row-block", "dense"])
+@pytest.mark.parametrize("size", [30, 100])
+def test_on_batches_sigma_settles_and_the_loss_falls_further_than_with_one_batch_for_both(size):
+    """Logistic regression: on its own batch every step looks good, and σ falls to its minimum."""
+    found = {}
+    g = generator(11)
+    manifold = Sphere(20)
+    truth, x = manifold.random_point(generator=g), torch.randn(2000, 20, generator=g, dtype=torch.float64)
+    y = torch.bernoulli(torch.sigmoid(3 * x @ truth), generator=g)
+    problem = NLLProblem(manifold, lambda x, w: 3 * x @ w, Bernoulli(), x, y)
+    x0 = manifold.random_point(generator=g)
+    best = minimize(problem, x0).value
+    for test_batch in ("same", None):
+        runs = [minimize(problem, x0, batch_size=size, test_batch=test_batch, max_iter=100, seed=s) for s in range(2)]
+        accepted = [sum(run.trace["accepted"][1:]) / 100 for run in runs]
+        loss = sum(run.trace["loss"][-1] - best for run in runs) / 2
+        found[test_batch] = loss, accepted, [run.trace["sigma"][-1] for run in runs]
+    assert min(found["same"][1]) > 0.9
+    assert max(found["same"][2]) < 1e-4
+    assert max(found[None][1]) < 0.8
+    assert min(found[None][2]) > 1e-3
+    assert found[None][0] < found["same"][0] / 5
+
+
+def test_a_rejected_step_does_not_rebuild_the_fisher_information():
+    problem, x0 = hard_problem(Sphere(4))
+    built, original = [], problem.fisher
+    problem.fisher = lambda *args, **options: built.append(1) or original(*args, **options)
+    result = minimize(problem, x0, eta1=0.98, max_iter=10, stop=GradientNorm(0.0))
+    accepted = sum(result.trace["accepted"][1:])
+    assert accepted < 10
+    assert len(built) == accepted + (result.trace["accepted"][-1] == 0)
+
+
+def test_gradient_and_fisher_information_share_one_evaluation_of_the_model():
+    problem, x0 = hard_problem(Sphere(4))
+    calls, original = [], problem.model
+    problem.model = lambda x, t: calls.append(len(x)) or original(x, t)
+    minimize(problem, x0, max_iter=5, solve="cg", stop=GradientNorm(0.0))
+    assert calls.count(30) == 6
+
+
+def test_the_fixed_step_form_has_no_sigma():
+    problem, x0 = hard_problem(Sphere(4))
+    result = minimize(problem, x0, step=0.5, damping=0.1, solve="dense", max_iter=3, stop=GradientNorm(0.0))
+    assert all(math.isnan(sigma) for sigma in result.trace["sigma"])
+    assert result.trace["products"][-1] == 3 * 30
+
+
+def test_a_problem_that_states_the_rounding_of_its_loss_ends_at_the_accuracy_of_its_gradients():
+    """½‖y - Xw‖² as ½(‖y‖² - ...): exact fits have a loss of eps ‖y‖², of either sign."""
+
+    class Cancelling(NLLProblem):
+        def loss_and_gradient(self, x, batch=None):
+            found, gradient = super().loss_and_gradient(x, batch)
+            size = self.targets.square().mean()
+            return (found + size) - size, gradient
+
+        def loss_rounding(self, x, loss):
+            return super().loss_rounding(x, abs(loss) + float(self.targets.square().mean()))
+
+    g = generator(4)
+    x = torch.randn(60, 5, generator=g, dtype=torch.float64)
+    truth = Sphere(5).random_point(generator=g)
+    y = torch.tanh(x @ truth)
+    problem = Cancelling(Sphere(5), lambda x, w: torch.tanh(x @ w), Gaussian(), x, y)
+    start = Sphere(5).retract(truth, 0.3 * Sphere(5).random_tangent(truth, generator=g))
+    result = minimize(problem, start, max_iter=100, stop=GradientNorm(0.0))
+    assert result.status == "converged"
+    assert "is its rounding error" in result.message
+    assert result.iterations < 12
+    assert result.trace["gradient_norm"][-1] < 1e-14
+
+
+@pytest.mark.parametrize(("samples", "words"), [(None, "falls: start again from"), (40, "the noise of the batches")])
+def test_a_run_that_uses_up_its_iterations_says_what_to_try(samples, words):
+    g = generator(2)
+    x = torch.randn(400, 4, generator=g, dtype=torch.float64)
+    y = torch.bernoulli(torch.sigmoid(3 * x @ Sphere(4).random_point(generator=g)), generator=g)
+    problem = NLLProblem(Sphere(4), lambda x, w: 3 * x @ w, Bernoulli(), x, y)
+    x0 = Sphere(4).random_point(generator=g)
+    result = minimize(problem, x0, batch_size=samples, max_iter=60 if samples else 3)
+    assert result.status == "max_iter"
+    assert words in result.message
+
+
+KINDS = [
+    "exact", "monte-carlo", "empirical", "kronecker", "row-block", "empirical-kronecker", "empirical-row-block", "dense",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_fisher_information_descends(kind, tasks):
     task = tasks["grassmann"]()
     result = minimize(task.problem, task.x0, fisher=kind, max_iter=40)
@@ -362,7 +461,7 @@ class Unbounded(Gaussian):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("options", [{}, {"solve": "cg"}, {"batch_size": 5}, {"max_rejections": 1100}])
+@pytest.mark.parametrize("options", [{}, {"solve": "cg"}, {"batch_size": 5, "test_batch": "same"}, {"max_rejections": 1100}])
 def test_a_loss_without_lower_bound_ends_with_a_status_and_its_best_point(options, dtype):
     """Gradients grow as the loss falls, and σ with every rejection: their product is soon beyond all numbers."""
     x = torch.randn(20, 3, generator=torch.Generator().manual_seed(0)).to(dtype) + 1
@@ -396,7 +495,8 @@ def test_a_batch_whose_gradient_vanishes_is_passed_over():
     problem = NLLProblem(Euclidean(4), lambda x, t: x @ t, Gaussian(), x, y)
     for seed in range(4):
         result = minimize(
-            problem, torch.zeros(4, dtype=torch.float64), batch_size=1, solve="cg", max_iter=60, seed=seed
+            problem, torch.zeros(4, dtype=torch.float64), batch_size=1, test_batch="same", solve="cg", max_iter=60,
+            seed=seed,
         )
         assert result.value < 1e-3
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -70,7 +70,10 @@ class JacobianFisher(FisherOperator):
         outputs: the map θ -> z from the parameter to the natural outputs of all N samples, shape (N, ...).
         jacobian: a function that returns the Euclidean Jacobian as a point-like tree of (N, q, ...) tensors; needed
             only by ``rows``.
+        likelihood: the output distribution.
+        weights: of the samples, shape (N,); all 1 if not given.
         graph: θ as variables and z computed from them, if the caller has them already.
+        adjoint: the test of the model, if there are other operators of it.
     """
 
     def __init__(
@@ -79,18 +82,31 @@ class JacobianFisher(FisherOperator):
         point: Point,
         outputs: Callable[[Point], Tensor],
         jacobian: Callable[[], Point],
+        likelihood: Likelihood,
+        *,
+        weights: Tensor | None = None,
         graph: Graph | None = None,
+        adjoint: AdjointTest | None = None,
     ) -> None:
         super().__init__(manifold, point)
         self._outputs = outputs
         self._jacobian = jacobian
+        self.likelihood = likelihood
         variables, self._graph = graph or record(outputs, point)
         self._variables = arranged(variables, self.point)
         self.z = self._graph.detach()
         self.n_samples = len(self.z)
+        self.n_rows = self.z.numel()
+        self._root_weights = None if weights is None else weights.sqrt()
         self._transposed: tuple[Tensor, list[Tensor]] | None = None
         self._formed: Tensor | None = None
-        self.adjoint = AdjointTest()
+        self.adjoint = adjoint or AdjointTest()
+
+    def _weighted(self, u: Tensor) -> Tensor:
+        """Times the roots of the weights, sample by sample."""
+        if self._root_weights is None:
+            return u
+        return u * self._root_weights.to(u.dtype).reshape(-1, *(1 for _ in u.shape[1:]))
 
     @abstractmethod
     def _output_product(self, u: Tensor) -> Tensor:
@@ -201,7 +217,7 @@ class JacobianFisher(FisherOperator):
 
 
 class ExactFisher(JacobianFisher):
-    """The RFIM: F^R = (1/N) Σ_i (J_i P)ᵀ F_L(z_i) (J_i P), with F_L the Fisher matrix of the output distribution.
+    """The RFIM: F^R = (1/N) Σ_i w_i (J_i P)ᵀ F_L(z_i) (J_i P), with F_L the Fisher matrix of the output distribution.
 
     For a Gaussian it is the Gauss-Newton matrix; where the loss has a minimum with zero residual it is the Riemannian
     Hessian there.
@@ -209,71 +225,54 @@ class ExactFisher(JacobianFisher):
 
     approximates = "nothing: F^R = (1/N) Σ J_iᵀ F_L(z_i) J_i exactly, on the given samples"
 
-    def __init__(
-        self,
-        manifold: Manifold,
-        point: Point,
-        outputs: Callable[[Point], Tensor],
-        jacobian: Callable[[], Point],
-        likelihood: Likelihood,
-        *,
-        graph: Graph | None = None,
-    ) -> None:
-        super().__init__(manifold, point, outputs, jacobian, graph)
-        self.likelihood = likelihood
-        self.n_rows = self.z.numel()
-
     @override
     def _output_product(self, u: Tensor) -> Tensor:
-        return self.likelihood.fisher_vp(self.z, u)
+        return self._weighted(self.likelihood.fisher_vp(self.z, self._weighted(u)))
 
     @override
     def _output_factor(self) -> Tensor:
-        return self.likelihood.fisher_factor(self.z)
+        return self._weighted(self.likelihood.fisher_factor(self.z))
 
 
 class _ScoreFisher(JacobianFisher):
-    """B_i is the mean of outer products of scores, of shape (draws, N, q)."""
+    """B_i is the mean of outer products of scores, of shape (draws, N, q), times the weight of the sample."""
 
     scores: Tensor
 
     @override
     def _output_product(self, u: Tensor) -> Tensor:
-        flat = u.reshape(1, len(u), -1)
+        flat = self._weighted(u).reshape(1, len(u), -1)
         along = (self.scores * flat).sum(dim=-1, keepdim=True)
-        return (self.scores * along).mean(dim=0).reshape(u.shape)
+        return self._weighted((self.scores * along).mean(dim=0).reshape(u.shape))
 
     @override
     def _output_factor(self) -> Tensor:
-        return self.scores.permute(1, 2, 0) / len(self.scores) ** 0.5
+        return self._weighted(self.scores.permute(1, 2, 0) / len(self.scores) ** 0.5)
 
 
 class MonteCarloFisher(_ScoreFisher):
     """The RFIM with targets sampled from the model: (1/N) Σ_i mean_s grad ψ_i(ỹ_s) grad ψ_i(ỹ_s)ᵀ, ỹ_s ~ p(· | z_i).
 
     Unbiased for the exact RFIM; its error falls like 1/√(draws · N).
+
+    Args:
+        *args: as of ``ExactFisher``.
+        draws: targets per sample.
+        generator: the source of randomness.
+        **options: as of ``ExactFisher``.
     """
 
     approximates = "F^R by targets drawn from the model: unbiased, error 1/√(draws N)"
 
     def __init__(
-        self,
-        manifold: Manifold,
-        point: Point,
-        outputs: Callable[[Point], Tensor],
-        jacobian: Callable[[], Point],
-        likelihood: Likelihood,
-        *,
-        draws: int = 1,
-        generator: torch.Generator | None = None,
-        graph: Graph | None = None,
+        self, *args: Any, draws: int = 1, generator: torch.Generator | None = None, **options: Any
     ) -> None:
-        super().__init__(manifold, point, outputs, jacobian, graph)
+        super().__init__(*args, **options)
         if draws < 1:
             raise ValueError(f"draws must be at least 1, got {draws}")
         z = self.z.repeat(draws, *(1 for _ in self.z.shape[1:]))
-        targets = likelihood.sample(z, generator=generator)
-        self.scores = score(likelihood, z, targets).reshape(draws, self.n_samples, -1)
+        targets = self.likelihood.sample(z, generator=generator)
+        self.scores = score(self.likelihood, z, targets).reshape(draws, self.n_samples, -1)
         self.n_rows = draws * self.n_samples
 
     @override
@@ -290,23 +289,18 @@ class EmpiricalFisher(_ScoreFisher):
     """The REFIM: (1/N) Σ_i grad ψ_i grad ψ_iᵀ with the observed targets.
 
     Not the Fisher information away from the true parameter: it vanishes at a perfect fit.
+
+    Args:
+        *args: as of ``ExactFisher``.
+        y: the targets.
+        **options: as of ``ExactFisher``.
     """
 
     approximates = "the observed second moment of the gradients (REFIM), not an expectation over the model"
 
-    def __init__(
-        self,
-        manifold: Manifold,
-        point: Point,
-        outputs: Callable[[Point], Tensor],
-        jacobian: Callable[[], Point],
-        likelihood: Likelihood,
-        y: Tensor,
-        *,
-        graph: Graph | None = None,
-    ) -> None:
-        super().__init__(manifold, point, outputs, jacobian, graph)
-        self.scores = score(likelihood, self.z, y)[None]
+    def __init__(self, *args: Any, y: Tensor, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.scores = score(self.likelihood, self.z, y)[None]
         self.n_rows = self.n_samples
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fisherfold.fisher.conjugate import Solution, conjugate_gradients
 from fisherfold.fisher.flat import flatten, gram, reciprocal_condition, rounding_share, unflatten
-from fisherfold.manifolds.base import Manifold, Point, Tangent, arranged, dot, scale
+from fisherfold.manifolds.base import Manifold, Point, Tangent, arranged, combine, dot, leaves, scale
 
 if TYPE_CHECKING:
     from fisherfold.fisher.operators import FisherOperator
@@ -91,18 +91,15 @@ def solve(
     if method == "pinv" and damping > 0:
         raise ValueError(f"pinv has no damping, got damping={damping}; use method='dense'")
     g = arranged(g, operator.point)
-    x: Tangent | None = None
     if method == "auto":
         method = choose(operator)
-        if method == "structured":
-            x = operator.structured_solve(g, damping)
-            method = "cg" if x is None else method
+        if method == "structured" and (x := operator.structured_solve(g, damping)) is not None:
+            return Solution(x, method, decrease=0.5 * float(dot(g, x)))
+        method = "cg" if method == "structured" else method
     if method == "cg":
         limit = min(10 * operator.manifold.dim, 1000) if max_iter is None else int(max_iter)
         return conjugate_gradients(operator, g, damping, rtol=rtol, max_iter=limit)
-    if x is not None:
-        pass
-    elif method in {"structured", "factored"}:
+    if method in {"structured", "factored"}:
         x = operator.structured_solve(g, damping, factored=method == "factored")
         if x is None:
             kind = type(operator).__name__
@@ -117,6 +114,9 @@ def solve(
         x = pseudo_inverse(operator, g)
     else:
         raise ValueError(f"method must be 'auto' or one of {list(METHODS)}, got {method!r}")
+    if method == "factored":  # d solves another system: by how much the model falls along it takes a product to know
+        product = combine(1.0, operator._matvec(x), damping, x)
+        return Solution(x, method, decrease=float(dot(g, x)) - 0.5 * float(dot(x, product)), iterations=1)
     # for an exact solve g·d - ½ d·(F + λ)d = ½ g·d
     return Solution(x, method, decrease=0.5 * float(dot(g, x)))
 
@@ -133,7 +133,8 @@ def tangent_basis(manifold: Manifold, point: Point) -> Tensor:
     """
     like = flatten(point)
     identity = torch.eye(like.numel(), dtype=like.dtype, device=like.device)
-    projector = torch.stack([flatten(manifold.project(point, unflatten(e, point))) for e in identity])
+    projected = manifold.project(point, unflatten(identity, point))
+    projector = torch.cat([leaf.reshape(len(identity), -1) for leaf in leaves(projected)], dim=1)
     return torch.linalg.eigh(projector).eigenvectors[:, like.numel() - manifold.dim :]
 
 

@@ -20,7 +20,11 @@ from torch import Tensor
 from fisherfold.distributed import ALONE, Group
 from fisherfold.fisher.operators import FisherOperator
 from fisherfold.fisher.solve import solve
-from fisherfold.manifolds.base import Manifold, Point, Tangent, combine, is_finite, scale
+from fisherfold.manifolds.base import Manifold, Point, Tangent, combine, is_finite, leaves, scale
+
+
+# rounding of a loss, in units of the precision
+LOSS_ROUNDING = 1e3
 
 
 class Problem(ABC):
@@ -30,6 +34,8 @@ class Problem(ABC):
         manifold: where the parameter lives.
         n_samples: the number N of terms.
         fisher_kinds: the names that ``fisher`` accepts, the default first.
+        random_kinds: those of them that are estimated from drawn targets, anew at every call.
+        generator: the source of those targets; ``minimize`` lends that of the run. None: the problem has one of its own.
         group: the processes that the samples are shared out over; every quantity is over all of them.
     """
 
@@ -37,6 +43,8 @@ class Problem(ABC):
     n_samples: int
     group: Group = ALONE
     fisher_kinds: ClassVar[tuple[str, ...]] = ("exact",)
+    random_kinds: ClassVar[tuple[str, ...]] = ()
+    generator: torch.Generator | None = None
 
     @abstractmethod
     def loss(self, x: Point, batch: Tensor | None = None) -> Tensor:
@@ -86,6 +94,20 @@ class Problem(ABC):
             The loss and the Riemannian gradient.
         """
         return self.loss(x, batch), self.gradient(x, batch)
+
+    def loss_rounding(self, x: Point, loss: float) -> float:
+        """The size of the rounding error of a loss: below it, solvers compare gradients instead of losses.
+
+        A problem whose loss is a small difference of large numbers overrides this.
+
+        Args:
+            x: a point, for its dtype.
+            loss: the loss over all samples or a batch there.
+
+        Returns:
+            A thousand units in the last place of the loss.
+        """
+        return LOSS_ROUNDING * torch.finfo(leaves(x)[0].dtype).eps * abs(loss)
 
     def _tangent(self, x: Point, ambient: Tangent) -> Tangent:
         """The Riemannian gradient of a Euclidean one."""

@@ -1,6 +1,8 @@
 """Any differentiable model and likelihood as a problem on a manifold.
 
-    Ψ(θ) = (1/N) Σ_i -log p(y_i | f(x_i, θ)),    θ ∈ M
+    Ψ(θ) = (1/N) [ Σ_i w_i ψ_i(θ) + π(θ) ],    ψ_i(θ) = -log p(y_i | f(x_i, θ) + o_i),    θ ∈ M
+
+with weights w_i, offsets o_i and the negative logarithm π of a prior density, where they are given.
 
 ``model(x, theta)`` maps a batch of inputs, shape (B, ...), and the parameter to natural outputs z of shape (B, ...). It
 treats samples independently: row i of z depends on row i of x only. Derivatives come from torch.func.
@@ -8,10 +10,8 @@ treats samples independently: row i of z depends on row i of x only. Derivatives
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,12 +21,14 @@ from typing_extensions import override
 from fisherfold.fisher.flat import gram
 from fisherfold.fisher.jacobian import AdjointTest, EmpiricalFisher, ExactFisher, Graph, MonteCarloFisher, record
 from fisherfold.fisher.kronecker import KroneckerFisher
+from fisherfold.fisher.layers import layer_fisher
 from fisherfold.fisher.likelihoods import Likelihood
-from fisherfold.fisher.operators import DenseFisher, FisherOperator
+from fisherfold.fisher.operators import DenseFisher, FisherOperator, PriorFisher
 from fisherfold.fisher.rowblock import RowBlockFisher
 from fisherfold.manifolds import Euclidean, Manifold, Product
 from fisherfold.manifolds.base import Point, Tangent, leaves, positive_integer, require_manifold, tree_map
 from fisherfold.problems.base import Problem, check_batch
+from fisherfold.problems.cache import LastPoint
 from fisherfold.problems.networks import check_behaviour, check_independence, check_layers
 
 
@@ -40,8 +42,11 @@ class NLLProblem(Problem):
         likelihood: the distribution of a target given the model's output.
         x: inputs, first dimension N.
         y: targets, first dimension N, in the form that the likelihood takes.
-        draws: targets per sample for the Monte-Carlo Fisher information.
-        seed: fixes those draws.
+        weights: w_i ≥ 0, one per sample, such as how often it was seen; all 1 if not given.
+        offset: o_i, added to the model's output, such as a log exposure.
+        prior: π, a function of the parameter: minus the logarithm of its prior density, for a maximum a posteriori fit.
+        draws: targets per sample of the Fisher matrices with drawn targets.
+        seed: of those draws outside of ``minimize``, which draws from its own generator.
         chunk_size: samples handled at once when Jacobians are formed; all if not given.
 
     Examples:
@@ -61,8 +66,10 @@ class NLLProblem(Problem):
     """
 
     fisher_kinds: ClassVar[tuple[str, ...]] = (
-        "exact", "monte-carlo", "empirical", "kronecker", "row-block", "dense",
+        "exact", "monte-carlo", "empirical", "kronecker", "row-block", "layers", "empirical-kronecker",
+        "empirical-row-block", "dense",
     )  # fmt: skip
+    random_kinds: ClassVar[tuple[str, ...]] = ("monte-carlo", "kronecker", "row-block", "layers")
 
     def __init__(
         self,
@@ -72,17 +79,24 @@ class NLLProblem(Problem):
         x: Tensor,
         y: Tensor,
         *,
+        weights: Tensor | None = None,
+        offset: Tensor | None = None,
+        prior: Callable[[Any], Tensor] | None = None,
         draws: int = 1,
         seed: int = 0,
         chunk_size: int | None = None,
     ) -> None:
-        _check_parts(manifold, model, likelihood)
+        _check_parts(manifold, model, likelihood, prior)
         _check_data(x, y)
+        _check_extras(x, weights, offset)
         self.manifold = manifold
         self.model = model
         self.likelihood = likelihood
+        self.prior = prior
         self.inputs = x
         self.targets = y
+        self.weights = weights
+        self.offset = offset
         self.n_samples = len(x)
         self.draws = positive_integer(draws, "draws")
         self.seed = seed
@@ -90,8 +104,9 @@ class NLLProblem(Problem):
         self._outputs_checked = False
         self._independence_checked = False
         self._alone_checked = False
-        self._last: _Evaluation | None = None
+        self._last: LastPoint[Graph] = LastPoint()
         self._adjoint = AdjointTest()
+        self._calls = 0
 
     @classmethod
     def from_module(
@@ -142,8 +157,13 @@ class NLLProblem(Problem):
     @override
     def loss(self, x: Point, batch: Tensor | None = None) -> Tensor:
         self._check_theta(x)
-        inputs, targets = self._samples(batch)
-        return self.likelihood.nll(self._outputs(x, inputs), targets).mean()
+        data = self._samples(batch)
+        return self._mean(self._outputs(x, data), data, x)
+
+    def _mean(self, z: Tensor, data: _Data, x: Point) -> Tensor:
+        losses = self.likelihood.nll(z, data.targets)
+        value = (losses if data.weights is None else data.weights.to(losses.dtype) * losses).mean()
+        return value if self.prior is None else value + self.prior(x) / self.n_samples
 
     @override
     def gradient(self, x: Point, batch: Tensor | None = None) -> Tangent:
@@ -152,15 +172,15 @@ class NLLProblem(Problem):
     @override
     def loss_and_gradient(self, x: Point, batch: Tensor | None = None) -> tuple[Tensor, Tangent]:
         self._check_theta(x)
-        inputs, targets = self._samples(batch)
-        self._last = None
-        variables, z = record(lambda theta: self._outputs(theta, inputs), x)
+        data = self._samples(batch)
+        self._last.clear()
+        variables, z = record(lambda theta: self._outputs(theta, data), x)
         with torch.enable_grad():
-            value = self.likelihood.nll(z, targets).mean()
+            value = self._mean(z, data, variables)
         if not value.requires_grad:
             raise ValueError("model must depend on theta, but its output does not")
         gradients = iter(torch.autograd.grad(value, leaves(variables), retain_graph=True, materialize_grads=True))
-        self._last = _Evaluation.of(x, batch, (variables, z))
+        self._last.put(x, (variables, z), batch)
         return value.detach(), self._tangent(x, tree_map(lambda _: next(gradients), x))
 
     def kl(self, x: Point, other: Point) -> Tensor:
@@ -173,29 +193,31 @@ class NLLProblem(Problem):
         Returns:
             A tensor without dimensions.
         """
-        inputs, _ = self._samples(None)
-        z, other_z = (self._outputs(theta, inputs) for theta in (x, other))
-        return self.likelihood.kl(z, other_z).mean()
+        data = self._samples(None)
+        z, other_z = (self._outputs(theta, data) for theta in (x, other))
+        found = self.likelihood.kl(z, other_z)
+        return (found if data.weights is None else data.weights * found).mean()
 
-    def per_sample_gradients(self, x: Point, batch: Tensor | None = None) -> Tangent:
-        """The Riemannian gradient of every sample's loss.
+    def per_sample_gradients(self, x: Point, batch: Tensor | None = None, *, targets: Tensor | None = None) -> Tangent:
+        """The Riemannian gradient of every sample's loss ψ_i, without its weight.
 
         Args:
             x: a point of the manifold.
             batch: sample indices; all samples if not given.
+            targets: to take in place of the observed ones.
 
         Returns:
             A tangent vector with one more leading dimension, the samples.
         """
         self._check_theta(x)
         self._check_model(x)
-        inputs, targets = self._samples(batch)
+        data = self._samples(batch)
 
-        def one(theta: Point, input_row: Tensor, target_row: Tensor) -> Tensor:
-            z = self.model(input_row.unsqueeze(0), theta)
-            return self.likelihood.nll(z, target_row.unsqueeze(0))[0]
+        def one(theta: Point, target_row: Tensor, *rows: Tensor) -> Tensor:
+            return self.likelihood.nll(self._output_of_one(theta, *rows), target_row.unsqueeze(0))[0]
 
-        return self.manifold.project(x, self._each(torch.func.grad, one, x, inputs, targets))
+        rows = (data.targets if targets is None else targets, *data.rows)
+        return self.manifold.project(x, self._each(torch.func.grad, one, x, *rows))
 
     def jacobian(self, x: Point, batch: Tensor | None = None) -> Point:
         """The Euclidean Jacobian of the outputs of every sample.
@@ -208,12 +230,15 @@ class NLLProblem(Problem):
             A tree like the point whose tensors have the leading dimensions (samples, outputs of one sample).
         """
         self._check_model(x)
-        inputs, _ = self._samples(batch)
 
-        def one(theta: Point, input_row: Tensor) -> Tensor:
-            return self.model(input_row.unsqueeze(0), theta)[0].reshape(-1)
+        def one(theta: Point, *rows: Tensor) -> Tensor:
+            return self._output_of_one(theta, *rows).reshape(-1)
 
-        return self._each(torch.func.jacrev, one, x, inputs)
+        return self._each(torch.func.jacrev, one, x, *self._samples(batch).rows)
+
+    def _output_of_one(self, theta: Point, inputs: Tensor, offset: Tensor | None = None) -> Tensor:
+        z = self.model(inputs.unsqueeze(0), theta)
+        return z if offset is None else z + offset.unsqueeze(0)
 
     def _each(
         self, derivative: Callable[..., Any], one: Callable[..., Tensor], theta: Point, *samples: Tensor
@@ -234,14 +259,16 @@ class NLLProblem(Problem):
 
     @override
     def fisher(self, x: Point, batch: Tensor | None = None, *, kind: str = "exact") -> FisherOperator:
-        """The Fisher information at ``x`` as an operator on the tangent space.
+        """The Fisher information at ``x`` as an operator on the tangent space; with a prior, plus its Hessian over N.
 
         Args:
             x: a point of the manifold.
             batch: sample indices; all samples if not given.
-            kind: ``exact``; ``monte-carlo`` (targets drawn from the model); ``empirical`` (observed targets);
-                ``kronecker`` and ``row-block`` (from the observed per-sample gradients of a matrix parameter);
-                ``dense`` (the exact one as a matrix, for small problems).
+            kind: ``exact``; ``dense`` (the same as a matrix, for small problems); with targets drawn from the model at
+                every call ``monte-carlo``, for a matrix parameter ``kronecker`` and ``row-block`` (from the second
+                moments of its gradients), and ``layers`` (the paper's E[a aᵀ] ⊗ E[g gᵀ], for matrices that the model
+                applies as linear layers); with the observed targets, which make no Fisher information away from the
+                truth, ``empirical``, ``empirical-kronecker`` and ``empirical-row-block``.
 
         Returns:
             The operator.
@@ -249,66 +276,89 @@ class NLLProblem(Problem):
         Raises:
             ValueError: if the kind is unknown, or does not apply to this parameter.
         """
+        if kind not in self.fisher_kinds:
+            raise ValueError(f"kind must be one of {list(self.fisher_kinds)}, got {kind!r}")
         self._check_theta(x)
-        inputs, targets = self._samples(batch)
-        if kind in {"kronecker", "row-block"}:
+        operator = self._fisher(x, batch, kind)
+        if self.prior is None:
+            return operator
+        return PriorFisher(operator, self.prior, 1 / self.n_samples)
+
+    def _fisher(self, x: Point, batch: Tensor | None, kind: str) -> FisherOperator:
+        data = self._samples(batch)
+        structure = kind.removeprefix("empirical-")
+        if structure in {"kronecker", "row-block"}:
             if isinstance(x, dict) or x.ndim != 2:
                 raise ValueError(f"kind={kind!r} needs a matrix as its parameter; use 'exact' or 'empirical'")
-            structure = KroneckerFisher if kind == "kronecker" else RowBlockFisher
-            return structure.from_gradients(self.manifold, x, self.per_sample_gradients(x, batch))
+            operator = KroneckerFisher if structure == "kronecker" else RowBlockFisher
+            return operator.from_gradients(self.manifold, x, self._gradients(x, batch, drawn=structure == kind))
 
         def outputs(theta: Point) -> Tensor:
-            return self._outputs(theta, inputs)
+            return self._outputs(theta, data)
 
-        def jacobian() -> Point:
-            return self.jacobian(x, batch)
-
+        if kind == "layers":
+            generator = self._generator()
+            return layer_fisher(
+                self.manifold, x, outputs, self.likelihood, draws=self.draws, generator=generator, weights=data.weights
+            )
         # a solver asks for the gradient first: the operator goes on with the graph of that evaluation
-        last = self._last
-        graph = last.graph if last is not None and last.is_of(x, batch) else None
+        parts = (self.manifold, x, outputs, lambda: self.jacobian(x, batch), self.likelihood)
+        shared: dict[str, Any] = {
+            "weights": data.weights, "graph": self._last.get(x, batch), "adjoint": self._adjoint,
+        }  # fmt: skip
         if kind == "empirical":
-            return EmpiricalFisher(self.manifold, x, outputs, jacobian, self.likelihood, targets, graph=graph)
+            return EmpiricalFisher(*parts, y=data.targets, **shared)
         if kind == "monte-carlo":
-            generator = torch.Generator(device=targets.device).manual_seed(self.seed)
-            return MonteCarloFisher(
-                self.manifold, x, outputs, jacobian, self.likelihood,
-                draws=self.draws, generator=generator, graph=graph,
-            )  # fmt: skip
-        exact = ExactFisher(self.manifold, x, outputs, jacobian, self.likelihood, graph=graph)
-        exact.adjoint = self._adjoint
-        if kind == "exact":
-            return exact
-        if kind == "dense":
-            return DenseFisher(self.manifold, x, gram(exact.rows()))
-        raise ValueError(f"kind must be one of {list(self.fisher_kinds)}, got {kind!r}")
+            return MonteCarloFisher(*parts, draws=self.draws, generator=self._generator(), **shared)
+        exact = ExactFisher(*parts, **shared)
+        return exact if kind == "exact" else DenseFisher(self.manifold, x, gram(exact.rows()))
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Without the graph of the last evaluation, which can neither be copied nor pickled."""
-        return self.__dict__ | {"_last": None}
+    def _gradients(self, x: Point, batch: Tensor | None, *, drawn: bool) -> Tensor:
+        """Per-sample gradients, times the roots of the weights, at drawn or at the observed targets."""
+        data = self._samples(batch)
+        targets: list[Tensor] = [data.targets]
+        if drawn:
+            z, generator = self._outputs(x, data).detach(), self._generator()
+            targets = [self.likelihood.sample(z, generator=generator) for _ in range(self.draws)]
+        found = torch.cat([self.per_sample_gradients(x, batch, targets=y) for y in targets])
+        if data.weights is None:
+            return found
+        return found * data.weights.to(found.dtype).sqrt().repeat(len(targets))[:, None, None]
 
-    def _outputs(self, theta: Point, inputs: Tensor) -> Tensor:
-        z = self.model(inputs, theta)
+    def _generator(self) -> torch.Generator:
+        """A new one on the device of the data, seeded by that of the run, or by the number of this call."""
+        if self.generator is not None:
+            seed = int(torch.randint(2**31, (), generator=self.generator))
+        else:
+            self._calls += 1
+            seed = (self.seed * 1_000_003 + self._calls) % 2**32  # torch takes no more bits than these
+        return torch.Generator(device=self.inputs.device).manual_seed(seed)
+
+    def _outputs(self, theta: Point, data: _Data) -> Tensor:
+        z = self.model(data.inputs, theta)
         if not self._outputs_checked:
-            _check_outputs(z, inputs)
+            _check_outputs(z, data.inputs, data.offset)
             # one output tells the form of all: targets outside the first batch are checked, too
             self.likelihood.check_targets(self.targets, z[:1].expand(self.n_samples, *z.shape[1:]))
             self._outputs_checked = True
-        return z
+        return z if data.offset is None else z + data.offset
 
     def _check_model(self, theta: Point) -> None:
         """Raise before a mismatch of model and targets, or a lost dimension, becomes an error of torch.func."""
         self._check_independence(theta)
         if not self._alone_checked:
-            _check_outputs(self._outputs(theta, self.inputs[:1]), self.inputs[:1])
+            one = _Data(*(None if column is None else column[:1] for column in self._samples(None)))  # type: ignore[arg-type]
+            _check_outputs(self._outputs(theta, one), one.inputs)
             self._alone_checked = True
 
-    def _samples(self, batch: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _samples(self, batch: Tensor | None) -> _Data:
+        columns = (self.inputs, self.targets, self.weights, self.offset)
         if batch is None:
-            return self.inputs, self.targets
+            return _Data(*columns)
         if isinstance(batch, Tensor) and batch.device not in {self.inputs.device, torch.device("cpu")}:
             raise ValueError(f"batch must be on {self.inputs.device} like the data, got {batch.device}")
         check_batch(batch, self.n_samples)
-        return self.inputs[batch], self.targets[batch]
+        return _Data(*(None if column is None else column[batch] for column in columns))  # type: ignore[arg-type]
 
     def _check_theta(self, theta: Point) -> None:
         for leaf in filter(torch.is_tensor, leaves(theta)):
@@ -324,23 +374,18 @@ class NLLProblem(Problem):
             self._independence_checked = check_independence(self.model, theta, self.inputs)
 
 
-@dataclass(frozen=True)
-class _Evaluation:
-    """The graph of the model at a point, valid for the same tensors as long as they have not been written to."""
+class _Data(NamedTuple):
+    """The samples of a batch."""
 
-    tensors: list[Tensor]
-    versions: list[int]
-    graph: Graph
+    inputs: Tensor
+    targets: Tensor
+    weights: Tensor | None
+    offset: Tensor | None
 
-    @classmethod
-    def of(cls, x: Point, batch: Tensor | None, graph: Graph) -> _Evaluation:
-        tensors = [*leaves(x), *([] if batch is None else [batch])]
-        return cls(tensors, [tensor._version for tensor in tensors], graph)
-
-    def is_of(self, x: Point, batch: Tensor | None) -> bool:
-        other = _Evaluation.of(x, batch, self.graph)
-        same = len(other.tensors) == len(self.tensors) and all(map(operator.is_, other.tensors, self.tensors))
-        return same and other.versions == self.versions
+    @property
+    def rows(self) -> tuple[Tensor, ...]:
+        """What the output of a sample depends on."""
+        return (self.inputs,) if self.offset is None else (self.inputs, self.offset)
 
 
 def _derivative(one: Callable[..., Tensor], theta: Point, *sample: Tensor) -> Point:
@@ -357,12 +402,14 @@ def _derivative(one: Callable[..., Tensor], theta: Point, *sample: Tensor) -> Po
     return tree_map(lambda _: next(columns), variables)
 
 
-def _check_parts(manifold: object, model: object, likelihood: object) -> None:
+def _check_parts(manifold: object, model: object, likelihood: object, prior: object) -> None:
     require_manifold(manifold)
     if not callable(model):
         raise TypeError(f"model must be a function of the inputs and theta, got {model!r}")
     if not isinstance(likelihood, Likelihood):
         raise TypeError(f"likelihood must be a likelihood such as Gaussian(), got {likelihood!r}")
+    if prior is not None and not callable(prior):
+        raise TypeError(f"prior must be a function of theta, minus the logarithm of its density, got {prior!r}")
 
 
 def _check_data(x: Tensor, y: Tensor) -> None:
@@ -380,10 +427,25 @@ def _check_data(x: Tensor, y: Tensor) -> None:
             raise ValueError(f"{name} must be finite, got NaN or infinite entries")
 
 
-def _check_outputs(z: Tensor, inputs: Tensor) -> None:
+def _check_extras(x: Tensor, weights: Tensor | None, offset: Tensor | None) -> None:
+    for name, column in (("weights", weights), ("offset", offset)):
+        if column is None:
+            continue
+        if not isinstance(column, Tensor) or column.ndim == 0 or len(column) != len(x) or column.device != x.device:
+            seen = (tuple(column.shape), str(column.device)) if isinstance(column, Tensor) else type(column).__name__
+            raise ValueError(f"{name} must be a tensor with one entry per sample ({len(x)}) on {x.device}, got {seen}")
+        if not bool(torch.isfinite(column).all()):
+            raise ValueError(f"{name} must be finite, got NaN or infinite entries")
+    if weights is not None and (weights.ndim != 1 or bool((weights < 0).any()) or not bool((weights > 0).any())):
+        raise ValueError(f"weights must be one number ≥ 0 per sample, not all 0, got shape {tuple(weights.shape)}")
+
+
+def _check_outputs(z: Tensor, inputs: Tensor, offset: Tensor | None = None) -> None:
     if not isinstance(z, Tensor) or z.ndim == 0 or len(z) != len(inputs):
         seen = tuple(z.shape) if isinstance(z, Tensor) else type(z).__name__
         hint = "; a batch of one keeps its first dimension, which squeeze() drops" if len(inputs) == 1 else ""
         raise ValueError(f"model must return a tensor with one row per sample, ({len(inputs)}, ...), got {seen}{hint}")
     if not z.is_floating_point():
         raise ValueError(f"model must return a floating tensor, got {z.dtype}")
+    if offset is not None and offset.shape != z.shape:
+        raise ValueError(f"offset must have the shape of the model's output, {tuple(z.shape)}, got {tuple(offset.shape)}")

@@ -22,7 +22,7 @@ from fisherfold.files import check_place, sound
 from fisherfold.manifolds.base import Point, arranged, leaves, tree_map
 from fisherfold.plain import counted
 from fisherfold.problems.base import Problem
-from fisherfold.solvers.method import Method, blur, whole_number
+from fisherfold.solvers.method import Method, whole_number
 from fisherfold.solvers.progress import Display
 from fisherfold.solvers.rcg import RCG, RGD
 from fisherfold.solvers.result import Result
@@ -113,6 +113,7 @@ def minimize(
                 state.save(checkpoint, method=method, tag=tag)
 
     before = state.copy() if checkpoint is not None else None
+    own, problem.generator = problem.generator, state.generator
     try:
         if started := not state.trace.rows:
             _start(solver, state)
@@ -139,9 +140,11 @@ def minimize(
             # in the middle of a step the state is neither here nor there: keep the last whole one
             (before or state).save(checkpoint, method=method, tag=tag)
         raise
+    finally:
+        problem.generator = own
     status, message = verdict
     # a point that met the criterion is the best one unless another was lower by more than rounding
-    met = status == "converged" and state.loss <= state.best_loss + blur(state.x, state.best_loss)
+    met = status == "converged" and state.loss <= state.best_loss + problem.loss_rounding(state.x, state.best_loss)
     x, value = (state.x, state.loss) if met else (state.best, state.best_loss)
     return Result(x, value, status, message, state.trace, state.iteration, last=state.x)
 
@@ -239,7 +242,8 @@ def _advance(solver: Method, state: State, evaluate_every: int, max_iter: int) -
 
 def _settled(leaf: Tensor) -> Tensor:
     """In one memory layout, whatever made it, so that a run resumed from a file keeps its bits; without its history."""
-    return leaf.detach().contiguous()
+    # the same tensor where nothing is to be done: what a problem has kept for it stays valid
+    return leaf.detach().contiguous() if leaf.requires_grad or not leaf.is_contiguous() else leaf
 
 
 def _conclude(solver: Method, state: State) -> None:
@@ -273,7 +277,21 @@ def _verdict(state: State, stop: Criterion, max_iter: int) -> tuple[str, str] | 
     made = counted(state.iteration, "iteration is made", "iterations are made")
     # a run that is resumed may have made more already
     made += f", max_iter is {max_iter}" if state.iteration > max_iter else ""
-    return ("max_iter", made) if state.iteration >= max_iter else None
+    return ("max_iter", f"{made}; {_advice(state)}") if state.iteration >= max_iter else None
+
+
+def _advice(state: State) -> str:
+    """What to try after a run that has used up its iterations."""
+    rows = [row for row in state.trace.rows if row["gradient_norm"] == row["gradient_norm"]]
+    last = rows[-1]["gradient_norm"]
+    norm = f"the gradient norm is {last:.1e}"
+    if len(rows) < 4 or last <= 0.9 * min(row["gradient_norm"] for row in rows[: len(rows) - len(rows) // 4]):
+        return f"{norm} and falls: start again from result.last with a larger max_iter"
+    if "batch_loss" in rows[-1]:
+        return f"{norm}, the noise of the batches: take larger ones, or batch_size as a function that grows"
+    if "rho" in rows[-1] or "trials" in rows[-1]:
+        return f"{norm} and has ceased to fall: try another start, or method='trust-region'"
+    return f"{norm} and has ceased to fall: take smaller steps, or method='rngd'"
 
 
 def _agreed(group: Group, verdict: tuple[str, str] | None) -> tuple[str, str] | None:

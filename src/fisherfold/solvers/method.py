@@ -130,7 +130,9 @@ class Method(ABC):
         return found if math.isfinite(found) else math.inf
 
     def fall(self, x: Point, y: Point, move: Tangent, here: Tangent, there: Tangent) -> float:
-        """How far the loss falls in a step, from the slopes at both ends, to third order; see ``blur``.
+        """How far the loss falls in a step, from the slopes at both ends, to third order.
+
+        Near a minimum losses differ by less than their rounding (``Problem.loss_rounding``); gradients still tell.
 
         Args:
             x: where the step begins.
@@ -146,21 +148,8 @@ class Method(ABC):
         return -0.5 * (float(self.manifold.inner(x, here, move)) + ahead)
 
 
-def blur(x: Point, loss: float) -> float:
-    """The difference below which rounding keeps losses from telling a fall from a rise; gradients still can.
-
-    Args:
-        x: a point, for its dtype.
-        loss: the loss there.
-
-    Returns:
-        A thousand units in the last place.
-    """
-    return 1e3 * torch.finfo(leaves(x)[0].dtype).eps * abs(loss)
-
-
 def positive(name: str, value: float, *, zero: bool = False) -> float:
-    """Check a number at the door.
+    """Check a number.
 
     Args:
         name: the argument's name.
@@ -182,7 +171,7 @@ def positive(name: str, value: float, *, zero: bool = False) -> float:
 
 
 def whole_number(name: str, value: int) -> int:
-    """Check a whole number at the door.
+    """Check a whole number.
 
     Args:
         name: the argument's name.
@@ -200,7 +189,7 @@ def whole_number(name: str, value: int) -> int:
 
 
 def at_least_one(name: str, value: int) -> int:
-    """Check a count at the door.
+    """Check a count.
 
     Args:
         name: the argument's name.
@@ -237,7 +226,7 @@ def check_kind(kind: str | None, problem: Problem) -> str:
 
 
 def at(name: str, schedule: Schedule, k: int) -> float:
-    """The value of a constant, which was checked at the door, or of a schedule, which is checked here.
+    """The value of a constant, which was checked before, or of a schedule, which is checked here.
 
     Args:
         name: the argument's name.
@@ -253,12 +242,13 @@ def at(name: str, schedule: Schedule, k: int) -> float:
     return positive(f"{name}({k})", value.item() if isinstance(value, Tensor) else value, zero=True)
 
 
-def check_batch_size(batch_size: int | None, n_samples: int) -> int:
+def check_batch_size(batch_size: int | None, n_samples: int, name: str = "batch_size") -> int:
     """The batch size, all samples if not given.
 
     Args:
         batch_size: what the caller asked for.
         n_samples: the number of samples.
+        name: the argument's name.
 
     Returns:
         The batch size.
@@ -266,9 +256,9 @@ def check_batch_size(batch_size: int | None, n_samples: int) -> int:
     Raises:
         ValueError: if it is not between 1 and the number of samples.
     """
-    size = n_samples if batch_size is None else whole_number("batch_size", batch_size)
+    size = n_samples if batch_size is None else whole_number(name, batch_size)
     if not 1 <= size <= n_samples:
-        raise ValueError(f"batch_size must be between 1 and n_samples={n_samples}, got {batch_size}")
+        raise ValueError(f"{name} must be between 1 and n_samples={n_samples}, got {batch_size}")
     return size
 
 

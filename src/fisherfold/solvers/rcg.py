@@ -16,7 +16,7 @@ from typing_extensions import override
 from fisherfold.manifolds.base import Point, Tangent, combine, is_finite, leaves, scale
 from fisherfold.plain import counted
 from fisherfold.problems.base import Problem
-from fisherfold.solvers.method import Method, at_least_one, blur, positive
+from fisherfold.solvers.method import Method, at_least_one, positive
 from fisherfold.solvers.state import State
 
 # a step shorter than this share of the point changes it by rounding only
@@ -122,7 +122,7 @@ class RCG(Method):
             trial = self.manifold.retract(state.x, scale(alpha, direction))
             loss = self.value(trial) if is_finite(trial) else math.inf
             finite = finite or math.isfinite(loss)
-            if math.isfinite(loss) and -alpha * slope <= blur(trial, state.loss):
+            if math.isfinite(loss) and -alpha * slope <= self.problem.loss_rounding(state.x, state.loss):
                 fallen = self._fall_by_slopes(state, trial, scale(alpha, direction))
             else:
                 fallen = state.loss - loss

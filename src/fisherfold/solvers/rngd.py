@@ -6,13 +6,15 @@ At θ_k, from estimates g_k, F_k on a batch and with λ_k = σ_k ‖g_k‖:
 
 Accept z_k when ρ_k ≥ η₁ and ‖g_k‖ ≥ η₂/σ_k, then σ ← max(σ_min, σ/γ); else stay and σ ← γσ. With η₃ > 0 an accepted
 step lowers σ only if ρ_k ≥ η₃, and raises it if ρ_k < η₃/3, as trust regions do; the paper has η₃ = 0.
+
+On batches both losses in ρ_k come from a second batch that g_k and F_k have not seen: on their own batch nearly every
+step looks good, σ falls to its minimum, and half of the steps raise the loss over all samples.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -21,16 +23,16 @@ from typing_extensions import override
 from fisherfold.fisher.conjugate import Solution
 from fisherfold.fisher.operators import FisherOperator
 from fisherfold.fisher.solve import METHODS, solve
-from fisherfold.manifolds.base import Point, Tangent, dot, is_finite, leaves, scale
+from fisherfold.manifolds.base import Point, Tangent, is_finite, leaves, scale
 from fisherfold.plain import counted
-from fisherfold.problems.base import Problem
+from fisherfold.problems.base import LOSS_ROUNDING, Problem
+from fisherfold.problems.cache import LastPoint
 from fisherfold.solvers.method import (
     BatchSize,
     Method,
     Schedule,
     at,
     at_least_one,
-    blur,
     check_batch_size,
     check_kind,
     positive,
@@ -40,18 +42,8 @@ from fisherfold.warn import warn
 
 RELATIVE_DAMPING = 1e-2
 LEAST_SIGMA = 1e-6
-
-
-@dataclass(frozen=True)
-class _Attempt:
-    """A trial point with the estimates that led to it."""
-
-    trial: Point
-    move: Tangent
-    batch: Tensor | None
-    loss: float
-    predicted: float
-    norm: float
+# rounding of a gradient, in units of the precision: its square over the curvature is a fall of the loss
+GRADIENT_ROUNDING = 1e2
 
 
 class RNGD(Method):
@@ -62,6 +54,9 @@ class RNGD(Method):
         fisher: one of the problem's ``fisher_kinds``; the first if not given.
         batch_size: samples per estimate, or a function of the iteration (for growing accuracy; what is beyond
             all samples means all); all if not given.
+        test_batch: samples of the second batch, on which ρ is measured: a number, or a function of the iteration; as
+            many as ``batch_size`` if not given. ``"same"`` measures ρ on the batch of the gradient itself, which is not
+            a test.
         sigma: σ₀, the first regularisation over the gradient norm; if not given, such that λ₀ is a hundredth of the
             curvature <g, F g>/<g, g> along the first gradient, whatever the units of the problem.
         sigma_min: the least σ; 1e-6 if not given, or σ₀ where that is less, as it is in large units.
@@ -89,6 +84,7 @@ class RNGD(Method):
         *,
         fisher: str | None = None,
         batch_size: BatchSize = None,
+        test_batch: BatchSize | Literal["same"] = None,
         sigma: float | None = None,
         sigma_min: float | None = None,
         eta1: float | None = None,
@@ -103,12 +99,16 @@ class RNGD(Method):
     ) -> None:
         super().__init__(problem)
         if step is not None:
-            _refuse_unused(sigma=sigma, sigma_min=sigma_min, eta1=eta1, eta2=eta2, eta3=eta3)
+            _refuse_unused(sigma=sigma, sigma_min=sigma_min, eta1=eta1, eta2=eta2, eta3=eta3, test_batch=test_batch)
         self.kind = check_kind(fisher, problem)
-        if not callable(batch_size):
-            check_batch_size(batch_size, problem.n_samples)
+        for name, size in (("batch_size", batch_size), ("test_batch", test_batch)):
+            if not callable(size) and size != "same":
+                check_batch_size(size, problem.n_samples, name)
         self.batch_size = batch_size
         self.exact = batch_size is None or batch_size == problem.n_samples
+        if self.exact and test_batch is not None:
+            raise ValueError(f"test_batch is for runs on batches, with batch_size=, got test_batch={test_batch!r}")
+        self.test_batch = batch_size if test_batch is None else test_batch
         self.sigma = None if sigma is None else positive("sigma", sigma)
         self.sigma_min = None if sigma_min is None else positive("sigma_min", sigma_min)
         self.eta2 = 0.0 if eta2 is None else positive("eta2", eta2, zero=True)
@@ -131,6 +131,7 @@ class RNGD(Method):
         if solve == "pinv" and (step is None or self.damping != 0):
             raise ValueError("solve='pinv' has no damping: it is for the fixed-step form, with step= and damping=0")
         self.max_rejections = at_least_one("max_rejections", max_rejections)
+        self._operator: LastPoint[FisherOperator] = LastPoint()
         if self.manifold.retraction_order < 2:
             warn(
                 f"the retraction {self.manifold.retraction!r} of {self.manifold!r} is of first order; the theory of "
@@ -139,7 +140,7 @@ class RNGD(Method):
 
     @override
     def start(self, state: State) -> None:
-        state.numbers["rejections"] = 0
+        state.numbers |= {"rejections": 0, "shrink": 1.0}
         if self.sigma is not None:
             state.numbers["sigma"] = state.numbers["first_sigma"] = self.sigma
         if self.exact:
@@ -156,29 +157,26 @@ class RNGD(Method):
         if not finite or norm == 0:
             state.record = {"rho": math.nan, "sigma": state.numbers.get("sigma", math.nan), "accepted": 0.0}
             return
-        operator = self.problem.fisher(state.x, batch, kind=self.kind)
-        if "sigma" not in state.numbers:
-            first = self._first_sigma(state, operator, gradient, norm)
-            state.numbers["sigma"] = state.numbers["first_sigma"] = first
-        fixed = self.step_size is not None
-        # a loss without lower bound has gradients of any size: more damping than there are numbers is the largest one
-        most = torch.finfo(leaves(state.x)[0].dtype).max
-        damping = at("damping", self.damping, state.iteration) if fixed else min(state.numbers["sigma"] * norm, most)
-        solution = self._direction(state, operator, batch, gradient, damping, norm)
-        shrink = state.numbers.get("shrink", 1.0)
-        length = at("step", self.step_size, state.iteration) * shrink if self.step_size else 1.0
+        operator = self._fisher(state, batch)
+        size = self.problem.n_samples if batch is None else len(batch)
+        damping, length = self._damping(state, operator, gradient, norm, size)
+        solution = self._direction(state, operator, gradient, damping, norm, size)
         move = scale(-length, solution.x)
         trial = self.manifold.retract(state.x, move)
         rho = math.nan
         if is_finite(trial):
             # m(0) - m(-t d) = t <g, d> - ½ t² <(F + λ)d, d>, and the last product is 2 (<g, d> - decrease)
-            slope = float(dot(gradient, solution.x))
+            slope = float(self.manifold.inner(state.x, gradient, solution.x))
             predicted = length * slope - length**2 * (slope - solution.decrease)
-            rho = self._try(state, _Attempt(trial, move, batch, loss, predicted, norm))
+            if self.exact:
+                rho = self._test(state, trial, move, predicted)
+            else:
+                rho = self._test_on_batch(state, trial, batch, predicted, norm)
         else:
             self._reject(state, "non_finite", "the natural gradient direction is not finite")
         state.record = {
-            "rho": rho, "sigma": state.numbers["sigma"], "accepted": float(state.numbers["rejections"] == 0),
+            "rho": rho, "sigma": state.numbers.get("sigma", math.nan),
+            "accepted": float(state.numbers["rejections"] == 0),
             "damping": damping, "cg_iterations": float(solution.iterations), "residual": solution.residual,
         }  # fmt: skip
         if not self.exact:
@@ -187,37 +185,44 @@ class RNGD(Method):
     def _estimates(self, state: State) -> tuple[Tensor | None, float, Tangent]:
         if self.exact:
             return None, state.loss, state.vectors["gradient"]
-        size = self.batch_size
-        if callable(size):  # one that grows ends with all samples
-            size = min(int(at("batch_size", size, state.iteration)), self.problem.n_samples)
-        size = check_batch_size(size, self.problem.n_samples)
-        order = torch.randperm(self.problem.n_samples, generator=state.generator, device="cpu")
-        batch = order[:size].to(leaves(state.x)[0].device)
+        batch = self._draw(state, "batch_size", self.batch_size)
         loss, gradient = self.problem.loss_and_gradient(state.x, batch)
-        state.samples += size
+        state.samples += len(batch)
         return batch, float(loss), gradient
 
-    def _first_sigma(self, state: State, operator: FisherOperator, gradient: Tangent, norm: float) -> float:
-        """A damping of RELATIVE_DAMPING times the curvature along the unit gradient, over the gradient norm."""
-        unit = scale(1 / norm, gradient)
-        curvature = float(self.manifold.inner(state.x, unit, operator._matvec(unit)))
-        if not math.isfinite(curvature):
-            return 1.0
-        natural = RELATIVE_DAMPING * curvature / norm
-        return max(self.sigma_min or 0.0, natural if natural > 0 else LEAST_SIGMA)
+    def _draw(self, state: State, name: str, size: BatchSize) -> Tensor:
+        """A batch without replacement; a size that grows ends with all samples."""
+        if callable(size):
+            size = min(int(at(name, size, state.iteration)), self.problem.n_samples)
+        count = check_batch_size(size, self.problem.n_samples, name)
+        order = torch.randperm(self.problem.n_samples, generator=state.generator, device="cpu")
+        return order[:count].to(leaves(state.x)[0].device)
 
-    def _least_sigma(self, state: State) -> float:
-        """What σ may fall to: an absolute bound would be damping without end where gradients are large."""
-        return self.sigma_min or min(LEAST_SIGMA, state.numbers.get("first_sigma", LEAST_SIGMA))
+    def _fisher(self, state: State, batch: Tensor | None) -> FisherOperator:
+        """F at the iterate; after a rejection only λ has changed."""
+        kept = self._operator.get(state.x) if self.exact and self.kind not in self.problem.random_kinds else None
+        return kept or self._operator.put(state.x, self.problem.fisher(state.x, batch, kind=self.kind))
+
+    def _damping(
+        self, state: State, operator: FisherOperator, gradient: Tangent, norm: float, size: int
+    ) -> tuple[float, float]:
+        """λ and the length of the step: of a fixed-step run as they are given, else σ‖g‖ and 1."""
+        if self.step_size is not None:
+            length = at("step", self.step_size, state.iteration) * state.numbers["shrink"]
+            return at("damping", self.damping, state.iteration), length
+        if "sigma" not in state.numbers:
+            # λ is RELATIVE_DAMPING times the curvature along the unit gradient
+            unit = scale(1 / norm, gradient)
+            curvature = float(self.manifold.inner(state.x, unit, operator._matvec(unit)))
+            state.products += size
+            natural = RELATIVE_DAMPING * curvature / norm if math.isfinite(curvature) else 1.0
+            first = max(self.sigma_min or 0.0, natural if natural > 0 else LEAST_SIGMA)
+            state.numbers["sigma"] = state.numbers["first_sigma"] = first
+        # a loss without lower bound has gradients of any size: more damping than there are numbers is the largest one
+        return min(state.numbers["sigma"] * norm, torch.finfo(leaves(state.x)[0].dtype).max), 1.0
 
     def _direction(
-        self,
-        state: State,
-        operator: FisherOperator,
-        batch: Tensor | None,
-        gradient: Tangent,
-        damping: float,
-        norm: float,
+        self, state: State, operator: FisherOperator, gradient: Tangent, damping: float, norm: float, size: int
     ) -> Solution:
         ratio = min(1.0, norm / state.numbers.get("last_norm", norm))
         rtol = max(min(self.forcing, 0.9 * ratio**1.618), 1e-12)
@@ -227,66 +232,89 @@ class RNGD(Method):
         except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
             # an eigenvalue problem with NaN in it: a direction that is not finite, like any other
             return Solution(scale(math.nan, gradient), self.solver, decrease=math.nan)
-        state.products += solution.iterations * (len(batch) if batch is not None else self.problem.n_samples)
+        state.products += solution.iterations * size
         if solution.method in {"dense", "woodbury", "pinv"} and operator.n_rows is not None:
             # a row of the factor is one reverse pass over one sample
             state.products += operator.n_rows
         return solution
 
-    def _try(self, state: State, attempt: _Attempt) -> float:
-        """Evaluate the trial point, accept or reject it, and move σ. Returns ρ."""
-        trial, gradient = attempt.trial, None
-        if self.exact:
-            value, gradient = self.problem.loss_and_gradient(trial)
-            trial_loss = float(value)
-            state.samples += self.problem.n_samples
-        else:
-            trial_loss = self.value(trial, attempt.batch)
-        # both falls shrink to rounding near a minimum: the same guard on both makes ρ tend to 1 there instead of noise
-        eps, gained = torch.finfo(leaves(trial)[0].dtype).eps, attempt.loss - trial_loss
-        guard = blur(trial, attempt.loss)
-        if gradient is not None:
-            # where losses no longer tell a fall from a rise gradients do, down to their own rounding
-            blurred = attempt.predicted <= guard
-            move, before = attempt.move, state.vectors["gradient"]
-            gained = self.fall(state.x, trial, move, before, gradient) if blurred else gained
-            guard = (1e2 * eps) ** 2 * abs(attempt.loss)
-        rho = (gained + guard) / (attempt.predicted + guard) if attempt.predicted > 0 else -math.inf
-        sigma = state.numbers["sigma"]
-        if not math.isfinite(trial_loss) or (gradient is not None and not is_finite(gradient)):
+    def _test(self, state: State, trial: Point, move: Tangent, predicted: float) -> float:
+        """Algorithm 1's test over all samples, and the gradient for the next iteration. Returns ρ."""
+        before, norm = state.vectors["gradient"], state.gradient_norm
+        value, gradient = self.problem.loss_and_gradient(trial)
+        loss = float(value)
+        state.samples += self.problem.n_samples
+        if not (math.isfinite(loss) and is_finite(gradient)):
             self._reject(state, "non_finite", "the loss at the trial point is not finite")
             return math.nan
-        if self.step_size is None and not (rho >= self.eta1 and attempt.norm >= self.eta2 / sigma):
-            self._reject(state, "stalled", f"no step was accepted, the last ratio ρ is {rho:.2g}")
-            return rho
-        state.x = trial
-        factor = 1 / self.gamma if rho >= self.eta3 else self.gamma if rho < self.eta3 / 3 else 1.0
-        state.numbers |= {"sigma": max(self._least_sigma(state), factor * sigma), "sigma_before": sigma}
-        state.numbers["rejections"] = 0
-        if gradient is not None:
+        rounding, eps = self.problem.loss_rounding(state.x, state.loss), torch.finfo(leaves(trial)[0].dtype).eps
+        # where losses no longer tell a fall from a rise gradients do, down to their own rounding: with the same guard
+        # on both falls ρ tends to 1 there instead of noise
+        guard = GRADIENT_ROUNDING**2 * eps * rounding / LOSS_ROUNDING
+        fallen = state.loss - loss
+        if predicted <= rounding:
+            fallen = self.fall(state.x, trial, move, before, gradient)
+        rho = (fallen + guard) / (predicted + guard) if predicted > 0 else -math.inf
+        accepted = self._judge(state, trial, rho, norm)
+        if accepted:
             state.vectors["gradient"] = gradient
-            state.loss, state.gradient_norm = trial_loss, self.norm(trial, gradient)
+            state.loss, state.gradient_norm = loss, self.norm(trial, gradient)
+        if self.step_size is None and 0 < predicted <= guard and not (accepted and state.gradient_norm <= norm / 2):
+            state.failure = ("converged", f"the gradient norm {state.gradient_norm:.1e} is its rounding error")
         return rho
+
+    def _test_on_batch(self, state: State, trial: Point, batch: Tensor | None, predicted: float, norm: float) -> float:
+        """Algorithm 1's test on a batch that the direction has not seen. Returns ρ."""
+        test = batch
+        if self.step_size is None and self.test_batch != "same":
+            test = self._draw(state, "test_batch", self.test_batch)  # type: ignore[arg-type]
+        loss, after = self.value(state.x, test), self.value(trial, test)
+        if not math.isfinite(after):
+            self._reject(state, "non_finite", "the loss at the trial point is not finite")
+            return math.nan
+        guard = self.problem.loss_rounding(state.x, loss)
+        rho = (loss - after + guard) / (predicted + guard) if predicted > 0 else -math.inf
+        self._judge(state, trial, rho, norm)
+        return rho
+
+    def _judge(self, state: State, trial: Point, rho: float, norm: float) -> bool:
+        """Accept the trial point or stay, and move σ."""
+        numbers = state.numbers
+        if self.step_size is not None:
+            state.x, numbers["rejections"] = trial, 0
+            return True
+        if not (rho >= self.eta1 and norm >= self.eta2 / numbers["sigma"]):
+            self._reject(state, "stalled", f"no step was accepted, the last ratio ρ is {rho:.2g}")
+            return False
+        # an absolute bound of σ would be damping without end where gradients are large
+        least = self.sigma_min or min(LEAST_SIGMA, numbers["first_sigma"])
+        factor = 1 / self.gamma if rho >= self.eta3 else self.gamma if rho < self.eta3 / 3 else 1.0
+        numbers["sigma_before"] = numbers["sigma"]
+        numbers["sigma"] = max(least, factor * numbers["sigma"])
+        state.x, numbers["rejections"] = trial, 0
+        return True
 
     @override
     def retreat(self, state: State) -> None:
         super().retreat(state)
         # the batch had accepted the step and moved σ: take that back, too
-        state.numbers["sigma"] = state.numbers["sigma_before"]
+        if "sigma_before" in state.numbers:
+            state.numbers["sigma"] = state.numbers["sigma_before"]
         state.numbers["rejections"] = state.numbers["retreats"] = state.numbers.get("retreats", 0) + 1
         self._reject(state, "non_finite", "steps that a batch accepts lead to a loss that is not finite")
-        state.record |= {"accepted": 0.0, "sigma": state.numbers["sigma"]}
+        state.record |= {"accepted": 0.0, "sigma": state.numbers.get("sigma", math.nan)}
 
     def _reject(self, state: State, status: str, sentence: str) -> None:
-        state.numbers["sigma"] = self.gamma * state.numbers.get("sigma", 1.0)
         state.numbers["rejections"] += 1
         if self.step_size is not None:
-            state.numbers["shrink"] = state.numbers.get("shrink", 1.0) / self.gamma
+            state.numbers["shrink"] /= self.gamma
+        else:
+            state.numbers["sigma"] = self.gamma * state.numbers.get("sigma", 1.0)
         if state.numbers["rejections"] >= self.max_rejections:
             state.failure = (status, f"{sentence} ({counted(self.max_rejections, 'try', 'tries')} in a row)")
 
 
-def _refuse_unused(**given: float | None) -> None:
+def _refuse_unused(**given: object) -> None:
     """Refuse what the fixed-step form would ignore."""
     for name, value in given.items():
         if value is not None:

@@ -33,6 +33,7 @@ class SubspaceFisher(FisherOperator):
         preconditioner: for CG, which is also the paper's approximation.
         samples: the tasks, and which of them are here.
         with_jacobian: whether the loss has the terms in q_t.
+        penalised: whether it has ½ λ_t ‖w_t‖², whose part of the information is λ_t ẇ_tᵀẇ_t.
     """
 
     approximates = "nothing: the Fisher information of N(X_t U w_t(U), I), w_t(U) the ridge solution"
@@ -47,10 +48,11 @@ class SubspaceFisher(FisherOperator):
         preconditioner: KroneckerFisher,
         samples: Axis,
         with_jacobian: bool,
+        penalised: bool,
     ) -> None:
         super().__init__(manifold, point)
         self.grams, self.state, self.weights, self.preconditioner = grams, state, weights, preconditioner
-        self.samples, self.with_jacobian = samples, with_jacobian
+        self.samples, self.with_jacobian, self.penalised = samples, with_jacobian, penalised
 
     def _moved(self, v: Tensor) -> tuple[Tensor, Tensor]:
         """ẇ_t and A_tk_t."""
@@ -62,8 +64,9 @@ class SubspaceFisher(FisherOperator):
     @override
     def _matvec(self, v: Tensor) -> Tensor:
         state, x, omega = self.state, self.point, self.weights[:, None]
-        _, image = self._moved(v)
-        back = _apply(state.inverse, image @ x)
+        change, image = self._moved(v)
+        inner = image @ x
+        back = _apply(state.inverse, inner + state.ridge[:, None] * change if self.penalised else inner)
         through = image - _apply(state.gram_frame, back)
         product = (omega * through).mT @ state.weights - (omega * state.residual).mT @ back
         return self.manifold.project(x, self.samples.total(product))

@@ -26,6 +26,7 @@ from fisherfold.fisher.kronecker import KroneckerFisher
 from fisherfold.fisher.operators import FisherOperator
 from fisherfold.manifolds import Grassmann
 from fisherfold.problems.base import Problem, check_batch
+from fisherfold.problems.cache import LastPoint
 
 
 @dataclass(frozen=True)
@@ -256,7 +257,7 @@ class LogisticSubspaceProblem(Problem):
         if not bool((self.ridge > 0).all()):
             raise ValueError(f"ridge must be positive, got {float(self.ridge.min())}")
         self.rows, self.n_samples, self.manifold = rows, rows.n_tasks, Grassmann(n, rank)
-        self._kept: tuple[Tensor, int, LogisticState] | None = None
+        self._kept: LastPoint[LogisticState] = LastPoint()
 
     def state(self, x: Tensor, batch: Tensor | None = None) -> LogisticState:
         """Coefficients, probabilities and losses of all tasks or of a batch; the last full one is kept.
@@ -268,8 +269,8 @@ class LogisticSubspaceProblem(Problem):
         Returns:
             The state.
         """
-        if batch is None and self._kept is not None and self._kept[0] is x and self._kept[1] == x._version:
-            return self._kept[2]
+        if batch is None and (kept := self._kept.get(x)) is not None:
+            return kept
         rows, ridge = self.rows, self.ridge
         if batch is not None:
             check_batch(batch, self.n_samples)
@@ -281,9 +282,7 @@ class LogisticSubspaceProblem(Problem):
         logits = _logits(rows, features, weights)
         error = rows.total(_slopes(rows, logits)[:, None] * rows.X)
         state = LogisticState(rows, features, weights, losses, _spread(rows, logits), error)
-        if batch is None:
-            self._kept = (x, x._version, state)
-        return state
+        return state if batch is not None else self._kept.put(x, state)
 
     @override
     def loss(self, x: Tensor, batch: Tensor | None = None) -> Tensor:

@@ -27,6 +27,7 @@ from fisherfold.fisher.kronecker import KroneckerFisher
 from fisherfold.fisher.operators import FisherOperator
 from fisherfold.manifolds import Grassmann
 from fisherfold.problems.base import Problem, check_batch
+from fisherfold.problems.cache import LastPoint
 from fisherfold.subspace.tasks import TaskStatistics
 
 
@@ -141,7 +142,7 @@ class MarginalSubspaceProblem(Problem):
         self.manifold = Grassmann(*prior.frame.shape)
         self.samples = statistics.all_tasks
         self.n_samples, self.group = self.samples.size, self.samples.group
-        self._kept: tuple[Tensor, int, TaskPosterior] | None = None
+        self._kept: LastPoint[TaskPosterior] = LastPoint()
 
     def posterior(self, x: Tensor, batch: Tensor | None = None) -> TaskPosterior:
         """The posterior of all tasks or of a batch; the last full one is kept.
@@ -159,9 +160,8 @@ class MarginalSubspaceProblem(Problem):
             chosen = replace(self.prior, frame=x, noise=self.prior.noise[here])
             return posterior(self.statistics.select(here), chosen)
         self.samples.check_same(x)
-        if self._kept is None or self._kept[0] is not x or self._kept[1] != x._version:
-            self._kept = (x, x._version, posterior(self.statistics, replace(self.prior, frame=x)))
-        return self._kept[2]
+        kept = self._kept.get(x)
+        return kept or self._kept.put(x, posterior(self.statistics, replace(self.prior, frame=x)))
 
     @override
     def loss(self, x: Tensor, batch: Tensor | None = None) -> Tensor:

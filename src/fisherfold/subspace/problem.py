@@ -25,6 +25,7 @@ from fisherfold.fisher.kronecker import KroneckerFisher
 from fisherfold.fisher.operators import FisherOperator
 from fisherfold.manifolds import Grassmann
 from fisherfold.problems.base import Problem, Snapshot, check_batch
+from fisherfold.problems.cache import LastPoint
 from fisherfold.subspace.epoch import fused_descent, fused_epoch
 from fisherfold.subspace.fisher_operators import SubspaceFisher, SubspaceHessian
 from fisherfold.subspace.state import TaskState
@@ -105,7 +106,8 @@ class SubspaceProblem(Problem):
         self.with_jacobian = objective == "residual" and gradient == "exact" and ridged
         self.is_gradient = objective == "penalised" or gradient == "exact" or not ridged
         self.mean_gram = samples.total(torch.einsum("t,tij->ij", self.weights, statistics.gram)) / samples.size
-        self._kept: tuple[Tensor, int, TaskState] | None = None
+        self._kept: LastPoint[TaskState] = LastPoint()
+        self._size: float | None = None
 
     def state(self, x: Tensor, batch: Tensor | None = None) -> TaskState:
         """Coefficients, residuals and losses of all tasks or of a batch; the last full one is kept.
@@ -117,15 +119,13 @@ class SubspaceProblem(Problem):
         Returns:
             The state.
         """
-        if self._kept is not None and self._kept[0] is x and self._kept[1] == x._version:
-            return self._kept[2] if batch is None else self._kept[2].select(self._here(batch))
+        if (kept := self._kept.get(x)) is not None:
+            return kept if batch is None else kept.select(self._here(batch))
         if batch is not None:
             return self._state(x, batch)
-        self._kept = None
+        self._kept.clear()
         self.samples.check_same(x)
-        state = self._state(x, None)
-        self._kept = (x, x._version, state)
-        return state
+        return self._kept.put(x, self._state(x, None))
 
     def _state(self, x: Tensor, batch: Tensor | None) -> TaskState:
         data, ridge, sizes = self.statistics, self.ridge, self.sizes
@@ -164,6 +164,13 @@ class SubspaceProblem(Problem):
             A tensor of shape (tasks, rank).
         """
         return self.state(x, batch).weights
+
+    @override
+    def loss_rounding(self, x: Tensor, loss: float) -> float:
+        # a loss is a small difference of ½‖y_t‖² and what the fit explains
+        if self._size is None:
+            self._size = float(self.samples.total((self.weights * self.statistics.power).sum())) / (2 * self.n_samples)
+        return super().loss_rounding(x, max(abs(loss), self._size))
 
     @override
     def loss(self, x: Tensor, batch: Tensor | None = None) -> Tensor:
@@ -221,7 +228,10 @@ class SubspaceProblem(Problem):
         if kind == "kronecker":
             return kronecker
         form = SubspaceFisher if kind == "exact" else SubspaceHessian
-        return form(self.manifold, x, grams, state, omega / count, kronecker, self.samples, self.with_jacobian)
+        return form(
+            self.manifold, x, grams, state, omega / count, kronecker, self.samples, self.with_jacobian,
+            self.objective == "penalised",
+        )  # fmt: skip
 
     def _kronecker(self, x: Tensor, gram: Tensor, second_moment: Tensor) -> KroneckerFisher:
         if self.factor_damping:
