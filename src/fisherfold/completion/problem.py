@@ -27,6 +27,7 @@ from fisherfold.fisher.rowblock import RowBlockFisher
 from fisherfold.manifolds import Grassmann
 from fisherfold.plain import counted
 from fisherfold.problems.base import Problem, Snapshot, check_batch
+from fisherfold.problems.cache import LastPoint
 
 Orientation = Literal["auto", "rows", "columns"]
 RidgeWeighting = Literal["column", "count"]
@@ -112,7 +113,7 @@ class CompletionProblem(Problem):
         self.n_samples, self.group = self.samples.size, self.samples.group
         self._squares = kernels.square_sum(self.ratings.by_column, torch.float64)
         self._size = self.samples.add(self._squares) / (2 * self.n_samples)
-        self._last: tuple[Tensor, int, kernels.ColumnFit] | None = None
+        self._last: LastPoint[kernels.ColumnFit] = LastPoint()
         self._moments: tuple[kernels.ColumnFit, Tensor, Tensor] | None = None
 
     def fit(self, x: Tensor, batch: Tensor | None = None) -> kernels.ColumnFit:
@@ -130,11 +131,11 @@ class CompletionProblem(Problem):
             side = self.ratings.by_column.take(self.samples.local(batch)[1])
             return kernels.fit_columns(side, x, self.ridges(side.counts, x))
         # Loss, gradient and Fisher at one point share the pass: solvers ask for them one after the other.
-        if self._last is None or self._last[0] is not x or self._last[1] != x._version:
-            self.samples.check_same(x)
-            ridge = self.ridges(self.ratings.column_counts, x)
-            self._last = (x, x._version, kernels.fit_columns(self.ratings.by_column, x, ridge))
-        return self._last[2]
+        if (kept := self._last.get(x)) is not None:
+            return kept
+        self.samples.check_same(x)
+        ridge = self.ridges(self.ratings.column_counts, x)
+        return self._last.put(x, kernels.fit_columns(self.ratings.by_column, x, ridge))
 
     def ridges(self, counts: Tensor, like: Tensor) -> Tensor:
         """λ_i of columns with so many ratings.

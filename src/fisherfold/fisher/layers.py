@@ -163,7 +163,7 @@ class _Watch(TorchFunctionMode):
             name, turned = self.places[id(args[0])]
             self.places[id(out)] = (name, not turned)
             self.alive.append(out)
-        elif func in _PRODUCTS and id(second) in self.places and second.ndim == 2:
+        elif func in _PRODUCTS and isinstance(second, Tensor) and id(second) in self.places and second.ndim == 2:
             self._seen(second, args[0], out)
         elif func in (torch.Tensor.add, torch.Tensor.__add__, torch.add):
             for part in args[:2]:

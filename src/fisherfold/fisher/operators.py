@@ -15,6 +15,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from fisherfold.fisher.conjugate import Solution
 from fisherfold.fisher.flat import flatten, unflatten
@@ -262,6 +263,8 @@ class PriorFisher(FisherOperator):
         curved = self.manifold.project(self.point, tree_map(lambda _: next(parts), self.point))
         return combine(1.0, self.data._matvec(v), self.scale, curved)
 
+    @override
+    @override
     def precondition(self, v: Tangent, damping: float) -> Tangent:
         return self.data.precondition(v, damping)
 

@@ -22,7 +22,6 @@ from fisherfold.fisher.operators import FisherOperator
 from fisherfold.fisher.solve import solve
 from fisherfold.manifolds.base import Manifold, Point, Tangent, combine, is_finite, leaves, scale
 
-
 # rounding of a loss, in units of the precision
 LOSS_ROUNDING = 1e3
 
@@ -35,7 +34,7 @@ class Problem(ABC):
         n_samples: the number N of terms.
         fisher_kinds: the names that ``fisher`` accepts, the default first.
         random_kinds: those of them that are estimated from drawn targets, anew at every call.
-        generator: the source of those targets; ``minimize`` lends that of the run. None: the problem has one of its own.
+        generator: the source of those targets; ``minimize`` lends that of the run.
         group: the processes that the samples are shared out over; every quantity is over all of them.
     """
 

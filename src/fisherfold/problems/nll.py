@@ -448,4 +448,5 @@ def _check_outputs(z: Tensor, inputs: Tensor, offset: Tensor | None = None) -> N
     if not z.is_floating_point():
         raise ValueError(f"model must return a floating tensor, got {z.dtype}")
     if offset is not None and offset.shape != z.shape:
-        raise ValueError(f"offset must have the shape of the model's output, {tuple(z.shape)}, got {tuple(offset.shape)}")
+        seen = tuple(offset.shape)
+        raise ValueError(f"offset must have the shape of the model's output, {tuple(z.shape)}, got {seen}")

@@ -267,7 +267,7 @@ class RNGD(Method):
         """Algorithm 1's test on a batch that the direction has not seen. Returns ρ."""
         test = batch
         if self.step_size is None and self.test_batch != "same":
-            test = self._draw(state, "test_batch", self.test_batch)  # type: ignore[arg-type]
+            test = self._draw(state, "test_batch", self.test_batch)
         loss, after = self.value(state.x, test), self.value(trial, test)
         if not math.isfinite(after):
             self._reject(state, "non_finite", "the loss at the trial point is not finite")
