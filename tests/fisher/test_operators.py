@@ -136,7 +136,8 @@ def test_targets_are_drawn_anew_at_every_call_so_that_their_noise_averages_out(k
     mean = sum(operator.dense() for operator in operators) / 300
     if kind == "monte-carlo":
         assert float((mean - exact).norm()) < 0.1 * float(exact.norm())
-    assert float(mean.trace()) == pytest.approx(float(exact.trace()), rel=0.1)
+    if kind != "row-block":  # whose projection takes a part of the trace
+        assert float(mean.trace()) == pytest.approx(float(exact.trace()), rel=0.1)
 
 
 @pytest.mark.parametrize("kind", ["kronecker", "row-block"])
@@ -409,15 +410,20 @@ def test_the_order_of_the_keys_of_a_point_or_a_vector_means_nothing(kind):
     problem = NLLProblem(manifold, model, Gaussian(), x, y)
     theta = manifold.random_point(generator=g)
     v, w = (manifold.random_tangent(theta, generator=g) for _ in range(2))
-    expected = problem.fisher(theta, kind=kind).matvec(v)
+
+    def fisher(point):
+        problem.generator = torch.Generator().manual_seed(0)
+        return problem.fisher(point, kind=kind)
+
+    expected = fisher(theta).matvec(v)
     for point, vector in ((backwards(theta), v), (theta, backwards(v)), (backwards(theta), backwards(v))):
-        operator = problem.fisher(point, kind=kind)
+        operator = fisher(point)
         agree(flatten(operator.matvec(vector)), flatten(expected))
         agree(dot(backwards(w), operator.matvec(vector)), dot(w, expected))
         for method in ("dense", "cg", *(["woodbury", "pinv"] if operator.n_rows else [])):
             solution = operator.solve(operator.matvec(vector), method=method)
             agree(flatten(operator.matvec(solution)), flatten(expected), rtol=1e-8)
     problem.gradient(backwards(theta))  # its graph, in that order, is gone on with
-    agree(flatten(problem.fisher(theta, kind=kind).matvec(v)), flatten(expected))
+    agree(flatten(fisher(theta).matvec(v)), flatten(expected))
     if kind != "dense":
         agree(problem.fisher(theta, kind=kind).push_forward(backwards(v)), operator.push_forward(v))

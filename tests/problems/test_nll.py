@@ -336,7 +336,8 @@ def test_an_operator_is_not_zero_inside_inference_mode(kind):
     operator = problem.fisher(theta, kind=kind)
     with torch.inference_mode():
         inside = operator.matvec(v)
-    torch.testing.assert_close(inside, problem.fisher(theta, kind=kind).matvec(v))
+    torch.testing.assert_close(inside, operator.matvec(v))
+    assert float(inside.abs().max()) > 0
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])

@@ -191,7 +191,7 @@ class JacobianFisher(FisherOperator):
         )
 
     def pull_back(self, w: Tensor) -> Tangent:
-        """The adjoint product P Jᵀ w.
+        """The adjoint product P Jᵀ w, in the metric of the manifold.
 
         Args:
             w: a tensor like the outputs.
@@ -199,7 +199,7 @@ class JacobianFisher(FisherOperator):
         Returns:
             A tangent vector.
         """
-        return self.manifold.project(self.point, self._tree(self._backward(w)))
+        return self.manifold.riemannian_gradient(self.point, self._tree(self._backward(w)))
 
     @override
     @torch.inference_mode(False)  # where torch before 2.13 takes every derivative for 0

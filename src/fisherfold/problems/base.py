@@ -110,8 +110,7 @@ class Problem(ABC):
 
     def _tangent(self, x: Point, ambient: Tangent) -> Tangent:
         """The Riemannian gradient of a Euclidean one."""
-        # twice: near a minimum the rounding of the first projection is as long as what it has left
-        return self.manifold.project(x, self.manifold.project(x, ambient))
+        return self.manifold.riemannian_gradient(x, ambient)
 
     def snapshot(self, x: Point) -> Snapshot:
         """Anchor a variance-reduced epoch at ``x``.
