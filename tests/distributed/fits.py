@@ -25,14 +25,13 @@ _SUBSPACE = {"rank": 2, "max_iter": PASSES, "tol": 0.0, "random_state": 0}
 _POINT = {"inference": "point", "ridge": 0.5}
 FITS: dict[str, Callable[..., Any]] = {
     "completion variational": lambda **kept: MatrixCompletion(**_COMPLETION, **kept),
-    "completion point": lambda **kept: MatrixCompletion(**_COMPLETION, **_POINT, **kept),
     "subspace marginal": lambda **kept: SubspaceRegressor(**_SUBSPACE, **kept),
     "subspace point rngd": lambda **kept: SubspaceRegressor(**_SUBSPACE, **_POINT, **kept),
     "subspace point rngd-vr": lambda **kept: SubspaceRegressor(**_SUBSPACE, **_POINT, solver="rngd-vr", **kept),
     "subspace point rcg": lambda **kept: SubspaceRegressor(**_SUBSPACE, **_POINT, solver="rcg", **kept),
 }
-# the four kinds: their states are kept by different code
-KINDS = ["completion variational", "completion point", "subspace marginal", "subspace point rngd"]
+# the three kinds: their states are kept by different code
+KINDS = ["completion variational", "subspace marginal", "subspace point rngd"]
 
 
 def fitted(kind: str, checkpoint: str | None) -> Any:
