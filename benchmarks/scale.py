@@ -78,9 +78,9 @@ def resident() -> int:
 def ready(stream: Popular, group: Any) -> Any:
     """The ratings of this rank."""
     import torch
+    from fisherfold.completion.shared_ratings import Batch, Share, share_out
 
     from fisherfold.completion.ratings import Chunk, Ratings
-    from fisherfold.completion.shared_ratings import Batch, Share, share_out
     from fisherfold.distributed import Axis
 
     if group.size == 1:

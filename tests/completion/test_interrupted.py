@@ -1,18 +1,14 @@
 """A fit that fails or is interrupted leaves the estimator as it was."""
 
 import numpy as np
-import pandas as pd
 import pytest
 
 import fisherfold.completion.imputer as imputer
-import fisherfold.completion.partial_fit as completion_stream
-from fisherfold import LowRankImputer, MatrixCompletion, MatrixCompletionCV, SubspaceClassifier, SubspaceRegressor
+from fisherfold import LowRankImputer, SubspaceClassifier, SubspaceRegressor
 
 RNG = np.random.default_rng(0)
 X, TASK = RNG.normal(size=(80, 3)), np.arange(80) % 8
 Y = (X * (1 + RNG.normal(size=(8, 3)))[TASK]).sum(1)
-PAIRS = np.stack([np.repeat(np.arange(20), 10), np.tile(np.arange(10), 20)], axis=1)
-VALUES = RNG.normal(size=200)
 
 
 def stop(*_: object, **__: object) -> None:
@@ -64,33 +60,6 @@ def test_classifications(monkeypatch):
             call()
         assert np.array_equal(model.decision_function(X, task=TASK), before)
         assert len(model.task_ids_) == 8
-
-
-@pytest.mark.parametrize(("new", "step"), [(VALUES, "fit_variational"), (1e30 * VALUES, "fit_variational"),
-                                           (VALUES[:30], "look_back"), (VALUES[:2], "absorb")])  # fmt: skip
-def test_streams(new, step, monkeypatch):
-    model = MatrixCompletion(2).fit(PAIRS, VALUES)
-    before = model.predict(PAIRS), len(model.model_.seen_values)
-    batch = PAIRS[: len(new)] + np.array([20, 0])
-    monkeypatch.setattr(completion_stream, step, stop)
-    with pytest.raises(KeyboardInterrupt):
-        model.partial_fit(batch, new)
-    monkeypatch.undo()
-    assert np.array_equal(model.predict(PAIRS), before[0])
-    assert (len(model.model_.seen_values), len(model.model_.row_ids)) == (before[1], 20)
-    fresh = MatrixCompletion(2).fit(PAIRS, VALUES).partial_fit(batch, new)
-    assert np.array_equal(model.partial_fit(batch, new).predict(PAIRS), fresh.predict(PAIRS))
-
-
-def test_completions_keep_their_names_and_their_search(monkeypatch):
-    frame = pd.DataFrame(PAIRS, columns=["user", "item"])
-    model = MatrixCompletionCV((1, 2), cv=2).fit(frame, VALUES)
-    before = model.cv_results_["mean_rmse"]
-    monkeypatch.setattr(model, "_adopt", stop)
-    with pytest.raises(KeyboardInterrupt):
-        model.fit(frame.rename(columns={"user": "reader"}), 2 * VALUES)
-    assert model.feature_names_in_.tolist() == ["user", "item"]
-    assert model.cv_results_["mean_rmse"] is before
 
 
 def test_imputers(monkeypatch):

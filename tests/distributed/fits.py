@@ -14,9 +14,9 @@ import torch
 from torch import distributed
 
 from fisherfold import MatrixCompletion, SubspaceRegressor
+from fisherfold.completion.files import pack_posterior
 from fisherfold.solvers import loop
 from fisherfold.tables.checkpoint import FitCheckpoint
-from fisherfold.tables.posterior_files import pack_posterior
 
 PASSES = 5
 _SAVE, _ADVANCE = FitCheckpoint.save, loop._advance
@@ -25,6 +25,7 @@ _SUBSPACE = {"rank": 2, "max_iter": PASSES, "tol": 0.0, "random_state": 0}
 _POINT = {"inference": "point", "ridge": 0.5}
 FITS: dict[str, Callable[..., Any]] = {
     "completion variational": lambda **kept: MatrixCompletion(**_COMPLETION, **kept),
+    "completion point": lambda **kept: MatrixCompletion(**_COMPLETION, **_POINT, **kept),
     "subspace marginal": lambda **kept: SubspaceRegressor(**_SUBSPACE, **kept),
     "subspace point rngd": lambda **kept: SubspaceRegressor(**_SUBSPACE, **_POINT, **kept),
     "subspace point rngd-vr": lambda **kept: SubspaceRegressor(**_SUBSPACE, **_POINT, solver="rngd-vr", **kept),
@@ -38,12 +39,13 @@ def fitted(kind: str, checkpoint: str | None) -> Any:
     """The model of all processes of the default group, which share its data unevenly."""
     rank, world = distributed.get_rank(), distributed.get_world_size()
     rng = np.random.default_rng(3)
-    model = FITS[kind](checkpoint=checkpoint)
+    # of a completion, the fit keeps a checkpoint, not the estimator
+    model = FITS[kind](**({} if kind.startswith("completion") else {"checkpoint": checkpoint}))
     if isinstance(model, MatrixCompletion):
         x = rng.normal(size=(30, 2)) @ rng.normal(size=(2, 20)) + 0.1 * rng.normal(size=(30, 20))
         pairs = np.argwhere(rng.random(x.shape) < 0.5)
         if model.inference == "variational":
-            return _from_file(model, [f"{r},{c},{x[r, c]:.4f}" for r, c in pairs])
+            return _from_file(model, checkpoint, [f"{r},{c},{x[r, c]:.4f}" for r, c in pairs])
         mine = pairs[pairs[:, 0] % (world + 1) % world == rank]
         return model.fit_share(mine, x[mine[:, 0], mine[:, 1]])
     task, X = rng.integers(0, 9, 180), rng.normal(size=(180, 5))
@@ -52,18 +54,18 @@ def fitted(kind: str, checkpoint: str | None) -> Any:
     return model.fit_share(X[mine], y[mine], task[mine])
 
 
-def _from_file(model: MatrixCompletion, lines: list[str]) -> MatrixCompletion:
+def _from_file(model: MatrixCompletion, checkpoint: str | None, lines: list[str]) -> MatrixCompletion:
     """Every process has its own copy, as on hosts that share no disk, and reads its part of it."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "ratings.csv"
         file.write_text("\n".join(["row,column,value", *lines, ""]))
-        return model.fit_file_share(file)
+        return model.fit_file_share(file, checkpoint=checkpoint)
 
 
 def numbers(model: Any) -> dict[str, Any]:
     """All that was learnt."""
     if isinstance(model, MatrixCompletion):
-        return dict(pack_posterior(model.model_.posterior)[0])
+        return {name: torch.from_numpy(a) for name, a in pack_posterior(model.model_.posterior)[0].items()}
     found = {"coef": model.coef_, "intercept": model.intercept_, "components": model.components_}
     losses = [float(row["loss"]) for row in model.trace_]
     return {"losses": losses, **{name: torch.from_numpy(np.asarray(part)) for name, part in found.items()}}

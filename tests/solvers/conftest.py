@@ -18,8 +18,6 @@ OPTIONS = {
     "rsvrg": {"step": 0.1, "batch_size": 5},
     "rcg": {},
     "rgd": {},
-    "trust-region": {},
-    "lbfgs": {},
 }
 
 

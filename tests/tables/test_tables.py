@@ -9,11 +9,11 @@ import pandas as pd
 import polars as pl
 import pytest
 
+from fisherfold.completion.entries import Entries
 from fisherfold.completion.estimator import MatrixCompletion
 from fisherfold.distributed import ALONE
 from fisherfold.subspace.task_tables import Roles, read_tasks
 from fisherfold.tables.file_shares import FileShare, RatingShare
-from fisherfold.tables.inputs import Observations
 from fisherfold.tables.table_columns import index_of
 from fisherfold.tables.table_files import read_table
 from fisherfold.tables.tables import read_pairs, read_ratings
@@ -108,8 +108,8 @@ def test_whole_numbers_of_every_size_are_the_ids_they_are_in_memory(tmp_path, ki
     lines = {"u": pl.Series(users, dtype=dtype), "i": pl.Series(items, dtype=dtype), "r": users % 11 + items / 7}
     pl.DataFrame(lines).write_parquet(tmp_path / "a.parquet")
     table = read_ratings(tmp_path / "a.parquet")
-    found = Observations(table.rows, table.columns, table.values, table.rows, table.columns)
-    model = MatrixCompletion(rank=1, max_iter=2).fit_observations(found)
+    found = Entries(table.rows, table.columns, table.values)
+    model = MatrixCompletion(rank=1, max_iter=2).fit_entries(found)
     pairs = np.column_stack([[*users, users[-1] + 256], [*items, 0]])
     in_memory = MatrixCompletion(rank=1, max_iter=2).fit(pairs[:-1], table.values).predict(pairs)
     model.save(tmp_path / "model")

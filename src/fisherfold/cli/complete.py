@@ -1,7 +1,4 @@
-"""``fisherfold complete``: fill tables with holes from the command line.
-
-Files are written under a temporary name and renamed, so that none is ever half there.
-"""
+"""``fisherfold complete``: fill tables with holes, and recommend, from the command line."""
 
 from __future__ import annotations
 
@@ -10,28 +7,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
 from fisherfold.cli.common import command, group
-from fisherfold.cli.given_ids import check_spelling, holds_ids, row_id
-from fisherfold.cli.options import Checkpoint, Decimal, Encoding, UnpackLimit, in_bytes, one_of
-from fisherfold.cli.outputs import Output, Predictions, check_output, check_predictions, say_written, write_or_rescue
+from fisherfold.cli.options import Checkpoint, Encoding, UnpackLimit, in_bytes, one_of
+from fisherfold.cli.outputs import Output, check_output, write_or_rescue
 from fisherfold.cli.voice import Voice
-from fisherfold.cli.words import named, printable, typed
+from fisherfold.cli.words import named, typed
 from fisherfold.plain import counted
 
 if TYPE_CHECKING:
+    from fisherfold.completion.entries import Entries
     from fisherfold.completion.estimator import MatrixCompletion
-    from fisherfold.tables.inputs import Observations
-    from fisherfold.tables.tables import RatingTable
+    from fisherfold.tables.readers import RatingTable
 
 app = group(
-    "Complete a table of ratings, readings or assays with holes.",
+    "Complete a table of ratings, readings or assays with holes, and recommend from it.",
     examples=["fisherfold complete fit ratings.csv --rank 10 -o model/", "fisherfold complete recommend model/ 42"],
 )
 
 _AUTO_RANKS = (2, 5, 10, 20)
+_MEANING = (
+    "fit error and coverage are those of the fitted ratings ('evaluate' tells held-out ones); noise is the standard "
+    "deviation of an ordinary rating around its prediction, and 90 % intervals that are right cover 90 %"
+)
 
 File = Annotated[
     Path,
@@ -41,16 +39,16 @@ Folder = Annotated[Path, typer.Argument(help="The folder of a fitted model.", ca
 Columns = Annotated[
     str | None, typer.Option("--columns", "-c", help="Columns by name or position, as in user,item,rating or 1,2,3.")
 ]
-Format = Annotated[
-    str | None,
-    typer.Option(
-        "--format", help="csv, tsv, :: or parquet; detected if not given.",
-        autocompletion=one_of("csv", "tsv", "::", "parquet"),
-    ),
-]  # fmt: skip
+Separator = Annotated[
+    str | None, typer.Option("--separator", help="What separates fields: one character or ::; detected if not given.")
+]
+Decimal = Annotated[str, typer.Option("--decimal", help="The decimal mark of numbers, . or ,.", metavar="MARK")]
 Header = Annotated[
     bool | None,
     typer.Option("--header/--no-header", help="Whether the first line names the columns.", show_default="auto"),
+]
+SkipBad = Annotated[
+    bool, typer.Option("--skip-bad-lines", help="Go on although more than 1 % of the lines cannot be used.")
 ]
 Rank = Annotated[str, typer.Option("--rank", "-r", help="The number of factors, or auto (chosen by cross-validation).")]
 Seed = Annotated[int, typer.Option("--seed", "-s", help="Seed of everything random.")]
@@ -61,12 +59,10 @@ Inference = Annotated[
 Solver = Annotated[
     str,
     typer.Option(
-        "--solver",
-        help="Of --inference point: auto (a ridge on both factors, chosen on held-out ratings), or a solver of the "
-        "paper's problem: rngd, rngd-vr, rcg, rgd.",
+        "--solver", help="Of --inference point: auto, or a solver of the paper's problem: rngd, rngd-vr, rcg, rgd.",
         autocompletion=one_of("auto", "rngd", "rngd-vr", "rcg", "rgd"),
     ),
-]
+]  # fmt: skip
 Offsets = Annotated[
     str,
     typer.Option(
@@ -74,7 +70,9 @@ Offsets = Annotated[
         autocompletion=one_of("both", "rows", "columns", "global", "none"),
     ),
 ]  # fmt: skip
-Ridge = Annotated[float | None, typer.Option("--ridge", help="The ridge, in imaginary ratings; learnt if not given.")]
+Ridge = Annotated[
+    float | None, typer.Option("--ridge", help="Prior strength in pseudo-ratings; learnt if not given.")
+]
 Duplicates = Annotated[
     str,
     typer.Option(
@@ -84,90 +82,75 @@ Duplicates = Annotated[
 ]  # fmt: skip
 Threads = Annotated[int | None, typer.Option("--threads", help="Threads of the fit; torch decides if not given.")]
 MaxIter = Annotated[int, typer.Option("--max-iter", help="The largest number of passes.")]
+Lists = Annotated[
+    Path,
+    typer.Option("--output", "-o", help="The table to write: .csv, .csv.gz or .parquet; - prints CSV."),
+]
+Shown = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", help="A file for the table: .csv, .csv.gz or .parquet; - prints CSV."),
+]
+K = Annotated[int, typer.Option("-k", min=1, help="How many for each id.")]
 
 
 @command(
     app,
     examples=[
         "fisherfold complete fit ratings.csv --rank 10 --seed 0 -o model/",
-        "fisherfold complete fit ratings.dat --format :: --rank auto -o model/",
+        "fisherfold complete fit ratings.dat --separator :: --rank auto -o model/",
     ],
 )
 def fit(
     voice: Voice, file: File, output: Output,
-    rank: Rank = "10", seed: Seed = 0, columns: Columns = None, file_format: Format = None, header: Header = None,
-    encoding: Encoding = None, decimal: Decimal = None, unpack_limit: UnpackLimit = 4.0,
+    rank: Rank = "10", seed: Seed = 0, columns: Columns = None, separator: Separator = None, decimal: Decimal = ".",
+    header: Header = None, encoding: Encoding = None, skip_bad_lines: SkipBad = False, unpack_limit: UnpackLimit = 4.0,
     inference: Inference = "variational", solver: Solver = "auto", offsets: Offsets = "both", ridge: Ridge = None,
-    duplicates: Duplicates = "mean", max_iter: MaxIter = 50, threads: Threads = None,
-    keep_on_interrupt: Annotated[
-        bool, typer.Option("--keep-on-interrupt", help="At Ctrl-C write the model of the passes done so far.")
-    ] = False,
-    checkpoint: Checkpoint = None,
+    duplicates: Duplicates = "mean", max_iter: MaxIter = 50, threads: Threads = None, checkpoint: Checkpoint = None,
 ) -> None:  # fmt: skip
     """Fit a model to a file of ratings and write it into a folder; under torchrun its processes share the work."""
-    import numpy as np
-
-    from fisherfold.completion.io import KIND
+    from fisherfold.completion.files import KIND
     from fisherfold.distributed import joined, under_torchrun
-    from fisherfold.tables.table_sources import spoken
-    from fisherfold.tables.tables import read_ratings
 
     check_output(output, KIND)
-    kept = "; with --keep-on-interrupt the passes done so far are kept"
-    voice.resume = "no model was written" + (": there was none of all ratings yet" if keep_on_interrupt else kept)
     model = _estimator(
         rank, random_state=seed, inference=inference, solver=solver, offsets=offsets, ridge=ridge,
-        duplicates=duplicates, max_iter=max_iter, n_jobs=threads, verbose=voice.shows_progress or voice.verbose,
-        on_interrupt="return" if keep_on_interrupt else "raise", checkpoint=checkpoint,
+        duplicates=duplicates, max_iter=max_iter, n_jobs=threads, verbose=voice.verbose,
     )  # fmt: skip
-    resumed = checkpoint is not None and (checkpoint.exists() or Path(f"{checkpoint}.search").exists())
-    if checkpoint is not None:
-        voice.resume = f"no model was written; the same command goes on from {checkpoint}"
+    if checkpoint is not None and not under_torchrun():
+        raise ValueError("--checkpoint is for fits over several processes, under torchrun")
     began = time.perf_counter()
     with joined() as processes:
+        reading = {
+            "columns": _split(columns), "separator": separator, "decimal": decimal, "header": header,
+            "encoding": encoding, "skip_bad_lines": skip_bad_lines, "max_bytes": in_bytes(unpack_limit),
+        }  # fmt: skip
         if under_torchrun():
-            if encoding is not None:
-                raise ValueError("--encoding needs one process: parts of a file are read as UTF-8, convert it first")
-            model.fit_file_share(
-                file, columns=_split(columns), file_format=file_format, header=header, decimal=decimal
-            )
-            n_read, refused, names, mark = model.n_read_, model.refused_, model.header_, model.decimal_
-            taken, others = model.columns_read_, model.columns_unexplained_
+            model.fit_file_share(file, checkpoint=checkpoint, **reading)
+            table = None
         else:
-            table = read_ratings(
-                file, columns=_split(columns), file_format=file_format, header=header, encoding=encoding,
-                decimal=decimal, max_bytes=in_bytes(unpack_limit),
-            )  # fmt: skip
-            voice.detail(f"read {counted(table.n_read, 'line', form=',')} of {spoken(file)}")
-            n_read, refused, names, mark = table.n_read, table.refused, table.header, table.decimal
-            taken, others = table.names, table.unexplained
+            table = _read(file, **reading)
             began = time.perf_counter()
-            model.fit_observations(_observed(table))
-            if names is not None:
-                model.feature_names_in_ = np.array(table.names[:2], dtype=object)
+            with voice.progress("fitting"):
+                model.fit_entries(_entries(table))
         seconds = time.perf_counter() - began
         with processes.together():
             if processes.is_first:
                 write_or_rescue(model.save, output)
+                if checkpoint is not None:
+                    checkpoint.unlink(missing_ok=True)
     if not processes.is_first:
         return
     inside = model.model_
-    found: dict[str, Any] = {
-        "file": str(spoken(file)), **_read(names, n_read, refused), "columns read": ", ".join(taken),
-        "decimal mark": mark, "rows": len(inside.row_ids), "columns": len(inside.column_ids),
+    found: dict[str, Any] = {"file": str(file)} | (_account(table) if table else {"processes": processes.size}) | {
+        f"{model.names_[0]}s": len(inside.row_ids), f"{model.names_[1]}s": len(inside.column_ids),
         "ratings": inside.posterior.n_ratings, "merged": model.n_duplicates_, "rank": inside.posterior.rank,
-        "passes": model.n_iter_, "converged": model.converged_, "interrupted": model.interrupted_,
-        "noise": model.noise_, "seconds": seconds, "model": str(output),
+        "passes": model.n_iter_, "converged": model.converged_, **_fit_error(model), "noise": model.noise_,
+        "seconds": seconds, "model": str(output),
     }  # fmt: skip
-    if under_torchrun():
-        found["processes"] = processes.size
-    if checkpoint is not None:
-        found["went on from a checkpoint"] = resumed
     if hasattr(model, "cv_results_"):
         found["cv_rmse"] = dict(zip(map(str, model.cv_results_["rank"]), model.cv_results_["mean_rmse"], strict=True))
-    voice.result(f"Completed {spoken(file).name}", found)
-    if columns is None:
-        _say_columns(voice, taken, others)
+    voice.result(f"Completed {file.name}", found)
+    voice.remark(_MEANING)
     voice.remark(f"next: fisherfold complete recommend {typed(output, inside.row_ids.labels[0])}")
 
 
@@ -175,7 +158,7 @@ def fit(
     app,
     examples=[
         "fisherfold complete predict model/ pairs.csv -o predictions.csv",
-        "fisherfold complete predict model/ - -o -",
+        "fisherfold complete predict model/ - --std < pairs.csv",
     ],
 )
 def predict(
@@ -185,139 +168,271 @@ def predict(
         Path,
         typer.Argument(help="A table whose first two columns are row id and column id; - reads standard input."),
     ],
-    output: Predictions,
-    columns: Columns = None, file_format: Format = None, header: Header = None,
+    output: Lists = Path("-"),
+    columns: Columns = None, separator: Separator = None, decimal: Decimal = ".", header: Header = None,
     encoding: Encoding = None, unpack_limit: UnpackLimit = 4.0,
-    decimal: Annotated[
-        str, typer.Option("--decimal", help="The decimal mark of the predictions, . or ,.", metavar="MARK")
-    ] = ".",
     std: Annotated[bool, typer.Option("--std", help="Add the predictive standard deviation, column std.")] = False,
+    name: Annotated[str, typer.Option("--name", help="The name of the column of predictions.")] = "prediction",
 ) -> None:  # fmt: skip
     """Predict pairs: the table is written with a last column `prediction`."""
     import numpy as np
+    import polars as pl
 
-    from fisherfold.completion.estimator import MatrixCompletion
-    from fisherfold.tables.decimals import check_mark
-    from fisherfold.tables.table_columns import in_order
-    from fisherfold.tables.table_output import write_predictions
-    from fisherfold.tables.table_sources import spoken
-    from fisherfold.tables.tables import read_pairs
+    from fisherfold.tables.readers import read_pairs
 
-    check_mark(decimal)
-    check_predictions(output, voice)
-    model = MatrixCompletion.load(folder)
-    text = model.model_.row_ids.kind == "objects", model.model_.column_ids.kind == "objects"
-    table, rows, ids = read_pairs(
-        pairs, text=text, columns=_split(columns), file_format=file_format, header=header, encoding=encoding,
-        max_bytes=in_bytes(unpack_limit), is_data=lambda fields: holds_ids(model, fields, _split(columns)),
+    _check_writable(output, voice)
+    model = _load(folder)
+    named_columns = _split(columns)
+    given = read_pairs(
+        pairs, columns=named_columns, separator=separator, header=header, encoding=encoding,
+        max_bytes=in_bytes(unpack_limit),
     )  # fmt: skip
-    known, names = list(getattr(model, "feature_names_in_", ())), in_order(table.header or [], table.index, 2)
-    if columns is None and known and names[:2] != known and {*known} <= {*names}:
-        raise ValueError(
-            f"{spoken(pairs)}: the first columns are {', '.join(names[:2])}, those of the fit were {', '.join(known)}; "
-            f"put these first, or name them with --columns {','.join(known)}"
-        )
-    frame, inside = table.frame, model.model_
-    rows, ids = inside.row_ids.meant(rows), inside.column_ids.meant(ids)
-    for name, index, given in (("row", inside.row_ids, rows), ("column", inside.column_ids, ids)):
-        check_spelling(index, given, name, voice, f"{spoken(pairs)}: ")
-    i, j = inside.locate(rows, ids, model.unseen)
+    known = list(model.names_[:2])
+    if columns is None and given.names != known and {*known} <= {*given.table.frame.columns}:
+        given = _by_name(given, known)
+    frame, added = given.table.frame, [name, *(["std"] if std else [])]
+    if taken := [each for each in added if each in frame.columns]:
+        raise ValueError(f"{pairs} has a column {taken[0]!r} already: rename it, or choose another --name")
+    inside = model.model_
     if std and inside.inference == "point":
         raise ValueError("--std needs a model of --inference variational: a point estimate has no error bars")
+    i, j = inside.locate(given.rows, "row", model.unseen), inside.locate(given.columns, "column", model.unseen)
     with voice.progress(f"predicting {counted(len(frame), 'pair', form=',')}"):
         mean, spread = inside.predict(i, j, with_std=std, clip=model.clip, unseen=model.unseen)
-    frame = frame.drop([name for name in ("prediction", *(["std"] if std else [])) if name in frame.columns])
-    added = {"prediction": mean} if spread is None else {"std": spread, "prediction": mean}
-    write_predictions(frame, added, spoken(pairs), output, decimal)
-    unknown = int(np.count_nonzero(((i < 0) | (j < 0)).cpu().numpy()))
-    found = {
-        **_read(table.header, len(mean) + sum(table.refused.values()), table.refused), "pairs": len(mean),
-        "with ids not seen in the fit": unknown,
-    }  # fmt: skip
-    say_written(voice, found, output, "written")
+    extra = {} if spread is None else {"std": spread}
+    _write(frame.with_columns(**{k: pl.Series(v) for k, v in (extra | {name: mean}).items()}), output, decimal)
+    unknown = int(np.count_nonzero((i < 0) | (j < 0)))
+    _say(voice, "Predicted", {"pairs": len(mean), "with ids not seen in the fit": unknown}, output)
 
 
-@command(app, examples=["fisherfold complete recommend model/ 42 -k 5"])
+@command(
+    app,
+    examples=[
+        "fisherfold complete recommend model/ 42 -k 5",
+        "fisherfold complete recommend model/ --all -o lists.parquet",
+        "fisherfold complete recommend model/ --rated new.csv",
+    ],
+)
 def recommend(
     voice: Voice,
     folder: Folder,
-    row: Annotated[list[str], typer.Argument(help="One or more row ids.")],
-    k: Annotated[int, typer.Option("-k", min=1, help="How many columns for each row.")] = 10,
+    ids: Annotated[list[str] | None, typer.Argument(help="Row ids.")] = None,
+    k: K = 10,
+    everyone: Annotated[bool, typer.Option("--all", help="For all rows of the model.")] = False,
+    rated: Annotated[
+        Path | None, typer.Option("--rated", help="For new rows: a table of their row ids, column ids and values.")
+    ] = None,
+    candidates: Annotated[
+        Path | None, typer.Option("--candidates", help="A table whose first column has the ids to choose from.")
+    ] = None,
+    by: Annotated[
+        str,
+        typer.Option("--by", help="mean, upper or sample.", autocompletion=one_of("mean", "upper", "sample")),
+    ] = "mean",
     include_seen: Annotated[bool, typer.Option("--include-seen", help="Also columns that the row has rated.")] = False,
+    output: Shown = None,
+) -> None:  # fmt: skip
+    """List the columns with the largest predictions for some rows, for all, or for new ones."""
+    from fisherfold.tables.readers import read_ratings, read_table
+
+    if (ids is None or not ids) + (not everyone) + (rated is None) != 2:
+        raise ValueError("give row ids, or --all, or --rated FILE: one of the three")
+    _check_writable(output, voice)
+    model = _load(folder)
+    options: dict[str, Any] = {"exclude_seen": not include_seen, "by": by}
+    if candidates is not None:
+        options["candidates"] = read_table(candidates).frame.to_series(0).to_numpy()
+    with voice.progress("recommending"):
+        if rated is not None:
+            found = model.recommend_new(_entries(read_ratings(rated)), k, **options)
+        else:
+            found = model.recommend(None if everyone else ids, k, **options)
+    unknown = [] if everyone or rated is not None else [t for t in ids or () if model.model_.row_ids.encode([t])[0] < 0]
+    if unknown:
+        voice.remark(f"{', '.join(unknown)}: not in the fit; these are the columns that do best on average")
+    _show(voice, found, output, "Recommendations")
+
+
+@command(app, examples=["fisherfold complete similar model/ 42 -k 5"])
+def similar(
+    voice: Voice,
+    folder: Folder,
+    ids: Annotated[list[str], typer.Argument(help="Column ids.")],
+    k: K = 10,
+    rows: Annotated[bool, typer.Option("--rows", help="The ids are those of rows.")] = False,
+    output: Shown = None,
 ) -> None:
-    """List the columns with the largest predictions for some rows."""
-    from fisherfold.completion.estimator import MatrixCompletion
-    from fisherfold.tables.ids import plain
-
-    model = MatrixCompletion.load(folder)
-    lists = {}
-    for text in row:
-        given = row_id(model, text, voice)
-        if model.model_.row_ids.numbers([given])[0] < 0:
-            voice.remark(f"row {text} was not in the fit: these are the columns that do best on average")
-        ids, scores = model.recommend(given, k, exclude_seen=not include_seen)
-        lists[text] = [{"column": plain(c), "prediction": float(s)} for c, s in zip(ids, scores, strict=True)]
-    table = Table(title="Recommendations")
-    for name in ("row", "place", "column", "prediction"):
-        table.add_column(name, justify="right" if name in ("place", "prediction") else "left")
-    largest = max((abs(item["prediction"]) for items in lists.values() for item in items), default=0.0)
-    form = ".3f" if largest == 0 or 1e-2 <= largest < 1e6 else ".3e"
-    for text, items in lists.items():
-        for place, item in enumerate(items, start=1):
-            name, column = (escape(printable(each)) for each in (text if place == 1 else "", str(item["column"])))
-            table.add_row(name, str(place), column, f"{item['prediction']:{form}}")
-    voice.answer(lists, table)
+    """List the columns that are rated most like some."""
+    _check_writable(output, voice)
+    found = _load(folder).similar(ids, k, of="rows" if rows else "columns")
+    _show(voice, found, output, "Similar")
 
 
-@command(app, examples=["fisherfold complete evaluate ratings.csv --rank 10 --folds 5"])
+@command(app, examples=["fisherfold complete update model/ new.csv"])
+def update(
+    voice: Voice, folder: Folder, file: File,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="A folder for the model, if not that of the old one.")
+    ] = None,
+    columns: Columns = None, separator: Separator = None, decimal: Decimal = ".", header: Header = None,
+    encoding: Encoding = None, skip_bad_lines: SkipBad = False,
+) -> None:  # fmt: skip
+    """Add new ratings, rows and columns to a model."""
+    from fisherfold.completion.files import KIND
+
+    place = output or folder
+    check_output(place, KIND)
+    model = _load(folder)
+    table = _read(
+        file, columns=_split(columns), separator=separator, decimal=decimal, header=header, encoding=encoding,
+        skip_bad_lines=skip_bad_lines,
+    )  # fmt: skip
+    with voice.progress("updating"):
+        model.partial_fit(_entries(table))
+    write_or_rescue(model.save, place)
+    inside = model.model_
+    found = {"file": str(file)} | _account(table) | {
+        f"{model.names_[0]}s": len(inside.row_ids), f"{model.names_[1]}s": len(inside.column_ids),
+        "ratings": inside.posterior.n_ratings, "model": str(place),
+    }  # fmt: skip
+    voice.result(f"Updated {place.name}", found)
+
+
+@command(
+    app,
+    examples=[
+        "fisherfold complete evaluate ratings.csv --rank 10 --folds 5",
+        "fisherfold complete evaluate ratings.csv --split time --columns user,item,rating,timestamp --top 10",
+        "fisherfold complete evaluate train.csv --test test.csv",
+        "fisherfold complete evaluate test.csv --model model/",
+    ],
+)
 def evaluate(
     voice: Voice, file: File, rank: Rank = "10", seed: Seed = 0,
-    folds: Annotated[int, typer.Option("--folds", "-k", min=2, help="The number of folds.")] = 5,
-    columns: Columns = None, file_format: Format = None, header: Header = None, encoding: Encoding = None,
-    decimal: Decimal = None, unpack_limit: UnpackLimit = 4.0, inference: Inference = "variational",
-    solver: Solver = "auto", offsets: Offsets = "both", ridge: Ridge = None, duplicates: Duplicates = "mean",
-    max_iter: MaxIter = 50, threads: Threads = None,
+    folds: Annotated[int, typer.Option("--folds", "-k", min=2, help="The number of random folds.")] = 5,
+    test: Annotated[Path | None, typer.Option("--test", help="Ratings to predict, in place of folds.")] = None,
+    split: Annotated[
+        str,
+        typer.Option(
+            "--split", help="folds, or one split: time (the latest tenth), last (the last rating of each row), random.",
+            autocompletion=one_of("folds", "time", "last", "random"),
+        ),
+    ] = "folds",
+    time_column: Annotated[str | None, typer.Option("--time-column", help="The column with times.")] = None,
+    saved: Annotated[Path | None, typer.Option("--model", help="A fitted model to evaluate on the file.")] = None,
+    top: Annotated[int | None, typer.Option("--top", min=1, help="Also metrics of lists of this length.")] = None,
+    relevant: Annotated[
+        float | None, typer.Option("--relevant", help="For --top: the least rating that counts; the mean if not given.")
+    ] = None,
+    columns: Columns = None, separator: Separator = None, decimal: Decimal = ".", header: Header = None,
+    encoding: Encoding = None, skip_bad_lines: SkipBad = False, unpack_limit: UnpackLimit = 4.0,
+    inference: Inference = "variational", solver: Solver = "auto", offsets: Offsets = "both", ridge: Ridge = None,
+    duplicates: Duplicates = "mean", max_iter: MaxIter = 50, threads: Threads = None,
 ) -> None:  # fmt: skip
-    """Cross-validate: held-out errors with their standard errors over random folds."""
+    """Held-out errors: over random folds with standard errors, on a later part, on a test file, or of a saved model."""
     import numpy as np
-    from sklearn.model_selection import KFold
 
-    from fisherfold.completion.fit import merged
-    from fisherfold.tables.table_sources import spoken
-    from fisherfold.tables.tables import read_ratings
-
-    table = read_ratings(
-        file, columns=_split(columns), file_format=file_format, header=header, encoding=encoding, decimal=decimal,
-        max_bytes=in_bytes(unpack_limit),
-    )  # fmt: skip
-    pairs = merged(_observed(table), duplicates)
-    if folds > len(pairs.values):
-        raise ValueError(f"--folds must be at most the number of ratings, {len(pairs.values)}, got {folds}")
+    if split not in ("folds", "time", "last", "random"):
+        raise ValueError(f"--split must be one of folds, time, last, random, got {split!r}")
+    if split in ("time", "last") and time_column is None:
+        raise ValueError(f"--split {split} needs --time-column")
+    names = _split(columns)
+    if time_column is not None:
+        names = (*(names or _first_three(file, separator, header, encoding)), time_column)
+    reading = {
+        "separator": separator, "decimal": decimal, "header": header, "encoding": encoding,
+        "skip_bad_lines": skip_bad_lines, "max_bytes": in_bytes(unpack_limit),
+    }  # fmt: skip
+    table = _read(file, columns=names, **reading)
+    found: dict[str, Any] = {"file": str(file)} | _account(table)
+    entries = _entries(table)
+    if saved is not None:
+        model = _load(saved)
+        found |= _scores(model, entries, top, relevant)
+        voice.result(f"Errors on {file.name}", found)
+        return
     model = _estimator(
         rank, random_state=seed, inference=inference, solver=solver, offsets=offsets, ridge=ridge,
         duplicates=duplicates, max_iter=max_iter, n_jobs=threads,
     )  # fmt: skip
-    parts = list(KFold(folds, shuffle=True, random_state=seed).split(pairs.values))
-    scores, ranks = [], []
-    with voice.progress("evaluating", folds) as bar:
-        for number, (train, test) in enumerate(parts, start=1):
-            bar.say(f"fold {number} of {folds}")
-            score, used = _score(model, pairs, train, test)
-            scores.append(score)
-            ranks.append(used)
+    if test is not None:
+        model.fit_entries(entries)
+        found |= {"test": str(test), "rank": model.model_.posterior.rank}
+        found |= _scores(model, _entries(_read(test, columns=_split(columns), **reading)), top, relevant)
+        voice.result(f"Errors on {test.name}", found)
+        return
+    if split == "folds" or split == "random":
+        merged = entries.merged(duplicates)  # no pair is both held out and in the fit
+        found["merged"] = len(entries.values) - len(merged.values)
+        entries = merged
+    parts = _parts(split, folds, entries, table, seed)
+    scores = []
+    with voice.progress("evaluating", len(parts)) as bar:
+        for train, held in parts:
+            model.fit_entries(entries.at(train))
+            scores.append({"rank": model.model_.posterior.rank} | _scores(model, entries.at(held), top, relevant))
             bar.advance()
-    found: dict[str, Any] = {
-        "file": str(spoken(file)), **_read(table.header, table.n_read, table.refused),
-        "columns read": ", ".join(table.names), "decimal mark": table.decimal,
-        "merged": len(table.values) - len(pairs.values), "folds": folds,
-        "rank": ranks if rank == "auto" else ranks[0],
-    }  # fmt: skip
+    found |= {"held out": len(parts[0][1])} if len(parts) == 1 else {"folds": folds}
     for name in scores[0]:
-        values = np.array([score[name] for score in scores])
-        found[name] = {"mean": float(values.mean()), "standard error": float(values.std(ddof=1) / np.sqrt(folds))}
-    voice.result(f"Held-out errors on {spoken(file).name}", found)
-    if columns is None:
-        _say_columns(voice, table.names, table.unexplained)
+        values = [score[name] for score in scores]
+        if len(parts) == 1 or name == "rank":
+            found[name] = values[0] if len(set(values)) == 1 else values
+        else:
+            error = float(np.std(values, ddof=1) / np.sqrt(folds))
+            found[name] = {"mean": float(np.mean(values)), "standard error": error}
+    voice.result(f"Held-out errors on {file.name}", found)
+
+
+def _parts(split: str, folds: int, entries: Entries, table: RatingTable, seed: int) -> list[Any]:
+    """Positions of the training and of the held-out entries."""
+    import numpy as np
+
+    from fisherfold.completion import splits
+
+    if split == "random":
+        return [splits.random_split(len(entries.values), seed=seed)]
+    if split == "time":
+        return [splits.time_split(table.times)]
+    if split == "last":
+        return [splits.last_out_split(entries.rows, table.times)]
+    if folds > len(entries.values):
+        raise ValueError(f"--folds must be at most the number of ratings, {len(entries.values)}, got {folds}")
+    fold = np.random.default_rng(seed).permutation(len(entries.values)) % folds
+    return [(np.flatnonzero(fold != k), np.flatnonzero(fold == k)) for k in range(folds)]
+
+
+def _scores(model: MatrixCompletion, held: Entries, top: int | None, relevant: float | None) -> dict[str, float]:
+    """Errors of predictions, what the 90 % intervals cover, and metrics of ranked lists."""
+    import numpy as np
+
+    from fisherfold.completion import metrics
+
+    inside = model.model_
+    i, j = inside.locate(held.rows, "row", "prior"), inside.locate(held.columns, "column", "prior")
+    mean, std = inside.predict(i, j, with_std=inside.inference == "variational", clip=model.clip)
+    found = {"rmse": metrics.rmse(held.values, mean), "mae": metrics.mae(held.values, mean)}
+    if std is not None:
+        found["covered by 90 % intervals"] = metrics.interval_coverage(held.values, mean, std)
+    if top is not None:
+        good = np.flatnonzero(held.values >= relevant if relevant is not None else held.values > model.offset_)
+        wanted = held.at(good)
+        lists = model.recommend(np.unique(wanted.rows), top)
+        known = metrics.ranking_metrics(lists, (wanted.rows, wanted.columns), top)
+        found |= {f"{name}@{top}": value for name, value in known.items()}
+    return found
+
+
+def _fit_error(model: MatrixCompletion) -> dict[str, float]:
+    """Errors of the fitted ratings themselves, where the model keeps them."""
+    from fisherfold.completion import metrics
+
+    inside = model.model_
+    if inside.seen is None:
+        return {}
+    i, j, values = inside.given()
+    mean, std = inside.predict(i, j, with_std=inside.inference == "variational", clip=model.clip)
+    found = {"fit error (RMSE)": metrics.rmse(values, mean)}
+    return found if std is None else found | {"covered by 90 % intervals": metrics.interval_coverage(values, mean, std)}
 
 
 def _estimator(rank: str, **options: Any) -> MatrixCompletion:
@@ -333,47 +448,118 @@ def _estimator(rank: str, **options: Any) -> MatrixCompletion:
     return MatrixCompletion(int(rank), **options)
 
 
-def _observed(table: RatingTable) -> Observations:
-    from fisherfold.tables.inputs import Observations
+def _load(folder: Path) -> MatrixCompletion:
+    from fisherfold.completion.estimator import MatrixCompletion
 
-    return Observations(table.rows, table.columns, table.values, table.rows, table.columns)
-
-
-def _score(model: MatrixCompletion, pairs: Observations, train: Any, test: Any) -> tuple[dict[str, float], int]:
-    """Errors on one fold, and what the 90 % intervals cover; and the rank that it was fitted with."""
-    import numpy as np
-    from sklearn.base import clone
-
-    fold: MatrixCompletion = clone(model)
-    rows, columns = pairs.rows[train], pairs.columns[train]
-    fold.fit_observations(type(pairs)(rows, columns, pairs.values[train], rows, columns))
-    inside, values = fold.model_, pairs.values[test]
-    with_std = inside.inference == "variational"
-    i, j = inside.locate(pairs.rows[test], pairs.columns[test], "prior")
-    mean, std = inside.predict(i, j, with_std=with_std, clip=fold.clip)
-    error = mean - values
-    scores = {"rmse": float(np.sqrt(np.mean(error**2))), "mae": float(np.mean(np.abs(error)))}
-    if std is not None:
-        scores["covered by 90 % intervals"] = float(np.mean(np.abs(error) <= 1.6449 * std))
-    return scores, inside.posterior.rank
+    return MatrixCompletion.load(folder)
 
 
-def _read(header: list[str] | None, lines: int, refused: dict[str, int]) -> dict[str, Any]:
-    """What was read, and what of it was refused."""
-    return {"header": "none" if header is None else ", ".join(header), "lines": lines, "refused": refused}
+def _read(file: Path, **reading: Any) -> RatingTable:
+    from fisherfold.tables.readers import read_ratings
+
+    return read_ratings(file, **reading)
 
 
-def _say_columns(voice: Voice, taken: list[str], others: list[str]) -> None:
-    """Say which columns were taken where nobody has named them and there are more than lists of entries have."""
-    if others:
-        row, column, value = taken
-        left = counted(len(others), "column is", "columns are")
-        voice.remark(
-            f"row ids are from column {row}, column ids from {column}, values from {value}; {left} left "
-            f"alone, from {others[0]} on; --columns names others"
-        )
+def _entries(table: RatingTable) -> Entries:
+    from fisherfold.completion.entries import Entries
+
+    default = ("row", "column", "value")
+    names = default if table.header is None else (table.names[0], table.names[1], table.names[2])
+    return Entries(table.rows, table.columns, table.values, names, "polars")
+
+
+def _first_three(file: Path, separator: str | None, header: bool | None, encoding: str | None) -> list[str]:
+    from fisherfold.tables.readers import choose, read_table
+
+    if str(file) == "-":
+        raise ValueError("--time-column of standard input needs --columns as well")
+    table = read_table(file, separator=separator, header=header, encoding=encoding)
+    return choose(table, None, ("row id", "column id", "value"), least=3)
+
+
+def _by_name(given: Any, names: list[str]) -> Any:
+    """The pairs of a table by the names that their columns had in the fit."""
+    from dataclasses import replace
+
+    from fisherfold.tables.readers import ids
+
+    rows, columns = (ids(given.table.frame[name], given.table.path) for name in names)
+    return replace(given, rows=rows, columns=columns, names=names)
+
+
+def _account(table: RatingTable) -> dict[str, Any]:
+    """What was read, and what of it was rejected."""
+    return {
+        "header": "none" if table.header is None else ", ".join(table.header), "lines": table.n_lines,
+        "rejected": table.rejected, "columns read": ", ".join(table.names),
+        **({"columns not read": ", ".join(table.others)} if table.others else {}),
+    }  # fmt: skip
 
 
 def _split(columns: str | None) -> tuple[str, ...] | None:
     return None if columns is None else tuple(part.strip() for part in columns.split(","))
 
+
+def _check_writable(output: Path | None, voice: Voice) -> None:
+    """Check the name of a table to write before the work is done."""
+    if output is None:
+        return
+    if str(output) == "-":
+        if voice.as_json:
+            raise ValueError("--json and --output - both write to standard output: give a file")
+        return
+    if output.is_dir() or output.name.endswith((".safetensors", ".json", ".xlsx", ".zip")):
+        raise ValueError(f"--output is written as CSV or Parquet, as x.csv, x.csv.gz or x.parquet, got {output}")
+
+
+def _write(frame: Any, output: Path, decimal: str = ".") -> None:
+    """Write a table; all of it, or fail."""
+    import gzip
+    import io
+    import sys
+
+    from fisherfold.files import write_atomically
+
+    if output.suffix.lower() in (".parquet", ".pq"):
+        buffer = io.BytesIO()
+        frame.write_parquet(buffer)
+        write_atomically(output, buffer.getvalue())
+        return
+    content = frame.write_csv(decimal_comma=decimal == ",").encode()
+    if str(output) == "-":
+        rest = memoryview(content)
+        while rest:  # an unbuffered stream writes what its reader has room for
+            rest = rest[sys.stdout.buffer.write(rest) :]
+        sys.stdout.flush()
+        return
+    # no time in the header: the same table gives the same bytes
+    write_atomically(output, gzip.compress(content, mtime=0) if output.suffix.lower() == ".gz" else content)
+
+
+def _say(voice: Voice, title: str, facts: dict[str, Any], output: Path) -> None:
+    """Say what was written; on standard error where the table itself is on the output."""
+    if str(output) == "-":
+        voice.remark(f"{title.lower()}: " + ", ".join(f"{name} {value}" for name, value in facts.items()))
+    else:
+        voice.result(title, facts | {"written": str(output)})
+
+
+def _show(voice: Voice, found: Any, output: Path | None, title: str) -> None:
+    """Print lists, or write them into a file."""
+    import polars as pl
+    from rich.markup import escape
+    from rich.table import Table
+
+    from fisherfold.cli.words import cell, printable
+
+    frame = found if isinstance(found, pl.DataFrame) else pl.from_pandas(found)
+    if output is not None:
+        _write(frame, output)
+        _say(voice, title, {"lines": frame.height, "ids": frame.to_series(0).n_unique()}, output)
+        return
+    table = Table(title=title)
+    for name in frame.columns:
+        table.add_column(escape(printable(name)), justify="right" if frame[name].dtype.is_float() else "left")
+    for line in frame.iter_rows():
+        table.add_row(*(escape(printable(cell(value))) for value in line))
+    voice.answer({title.lower(): frame.to_dicts()}, table)

@@ -120,10 +120,10 @@ def _fit_shared(
     voice: Voice, model: Any, data: Path, output: Path, naming: dict[str, Any], began: float, resumed: bool
 ) -> None:
     """Fit together with the other processes of torchrun; the first one writes the model."""
-    from fisherfold.completion.shared_ratings import joint_counts
     from fisherfold.distributed import joined
     from fisherfold.subspace.files import save_model
     from fisherfold.subspace.task_tables import read_task_share
+    from fisherfold.tables.file_shares import joint_counts
 
     with joined() as processes:
         roles, table = read_task_share(data, processes, **naming)

@@ -8,83 +8,94 @@ Gaussian posterior, everything is learnt) and ``inference="point"`` (the paper's
 
 from __future__ import annotations
 
-import copy
 import os
-from collections.abc import Hashable
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.metrics import r2_score
 from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted
 
-from fisherfold.completion.fit import FitOptions, fit_model, merged, point_refit
-from fisherfold.completion.io import load_completion, save_completion
-from fisherfold.completion.model import UNSEEN, CompletionModel, Floats
-from fisherfold.completion.partial_fit import take_in
-from fisherfold.completion.point_solvers import SOLVERS
-from fisherfold.completion.shared import SharedFits
+from fisherfold.completion.entries import RULES, Codes, Entries, Floats, merge, read_entries, read_pairs
+from fisherfold.completion.files import KIND, pack, unpack
+from fisherfold.completion.fit import Settings
+from fisherfold.completion.model import UNSEEN, CompletionModel, fitted
+from fisherfold.completion.point import SOLVERS
+from fisherfold.completion.recommend import BY, best_columns, factors, inner_product_vectors, most_similar
 from fisherfold.files import sound
-from fisherfold.plain import counted
-from fisherfold.tables import parameters
-from fisherfold.tables.checkpoint import all_or_nothing
-from fisherfold.tables.ids import IdIndex, Ids, id_array
-from fisherfold.tables.inputs import Observations, id_names, numbers, observations, pairs
+from fisherfold.tables import validation
+from fisherfold.tables.folders import load_folder, model_file, save_folder
+from fisherfold.tables.frames import frame_kind, make_frame, numbers
+from fisherfold.tables.ids import IdIndex, Ids
 from fisherfold.threads import threads
+from fisherfold.warn import warn
 
-OFFSETS = ("both", "rows", "columns", "global", "none")
+CHECKS: dict[str, validation.Check] = {
+    "rank": validation.integer(1), "ridge": validation.optional(validation.number(0)),
+    "offsets": validation.choice("both", "rows", "columns", "global", "none"),
+    "inference": validation.choice("variational", "point"), "solver": validation.choice("auto", *SOLVERS),
+    "rated_sets": validation.flag(), "max_iter": validation.integer(1), "tol": validation.number(0),
+    "clip": validation.flag(), "unseen": validation.choice(*UNSEEN), "duplicates": validation.choice(*RULES),
+    "random_state": validation.seed(), "device": validation.torch_device(), "dtype": validation.torch_dtype(),
+    "n_jobs": validation.jobs(), "verbose": validation.verbosity(),
+}  # fmt: skip
 
 
-class MatrixCompletion(SharedFits, RegressorMixin, BaseEstimator):  # type: ignore[misc]
+SEARCH_CHECKS: dict[str, validation.Check] = {
+    "ranks": validation.each(validation.integer(1)),
+    "ridges": validation.each(validation.optional(validation.number(0))), "cv": validation.integer(2),
+}  # fmt: skip
+
+
+_MANY = 10  # pairs, of which most are strangers: a mistake rather than a question about strangers
+
+
+class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     """Low-rank completion of a partially observed matrix, with error bars and nothing to tune.
 
-    The input of ``fit`` is a table of (row id, column id) pairs with their values; or a sparse matrix (stored zeros are
-    data), an array with NaN or a wide data frame; or a long data frame of three columns. Ids are any hashable objects.
-
-    Rules: a pair given twice is merged by ``duplicates``; a row or column without ratings is predicted like an id never
-    seen, and that as an average row, an average column, unless ``unseen`` says otherwise.
+    ``fit`` takes pairs of ids with values, a data frame of entries, or a matrix with holes. Ids are integers or text;
+    7 and ``"7"`` are one id.
 
     Args:
-        rank: the number of factors.
-        ridge: the prior precision of all coefficients in units of the noise precision (imaginary ratings of value
-            zero); learnt if None, which is best for ``variational``.
+        rank: the number of factors; less, with a warning, where the table is smaller.
+        ridge: the prior precision of all coefficients in units of the noise precision (prior strength in
+            pseudo-ratings); learnt if None, which is best for ``variational``.
         offsets: ``both`` (rows, columns and the mean), ``rows``, ``columns``, ``global`` (the mean only) or ``none``.
         inference: ``variational`` or ``point``.
-        solver: of ``point``. ``auto`` penalises both factors and chooses the ridge on held-out values. ``rngd``,
-            ``rngd-vr``, ``rcg`` and ``rgd`` solve the paper's problem as the methods of ``minimize`` do, on what the
-            offsets leave: a ridge on the coefficients of an orthonormal frame, none if ``ridge`` is None, and a rank
-            less than both sides of the table.
+        solver: of ``point``. ``auto`` penalises both factors and chooses the ridge on held-out values; ``rngd``,
+            ``rngd-vr``, ``rcg`` and ``rgd`` solve the paper's problem as the methods of ``minimize`` do.
         rated_sets: whether the mere set of rated columns informs about a row, and of rows about a column
             (``variational`` only). Turn it off when entries are missing by design.
         max_iter: the largest number of passes over the data.
         tol: stop when a pass raises the bound by less than this per rating (``variational``), or lowers the objective
-            by less than this share of it (``point``; over five iterations for the solvers of the paper).
+            by less than this share of it (``point``).
         clip: whether predictions are clipped to the range of the observed values.
-        unseen: for ids not seen in ``fit``: ``prior``, ``nan`` or ``error``.
+        unseen: for ids not seen in ``fit``: ``prior`` (an average row or column), ``nan`` or ``error``.
         duplicates: for pairs given twice: ``mean``, ``last``, ``sum`` or ``error``.
         random_state: seed of the starting point.
         device: where to compute, for example ``cpu`` or ``cuda``.
         dtype: ``float32`` or ``float64``; with a warning, float64 where a value far from all others rules their scale.
         n_jobs: the number of threads of the fit; None leaves it to torch, -1 takes all cores.
-        verbose: whether to show a progress bar.
-        on_interrupt: at Ctrl-C ``raise``, or ``return`` the model so far; before the first pass that is the starting
-            point, or the mean of all values. While the table is still being sorted, Ctrl-C raises.
-        checkpoint: a file that keeps where the fit stands after every pass. A fit that was killed goes on from it to
-            the same bits when it is started again with the same data and parameters (``max_iter`` may grow); the file
-            is removed when the fit is done. Each fit needs a file of its own.
+        verbose: whether to print a line per pass.
 
     Attributes:
-        model_: the fitted model (ids, posterior, scale).
+        row_ids_: the ids of the rows.
+        column_ids_: the ids of the columns.
+        row_factors_: u_i, and column_factors_: v_j, in units of the values: ``predict`` is ``offset_ + row_offsets_[i]
+            + column_offsets_[j] + row_factors_[i] @ column_factors_[j]``, clipped.
+        row_offsets_: b_i, and column_offsets_: c_j.
+        row_covariances_: the posterior covariance of (u_i, b_i), and column_covariances_: of (v_j, c_j).
+        offset_: g, the level of all values.
+        noise_: the standard deviation of an ordinary value around its prediction.
         trace_: one record per pass.
         n_iter_: the number of passes.
         converged_: whether the tolerance was reached.
-        interrupted_: whether the fit was ended by Ctrl-C.
-        feature_names_in_: the names of the row ids and the column ids, if a data frame of them was fitted; data frames
-            of pairs must then have the same.
         n_duplicates_: how many entries were merged into another one.
-        noise_: the standard deviation of an ordinary value around its prediction.
+        feature_names_in_: the names of the row ids and the column ids, if a data frame was fitted.
+        model_: ids, posterior, scale and what was seen, for the functions of ``fisherfold.completion``.
 
     Example:
         >>> X = [("ann", "tea"), ("ann", "rum"), ("bob", "tea"), ("bob", "gin"), ("eve", "gin"), ("eve", "rum")]
@@ -100,8 +111,7 @@ class MatrixCompletion(SharedFits, RegressorMixin, BaseEstimator):  # type: igno
         self, rank: int = 10, *, ridge: float | None = None, offsets: str = "both", inference: str = "variational",
         solver: str = "auto", rated_sets: bool = True, max_iter: int = 50, tol: float = 3e-4, clip: bool = True,
         unseen: str = "prior", duplicates: str = "mean", random_state: int | None = 0, device: str | None = None,
-        dtype: str = "float32", n_jobs: int | None = None, verbose: bool = False, on_interrupt: str = "raise",
-        checkpoint: str | os.PathLike[str] | None = None,
+        dtype: str = "float32", n_jobs: int | None = None, verbose: bool = False,
     ) -> None:  # fmt: skip
         self.rank = rank
         self.ridge = ridge
@@ -119,170 +129,216 @@ class MatrixCompletion(SharedFits, RegressorMixin, BaseEstimator):  # type: igno
         self.dtype = dtype
         self.n_jobs = n_jobs
         self.verbose = verbose
-        self.on_interrupt = on_interrupt
-        self.checkpoint = checkpoint
 
-    @all_or_nothing
-    def fit(self, X: Any, y: Any = None) -> MatrixCompletion:
+    _checks = CHECKS
+
+    def fit(self, X: Any, y: Any = None, *, columns: Any = None, matrix: bool | None = None) -> MatrixCompletion:
         """Fit the model.
 
         Args:
-            X: (n, 2) ids with ``y``, or a matrix with holes, or a long data frame; see the class.
+            X: (n, 2) ids with ``y``; or a data frame of entries; or a matrix with holes (sparse, or NaN).
             y: the values of the pairs.
+            columns: the row id, column id and value columns of a data frame whose names are not the usual ones.
+            matrix: True says that X is a matrix where it could be entries too.
 
         Returns:
             This estimator.
         """
-        self._validate()
-        found = observations(X, y)
-        for name in ("n_features_in_", "feature_names_in_"):
-            self.__dict__.pop(name, None)
-        if not found.is_table:
-            self.n_features_in_ = 2
-            if (names := id_names(X)) is not None:
-                self.feature_names_in_ = np.array(names, dtype=object)
-        return self.fit_observations(found)
+        self._settings()
+        return self.fit_entries(read_entries(X, y, columns=columns, matrix=matrix))
 
-    def fit_observations(self, found: Observations) -> MatrixCompletion:
+    def fit_entries(self, entries: Entries) -> MatrixCompletion:
         """Fit the model to entries that were read already, for example from a file.
 
         Args:
-            found: the observed entries.
+            entries: the observed entries.
 
         Returns:
             This estimator.
         """
-        self._validate()
-        return self._fit(found, self.rank, self.ridge)
+        settings = self._settings()
+        with threads(self.n_jobs):
+            row_ids, column_ids, i, j = entries.indexed()
+            settings = settings.for_table(len(row_ids), len(column_ids))
+            model = fitted((row_ids, column_ids), i, j, entries.values, settings)
+        return self._remember(entries)._adopt(model)
 
-    def _fit(self, found: Observations, rank: int, ridge: float | None) -> MatrixCompletion:
-        model, interrupted = fit_model(found, self._options(rank, ridge))
-        return self._adopt(model, interrupted)
-
-    def _adopt(self, model: CompletionModel, interrupted: bool) -> MatrixCompletion:
-        """Make a fitted model this estimator's own."""
-        self.model_ = model
-        self.trace_, self.n_iter_ = model.posterior.trace, len(model.posterior.trace)
-        self.converged_, self.interrupted_ = model.posterior.converged, interrupted
-        self.n_duplicates_ = model.n_merged
-        return self
-
-    def _options(self, rank: int, ridge: float | None) -> FitOptions:
-        return FitOptions(
-            rank=parameters.whole("rank", rank, 1), ridge=None if ridge is None else parameters.number("ridge", ridge),
-            offsets=str(self.offsets), inference=str(self.inference), solver=str(self.solver),
-            rated_sets=bool(self.rated_sets), max_iter=parameters.whole("max_iter", self.max_iter, 1),
-            tol=parameters.number("tol", self.tol),
-            duplicates=str(self.duplicates), seed=parameters.seed_of(self.random_state),
-            device=str(parameters.device_of(self.device)), dtype=parameters.dtype_of(self.dtype),
-            n_jobs=parameters.jobs(self.n_jobs), verbose=parameters.loudness(self.verbose),
-            return_on_interrupt=self.on_interrupt == "return", checkpoint=self.checkpoint,
-            may_grow=getattr(self, "_grows", False),
-        )  # fmt: skip
-
-    def _validate(self) -> None:
-        """Look at the parameters before any data is touched."""
-        parameters.whole("max_iter", self.max_iter, 1)
-        parameters.number("tol", self.tol)
-        for name, allowed in (
-            ("offsets", OFFSETS), ("inference", ("variational", "point")), ("solver", ("auto", *SOLVERS)),
-            ("unseen", UNSEEN), ("duplicates", ("mean", "last", "sum", "error")), ("on_interrupt", ("raise", "return")),
-        ):  # fmt: skip
-            parameters.choice(name, getattr(self, name), allowed)
-        if self.inference == "variational" and self.solver != "auto":
+    def _settings(self, **chosen: Any) -> Settings:
+        """The checked parameters of a fit."""
+        given = validation.check_parameters(self.get_params(deep=False), self._checks)
+        if given["inference"] == "variational" and given["solver"] != "auto":
             raise ValueError(
                 f"solver must be 'auto' for inference='variational', got {self.solver!r}; 'point' takes others"
             )
-        for name in ("rated_sets", "clip"):
-            parameters.flag(name, getattr(self, name))
-        parameters.dtype_of(self.dtype)
-        parameters.jobs(self.n_jobs)
-        parameters.loudness(self.verbose)
-        parameters.check_seed(self.random_state)
-        parameters.check_path("checkpoint", self.checkpoint)
-        self._validate_model()
+        given = {"rank": 1, "ridge": None} | given | chosen
+        ridges = [given["ridge"], *given.get("ridges", ())]
+        if given["inference"] == "variational" and 0 in ridges:
+            raise ValueError("ridge must be positive for inference='variational', got 0; None lets it be learnt")
+        given |= {"seed": validation.draw_seed(self.random_state), "device": str(given["device"])}
+        return Settings(**{name: given[name] for name in Settings.__dataclass_fields__})
 
-    def _validate_model(self) -> None:
-        parameters.whole("rank", self.rank, 1)
-        self._check_ridge("ridge", self.ridge)
+    def _remember(self, entries: Entries) -> MatrixCompletion:
+        """Keep the names and the kind of frame that outputs are to have."""
+        self.names_, self.frame_ = entries.names, entries.frame
+        self.__dict__.pop("feature_names_in_", None)
+        self.__dict__.pop("n_features_in_", None)
+        if not entries.is_matrix:
+            self.n_features_in_ = 2
+        if entries.frame is not None:
+            self.feature_names_in_ = np.array(entries.names[:2], dtype=object)
+        return self
 
-    def _check_ridge(self, name: str, ridge: Any) -> None:
-        if ridge is None:
-            return
-        if parameters.number(name, ridge, "None or a finite number of at least 0") == 0 and self.inference != "point":
-            raise ValueError(f"{name} must be positive for inference='variational', got 0; None lets it be learnt")
+    def _adopt(self, model: CompletionModel) -> MatrixCompletion:
+        """Make a fitted model this estimator's own."""
+        self.model_ = model
+        self.trace_, self.n_iter_ = model.posterior.trace, len(model.posterior.trace)
+        self.converged_, self.n_duplicates_ = model.posterior.converged, model.n_merged
+        return self
 
-    @property
-    def noise_(self) -> float:
-        """The standard deviation of an ordinary value around its prediction."""
-        return float(self.model_.scale * self.model_.posterior.noise_precision**-0.5)
+    def _fitted(self) -> CompletionModel:
+        check_is_fitted(self, "model_")
+        return self.model_
 
     def predict(self, X: Any, *, return_std: bool = False) -> Floats | tuple[Floats, Floats]:
         """Predict entries.
 
         Args:
-            X: (n, 2) row and column ids.
+            X: (n, 2) row and column ids; of a data frame the columns with the names of the fit.
             return_std: whether the predictive standard deviations are returned as well (``variational`` only).
 
         Returns:
             The predictions, or predictions and standard deviations.
         """
-        check_is_fitted(self, "model_")
-        rows, columns = pairs(X)
-        self._check_names(X)
-        return self._predict(self.model_, *self.model_.locate(rows, columns, self.unseen), return_std)
+        model = self._fitted()
+        rows, columns, _, _ = read_pairs(X, self._columns_of(X))
+        i, j = self._located(rows, columns)
+        return self._predict(model, i, j, return_std)
+
+    def _located(self, rows: Any, columns: Any) -> tuple[Codes, Codes]:
+        """Numbers of pairs, with a warning where most of them are strangers."""
+        i, j = self._locate(rows, "row"), self._locate(columns, "column")
+        for name, codes in (("row", i), ("column", j)):
+            unknown = int((codes < 0).sum())
+            if self.unseen == "prior" and len(codes) >= _MANY and unknown > len(codes) / 2:
+                warn(
+                    f"the {name} ids of {unknown} of {len(codes)} pairs were not seen in fit and are predicted as "
+                    f"average ones; if these are folds of ratings sorted by {name}, shuffle them: KFold(shuffle=True)"
+                )
+        return i, j
 
     def _predict(
-        self, model: CompletionModel, i: torch.Tensor, j: torch.Tensor, return_std: bool
+        self, model: CompletionModel, i: Codes, j: Codes, return_std: bool
     ) -> Floats | tuple[Floats, Floats]:
         if return_std and model.inference == "point":
             raise ValueError("return_std needs inference='variational': a point estimate has no error bars")
         mean, std = model.predict(i, j, with_std=return_std, clip=self.clip, unseen=self.unseen)
         return mean if std is None else (mean, std)
 
-    def _check_names(self, X: Any) -> None:
-        """Refuse a data frame whose columns stand for others than those of the fit: rows and columns exchanged."""
-        known, names = getattr(self, "feature_names_in_", None), id_names(X)
-        if known is not None and names is not None and names != known.tolist():
-            raise ValueError(
-                "The feature names should match those that were passed during fit: the columns of ids were "
-                f"{known.tolist()}, got {names}"
-            )
+    def _locate(self, ids: Any, side: str) -> Codes:
+        return self.model_.locate(ids, side, self.unseen)
 
-    def recommend(self, row_id: Hashable, k: int = 10, *, exclude_seen: bool = True) -> tuple[Ids, Floats]:
-        """The columns with the largest predictions for a row.
+    def _columns_of(self, X: Any, n: int = 2) -> list[str] | None:
+        """The columns of a data frame that have the names of the fit."""
+        known = list(self.names_[:n])
+        if getattr(self, "frame_", None) is None or not hasattr(X, "columns"):
+            return None
+        return known if set(known) <= set(map(str, X.columns)) else None
+
+    def recommend(
+        self, ids: Any = None, k: int = 10, *, candidates: Any = None, exclude_seen: bool = True, by: str = "mean",
+        seed: int | None = None,
+    ) -> Any:  # fmt: skip
+        """The columns with the largest predictions for some rows.
 
         Args:
-            row_id: the row; one that was never seen gets what an average row would.
-            k: how many columns.
+            ids: one row id, a sequence of them, or None for all rows; one that was never seen gets what an average row
+                would.
+            k: how many columns for each row.
+            candidates: the ids of the columns to choose from; all if not given.
             exclude_seen: whether columns in which the row has a value are left out.
+            by: ``mean``; ``upper``, the 95 % quantile of the expected value, which favours what is not known yet; or
+                ``sample``, one draw from the posterior (Thompson sampling).
+            seed: of the draw; a new one every time if not given.
 
         Returns:
-            Column ids and predictions (not clipped), best first; fewer than ``k`` if there are no more.
+            A data frame of row id, column id and ``prediction`` (not clipped), best first within each row; fewer than
+            ``k`` of a row if there are no more. It is of the library of the data frame that was fitted, else of polars.
         """
-        check_is_fitted(self, "model_")
-        k = parameters.whole("k", k, 1)
-        rows = id_array([row_id], "row")
-        i, _ = self.model_.locate(rows, self.model_.column_ids.labels[:0], self.unseen)
-        return self._top(self.model_, int(i[0]), k, exclude_seen)
+        model = self._fitted()
+        one = isinstance(ids, (str, bytes)) or (ids is not None and np.ndim(ids) == 0)
+        rows = model.row_ids.labels if ids is None else [ids] if one else ids
+        i = np.arange(len(rows)) if ids is None else self._locate(rows, "row")
+        return self._best(model, i, rows, k, candidates, exclude_seen, by, seed)
 
-    def _top(self, model: CompletionModel, row: int, k: int, exclude_seen: bool) -> tuple[Ids, Floats]:
-        columns = torch.arange(len(model.column_ids), device=model.device)
-        scores, _ = model.predict(torch.full_like(columns, row), columns, clip=False)
-        if exclude_seen and row >= 0:
-            scores[model.seen_by(row).numpy()] = -np.inf
-        best = np.argsort(-scores, kind="stable")[:k]
-        best = best[np.isfinite(scores[best])]
-        return model.column_ids.labels[best], scores[best]
+    def _best(
+        self, model: CompletionModel, i: Codes, rows: Any, k: int, candidates: Any, exclude_seen: bool, by: str,
+        seed: int | None, name: str | None = None,
+    ) -> Any:  # fmt: skip
+        k, by = validation.integer(1)("k", k), validation.choice(*BY)("by", by)
+        if by != "mean" and model.inference == "point":
+            raise ValueError(f"by={by!r} needs inference='variational': a point estimate has no error bars")
+        chosen = None
+        if candidates is not None:
+            chosen = np.unique(self._locate(candidates, "column"))
+            chosen = chosen[chosen >= 0]
+            if not len(chosen):
+                raise ValueError("none of the candidates was seen in fit, there is nothing to recommend")
+        seed = validation.draw_seed(seed)
+        place, columns, scores = best_columns(
+            model, i, k, candidates=chosen, exclude_seen=exclude_seen, by=by, seed=seed
+        )
+        owner = np.asarray(rows)[place] if len(place) else np.asarray(rows)[:0]
+        found = model.column_ids.decode(columns)
+        return self._output({self.names_[0]: owner, self.names_[1]: found, "prediction": scores})
+
+    def _output(self, columns: dict[str, Any]) -> Any:
+        return make_frame(self.frame_ or "polars", columns)
+
+    def recommend_new(
+        self, ratings: Any, k: int = 10, *, candidates: Any = None, exclude_seen: bool = True, by: str = "mean",
+        seed: int | None = None,
+    ) -> Any:  # fmt: skip
+        """Recommend to rows that were not in the fit, from a few of their values; the model does not change.
+
+        Args:
+            ratings: ``{column id: value}`` of one new row, or a data frame of entries as for ``fit`` of several.
+            k: as for ``recommend``, like everything that follows.
+            candidates: see there.
+            exclude_seen: see there.
+            by: see there.
+            seed: see there.
+
+        Returns:
+            As ``recommend``; of one new row without the column of row ids.
+        """
+        self._fitted()
+        alone = isinstance(ratings, Mapping)
+        if alone:
+            columns, values = list(ratings), numbers(list(ratings.values()), "ratings")
+            entries = Entries(np.zeros(len(columns), dtype=np.int64), columns, values)
+        else:
+            entries = read_entries(ratings, columns=self._columns_of(ratings, 3))
+        model, index = self._folded(entries.rows, entries.columns, entries.values, at_least=1)
+        labels = index.labels if len(index) else np.zeros(1, dtype=np.int64)
+        found = self._best(model, np.arange(len(labels)), labels, k, candidates, exclude_seen, by, seed)
+        return found[[self.names_[1], "prediction"]] if alone else found
+
+    def _folded(self, rows: Any, columns: Any, values: Floats, at_least: int = 0) -> tuple[CompletionModel, IdIndex]:
+        """A model of new rows; columns that were not seen are left out."""
+        if not np.isfinite(values).all():
+            raise ValueError(f"the values must be finite, got {values[~np.isfinite(values)][0]}")
+        (index, i), j = IdIndex.fit(rows), self._locate(columns, "column")
+        known = j >= 0
+        i, j, values = merge(i[known], j[known], values[known], self.duplicates, (index, self.model_.column_ids))
+        return self.model_.with_new_rows(max(len(index), at_least), i, j, values), index
 
     def predict_new(
         self, rated: Any, values: Any, wanted: Any, *, return_std: bool = False
     ) -> Floats | tuple[Floats, Floats]:
-        """Predict for a new row from a few of its values, without changing the model (fold-in).
+        """Predict for a new row from a few of its values, without changing the model.
 
         Args:
-            rated: the ids of the columns in which the row has values; unknown ones are left out, and ``duplicates``
-                decides about one given twice.
+            rated: the ids of the columns in which the row has values; unknown ones are left out.
             values: these values.
             wanted: the ids of the columns to predict.
             return_std: whether standard deviations are returned as well.
@@ -293,28 +349,40 @@ class MatrixCompletion(SharedFits, RegressorMixin, BaseEstimator):  # type: igno
         Raises:
             ValueError: if the ids and values do not fit together or a value is not finite.
         """
-        check_is_fitted(self, "model_")
-        columns, given = id_array(rated, "column"), numbers(values, "values")
-        if len(columns) != len(given) or not np.isfinite(given).all():
-            raise ValueError(
-                f"rated and values must have one length and finite values, got {counted(len(columns), 'id')} "
-                f"and {given!r}"
-            )
-        if len(given):
-            row = id_array(["new"] * len(given), "row")
-            found = merged(Observations(row, columns, given, row, columns), self.duplicates)
-            columns, given = found.columns, found.values
-        model = self.model_.of_new_row(columns, given, self.unseen)
-        _, j = model.locate(model.row_ids.labels[:0], id_array(wanted, "column"), self.unseen)
-        return self._predict(model, torch.zeros_like(j), j, return_std)
+        self._fitted()
+        given = numbers(values, "values")
+        if len(rated) != len(given):
+            raise ValueError(f"rated and values must have one length, got {len(rated)} and {len(given)}")
+        model, _ = self._folded(np.zeros(len(given), dtype=np.int64), rated, given, at_least=1)
+        j = self._locate(wanted, "column")
+        return self._predict(model, np.zeros_like(j), j, return_std)
+
+    def similar(self, ids: Any, k: int = 10, *, of: str = "columns") -> Any:
+        """The columns that are rated most like others: correlation of their predicted values, apart from level.
+
+        Args:
+            ids: one id, or a sequence of them.
+            k: how many for each.
+            of: ``columns`` or ``rows``.
+
+        Returns:
+            A data frame of the id, the ``similar`` id and the ``similarity``, best first.
+        """
+        model, k = self._fitted(), validation.integer(1)("k", k)
+        side = ("rows", "columns").index(validation.choice("rows", "columns")("of", of))
+        asked = [ids] if isinstance(ids, (str, bytes)) or np.ndim(ids) == 0 else ids
+        index = (model.row_ids, model.column_ids)[side]
+        members = model.locate(asked, ("row", "column")[side], "error")
+        place, found, similarity = most_similar(model, members, k, side=side)
+        own = index.decode(members[place])
+        return self._output({self.names_[side]: own, "similar": index.decode(found), "similarity": similarity})
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
         """The coefficient of determination R² of predictions.
 
-        With ``y``, or a long data frame, that of ``predict``. A matrix with holes alone is taken row by row, and every
-        row as a new one, so that cross-validation over its rows is honest: the values of a row are cut into five parts
-        at random, and each part is predicted from the other four (fold-in, as by ``predict_new``). To hold out entries
-        of known rows, score pairs, or search with ``MatrixCompletionCV``.
+        With ``y``, or a data frame of entries, that of ``predict``. A matrix is taken row by row, and every row as a
+        new one, so that cross-validation over its rows is honest: the values of a row are cut into five parts at
+        random, and each part is predicted from the other four, as by ``predict_new``.
 
         Args:
             X: as for ``fit``.
@@ -325,78 +393,133 @@ class MatrixCompletion(SharedFits, RegressorMixin, BaseEstimator):  # type: igno
             R², at most 1.
 
         Raises:
-            ValueError: if there are fewer than two values, weights without pairs, or a pair without a prediction.
+            ValueError: if there are fewer than two values, or a pair without a prediction.
         """
-        if y is not None:
-            return self._r2(y, self.predict(X), sample_weight)
-        check_is_fitted(self, "model_")
-        if sample_weight is not None:
-            raise ValueError("sample_weight needs pairs of ids with y, got X alone")
-        found, model = observations(X), self.model_
-        if found.is_table:  # a pair given twice must not be held out and in the rest at once
-            found = merged(found, self.duplicates)
+        model = self._fitted()
+        columns = self._columns_of(X, 3 if y is None else 2)
+        # rows of a matrix that was fitted, as scikit-learn's search hands them over, may be narrow
+        matrix = y is None and (frame_kind(X) is None or not hasattr(self, "n_features_in_"))
+        entries = read_entries(X, y, columns=columns, matrix=matrix)
+        if len(entries.values) < 2:
+            raise ValueError(f"R² needs at least 2 values, got {len(entries.values)}")
+        if entries.is_matrix:
+            entries = entries.merged(self.duplicates)  # a pair given twice must not be held out and in the rest at once
+            predicted = self._from_the_rest(entries)
         else:
-            self._check_names(X)
-        if len(found.values) < 2:
-            raise ValueError(f"R² needs at least 2 values, got {len(found.values)}")
-        i, j = model.locate(found.rows[: 0 if found.is_table else None], found.columns, self.unseen)
-        if found.is_table:
-            rows = IdIndex(found.rows).numbers(found.rows)
-            predicted = model.from_the_rest(rows, j.cpu().numpy(), found.values, parts=5, clip=self.clip)
-        else:
+            i, j = self._located(entries.rows, entries.columns)
             predicted, _ = model.predict(i, j, clip=self.clip, unseen=self.unseen)
-        return self._r2(found.values, predicted)
-
-    def _r2(self, values: Any, predicted: Any, weight: Any = None) -> float:
         if n_unknown := int(np.isnan(predicted).sum()):
             raise ValueError(
                 f"R² needs a prediction of every pair, got NaN for {n_unknown} of {len(predicted)}, of ids not seen in "
                 "fit (unseen='nan'): leave these pairs out, or set unseen='prior'"
             )
-        return float(r2_score(values, predicted, sample_weight=weight))
+        return float(r2_score(entries.values, predicted, sample_weight=sample_weight))
 
-    def partial_fit(self, X: Any, y: Any = None) -> MatrixCompletion:
+    def _from_the_rest(self, entries: Entries, parts: int = 5) -> Floats:
+        """Predict entries of new rows, those of each part from the other parts of their row."""
+        (_, i), j, values = IdIndex.fit(entries.rows), self._locate(entries.columns, "column"), entries.values
+        order = np.lexsort((np.random.default_rng(0).random(len(i)), i))
+        counts = np.bincount(i)
+        part, found = np.empty(len(i), dtype=np.int64), np.empty(len(i))
+        part[order] = (np.arange(len(i)) - np.repeat(np.cumsum(counts) - counts, counts)) % parts
+        for number in range(parts):
+            held, rest = part == number, (part != number) & (j >= 0)
+            model = self.model_.with_new_rows(len(counts), i[rest], j[rest], values[rest])
+            found[held] = model.predict(i[held], j[held], clip=self.clip)[0]
+        return found
+
+    def partial_fit(
+        self, X: Any, y: Any = None, *, columns: Any = None, matrix: bool | None = None
+    ) -> MatrixCompletion:
         """Add new ratings, rows and columns; the first call fits, to a batch of any size (``variational``).
 
-        A few new ratings change the rows and columns they touch, by one natural-gradient step that adds their evidence.
-        When a twentieth more ratings have come in than at the last look back, two passes go over all of them from where
-        the posterior stands (``variational``), and when as many have come as there were at the last start, the factors
-        are found anew. At a cost per rating that does not grow, a stream ends where a fit would; a point estimate
-        trails it between two starts. The rank stays. Within a batch ``duplicates`` decides as in ``fit``; a pair that
-        was rated before is one more observation until the next look back, then it decides as well (``error``: the
-        mean), and what was replaced is forgotten. A point estimate needs a first batch of at least ``rank`` rows and
-        columns.
+        A few new ratings change the rows and columns they touch, by one natural-gradient step. Each time the ratings
+        have grown by 5 %, two full passes refine the posterior; when they have doubled, the factors are found anew.
+        The rank stays. Within a batch ``duplicates`` decides as in ``fit``; a pair that was rated before is one more
+        observation until the next full pass, then the rule decides.
 
         Args:
             X: as for ``fit``.
             y: as for ``fit``.
+            columns: as for ``fit``.
+            matrix: as for ``fit``.
 
         Returns:
             This estimator.
         """
-        if not hasattr(self, "model_"):
-            self._grows = True
-            try:
-                return self.fit(X, y)
-            finally:
-                del self._grows
-        self._validate()
-        found, options = observations(X, y), self._options(self.model_.posterior.rank, self._ridge())
-        if not found.is_table:
-            self._check_names(X)
+        first = not hasattr(self, "model_")
+        settings = self._settings() if first else self._settings(rank=self.model_.posterior.rank, ridge=self._ridge())
+        names = columns if first or columns is not None else self._columns_of(X, 3 if y is None else 2)
+        entries = read_entries(X, y, columns=names, matrix=matrix)
+        if first:
+            row_ids, column_ids, i, j = entries.indexed()
+            if self.inference == "point":  # a variational fit keeps what the data do not speak of at its prior
+                settings = settings.for_table(len(row_ids), len(column_ids))
+            with threads(self.n_jobs):
+                model = fitted((row_ids, column_ids), i, j, entries.values, settings)
+            return self._remember(entries)._adopt(model)
         if self.duplicates != "mean":  # the mean is taken over all that a pair ever had
-            found = merged(found, self.duplicates)
-        model = copy.copy(self.model_)
-        with threads(options.n_jobs):
-            take_in(
-                model, found, refit=point_refit(options), duplicates=self.duplicates, centred=self.offsets != "none",
-                max_iter=options.max_iter, tol=options.tol, seed=options.seed,
-            )  # fmt: skip
-        return self._adopt(model, self.interrupted_)
+            entries = entries.merged(self.duplicates)
+        with threads(self.n_jobs):
+            return self._adopt(self.model_.updated(entries.rows, entries.columns, entries.values, settings))
 
     def _ridge(self) -> float | None:
-        """The ridge of a point estimate that starts anew."""
+        """The ridge of a fit that starts anew."""
         return self.ridge
+
+    def fit_share(
+        self, X: Any = None, y: Any = None, *, columns: Any = None, matrix: bool | None = None,
+        process_group: Any = None, checkpoint: str | os.PathLike[str] | None = None,
+    ) -> MatrixCompletion:  # fmt: skip
+        """Fit the model to the shares of all processes of a group; every one of them must call this.
+
+        The model is that of one process which is given all shares one after the other, to rounding, and the same on
+        every process to the bit.
+
+        Args:
+            X: this process's share, as for ``fit``; None if it has none.
+            y: as for ``fit``.
+            columns: as for ``fit``.
+            matrix: as for ``fit``.
+            process_group: a group of ``torch.distributed``; its default group if not given.
+            checkpoint: a file that keeps where the fit stands after every pass (``variational``); the same call resumes
+                from it. It stays when the fit is done: remove it when the model is saved.
+
+        Returns:
+            This estimator.
+        """
+        from fisherfold.completion.distributed_fit import fit_shared
+
+        def read(group: Any) -> Entries | None:
+            nothing = X is None or (y is not None and len(y) == 0)
+            return None if nothing else read_entries(X, y, columns=columns, matrix=matrix)
+
+        return fit_shared(self, read, process_group, checkpoint)
+
+    def fit_file_share(
+        self, path: str | Path, *, process_group: Any = None, checkpoint: str | os.PathLike[str] | None = None,
+        **reading: Any,
+    ) -> MatrixCompletion:  # fmt: skip
+        """Fit the model to a file of which each process of a group reads a part.
+
+        Args:
+            path: a table with row ids, column ids and values: CSV, Parquet, or a folder of Parquet files.
+            process_group: a group of ``torch.distributed``; its default group if not given.
+            checkpoint: as for ``fit_share``.
+            **reading: options of ``fisherfold.tables.readers.read_ratings``, such as ``columns``.
+
+        Returns:
+            This estimator.
+        """
+        from fisherfold.completion.distributed_fit import fit_shared
+        from fisherfold.tables.readers import read_ratings
+
+        def read(group: Any) -> Entries | None:
+            table = read_ratings(path, part=(group.rank, group.size), **reading)
+            names = (table.names[0], table.names[1], table.names[2])
+            return Entries(table.rows, table.columns, table.values, names, "polars") if len(table.values) else None
+
+        return fit_shared(self, read, process_group, checkpoint)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model into a folder: ``model.safetensors`` and a readable ``model.json``; no pickle.
@@ -404,40 +527,114 @@ class MatrixCompletion(SharedFits, RegressorMixin, BaseEstimator):  # type: igno
         Args:
             path: the folder; it is made if it does not exist.
         """
-        check_is_fitted(self, "model_")
-        self._validate()  # what was set since the fit: a file with it could not be read
-        save_completion(path, self.model_, type(self).__name__, self.get_params(deep=False), self._learnt())
+        arrays, meta = pack(self._fitted())
+        params = validation.saved_parameters(self.get_params(deep=False))
+        save_folder(path, KIND, arrays, meta | {"estimator": type(self).__name__, "params": params} | self._learnt())
 
     def _learnt(self) -> dict[str, Any]:
         """What a file keeps besides the model and the parameters."""
-        names = getattr(self, "feature_names_in_", None)
-        return {} if names is None else {"feature_names": names.tolist()}
+        return {"names": list(self.names_), "frame": self.frame_}
 
-    def _recall(self, learnt: dict[str, Any]) -> None:
-        if (names := learnt.get("feature_names")) is not None:
-            if not (isinstance(names, list) and len(names) == 2 and all(isinstance(name, str) for name in names)):
-                raise ValueError(f"feature_names are {str(names)[:40]!r}, two names are expected")
-            self.feature_names_in_ = np.array(names, dtype=object)
+    def _recall(self, meta: Mapping[str, Any]) -> None:
+        names, frame = meta.get("names"), meta.get("frame")
+        if not (isinstance(names, list) and len(names) == 3 and all(isinstance(name, str) for name in names)):
+            raise ValueError(f"names are {str(names)[:40]!r}, three names are expected")
+        if frame not in (None, "pandas", "polars"):
+            raise ValueError(f"frame is {str(frame)[:40]!r}")
+        self._remember(Entries([], [], np.zeros(0), (names[0], names[1], names[2]), frame))
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> MatrixCompletion:
+    def load(cls, path: str | os.PathLike[str], *, device: str | None = None) -> MatrixCompletion:
         """Read a model that ``save`` wrote.
 
         Args:
             path: the folder.
+            device: where the model is to compute.
 
         Returns:
             The fitted estimator.
         """
-        model, params, learnt = load_completion(path)
-        known = cls._get_param_names()
-        params = {"rank": model.posterior.rank, **params}
-        estimator = cls(**{name: value for name, value in params.items() if name in known})
-        with sound(path, "completion"):
-            estimator._validate()
-            estimator._recall(learnt)
-        estimator.n_features_in_ = 2
-        return estimator._adopt(model, False)
+        arrays, meta = load_folder(path, KIND)
+        with sound(model_file(path), KIND):
+            model = unpack(arrays, meta, str(validation.torch_device()("device", device)))
+            params = validation.loaded_parameters(meta.get("params"), CHECKS | cls._checks | SEARCH_CHECKS)
+            params = {"rank": model.posterior.rank} | params
+            estimator = cls(**{name: value for name, value in params.items() if name in cls._get_param_names()})
+            estimator.device = device
+            estimator._recall(meta)
+        return estimator._adopt(model)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Plain arrays and numbers, so that any pickler (mlflow, skops, joblib) can take them."""
+        state = dict(super().__getstate__())
+        if (model := state.pop("model_", None)) is not None:
+            arrays, meta = pack(model)
+            state |= {"model_arrays_": arrays, "model_meta_": meta}
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        arrays, meta = state.pop("model_arrays_", None), state.pop("model_meta_", None)
+        super().__setstate__(state)
+        if arrays is not None:
+            self._adopt(unpack(arrays, meta))
+
+    @property
+    def noise_(self) -> float:
+        """The standard deviation of an ordinary value around its prediction."""
+        return float(self._fitted().scale * self.model_.posterior.noise_precision**-0.5)
+
+    @property
+    def offset_(self) -> float:
+        """The level of all values."""
+        return float(self._fitted().center)
+
+    @property
+    def row_ids_(self) -> Ids:
+        """The ids of the rows."""
+        return self._fitted().row_ids.labels
+
+    @property
+    def column_ids_(self) -> Ids:
+        """The ids of the columns."""
+        return self._fitted().column_ids.labels
+
+    @property
+    def row_factors_(self) -> Floats:
+        """One line of factors per row."""
+        return factors(self._fitted(), 0)[0]
+
+    @property
+    def column_factors_(self) -> Floats:
+        """One line of factors per column."""
+        return factors(self._fitted(), 1)[0]
+
+    @property
+    def row_offsets_(self) -> Floats:
+        """The offset of each row."""
+        return factors(self._fitted(), 0)[1]
+
+    @property
+    def column_offsets_(self) -> Floats:
+        """The offset of each column."""
+        return factors(self._fitted(), 1)[1]
+
+    @property
+    def row_covariances_(self) -> Floats:
+        """The posterior covariance of the factors and the offset of each row."""
+        return factors(self._fitted(), 0)[2]
+
+    @property
+    def column_covariances_(self) -> Floats:
+        """The posterior covariance of the factors and the offset of each column."""
+        return factors(self._fitted(), 1)[2]
+
+    def inner_product_vectors(self) -> tuple[Floats, Floats]:
+        """Vectors for a nearest-neighbour index: their inner products are the predictions, offsets included.
+
+        Returns:
+            One float32 vector per row and one per column, in the order of ``row_ids_`` and ``column_ids_``.
+        """
+        return inner_product_vectors(self._fitted())
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
@@ -448,3 +645,4 @@ class MatrixCompletion(SharedFits, RegressorMixin, BaseEstimator):  # type: igno
         tags.target_tags.required = False
         tags.regressor_tags.poor_score = True
         return tags
+

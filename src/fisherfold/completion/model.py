@@ -1,56 +1,129 @@
 """A completed matrix as it is kept after the fit: ids, posterior, scale and range of the values, and what was seen.
 
-    prediction(i, j) = g + s (b̄_i + c̄_j + ⟨ū_i, v̄_j⟩), clipped to the range of the observed values
+    E[x_ij] = g + s (b̄_i + c̄_j + ⟨ū_i, v̄_j⟩),    clipped to the range of the observed values
+    Var[x_ij] = s² (ũᵀ C_j ũ + ṽᵀ R_i ṽ + tr(R_uu C_vv) + E[1/α_i] E[1/β_j] / τ),    ũ = (ū, 1), ṽ = (v̄, 1)
 
-g and s are the mean and standard deviation of the values; inside, everything is centred and scaled. An id never seen
-takes part as any of those seen: an unknown row is an average row, so its prediction is the column's level.
+R_i and C_j are the posterior covariances of (u_i, b_i) and (v_j, c_j). A request gathers the members that it names and
+costs nothing else. An id that was not seen takes part as any of those that were.
 """
 
 from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, replace
-from numbers import Real
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fisherfold.completion.entries import Codes, Floats, merge
+from fisherfold.completion.fit import Settings, prepare, solve
 from fisherfold.completion.posterior import CompletionPosterior
-from fisherfold.completion.ratings import Ratings, places
-from fisherfold.completion.stream import absorb, grow
+from fisherfold.completion.ratings import Ratings
+from fisherfold.completion.stream import absorb, grow, look_back
 from fisherfold.plain import counted
-from fisherfold.tables.ids import IdIndex, Ids, describe
+from fisherfold.tables.ids import IdIndex
 
-Floats = npt.NDArray[np.float64]
 UNSEEN = ("prior", "nan", "error")
-# The furthest value in units of the scale: beyond, sums of squares leave float32; a point estimate, without weights
-# that doubt an outlier, loses its old evidence to one before.
+_NOT_KEPT = (
+    "this model does not keep the ratings it was fitted to; it can predict, and recommend with exclude_seen=False"
+)
+# The furthest value in units of the scale that new ratings may have: a point estimate has no weights that doubt it.
 _FURTHEST = {"variational": 1e12, "point": 1e6}
+# A stream looks back at all its ratings when this share of new ones has come, and starts anew when as many have come as
+# there were at the last start: dimensions that the first ratings could not support would else stay empty.
+_LOOK_BACK, _START_ANEW = 0.05, 1.0
+
+
+@dataclass
+class Seen:
+    """The ratings of each row, centred and scaled.
+
+    Attributes:
+        offsets: where those of each row start, and the end.
+        columns: their column numbers.
+        values: their values.
+    """
+
+    offsets: npt.NDArray[np.int64]
+    columns: npt.NDArray[np.int32]
+    values: npt.NDArray[np.floating]
+
+    @classmethod
+    def of(cls, ratings: Ratings, level: float = 0.0) -> Seen:
+        """The ratings of a fit.
+
+        Args:
+            ratings: the ratings, all in this process.
+            level: what to take off their values.
+
+        Returns:
+            The same, by row.
+        """
+        offsets = np.concatenate([[0], np.cumsum(ratings.row_counts.cpu().numpy())]).astype(np.int64)
+        by_row = ratings.by_row
+        return cls(offsets, by_row.indices().cpu().numpy(), (by_row.values() - level).cpu().numpy())
+
+    @property
+    def rows(self) -> Codes:
+        """The row of each rating."""
+        return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
+
+    def with_more(self, rows: Codes, columns: Codes, values: Floats, n_rows: int) -> Seen:
+        """These and new ratings, which come last in their rows.
+
+        Args:
+            rows: row numbers of the new ones.
+            columns: column numbers.
+            values: values, centred and scaled.
+            n_rows: the number of rows with the new ones.
+
+        Returns:
+            All of them.
+        """
+        everything = np.concatenate([self.rows, rows])
+        order = np.argsort(everything, kind="stable")
+        offsets = np.concatenate([[0], np.cumsum(np.bincount(everything, minlength=n_rows))]).astype(np.int64)
+        joint = np.concatenate([self.columns, columns.astype(np.int32)])
+        together = np.concatenate([self.values, values.astype(self.values.dtype)])
+        return Seen(offsets, joint[order], together[order])
+
+    def of_rows(self, rows: Codes) -> tuple[Codes, Codes]:
+        """The columns in which some rows have ratings.
+
+        Args:
+            rows: row numbers, -1 for one without any.
+
+        Returns:
+            The place of the row among those asked for, and the column, of each rating.
+        """
+        known = rows >= 0
+        starts = np.where(known, self.offsets[rows], 0)
+        counts = np.where(known, self.offsets[rows + 1] - starts, 0)
+        place = np.repeat(np.arange(len(rows)), counts)
+        inside = np.arange(len(place)) - np.repeat(np.cumsum(counts) - counts, counts)
+        return place, self.columns[starts[place] + inside].astype(np.int64)
 
 
 @dataclass
 class CompletionModel:
-    """Everything that prediction, fold-in and files need.
+    """Everything that prediction, recommendation, new ratings and files need.
 
     Attributes:
         row_ids: the ids of the rows.
         column_ids: the ids of the columns.
-        posterior: the posterior of the centred and scaled values; for point estimates all covariances are zero.
+        posterior: the posterior of the centred and scaled values.
         center: g.
         scale: s.
         low: the smallest observed value.
         high: the largest observed value.
-        seen_offsets: where the seen columns of each row start.
-        seen_columns: the seen columns, row after row.
-        seen_values: the values there, centred and scaled.
+        seen: the ratings; None if the model does not keep them.
         inference: ``variational`` or ``point``.
-        n_at_look: the number of ratings when all of them were last gone through.
-        n_at_start: the number of ratings when the posterior was last fitted from scratch, less half of those that were
-            replaced since; 0 if it must be now.
-        n_merged: how many entries of the fit were merged into another one.
+        n_merged: how many entries were merged into another one.
+        n_at_start: the number of ratings when the factors were last found from scratch.
+        n_since_start: how many have come since.
+        n_since_look: how many have come since all of them were last gone through.
     """
 
     row_ids: IdIndex
@@ -60,56 +133,56 @@ class CompletionModel:
     scale: float
     low: float
     high: float
-    seen_offsets: Tensor
-    seen_columns: Tensor
-    seen_values: Tensor
+    seen: Seen | None
     inference: str
-    n_at_look: int
-    n_at_start: int
     n_merged: int
-
-    def __copy__(self) -> CompletionModel:
-        """A model that can take ratings in, or be stopped in it, while this one stays as it is."""
-        row_ids, column_ids = copy.copy(self.row_ids), copy.copy(self.column_ids)
-        return replace(self, row_ids=row_ids, column_ids=column_ids, posterior=self.posterior.copied())
+    n_at_start: int
+    n_since_start: int = 0
+    n_since_look: int = 0
 
     @property
     def device(self) -> torch.device:
         """Where the posterior lives."""
         return self.posterior.rows.mean.device
 
-    def locate(self, rows: Ids, columns: Ids, unseen: str) -> tuple[Tensor, Tensor]:
-        """Numbers of rows and columns, -1 where the id is not known.
+    def tensor(self, codes: Codes) -> Tensor:
+        """Numbers of rows or columns where the posterior lives.
 
         Args:
-            rows: row ids.
-            columns: column ids.
-            unseen: ``error`` refuses unknown ids; else ids of another kind than those of the fit are refused.
+            codes: the numbers.
 
         Returns:
-            Two int64 tensors.
+            The same as a tensor.
+        """
+        return torch.from_numpy(np.ascontiguousarray(codes)).to(self.device)
+
+    def locate(self, ids: object, side: str, unseen: str) -> Codes:
+        """Numbers of ids, -1 where one is not known.
+
+        Args:
+            ids: ids of rows or of columns.
+            side: ``row`` or ``column``.
+            unseen: ``error`` rejects unknown ids.
+
+        Returns:
+            The numbers.
 
         Raises:
-            ValueError: if ids are refused.
+            ValueError: if ids are rejected.
         """
-        i, j = self.row_ids.numbers(rows, "row"), self.column_ids.numbers(columns, "column")
-        for name, number, ids, index in (("row", i, rows, self.row_ids), ("column", j, columns, self.column_ids)):
-            unknown = np.flatnonzero(number < 0)
-            if len(unknown) and unseen == "error":
-                count = counted(len(unknown), f"{name} id was", f"{name} ids were")
-                raise ValueError(
-                    f"{count} not seen in fit, the first is {describe(ids[unknown])}; "
-                    "use unseen='prior' or 'nan' to predict them"
-                )
-            if len(unknown) and len(unknown) == len(number) and other_kind(ids, index):
-                raise ValueError(
-                    f"none of the {name} ids was seen in fit, and they are of another type: "
-                    f"got {describe(ids)}, fitted with {describe(index.labels)}"
-                )
-        return torch.from_numpy(i).to(self.device), torch.from_numpy(j).to(self.device)
+        index = self.row_ids if side == "row" else self.column_ids
+        codes = index.encode(ids, side)
+        if unseen == "error" and (codes < 0).any():
+            unknown = np.flatnonzero(codes < 0)
+            first = np.asarray(ids, dtype=object)[unknown[0]]
+            raise ValueError(
+                f"{counted(len(unknown), f'{side} id was', f'{side} ids were')} not seen in fit, the first is {first!r}"
+                "; use unseen='prior' or 'nan' to predict them"
+            )
+        return codes
 
     def predict(
-        self, rows: Tensor, columns: Tensor, *, with_std: bool = False, clip: bool = True, unseen: str = "prior"
+        self, rows: Codes, columns: Codes, *, with_std: bool = False, clip: bool = True, unseen: str = "prior"
     ) -> tuple[Floats, Floats | None]:
         """Predict entries by number.
 
@@ -123,99 +196,49 @@ class CompletionModel:
         Returns:
             Means and standard deviations (or None) in the units of the values.
         """
-        mean, std = self.posterior.predict(rows, columns, with_std=with_std)
-        value = mean.double().cpu().numpy() * self.scale + self.center
+        means, spreads = self.posterior.predict(self.tensor(rows), self.tensor(columns), with_std=with_std)
+        mean = means.double().cpu().numpy() * self.scale + self.center
+        std = None if spreads is None else spreads.cpu().numpy() * self.scale
         if clip:
-            np.clip(value, self.low, self.high, out=value)
-        spread = None if std is None else std.double().cpu().numpy() * self.scale
+            np.clip(mean, self.low, self.high, out=mean)
         if unseen == "nan":
-            unknown = ((rows < 0) | (columns < 0)).cpu().numpy()
-            value[unknown] = np.nan
-            if spread is not None:
-                spread[unknown] = np.nan
-        return value, spread
+            unknown = (rows < 0) | (columns < 0)
+            mean[unknown] = np.nan
+            if std is not None:
+                std[unknown] = np.nan
+        return mean, std
 
-    def seen_by(self, row: int) -> Tensor:
-        """The columns in which a row has ratings.
-
-        Args:
-            row: the number of the row.
+    def given(self) -> tuple[Codes, Codes, Floats]:
+        """All ratings so far.
 
         Returns:
-            Column numbers.
-        """
-        self.check_kept()
-        return self.seen_columns[int(self.seen_offsets[row]) : int(self.seen_offsets[row + 1])].long()
-
-    def check_kept(self) -> None:
-        """Refuse what needs the ratings of a model that does not keep them.
+            Row numbers, column numbers and values as they were given.
 
         Raises:
-            ValueError: if they are not kept.
+            ValueError: if the model does not keep them.
         """
-        if len(self.seen_columns) == 0 and self.posterior.n_ratings > 0:
-            raise ValueError(
-                "this model was fitted over several processes to more ratings than it keeps; it can predict, and "
-                "recommend with exclude_seen=False"
-            )
+        if self.seen is None:
+            raise ValueError(_NOT_KEPT)
+        values = self.seen.values.astype(np.float64) * self.scale + self.center
+        return self.seen.rows, self.seen.columns.astype(np.int64), values
 
-    @property
-    def reach(self) -> float:
-        """How many units from the others a value may lie."""
-        return _FURTHEST[self.inference]
-
-    def furthest(self, values: Floats) -> float | None:
-        """The value that lies too far from the others to be handled in their unit.
+    def seen_by(self, rows: Codes) -> tuple[Codes, Codes]:
+        """The columns in which some rows have ratings.
 
         Args:
-            values: as given.
+            rows: row numbers, -1 for one that was not seen.
 
         Returns:
-            The furthest one, None if all are in reach.
-        """
-        far, limit = np.abs(values - self.center), self.reach * self.scale
-        return float(values[far.argmax()]) if len(values) and far.max() > limit else None
-
-    def check_reach(self, values: Floats) -> None:
-        """Refuse values that lie too far from the others.
-
-        Args:
-            values: as given.
+            The place of the row among those asked for, and the column, of each rating.
 
         Raises:
-            ValueError: if one does.
+            ValueError: if the model does not keep its ratings.
         """
-        if (value := self.furthest(values)) is not None:
-            raise ValueError(
-                f"the values must lie within {self.reach * self.scale:.3g} of {self.center:.6g}, which is "
-                f"{self.reach:g} times the spread of the values so far, got {value:g}"
-            )
+        if self.seen is None:
+            raise ValueError(_NOT_KEPT)
+        return self.seen.of_rows(rows)
 
-    def given(self) -> Floats:
-        """The values of all ratings so far, as they were given.
-
-        Returns:
-            One per rating, row after row.
-        """
-        return self.seen_values.numpy().astype(np.float64) * self.scale + self.center
-
-    def of_new_row(self, columns: Ids, values: Floats, unseen: str) -> CompletionModel:
-        """A model of one new row, number 0, and the same columns; these do not move, unknown ones are left out.
-
-        Args:
-            columns: the ids of the columns that the row has rated.
-            values: its values.
-            unseen: ``error`` refuses unknown columns.
-
-        Returns:
-            The model.
-        """
-        _, j = self.locate(self.row_ids.labels[:0], columns, unseen)
-        known = (j >= 0).cpu().numpy()
-        number = j.cpu().numpy()[known]
-        return self.of_new_rows(1, np.zeros_like(number), number, values[known])
-
-    def of_new_rows(self, count: int, rows: Any, columns: Any, values: Floats) -> CompletionModel:
+    def with_new_rows(self, count: int, rows: Codes, columns: Codes, values: Floats) -> CompletionModel:
         """A model of new rows, numbered from 0, and the same columns, which do not move.
 
         Args:
@@ -227,78 +250,108 @@ class CompletionModel:
         Returns:
             The model; a row without entries is any of those of the fit.
         """
-        self.check_reach(values)
-        new, known = replace(self), self.posterior
+        self._check_reach(values)
+        known = self.posterior
         # what the columns know about which rows rated them is of no use here: it speaks of the rows of the fit
         side, others = known.rows.prior_member(), replace(known.columns, set_effects=None)
         grow(side, others, count - 1)
         if known.rows.set_effects is not None:
             side.set_effects = replace(known.rows.set_effects, sums=torch.zeros_like(side.mean))
-        new.posterior = replace(known, rows=side, columns=others)
+        posterior = replace(known, rows=side, columns=others)
         if len(values):
-            batch, here, there = new.batch(rows, columns, values)
-            absorb(new.posterior, batch, here, there, move=(True, False), new_rows=True)
+            absorb(posterior, *self._batch(rows, columns, values), move=(True, False), new_rows=True)
         empty, unknown = side.counts == 0, known.rows.unknown_member()
         side.mean[empty], side.covariance[empty] = unknown.mean, unknown.covariance
-        new.posterior.rows, new.posterior.columns = replace(side, set_effects=None), known.columns
+        posterior.rows, posterior.columns = replace(side, set_effects=None), known.columns
+        order = np.argsort(rows, kind="stable")
+        offsets = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=count))]).astype(np.int64)
+        return replace(self, posterior=posterior, seen=Seen(offsets, columns[order].astype(np.int32), values[order]))
+
+    def _batch(self, rows: Codes, columns: Codes, values: Floats) -> tuple[Ratings, Tensor, Tensor]:
+        """New entries as a small matrix of the rows and columns that they touch."""
+        i, local_rows = np.unique(rows, return_inverse=True)
+        j, local_columns = np.unique(columns, return_inverse=True)
+        batch = Ratings(
+            local_rows, local_columns, (values - self.center) / self.scale, (len(i), len(j)),
+            dtype=self.posterior.rows.mean.dtype, duplicates="mean", device=self.device,
+        )  # fmt: skip
+        return batch, self.tensor(i), self.tensor(j)
+
+    def _check_reach(self, values: Floats) -> None:
+        reach = _FURTHEST[self.inference]
+        far = float(values[np.abs(values - self.center).argmax()]) if len(values) else self.center
+        if abs(far - self.center) > reach * self.scale:
+            raise ValueError(
+                f"the values must lie within {reach * self.scale:.3g} of {self.center:.6g}, which is {reach:g} times "
+                f"the spread of the values so far, got {far:g}"
+            )
+
+    def updated(self, rows: object, columns: object, values: Floats, settings: Settings) -> CompletionModel:
+        """The model with new ratings; this one stays as it is.
+
+        A few change the rows and columns that they touch; when they have become many, all ratings are gone through
+        again, or the factors are found anew.
+
+        Args:
+            rows: row ids.
+            columns: column ids.
+            values: values.
+            settings: how to fit; ``rank`` is that of this model.
+
+        Returns:
+            The model.
+        """
+        old_rows, old_columns, old_values = self.given()
+        row_ids, column_ids = copy.copy(self.row_ids), copy.copy(self.column_ids)
+        i, j = row_ids.extend(rows, "row"), column_ids.extend(columns, "column")
+        came = len(values)
+        joint = np.concatenate([old_rows, i]), np.concatenate([old_columns, j]), np.concatenate([old_values, values])
+        if self.n_since_start + came >= _START_ANEW * self.n_at_start:
+            return fitted((row_ids, column_ids), *joint, settings)
+        self._check_reach(values)
+        new = replace(
+            self, row_ids=row_ids, column_ids=column_ids, posterior=self.posterior.copied(),
+            low=min(self.low, values.min()), high=max(self.high, values.max()),
+            n_since_start=self.n_since_start + came, n_since_look=self.n_since_look + came,
+        )  # fmt: skip
+        posterior = new.posterior
+        grow(posterior.rows, posterior.columns, len(row_ids) - len(self.row_ids))
+        grow(posterior.columns, posterior.rows, len(column_ids) - len(self.column_ids))
+        if self.inference == "variational" and new.n_since_look > _LOOK_BACK * (len(joint[2]) - new.n_since_look):
+            if settings.duplicates in ("last", "sum"):
+                joint = merge(*joint, settings.duplicates)
+            ratings = Ratings(
+                joint[0], joint[1], (joint[2] - self.center) / self.scale, (len(row_ids), len(column_ids)),
+                dtype=posterior.rows.mean.dtype, duplicates="mean", device=self.device,
+            )  # fmt: skip
+            look_back(posterior, ratings)
+            new.n_since_look = 0
+        else:
+            absorb(posterior, *new._batch(i, j, values))
+        assert self.seen is not None
+        empty = Seen(np.zeros(1, dtype=np.int64), self.seen.columns[:0], self.seen.values[:0])
+        new.seen = empty.with_more(joint[0], joint[1], (joint[2] - self.center) / self.scale, len(row_ids))
         return new
 
-    def from_the_rest(self, rows: Any, columns: Any, values: Floats, *, parts: int, clip: bool) -> Floats:
-        """Predict entries of new rows, those of each part from the other parts of their row.
 
-        Args:
-            rows: the row of each entry, from 0.
-            columns: the number of its column, -1 if it is not known.
-            values: its value.
-            parts: into how many parts the entries of each row are cut at random.
-            clip: as in ``predict``.
-
-        Returns:
-            One prediction per entry.
-        """
-        part, found = places(rows, np.random.default_rng(0).random(len(rows))) % parts, np.empty(len(rows))
-        for number in range(parts):
-            held, rest = part == number, (part != number) & (columns >= 0)
-            model = self.of_new_rows(len(np.bincount(rows)), rows[rest], columns[rest], values[rest])
-            pairs = (torch.from_numpy(side[held]).to(self.device) for side in (rows, columns))
-            found[held] = model.predict(*pairs, clip=clip)[0]
-        return found
-
-    def batch(self, i: Any, j: Any, values: Floats) -> tuple[Ratings, Tensor, Tensor]:
-        """New entries as a small matrix of the rows and columns that they touch.
-
-        Args:
-            i: the row number of each entry.
-            j: its column number.
-            values: its value, as given.
-
-        Returns:
-            The matrix, centred and scaled, and the numbers here of its rows and of its columns.
-        """
-        rows, local_rows = np.unique(i, return_inverse=True)
-        columns, local_columns = np.unique(j, return_inverse=True)
-        scaled = (values - self.center) / self.scale
-        batch = Ratings(
-            local_rows, local_columns, scaled, (len(rows), len(columns)), dtype=self.posterior.rows.mean.dtype,
-            duplicates="mean", device=self.device,
-        )  # fmt: skip
-        behind = [torch.from_numpy(t).long().to(self.device) for t in (rows, columns)]
-        return batch, behind[0], behind[1]
-
-
-def other_kind(ids: Ids, index: IdIndex) -> bool:
-    """Whether no type of these ids occurs in the fit; all numbers are of one type.
+def fitted(
+    ids: tuple[IdIndex, IdIndex], rows: Codes, columns: Codes, values: Floats, settings: Settings
+) -> CompletionModel:
+    """Fit a model to numbered entries.
 
     Args:
-        ids: some ids.
-        index: those of the fit.
+        ids: the names behind the numbers.
+        rows: row numbers.
+        columns: column numbers.
+        values: values.
+        settings: how to fit.
 
     Returns:
-        False if there was none in the fit.
+        The model.
     """
-
-    def kinds(values: Ids) -> set[type]:
-        found = {int} if values.dtype != object else set(map(type, values.tolist()))
-        return {int if issubclass(kind, Real) else kind for kind in found}
-
-    return len(index) > 0 and not kinds(ids) & kinds(index.labels)
+    table = prepare(rows, columns, values, ids, settings)
+    posterior, level = solve(table.ratings, settings)
+    return CompletionModel(
+        *ids, posterior, table.center + level * table.scale, table.scale, table.low, table.high,
+        Seen.of(table.ratings, level), settings.inference, table.n_merged, table.ratings.n_ratings,
+    )  # fmt: skip

@@ -48,7 +48,7 @@ OFFICIAL: Mapping[str, Official] = {
 
 
 def where(name: str) -> Path | None:
-    """Find the folder that holds a data set: the data folder, else the cache.
+    """The folder that holds a data set: the data folder, else the cache.
 
     Args:
         name: a name of ``REGISTRY``.

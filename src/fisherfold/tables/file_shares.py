@@ -11,15 +11,16 @@ import codecs
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 import torch
 
-from fisherfold.completion.shared_ratings import BATCH, Batch
 from fisherfold.distributed import Group
 from fisherfold.tables import decimals, tables
+from fisherfold.tables.ids import Ids
 from fisherfold.tables.shared_ids import joint_index
 from fisherfold.tables.table_columns import chosen, index_of
 from fisherfold.tables.table_files import FORMATS, GZIP, PACKED, is_parquet, readable, scanned
@@ -28,8 +29,34 @@ from fisherfold.tables.table_sources import is_standard_input
 from fisherfold.tables.text_tables import Layout, TextTable, cut, layout_of, reject_binary
 
 BLOCK = 2**24
+BATCH = 2**19
 _BEYOND = 2**16
 _LONGEST_LINE = 2**20
+
+
+class Batch(NamedTuple):
+    """Some entries of a share: row ids, column ids and finite values."""
+
+    rows: Ids
+    columns: Ids
+    values: npt.NDArray[np.float64]
+
+
+def joint_counts(counts: dict[str, int], group: Group) -> dict[str, int]:
+    """Add up counts by name.
+
+    Args:
+        counts: this process's counts.
+        group: the processes.
+
+    Returns:
+        The sums over all processes.
+    """
+    total: dict[str, int] = {}
+    for text in group.gather_texts(json.dumps(counts)):
+        for name, number in json.loads(text).items():
+            total[name] = total.get(name, 0) + number
+    return total
 
 
 class FileShare:

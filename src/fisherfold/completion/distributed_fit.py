@@ -1,0 +1,214 @@
+"""One model from shares of a table, one per process of ``torch.distributed``.
+
+All processes agree on one numbering of the ids and cut the longer side into runs of about equally many ratings; every
+entry is sent to the process that owns its member of that side. Entries that repeat a pair meet in the order of the
+shares. Ratings live on ``device``: with the backend ``cpu:gloo,cuda:nccl`` sums over GPUs go by NCCL.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from fisherfold.completion.entries import Codes, Entries, Floats, merge
+from fisherfold.completion.estimator import MatrixCompletion
+from fisherfold.completion.files import pack_posterior, unpack_posterior
+from fisherfold.completion.fit import Settings, Table, resolving, solve
+from fisherfold.completion.model import CompletionModel, Seen
+from fisherfold.completion.posterior import CompletionPosterior
+from fisherfold.completion.ratings import Chunk, Ratings
+from fisherfold.distributed import Axis, Group, balanced_cuts, current_group
+from fisherfold.files import sound
+from fisherfold.tables.checkpoint import FitCheckpoint
+from fisherfold.tables.ids import IdIndex, objects
+from fisherfold.threads import threads
+
+# Up to so many ratings the model keeps them, 8 bytes each, on every process.
+SEEN_LIMIT = 2**26
+_SAMPLE = 2**13  # of the values of a share, to tell where most of them lie
+
+
+def fit_shared(
+    model: MatrixCompletion, read: Callable[[Group], Entries | None], process_group: Any,
+    checkpoint: str | os.PathLike[str] | None,
+) -> MatrixCompletion:  # fmt: skip
+    """Fit an estimator together with the other processes of a group.
+
+    Args:
+        model: the estimator.
+        read: reads this process's entries; None if it has none.
+        process_group: a group of ``torch.distributed``; its default group if not given.
+        checkpoint: a file to keep the state of the fit in, and to resume from.
+
+    Returns:
+        The estimator.
+
+    Raises:
+        ValueError: if options or data cannot be used, on all processes.
+    """
+    group = current_group(process_group)
+    entries: Entries | None = None
+    with group.together():
+        if "rank" not in model.get_params():
+            raise ValueError("over several processes the rank must be given; choose it in one process, on a part")
+        settings = model._settings()
+        if checkpoint is not None and settings.inference == "point":
+            raise ValueError("checkpoint needs inference='variational'")
+        mine = json.dumps({k: v for k, v in asdict(settings).items() if k not in ("seed", "device")}, default=str)
+    given = group.gather_texts(mine)
+    if len(set(given)) > 1:
+        raise ValueError(f"the processes have different options: {' and '.join(sorted(set(given))[:2])}")
+    with group.together():
+        entries = read(group)
+    settings = replace(settings, seed=int(group.gather_texts(str(settings.seed))[0]))
+    names = group.gather_texts(json.dumps(None if entries is None else [*entries.names, entries.frame]))
+    with threads(model.n_jobs):
+        found = _fit(entries, settings, group, checkpoint)
+    if (named := next((name for name in map(json.loads, names) if name is not None), None)) is not None:
+        model._remember(Entries([], [], np.zeros(0), tuple(named[:3]), named[3]))
+    return model._adopt(found)
+
+
+def _fit(
+    entries: Entries | None, settings: Settings, group: Group, checkpoint: str | os.PathLike[str] | None
+) -> CompletionModel:
+    table, row_ids, column_ids = share_out(entries, settings, group)
+    settings = settings.for_table(len(row_ids), len(column_ids))
+    saved, init = None, None
+    if checkpoint is not None:
+        saved = FitCheckpoint(checkpoint, _identity(table, settings), group)
+        if (found := saved.load()) is not None:
+            with sound(saved.path, "checkpoint"):
+                init = unpack_posterior(*found).shared_out(table.ratings.row_axis, table.ratings.column_axis)
+
+    def after_pass(posterior: CompletionPosterior) -> None:
+        if saved is not None:
+            saved.save(*_as_content(posterior))
+
+    posterior, level = solve(table.ratings, settings, init, after_pass)
+    posterior = posterior.gathered()
+    return CompletionModel(
+        row_ids, column_ids, posterior, table.center + level * table.scale, table.scale, table.low, table.high,
+        _seen(table.ratings, level, group), settings.inference, table.n_merged, table.ratings.n_ratings,
+    )  # fmt: skip
+
+
+def _as_content(posterior: CompletionPosterior) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    arrays, meta = pack_posterior(posterior.gathered())
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}, meta
+
+
+def _identity(table: Table, settings: Settings) -> dict[str, Any]:
+    """What tells this fit from others; ``max_iter`` may grow."""
+    free = {"max_iter", "device", "verbose"}
+    options = {name: value for name, value in asdict(settings).items() if name not in free}
+    data = [table.ratings.n_ratings, *(f"{x:.9g}" for x in (table.center, table.scale, table.low, table.high))]
+    return options | {"shape": table.ratings.shape, "data": data}
+
+
+def share_out(entries: Entries | None, settings: Settings, group: Group) -> tuple[Table, IdIndex, IdIndex]:
+    """Number the ids of all shares, give every process its ratings, and centre and scale their values.
+
+    Args:
+        entries: what this process has read.
+        settings: how to fit.
+        group: the processes.
+
+    Returns:
+        The table, and the ids of its rows and columns.
+    """
+    with group.together():
+        local = (IdIndex(), IdIndex(), *np.zeros((2, 0), dtype=np.int64)) if entries is None else entries.indexed()
+    values = np.zeros(0) if entries is None else entries.values
+    ids = _joint_index(local[0], group), _joint_index(local[1], group)
+    codes = [index.encode(part.labels)[code] for index, part, code in zip(ids, local[:2], local[2:], strict=True)]
+    flipped = len(ids[0]) > len(ids[1])
+    own, other = codes if flipped else codes[::-1]
+    counts = np.bincount(own, minlength=len(ids[0 if flipped else 1]))
+    cuts = balanced_cuts(group.sum(torch.from_numpy(counts)).numpy(), group.size)
+    own, other, values = _exchanged(own, other, values, cuts, group)
+    came = len(values)
+    with group.together():
+        if settings.duplicates != "mean":
+            pair = (own, other) if flipped else (other, own)
+            i, j, values = merge(*pair, values, settings.duplicates, ids)
+            own, other = (i, j) if flipped else (j, i)
+    center, scale, low, high, dtype = _level(values, settings, group)
+    axis = Axis(len(counts), cuts[group.rank], cuts[group.rank + 1], group)
+    chunk = Chunk(
+        other.astype(np.int32), (own - cuts[group.rank]).astype(np.int32),
+        ((values - center) / scale).astype(np.float32 if dtype == torch.float32 else np.float64),
+    )  # fmt: skip
+    across = Axis.whole(len(ids[1] if flipped else ids[0]))
+    ratings = Ratings.from_chunks(
+        [chunk], (across, axis), dtype=dtype, duplicates="mean", device=settings.device
+    )
+    merged = int(group.sum(torch.tensor(came))) - ratings.n_ratings
+    return Table(ratings.T if flipped else ratings, center, scale, low, high, merged), *ids
+
+
+def _joint_index(index: IdIndex, group: Group) -> IdIndex:
+    """The ids of all processes under one numbering, as of one process that reads the shares one after the other."""
+    if not bool(group.largest(torch.tensor(int(index.is_text)))):
+        return IdIndex(group.gather(torch.from_numpy(index.labels)).numpy())
+    arrays = IdIndex(objects([str(label) for label in index.labels.tolist()])).to_arrays()
+    block, ends = (
+        torch.from_numpy(np.array(arrays.get(name, [])).astype(kind))
+        for name, kind in (("text", np.uint8), ("ends", np.int64))
+    )
+    lengths = torch.diff(ends, prepend=ends.new_zeros(1))
+    text, sizes = group.gather(block).numpy().tobytes(), group.gather(lengths).numpy()
+    stops = np.cumsum(sizes)
+    starts = stops - sizes
+    found = [text[a:b].decode("utf-8", "surrogatepass") for a, b in zip(starts.tolist(), stops.tolist(), strict=True)]
+    return IdIndex(objects(found))
+
+
+def _exchanged(own: Codes, other: Codes, values: Floats, cuts: list[int], group: Group) -> tuple[Codes, Codes, Floats]:
+    """The entries of the members that this process owns, from all processes, in the order of the ranks."""
+    owner = np.searchsorted(np.asarray(cuts[1:-1]), own, side="right")
+    order = np.argsort(owner, kind="stable")
+    packed = np.empty((len(own), 4), dtype=np.int32)
+    packed[:, 0], packed[:, 1] = own[order], other[order]
+    packed[:, 2:] = values[order].view(np.int32).reshape(-1, 2)
+    sent = np.bincount(owner, minlength=group.size).tolist()
+    found = torch.cat(group.exchange(torch.from_numpy(packed), sent)).numpy()
+    values = np.ascontiguousarray(found[:, 2:]).view(np.float64).reshape(-1)
+    return found[:, 0].astype(np.int64), found[:, 1].astype(np.int64), values
+
+
+def _level(values: Floats, settings: Settings, group: Group) -> tuple[float, float, float, float, torch.dtype]:
+    """Centre, scale and range of the values of all processes, and the dtype that resolves them."""
+    total = group.sum(torch.tensor([len(values), values.sum()], dtype=torch.float64))
+    if total[0] == 0:
+        raise ValueError("there are no ratings: found 0 observed entries on all ranks, at least 1 is needed")
+    ends = group.largest(torch.tensor([values.max(initial=-math.inf), -values.min(initial=math.inf)]))
+    high, low = float(ends[0]), -float(ends[1])
+    center = float(total[1] / total[0]) if settings.offsets != "none" else 0.0
+    largest = max(abs(low - center), abs(high - center))
+    if largest <= 1e-12 * abs(center):
+        return center, abs(center) or 1.0, low, high, settings.dtype
+    squares = group.sum(torch.tensor(float(np.square((values - center) / largest).sum()), dtype=torch.float64))
+    scale = largest * math.sqrt(float(squares / total[0]))
+    sample = group.gather(torch.from_numpy(values[:: len(values) // _SAMPLE + 1].copy())).numpy()
+    return center, scale, low, high, resolving(sample, low, high, scale, settings.dtype)
+
+
+def _seen(ratings: Ratings, level: float, group: Group) -> Seen | None:
+    """The ratings of all processes, on each of them, unless they are too many."""
+    if group.size == 1:
+        return Seen.of(ratings, level)
+    if ratings.n_ratings > SEEN_LIMIT:
+        return None
+    rows, columns, values = (part.cpu() for part in ratings.entries())
+    rows, columns = rows.long() + ratings.row_axis.start, columns + ratings.column_axis.start
+    found = [group.gather(part).numpy() for part in (rows, columns, values - level)]
+    nothing = Seen(np.zeros(1, dtype=np.int64), found[1][:0], found[2][:0])
+    return nothing.with_more(found[0], found[1], found[2], ratings.shape[0])

@@ -1,0 +1,335 @@
+"""From whatever holds ratings to row ids, column ids and values.
+
+Accepted are pairs of ids with values, data frames of entries (``user``, ``item``, ``rating`` and the usual synonyms, or
+``columns=``), sparse matrices (stored zeros are data) and matrices with NaN where nothing was observed. What could be
+either entries or a matrix is rejected with both ways to say what is meant.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse
+import torch
+
+from fisherfold.plain import counted
+from fisherfold.tables.frames import columns_of, frame_kind, numbers
+from fisherfold.tables.ids import IdIndex, as_array
+
+Floats = npt.NDArray[np.float64]
+Codes = npt.NDArray[np.int64]
+LARGEST = 1e300  # so that the sum of many is finite
+RULES = ("mean", "last", "sum", "error")
+ROLES = {
+    "row": "u user userid uid username customer customerid person personid member reviewer reader rater row rowid",
+    "column": "i item itemid iid movie movieid film filmid product productid book bookid isbn track song artist "
+    "business asin joke jokeid title column columnid col",
+    "value": "r rating ratings value values score scores stars star grade y",
+}
+_OF_NAME = {name: role for role, names in ROLES.items() for name in names.split()}
+_WIDE_FRAME, _WIDE_ARRAY = 9, 5  # from so many columns on, numbers without usual names can only be a matrix
+_MATRIX = "if it is a matrix with one row per line, pass fit(X, matrix=True)"
+
+
+@dataclass(frozen=True)
+class Entries:
+    """Observed entries.
+
+    Attributes:
+        rows: the row id of each entry.
+        columns: the column id of each entry.
+        values: the values in float64, finite.
+        names: the names of the three columns, where a data frame was given.
+        frame: the library of that data frame, ``pandas`` or ``polars``.
+        is_matrix: whether they were given as a matrix.
+    """
+
+    rows: Any
+    columns: Any
+    values: Floats
+    names: tuple[str, str, str] = ("row", "column", "value")
+    frame: str | None = None
+    is_matrix: bool = False
+
+    def indexed(self) -> tuple[IdIndex, IdIndex, Codes, Codes]:
+        """Number the ids.
+
+        Returns:
+            The indices of the rows and of the columns, and the numbers of the entries in each.
+        """
+        row_ids, rows = IdIndex.fit(self.rows, "row")
+        column_ids, columns = IdIndex.fit(self.columns, "column")
+        return row_ids, column_ids, rows, columns
+
+    def at(self, positions: npt.NDArray[np.int64]) -> Entries:
+        """Some of the entries.
+
+        Args:
+            positions: which ones.
+
+        Returns:
+            These alone.
+        """
+        rows, columns = as_array(self.rows)[positions], as_array(self.columns)[positions]
+        return replace(self, rows=rows, columns=columns, values=self.values[positions])
+
+    def merged(self, rule: str) -> Entries:
+        """Each pair once.
+
+        Args:
+            rule: what becomes of a pair given twice: ``mean``, ``last``, ``sum`` or ``error``.
+
+        Returns:
+            The same entries if no pair occurs twice.
+        """
+        row_ids, column_ids, rows, columns = self.indexed()
+        i, j, values = merge(rows, columns, self.values, rule, (row_ids, column_ids))
+        if len(values) == len(self.values):
+            return self
+        return replace(self, rows=row_ids.decode(i), columns=column_ids.decode(j), values=values)
+
+
+def merge(
+    rows: Codes, columns: Codes, values: Floats, rule: str, ids: tuple[IdIndex, IdIndex] | None = None
+) -> tuple[Codes, Codes, Floats]:
+    """Join entries of equal pairs.
+
+    Args:
+        rows: row numbers.
+        columns: column numbers.
+        values: values.
+        rule: ``mean``, ``last``, ``sum`` or ``error``.
+        ids: the names behind the numbers, for the message of ``error``.
+
+    Returns:
+        The same arrays if no pair occurs twice, else each pair once, by row and column.
+
+    Raises:
+        ValueError: if a pair occurs twice and the rule is ``error``.
+
+    Example:
+        >>> entries = np.array([0, 1, 0]), np.array([2, 2, 2]), np.array([1.0, 5.0, 2.0])
+        >>> [merge(*entries, rule)[2].tolist() for rule in ("mean", "last", "sum")]
+        [[1.5, 5.0], [2.0, 5.0], [3.0, 5.0]]
+    """
+    key = rows * (int(columns.max(initial=0)) + 1) + columns
+    order = np.argsort(key, kind="stable")
+    fresh = np.diff(key[order], prepend=-1) != 0
+    if fresh.all():
+        return rows, columns, values
+    if rule == "error":
+        first = order[np.flatnonzero(~fresh)[0]]
+        pair = rows[first], columns[first]
+        names = pair if ids is None else [index.decode([k]).tolist()[0] for index, k in zip(ids, pair, strict=True)]
+        raise ValueError(
+            f"{counted(int((~fresh).sum()), 'entry repeats', 'entries repeat')} a pair that was given before, the "
+            f"first is row {names[0]!r}, column {names[1]!r}; choose duplicates='mean', 'last' or 'sum' to merge them"
+        )
+    starts = np.flatnonzero(fresh)
+    counts = np.diff(starts, append=len(values))
+    sorted_values = values[order]
+    if rule == "last":
+        joint = sorted_values[starts + counts - 1]
+    else:
+        joint = np.add.reduceat(sorted_values, starts)
+        joint = joint / counts if rule == "mean" else joint
+    return rows[order][starts], columns[order][starts], joint
+
+
+def read_entries(X: Any, y: Any = None, *, columns: Any = None, matrix: bool | None = None) -> Entries:
+    """Read ratings in any of the accepted forms.
+
+    Args:
+        X: pairs of ids with ``y``; or a data frame of entries; or a matrix: sparse, or with NaN in its holes.
+        y: the values of the pairs.
+        columns: the names of the row id, column id and value columns of a data frame (of the first two with ``y``).
+        matrix: True says that X is a matrix, where that is not plain from its type.
+
+    Returns:
+        The observed entries.
+
+    Raises:
+        ValueError: if X could be either entries or a matrix, or pairs and values differ in number.
+    """
+    if isinstance(X, Entries):
+        return X
+    X = _known(X)
+    if y is not None:
+        rows, cols, names, kind = read_pairs(X, columns)
+        values = numbers(y, "y")
+        if len(values) != len(rows):
+            given = f"{counted(len(rows), 'pair')} and {counted(len(values), 'value')}"
+            raise ValueError(f"X and y must have one length, got {given}")
+        return _checked(Entries(rows, cols, values, (*names, "value"), kind))
+    if scipy.sparse.issparse(X):
+        coo = scipy.sparse.coo_array(X)
+        rows, cols = (np.asarray(part, dtype=np.int64) for part in coo.coords)
+        return _checked(Entries(rows, cols, numbers(coo.data, "the matrix"), is_matrix=True))
+    if frame_kind(X) is not None:
+        return _from_frame(X, columns, matrix)
+    array = np.asarray(unmasked(X))
+    if array.ndim != 2:
+        raise ValueError(
+            f"X must be pairs with y, a data frame of entries or a matrix, got shape {array.shape}. Reshape your data"
+        )
+    if not matrix and array.shape[1] < _WIDE_ARRAY:
+        raise ValueError(
+            f"X has {array.shape[1]} columns and no y: if these are entries, pass fit(X[:, :2], X[:, 2]); {_MATRIX}"
+        )
+    try:
+        array = array.astype(np.float64)
+    except (TypeError, ValueError):
+        raise ValueError(f"a matrix with holes must hold numbers and NaN, got dtype {array.dtype}") from None
+    return _from_matrix(array, None, None)
+
+
+def read_pairs(X: Any, columns: Any = None) -> tuple[Any, Any, tuple[str, str], str | None]:
+    """Row ids and column ids of a table of pairs.
+
+    Args:
+        X: an array or list of pairs, or a data frame.
+        columns: the names of the two columns of a data frame.
+
+    Returns:
+        Row ids, column ids, their names, and the library of the data frame.
+
+    Raises:
+        TypeError: if X is a sparse matrix.
+        ValueError: if it has no two columns.
+    """
+    X = _known(X)
+    if scipy.sparse.issparse(X):
+        raise TypeError("pairs of ids cannot be a sparse matrix; pass fit(M) without y, or an (n, 2) array of ids")
+    if (kind := frame_kind(X)) is not None:
+        table = columns_of(X)
+        names = _roles(list(table), columns, ("row", "column")) or (list(table) if len(table) == 2 else None)
+        if names is None:
+            raise ValueError(
+                f"X must have 2 columns (row id, column id), got {len(table)}: {list(table)}; "
+                "name them with columns=('user', 'item')"
+            )
+        return table[names[0]], table[names[1]], (str(names[0]), str(names[1])), kind
+    if isinstance(X, (list, tuple)) and X and all(isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in X):
+        rows, cols = zip(*X, strict=True)
+        return list(rows), list(cols), ("row", "column"), None
+    array = np.asanyarray(X)
+    if array.dtype.kind == "c":
+        raise ValueError("Complex data not supported: ids must be integers or text")
+    if array.ndim != 2 or array.shape[1] != 2:
+        few = f"0 feature(s) (shape={array.shape}) while a minimum of 2 is required. " if 0 in array.shape[1:] else ""
+        size = f" (n_samples={array.shape[0]}, n_features={array.shape[1]})" if array.ndim == 2 else ""
+        raise ValueError(
+            f"{few}X must have shape (n, 2) with a row id and a column id in each line, got shape {array.shape}{size}. "
+            "Reshape your data, or pass a matrix with holes as fit(M) without y"
+        )
+    return array[:, 0], array[:, 1], ("row", "column"), None
+
+
+def _from_frame(X: Any, columns: Any, matrix: bool | None) -> Entries:
+    table = columns_of(X)
+    names = None if matrix else _roles(list(table), columns, ("row", "column", "value"))
+    if names is not None:
+        row, column, value = names
+        values = numbers(table[value], f"column {str(value)!r}")
+        return _checked(Entries(table[row], table[column], values, (str(row), str(column), str(value)), frame_kind(X)))
+    if not matrix and (len(table) < _WIDE_FRAME or not all(map(_is_numeric, table.values()))):
+        raise ValueError(
+            f"cannot tell which of the columns {list(table)} are row id, column id and value: if X holds entries, pass "
+            f"fit(X, columns=('user', 'item', 'rating')) with your names; {_MATRIX}"
+        )
+    for name in table:
+        fill = getattr(X[name].dtype, "fill_value", np.nan) if hasattr(X, "iloc") else np.nan
+        if not np.isnan(fill):
+            raise ValueError(
+                f"column {name!r} is sparse with the fill value {fill}, which is data here; pass X.sparse.to_coo() if "
+                "what is not stored was not observed, X.sparse.to_dense() if it is data"
+            )
+    whole = np.column_stack([numbers(values, f"column {str(name)!r}") for name, values in table.items()])
+    return _from_matrix(whole, X.index if hasattr(X, "iloc") else None, list(table))
+
+
+def _is_numeric(column: npt.NDArray[Any]) -> bool:
+    return column.dtype.kind in "fiub" or not any(isinstance(value, str) for value in column[:100].tolist())
+
+
+def _from_matrix(table: Floats, row_ids: Any, column_ids: Any) -> Entries:
+    rows, columns = np.nonzero(~np.isnan(table))
+    values = table[rows, columns]
+    row_labels = rows if row_ids is None else np.asarray(row_ids)[rows]
+    column_labels = columns if column_ids is None else np.asarray(column_ids)[columns]
+    return _checked(Entries(row_labels, column_labels, values, is_matrix=True))
+
+
+def _roles(given: list[Any], columns: Any, roles: tuple[str, ...]) -> list[Any] | None:
+    """The columns that hold the roles: those that were named, or those with usual names."""
+    if columns is not None:
+        if isinstance(columns, str) or len(columns) != len(roles):
+            raise ValueError(f"columns must name {len(roles)} columns ({', '.join(roles)}), got {columns!r}")
+        if missing := [name for name in columns if name not in given]:
+            raise ValueError(f"there is no column {missing[0]!r}; the data frame has {given}")
+        return list(columns)
+    found: dict[str, list[Any]] = {role: [] for role in roles}
+    for name in given:
+        role = _OF_NAME.get(re.sub(r"[^a-z]", "", str(name).lower()))
+        if role in found:
+            found[role].append(name)
+    if "value" in found and not found["value"] and len(given) == 3 and found["row"] and found["column"]:
+        found["value"] = [name for name in given if name not in found["row"] + found["column"]]
+    return [names[0] for names in found.values()] if all(len(names) == 1 for names in found.values()) else None
+
+
+def _checked(found: Entries) -> Entries:
+    values = found.values
+    if len(values) == 0:
+        raise ValueError("there are no ratings: found 0 observed entries (0 sample(s)), at least 1 is needed")
+    bad = np.flatnonzero(~np.isfinite(values))
+    if len(bad):
+        k = int(bad[0])
+        raise ValueError(
+            f"the values must be finite: {len(bad)} of {len(values)} contain NaN or infinity, the first is {values[k]} "
+            f"at row {_at(found.rows, k)!r}, column {_at(found.columns, k)!r}; leave such entries out"
+        )
+    if (largest := float(np.abs(values).max())) > LARGEST:
+        raise ValueError(f"the values must be of absolute value {LARGEST:g} at most, got {largest:g}")
+    return found
+
+
+def _at(ids: Any, k: int) -> Any:
+    value = ids.iloc[k] if hasattr(ids, "iloc") else ids[k]
+    return value.item() if hasattr(value, "item") else value
+
+
+def unmasked(X: Any) -> Any:
+    """Masked entries as NaN, and tensors as arrays.
+
+    Args:
+        X: numbers in any form.
+
+    Returns:
+        A plain array of floats for a masked array or a real tensor, anything else as it is.
+
+    Raises:
+        TypeError: if it is a sparse tensor.
+    """
+    if np.ma.isMaskedArray(X):
+        return np.ma.filled(X.astype(np.float64), np.nan)
+    if isinstance(X, torch.Tensor):
+        if X.layout != torch.strided:
+            raise TypeError(f"dense numbers are needed here, got a tensor of layout {X.layout}")
+        return X.detach().cpu().double().numpy() if not X.is_complex() else X.detach().cpu().numpy()
+    return X
+
+
+def _known(X: Any) -> Any:
+    """Sparse tensors as sparse matrices."""
+    if isinstance(X, torch.Tensor) and X.layout != torch.strided:
+        coo = X.detach().cpu().to_sparse(layout=torch.sparse_coo).coalesce()
+        if coo.sparse_dim() != 2 or coo.dense_dim() != 0:
+            raise ValueError(f"a sparse tensor must be a matrix of numbers, got shape {tuple(coo.shape)}")
+        return scipy.sparse.coo_array((coo.values().double().numpy(), coo.indices().numpy()), shape=tuple(coo.shape))
+    return X
+

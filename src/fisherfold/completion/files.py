@@ -1,0 +1,163 @@
+"""A completed matrix as named arrays and plain numbers, for model folders, pickles and checkpoints.
+
+What is read is checked once, here: shapes belong together, numbers are finite, and those that must be positive are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fisherfold.completion.model import CompletionModel, Seen
+from fisherfold.completion.posterior import CompletionPosterior, Side
+from fisherfold.completion.prior_mean import SetEffects
+from fisherfold.tables.folders import expect, expect_number, pack_index, unpack_index
+
+KIND = "completion"
+INFERENCES = ("variational", "point")
+Arrays = dict[str, npt.NDArray[Any]]
+_SIDES = ("rows", "columns")
+_COUNTS = ("n_merged", "n_at_start", "n_since_start", "n_since_look")
+_LARGEST = 1e30  # of precisions and their like: beyond, their products leave float64
+
+
+def pack(model: CompletionModel) -> tuple[Arrays, dict[str, Any]]:
+    """Take a model apart.
+
+    Args:
+        model: the model.
+
+    Returns:
+        Its arrays by name, and its numbers as JSON holds them.
+    """
+    arrays, meta = pack_posterior(model.posterior)
+    meta |= {name: float(getattr(model, name)) for name in ("center", "scale", "low", "high")}
+    meta |= {name: int(getattr(model, name)) for name in _COUNTS} | {"inference": model.inference}
+    arrays |= pack_index(model.row_ids, "rows") | pack_index(model.column_ids, "columns")
+    if model.seen is not None:
+        arrays |= {f"seen.{name}": getattr(model.seen, name) for name in ("offsets", "columns", "values")}
+    return arrays, meta
+
+
+def unpack(arrays: Mapping[str, Any], meta: Mapping[str, Any], device: str = "cpu") -> CompletionModel:
+    """Put a model together again.
+
+    Args:
+        arrays: its arrays by name.
+        meta: its numbers.
+        device: where the posterior is to live.
+
+    Returns:
+        The model.
+
+    Raises:
+        ValueError: if the parts do not belong together, or a number is not allowed.
+    """
+    tensors = {name: torch.as_tensor(array) for name, array in arrays.items()}
+    posterior = unpack_posterior(tensors, meta, device)
+    n, m = len(posterior.rows.mean), len(posterior.columns.mean)
+    if meta.get("inference") not in INFERENCES:
+        raise ValueError(f"inference is {meta.get('inference')!r}, one of {', '.join(INFERENCES)} is expected")
+    return CompletionModel(
+        unpack_index(tensors, "rows", n), unpack_index(tensors, "columns", m), posterior,
+        expect_number(meta, "center"), expect_number(meta, "scale", least=1e-300), expect_number(meta, "low"),
+        expect_number(meta, "high"), _seen(tensors, n, m), meta["inference"],
+        **{name: expect_number(meta, name, least=0, integer=True) for name in _COUNTS},
+    )  # fmt: skip
+
+
+def _seen(tensors: Mapping[str, Tensor], n_rows: int, n_columns: int) -> Seen | None:
+    """What each row has rated: runs that follow each other, of columns that exist, and a value each."""
+    if "seen.offsets" not in tensors:
+        return None
+    offsets = expect(tensors, "seen.offsets", (n_rows + 1,), integers=True).long().numpy()
+    columns = expect(tensors, "seen.columns", (None,), integers=True, least=0).int().numpy()
+    values = expect(tensors, "seen.values", (len(columns),)).numpy()
+    runs = offsets[0] == 0 and offsets[-1] == len(columns) and (np.diff(offsets) >= 0).all()
+    if not runs or columns.max(initial=-1) >= n_columns:
+        raise ValueError("seen.offsets and seen.columns do not fit the table")
+    return Seen(offsets, columns, values)
+
+
+def _shapes(n: int, q: int) -> dict[str, tuple[int, ...]]:
+    return {
+        "mean": (n, q), "covariance": (n, q * (q + 1) // 2), "weight": (n,), "shortfall": (n,), "counts": (n,),
+        "precision": (q, q), "center": (q,), "start_variance": (q,), "log_det": (n,),
+    }  # fmt: skip
+
+
+def pack_posterior(posterior: CompletionPosterior) -> tuple[Arrays, dict[str, Any]]:
+    """Take a posterior apart.
+
+    Args:
+        posterior: the posterior.
+
+    Returns:
+        Its arrays by name, and its numbers.
+    """
+    tensors: dict[str, Tensor] = {}
+    for name, side in zip(_SIDES, (posterior.rows, posterior.columns), strict=True):
+        tensors |= {f"{name}.{key}": getattr(side, key) for key in _shapes(1, 1)}
+        if side.set_effects is not None:
+            tensors |= {f"{name}.set.{key}": getattr(side.set_effects, key) for key in ("effects", "sums", "shares")}
+    names = ("noise_precision", "weight_strength", "misfit", "n_ratings", "fixed_ridge", "converged", "trace")
+    meta: dict[str, Any] = {name: getattr(posterior, name) for name in names}
+    meta["has_offset"] = [posterior.rows.has_offset, posterior.columns.has_offset]
+    return {name: tensor.detach().cpu().contiguous().numpy() for name, tensor in tensors.items()}, meta
+
+
+def unpack_posterior(
+    tensors: Mapping[str, Tensor], meta: Mapping[str, Any], device: str = "cpu"
+) -> CompletionPosterior:
+    """Put a posterior together again.
+
+    Args:
+        tensors: its arrays by name; others are left alone.
+        meta: its numbers.
+        device: where it is to live.
+
+    Returns:
+        The posterior.
+
+    Raises:
+        ValueError: if the parts do not belong together, or a number is not allowed.
+    """
+    sizes = [len(expect(tensors, f"{name}.counts", (None,), least=0)) for name in _SIDES]
+    q = expect(tensors, "rows.mean", (None, None)).shape[1]
+    offsets, trace = meta.get("has_offset"), meta.get("trace")
+    if not (isinstance(offsets, list) and len(offsets) == 2 and all(isinstance(value, bool) for value in offsets)):
+        raise ValueError(f"has_offset is {offsets!r}, two truth values are expected")
+    if not isinstance(trace, list) or not all(isinstance(row, dict) for row in trace):
+        raise ValueError("its trace is not a table of numbers")
+    ridge = meta.get("fixed_ridge")
+    rows, columns = (_side(tensors, k, sizes, q, offsets[k], device) for k in (0, 1))
+    return CompletionPosterior(
+        rows, columns,
+        noise_precision=expect_number(meta, "noise_precision", least=1 / _LARGEST, most=_LARGEST),
+        weight_strength=expect_number(meta, "weight_strength", least=0, most=_LARGEST),
+        n_ratings=expect_number(meta, "n_ratings", least=1, integer=True),
+        fixed_ridge=None if ridge is None else expect_number(meta, "fixed_ridge", least=0, most=_LARGEST),
+        misfit=expect_number(meta, "misfit", least=0), converged=bool(meta.get("converged")),
+        trace=[{str(name): float(value) for name, value in row.items()} for row in trace],
+    )  # fmt: skip
+
+
+def _side(tensors: Mapping[str, Tensor], k: int, sizes: list[int], q: int, has_offset: bool, device: str) -> Side:
+    name, n, others = _SIDES[k], sizes[k], sizes[1 - k]
+    parts: dict[str, Any] = {
+        key: expect(tensors, f"{name}.{key}", shape, positive=key in ("weight", "start_variance")).to(device)
+        for key, shape in _shapes(n, q).items()
+    }
+    if not bool((torch.linalg.eigvalsh(parts["precision"]) > 0).all()):
+        raise ValueError(f"{name}.precision must be positive definite")
+    effects = None
+    if f"{name}.set.effects" in tensors:
+        shapes = {"effects": (others, q), "sums": (n, q), "shares": (others,)}
+        sets = {key: expect(tensors, f"{name}.set.{key}", shape).to(device) for key, shape in shapes.items()}
+        effects = SetEffects(**sets)
+    return Side(**parts, has_offset=has_offset, set_effects=effects)

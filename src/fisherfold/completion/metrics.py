@@ -1,0 +1,174 @@
+"""Errors of predicted values, calibration of intervals, and metrics of ranked lists.
+
+    DCG@k = Σ_{r ≤ k} gain_r / log2(r + 1),    nDCG@k = DCG@k / DCG@k of the best order
+
+Ranked lists and relevant items come as data frames (as ``recommend`` returns them), or as pairs of columns.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import ndtri
+
+from fisherfold.completion.entries import Codes, Floats
+from fisherfold.tables.frames import columns_of, frame_kind, numbers
+from fisherfold.tables.ids import IdIndex
+
+RANKING = ("ndcg", "recall", "precision", "map", "mrr", "hit_rate")
+
+
+def rmse(values: Any, predictions: Any) -> float:
+    """The root mean square error.
+
+    Args:
+        values: what was observed.
+        predictions: what was predicted.
+
+    Returns:
+        The error.
+
+    Example:
+        >>> rmse([3.0, 4.0], [3.0, 2.0])
+        1.4142135623730951
+    """
+    off = numbers(values, "values") - numbers(predictions, "predictions")
+    return float(np.sqrt(np.mean(off**2)))
+
+
+def mae(values: Any, predictions: Any) -> float:
+    """The mean absolute error.
+
+    Args:
+        values: what was observed.
+        predictions: what was predicted.
+
+    Returns:
+        The error.
+    """
+    return float(np.mean(np.abs(numbers(values, "values") - numbers(predictions, "predictions"))))
+
+
+def interval_coverage(values: Any, predictions: Any, std: Any, level: float = 0.9) -> float:
+    """The share of values that lie within their central predictive intervals; ``level`` if these are calibrated.
+
+    Args:
+        values: what was observed.
+        predictions: what was predicted.
+        std: the predictive standard deviations.
+        level: the probability of the intervals.
+
+    Returns:
+        The share.
+    """
+    off = np.abs(numbers(values, "values") - numbers(predictions, "predictions"))
+    return float(np.mean(off <= ndtri((1 + level) / 2) * numbers(std, "std")))
+
+
+def calibration(values: Any, predictions: Any, std: Any, levels: Any = (0.5, 0.8, 0.9, 0.95)) -> dict[float, float]:
+    """``interval_coverage`` at several levels.
+
+    Args:
+        values: what was observed.
+        predictions: what was predicted.
+        std: the predictive standard deviations.
+        levels: the probabilities of the intervals.
+
+    Returns:
+        The coverage for each level.
+    """
+    return {float(level): interval_coverage(values, predictions, std, float(level)) for level in levels}
+
+
+def ranking_metrics(recommended: Any, relevant: Any, k: int = 10, *, trained: Any = None) -> dict[str, float]:
+    """Metrics of ranked lists, averaged over the rows that have relevant columns.
+
+    Args:
+        recommended: lists, best first within each row: a data frame whose first two columns are row and column ids, or
+            a pair of such columns.
+        relevant: the relevant columns of each row, in the same form; a third column holds gains (1 if there is none).
+        k: the length of the lists that counts.
+        trained: the entries of the fit in the same form, for ``coverage`` and ``novelty``.
+
+    Returns:
+        ``ndcg``, ``recall``, ``precision``, ``map``, ``mrr`` and ``hit_rate``; with ``trained`` also ``coverage`` (the
+        share of its columns that is recommended to anybody) and ``novelty`` (mean -log2 of their share of the rows).
+
+    Raises:
+        ValueError: if there are no relevant columns.
+
+    Example:
+        >>> found = ranking_metrics((["ann"] * 3, ["a", "b", "c"]), (["ann"] * 2, ["b", "z"]), k=3)
+        >>> found["recall"], found["precision"], found["mrr"]
+        (0.5, 0.3333333333333333, 0.5)
+    """
+    rows, columns, gains = _parts(relevant)
+    if len(gains) == 0:
+        raise ValueError("there are no relevant columns to look for")
+    row_ids, i = IdIndex.fit(rows)
+    column_ids, j = IdIndex.fit(columns)
+    table = np.zeros((len(row_ids), k))
+    listed_rows, listed, _ = _parts(recommended)
+    at = row_ids.encode(listed_rows)
+    listed = np.asarray(listed)[at >= 0]
+    at = at[at >= 0]
+    order = np.argsort(at, kind="stable")
+    counts = np.bincount(at, minlength=len(row_ids))
+    place = np.empty(len(at), dtype=np.int64)
+    place[order] = np.arange(len(at)) - np.repeat(np.cumsum(counts) - counts, counts)
+    inside = place < k
+    key, wanted = i * len(column_ids) + j, at * len(column_ids) + (codes := column_ids.encode(listed))
+    sorted_key = np.argsort(key)
+    where = np.searchsorted(key[sorted_key], wanted).clip(max=len(key) - 1)
+    hit = inside & (codes >= 0) & (key[sorted_key][where] == wanted)
+    table[at[hit], place[hit]] = gains[sorted_key][where[hit]]
+    ideal = np.zeros((len(row_ids), k))
+    best = np.lexsort((-gains, i))
+    sizes = np.bincount(i)
+    rank = np.arange(len(i)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    ideal[i[best][rank < k], rank[rank < k]] = gains[best][rank < k]
+    found = per_row(table, ideal, sizes)
+    result = {name: float(values.mean()) for name, values in found.items()}
+    if trained is not None:
+        result |= _of_catalogue(listed[inside], trained)
+    return result
+
+
+def per_row(gains: Floats, ideal: Floats, n_relevant: npt.NDArray[np.int64]) -> dict[str, Floats]:
+    """Metrics of each ranked list.
+
+    Args:
+        gains: the gain at each place of each list, 0 where the column is not relevant.
+        ideal: the gains of the best order.
+        n_relevant: how many columns are relevant to each row, those not listed included.
+
+    Returns:
+        One value per list and metric.
+    """
+    k = gains.shape[1]
+    discount = 1 / np.log2(np.arange(2, k + 2))
+    hits = (gains > 0).astype(np.float64)
+    precision = np.cumsum(hits, axis=1) / np.arange(1, k + 1)
+    first = np.where(hits.any(axis=1), 1 / (hits.argmax(axis=1) + 1), 0.0)
+    return {
+        "ndcg": (gains @ discount) / (ideal @ discount), "recall": hits.sum(axis=1) / n_relevant,
+        "precision": hits.mean(axis=1), "map": (precision * hits).sum(axis=1) / np.minimum(n_relevant, k),
+        "mrr": first, "hit_rate": hits.max(axis=1),
+    }  # fmt: skip
+
+
+def _of_catalogue(listed: Any, trained: Any) -> dict[str, float]:
+    rows, columns, _ = _parts(trained)
+    index, codes = IdIndex.fit(columns)
+    share = np.bincount(codes) / len(IdIndex.fit(rows)[0])
+    at: Codes = index.encode(listed)
+    return {"coverage": len(np.unique(at[at >= 0])) / len(index), "novelty": float(-np.log2(share[at[at >= 0]]).mean())}
+
+
+def _parts(X: Any) -> tuple[Any, Any, Floats]:
+    """Row ids, column ids and gains of a data frame or of a tuple of columns."""
+    parts = list(columns_of(X).values()) if frame_kind(X) is not None else list(X)
+    gains = numbers(parts[2], "gains") if len(parts) > 2 else np.ones(len(parts[0]))
+    return parts[0], parts[1], gains

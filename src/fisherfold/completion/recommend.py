@@ -1,0 +1,168 @@
+"""The best columns of many rows, similar members, and the model as arrays.
+
+    score(i, j) = b_i + c_j + ⟨u_i, v_j⟩,    or its upper bound, or a draw of it from the posterior
+
+Rows are scored in blocks, one matrix product each; nothing of the size of rows x columns is ever held.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fisherfold.completion.entries import Codes, Floats
+from fisherfold.completion.model import CompletionModel
+from fisherfold.completion.packed import triangle, unpack
+
+BY = ("mean", "upper", "sample")
+UPPER = 1.645  # standard deviations: nineteen of twenty expected values lie below
+_BLOCK = 2**22  # scores at once
+
+
+def best_columns(
+    model: CompletionModel, rows: Codes, k: int, *, candidates: Codes | None = None, exclude_seen: bool = True,
+    by: str = "mean", seed: int = 0,
+) -> tuple[Codes, Codes, Floats]:  # fmt: skip
+    """The columns with the largest scores for each row.
+
+    Args:
+        model: the model.
+        rows: row numbers, -1 for a row that was not seen.
+        k: how many columns for each.
+        candidates: the columns to choose from; all if not given.
+        exclude_seen: whether columns in which a row has a value are left out.
+        by: what to score by: ``mean``, ``upper`` (a bound that one of twenty exceeds) or ``sample`` (Thompson).
+        seed: of the draws of ``sample``.
+
+    Returns:
+        The place of the row among ``rows``, the column and the score (in units of the values, not clipped) of each
+        recommendation, best first within a row; fewer than ``k`` for a row if there are no more.
+    """
+    columns = np.arange(len(model.column_ids)) if candidates is None else candidates
+    k, at = min(k, len(columns)), model.tensor(columns)
+    generator = torch.Generator().manual_seed(seed)
+    row_side, side = model.posterior.rows, model.posterior.columns
+    v, v_covariance = side.at(at, "mean"), side.at(at, "covariance") if by != "mean" else None
+    if by == "sample" and v_covariance is not None:
+        v = _draw(v, v_covariance, generator)
+    weights, levels = v[:, :-1].T.contiguous(), v[:, -1].contiguous()
+    place_of = np.full(len(model.column_ids), -1)
+    place_of[columns] = np.arange(len(columns))
+    found: list[tuple[Codes, Codes, Floats]] = []
+    size = max(1, _BLOCK // max(len(columns), 1))
+    for start in range(0, len(rows), size):
+        block = rows[start : start + size]
+        i = model.tensor(block)
+        u = row_side.at(i, "mean")
+        if by == "sample":
+            u = _draw(u, row_side.at(i, "covariance"), generator)
+        scores = torch.addmm(levels, u[:, :-1], weights)
+        if by == "upper" and v_covariance is not None:
+            left, right = _spread_features(u, row_side.at(i, "covariance"), v, v_covariance)
+            scores += UPPER * (left @ right.T).clamp_(min=0).sqrt_()
+        if exclude_seen:
+            seen_rows, seen_columns = model.seen_by(block)
+            place = place_of[seen_columns]
+            inside = place >= 0
+            scores[model.tensor(seen_rows[inside]), model.tensor(place[inside])] = -math.inf
+        best, where = scores.topk(k, dim=1)
+        good = torch.isfinite(best)
+        value = (best + u[:, -1:])[good].double().cpu().numpy() * model.scale + model.center
+        owner = torch.arange(len(block), device=best.device)[:, None].expand_as(best)[good]
+        found.append((start + owner.cpu().numpy(), columns[where[good].cpu().numpy()], value))
+    if not found:
+        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), np.zeros(0)
+    return tuple(np.concatenate(parts) for parts in zip(*found, strict=True))  # type: ignore[return-value]
+
+
+def _draw(mean: Tensor, covariance: Tensor, generator: torch.Generator) -> Tensor:
+    """One draw of each member from its posterior; an offset that is held at zero has no variance."""
+    square = unpack(covariance).double()
+    jitter = 1e-10 * square.diagonal(dim1=1, dim2=2).mean(1).clamp(min=1e-30)
+    square = square + jitter[:, None, None] * torch.eye(square.shape[1], dtype=square.dtype, device=square.device)
+    normal = torch.randn(len(mean), mean.shape[1], 1, dtype=torch.float64, generator=generator).to(mean.device)
+    return mean + (torch.linalg.cholesky(square) @ normal)[:, :, 0].to(mean)
+
+
+def _spread_features(u: Tensor, rows: Tensor, v: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
+    """Two tables whose inner products are variances of b + c + ⟨u, v⟩: (ũũᵀ, R) and (C, ṽṽᵀ + C_vv), packed."""
+    i, j = triangle(u.shape[1], u.device)
+    twice = torch.where(i == j, 1.0, 2.0).to(u)
+    x, y = (torch.cat([side[:, :-1], torch.ones_like(side[:, :1])], dim=1) for side in (u, v))
+    outer = y[:, i] * y[:, j]
+    n_factors = u.shape[1] * (u.shape[1] - 1) // 2  # the packed block of the factors comes first
+    outer[:, :n_factors] += columns[:, :n_factors]
+    return torch.cat([x[:, i] * x[:, j] * twice, rows * twice], dim=1), torch.cat([columns, outer], dim=1)
+
+
+def most_similar(model: CompletionModel, members: Codes, k: int, *, side: int = 1) -> tuple[Codes, Codes, Floats]:
+    """The members of one side that are rated most alike.
+
+    Two columns are alike if their predicted values, apart from level, are correlated over the rows of the table.
+
+    Args:
+        model: the model.
+        members: numbers of columns (or rows), all known.
+        k: how many for each.
+        side: 1 for columns, 0 for rows.
+
+    Returns:
+        The place of the member among ``members``, the similar member and the correlation, best first.
+    """
+    sides = model.posterior.rows, model.posterior.columns
+    other = sides[1 - side].mean[:, :-1].double()
+    off = other - other.mean(0)
+    values, vectors = torch.linalg.eigh(off.T @ off / len(off))
+    table = sides[side].mean[:, :-1].double() @ vectors * values.clamp(min=0).sqrt()
+    table = (table / table.norm(dim=1, keepdim=True).clamp(min=1e-300)).to(sides[side].mean)
+    k, found = min(k, len(table) - 1), []
+    size = max(1, _BLOCK // max(len(table), 1))
+    for start in range(0, len(members), size):
+        block = model.tensor(members[start : start + size])
+        scores = table[block] @ table.T
+        scores[torch.arange(len(block)), block] = -math.inf
+        best, where = scores.topk(k, dim=1)
+        owner = torch.arange(start, start + len(block))[:, None].expand_as(best)
+        found.append([part.reshape(-1).cpu().numpy() for part in (owner, where, best.double())])
+    if not found:
+        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), np.zeros(0)
+    return tuple(np.concatenate(parts) for parts in zip(*found, strict=True))  # type: ignore[return-value]
+
+
+def factors(model: CompletionModel, side: int) -> tuple[Floats, Floats, Floats]:
+    """The factors, offsets and covariances of one side in units of the values.
+
+    prediction = offset_ + row offset + column offset + row factors · column factors
+
+    Args:
+        model: the model.
+        side: 0 for rows, 1 for columns.
+
+    Returns:
+        Factors (n, p), offsets (n,) and covariances (n, p + 1, p + 1) of (factors, offset).
+    """
+    part = (model.posterior.rows, model.posterior.columns)[side]
+    unit = np.full(part.mean.shape[1], model.scale**0.5)
+    unit[-1] = model.scale
+    mean = part.mean.double().cpu().numpy() * unit
+    covariance = unpack(part.covariance).double().cpu().numpy() * (unit[:, None] * unit)
+    return mean[:, :-1], mean[:, -1], covariance
+
+
+def inner_product_vectors(model: CompletionModel) -> tuple[Floats, Floats]:
+    """Vectors whose inner products are the predictions: (u_i, 1, g + b_i) and (v_j, c_j, 1).
+
+    Args:
+        model: the model.
+
+    Returns:
+        One float32 vector per row, and one per column.
+    """
+    (u, b, _), (v, c, _) = factors(model, 0), factors(model, 1)
+    ones = np.ones(1)
+    rows = np.column_stack([u, np.broadcast_to(ones, len(u)), b + model.center])
+    columns = np.column_stack([v, c, np.broadcast_to(ones, len(v))])
+    return rows.astype(np.float32), columns.astype(np.float32)

@@ -1,0 +1,110 @@
+"""Splits of entries into a training and a test part, as positions of the entries.
+
+train, test = time_split(ratings["timestamp"], test=0.1)
+model = MatrixCompletion().fit(ratings[train])          # .iloc[train] of pandas
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fisherfold.tables.frames import numbers
+from fisherfold.tables.ids import IdIndex
+
+Positions = npt.NDArray[np.int64]
+
+
+def random_split(n: int, test: float = 0.1, *, seed: int = 0) -> tuple[Positions, Positions]:
+    """Hold out entries at random.
+
+    Args:
+        n: the number of entries.
+        test: the share that is held out.
+        seed: of the draw.
+
+    Returns:
+        The positions of the training entries and of the test entries, ascending.
+
+    Example:
+        >>> train, test = random_split(10, 0.2)
+        >>> len(train), len(test)
+        (8, 2)
+    """
+    held = np.zeros(n, dtype=bool)
+    held[np.random.default_rng(seed).permutation(n)[: _count(n, test)]] = True
+    return np.flatnonzero(~held), np.flatnonzero(held)
+
+
+def time_split(times: Any, test: float = 0.1) -> tuple[Positions, Positions]:
+    """Hold out the latest entries; those of one time stay together, on the training side of the cut.
+
+    Args:
+        times: the time of each entry: numbers, or dates.
+        test: the share that is held out.
+
+    Returns:
+        The positions of the training entries and of the test entries, ascending.
+
+    Raises:
+        ValueError: if all entries have the same time.
+    """
+    stamps = _stamps(times)
+    cut = np.sort(stamps)[len(stamps) - _count(len(stamps), test) - 1]
+    held = stamps > cut
+    if not held.any():
+        raise ValueError("nothing is later than the training part: too many entries share the last time")
+    return np.flatnonzero(~held), np.flatnonzero(held)
+
+
+def last_out_split(rows: Any, times: Any, n: int = 1) -> tuple[Positions, Positions]:
+    """Hold out the last entries of each row that has more than these.
+
+    Args:
+        rows: the row id of each entry.
+        times: the time of each entry.
+        n: how many entries of each row are held out.
+
+    Returns:
+        The positions of the training entries and of the test entries, ascending.
+    """
+    _, i = IdIndex.fit(rows)
+    order = np.lexsort((_stamps(times), i))
+    counts = np.bincount(i)
+    from_end = np.repeat(np.cumsum(counts), counts) - np.arange(len(i))
+    held = np.zeros(len(i), dtype=bool)
+    held[order] = (from_end <= n) & (np.repeat(counts, counts) > n)
+    return np.flatnonzero(~held), np.flatnonzero(held)
+
+
+def row_split(rows: Any, test: float = 0.1, *, seed: int = 0) -> tuple[Positions, Positions]:
+    """Hold out all entries of some rows, for what is said of new rows (``recommend_new``, ``predict_new``).
+
+    Args:
+        rows: the row id of each entry.
+        test: the share of the rows that is held out.
+        seed: of the draw.
+
+    Returns:
+        The positions of the training entries and of the test entries, ascending.
+    """
+    index, i = IdIndex.fit(rows)
+    chosen = np.random.default_rng(seed).permutation(len(index))[: _count(len(index), test)]
+    held = np.isin(i, chosen)
+    return np.flatnonzero(~held), np.flatnonzero(held)
+
+
+def _count(n: int, test: float) -> int:
+    if not 0 < test < 1 or n < 2:
+        raise ValueError(f"test must be a share between 0 and 1 of at least 2, got {test} of {n}")
+    return min(max(1, round(test * n)), n - 1)
+
+
+def _stamps(times: Any) -> npt.NDArray[Any]:
+    array = np.asarray(times)
+    stamps = array if array.dtype.kind == "M" else numbers(times, "times")
+    if np.isnan(stamps).any() if stamps.dtype.kind == "f" else np.isnat(stamps).any():
+        raise ValueError("times must not be missing")
+    return stamps
