@@ -167,14 +167,14 @@ def test_new_members_are_the_prior(fitted):
 def test_a_look_back_is_a_fit_that_goes_on():
     """With a member for every row and column the passes are those of a longer fit, and the bound keeps rising."""
     ratings, _ = low_rank(60, 40, 2, 0.3, 0.4, 1)
-    short, long = (fit_variational(ratings, 2, max_iter=n, tol=0.0) for n in (3, 5))
+    short, long = (fit_variational(ratings, 2, max_iter=n, tol=0.0) for n in (2, 4))  # momentum ends with a fit
     look_back(short, ratings, passes=2)
     for mine, other in ((short.rows, long.rows), (short.columns, long.columns)):
         torch.testing.assert_close(mine.mean, other.mean, atol=1e-10, rtol=1e-10)
         torch.testing.assert_close(mine.set_effects.sums, other.set_effects.sums, atol=1e-10, rtol=1e-10)
     bounds = [record["bound"] for record in short.trace]
     assert bounds == sorted(bounds)
-    assert len(bounds) == 5
+    assert len(bounds) == 4
 
 
 def test_decay_forgets(fitted):

@@ -16,7 +16,7 @@ import fisherfold.completion.variational as module
 from fisherfold.completion.gram import moments
 from fisherfold.completion.packed import unpack
 from fisherfold.completion.ratings import Ratings
-from fisherfold.completion.start import FACTOR_SHARE, raise_rank, start_posterior
+from fisherfold.completion.start import raise_rank, start_posterior
 from fisherfold.completion.variational import fit_variational, gradual_start, update_side
 
 
@@ -146,14 +146,15 @@ def test_no_factor_of_a_sparse_table_is_lost_on_the_way(seed):
         assert found > best - 0.015, rank
 
 
-def test_factors_that_are_added_share_what_is_left_among_themselves():
-    ratings, _ = low_rank(60, 40, 2, 0.5, 0.4, 3)
-    few = fit_variational(ratings, 4)
-    fitted = few.rows.mean[:, :-1] @ few.columns.mean[:, :-1].T + few.rows.mean[:, -1:] + few.columns.mean[:, -1]
-    rows, columns, values = ratings.entries()
-    left = float((values - fitted[rows.long(), columns.long()]).square().mean())
-    wider = raise_rank(few, ratings, 6)
-    torch.testing.assert_close(wider.rows.start_variance[4:6], torch.full((2,), FACTOR_SHARE * left / 2).double())
+def test_factors_that_are_added_start_at_their_size():
+    """A missing factor starts with about the variance that it has; surplus ones with almost none."""
+    ratings, _ = low_rank(300, 200, 3, 0.3, 0.3, 3)
+    few = fit_variational(ratings, 2)
+    variance = raise_rank(few, ratings, 4).rows.start_variance[2:4]
+    whole = fit_variational(ratings, 3, init=raise_rank(few, ratings, 3))
+    size = float(whole.rows.mean[:, 2].square().mean() * whole.columns.mean[:, 2].square().mean())
+    assert 0.4 * size < float(variance[0]) < 2 * size
+    assert float(variance[1]) < 0.3 * float(variance[0])
 
 
 def test_intervals_cover_what_they_promise():
@@ -236,6 +237,7 @@ def test_chunks_of_predictions_are_those_of_one_and_leave_nothing_behind(monkeyp
 
     monkeypatch.setattr(predictive, "_CHUNK", 10)
     monkeypatch.setattr(predictive, "second_moment_of_products", counting)
-    assert all(map(torch.equal, posterior.predict(i, j, with_std=True), whole))
+    for part, all_at_once in zip(posterior.predict(i, j, with_std=True), whole, strict=True):
+        torch.testing.assert_close(part, all_at_once)
     assert len(alive) == 5
     assert len(set(alive[1:])) == 1  # in the first, nothing is left of one before

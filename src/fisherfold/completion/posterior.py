@@ -37,6 +37,7 @@ WEIGHT_STRENGTH = 20.0  # ν, chosen on a validation part of MovieLens-1M; 10 an
 # One imaginary row with the starting variance keeps K finite when a table has a handful of rows.
 PRIOR_ROWS = 1.0
 _CHUNK = 2**15  # pairs that are predicted at once
+_RUN = 2**12
 _PER_MEMBER = ("mean", "covariance", "weight", "shortfall", "counts", "log_det")
 
 
@@ -179,7 +180,7 @@ class Side:
     def deviation(self) -> Tensor:
         """Σ_i E[(u_i - m_i)(u_i - m_i)ᵀ] + γ Σ_j x_j x_jᵀ in float64."""
         off = self.mean - self.prior_mean
-        spread = self.covariance.sum(0, dtype=torch.float64)
+        spread = _column_sums(self.covariance)
         second = self.total((off.T @ off).double() + spread[packed_positions(off.shape[1], off.device)])
         if self.set_effects is not None:
             x = self.set_effects.effects
@@ -295,7 +296,7 @@ class Side:
             return unknown
         mean = self.mean[rated].double().mean(0)
         off = self.mean[rated].double() - mean
-        spread = unpack(self.covariance[rated].sum(0, dtype=torch.float64)[None])[0]
+        spread = unpack(_column_sums(self.covariance[rated])[None])[0]
         start = torch.diag(self.start_variance)
         if not self.has_offset:
             start[-1, -1] = 0
@@ -322,6 +323,14 @@ class Side:
         if bool(unknown.any()):
             found[unknown] = getattr(self.unknown_member(), name)[0]
         return found
+
+
+def _column_sums(table: Tensor) -> Tensor:
+    """Sums over the rows of a tall table in float64, run by run in its own dtype: several times quicker."""
+    total = torch.zeros(table.shape[1], dtype=torch.float64, device=table.device)
+    for run in torch.split(table, _RUN):
+        total += run.new_ones(len(run)) @ run
+    return total
 
 
 @dataclass

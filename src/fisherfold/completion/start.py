@@ -28,7 +28,7 @@ from fisherfold.distributed import Axis
 _DAMPING = 10.0  # pseudo-ratings of value zero in each offset
 _STEPS = 3
 _OVERSAMPLING = 4
-FACTOR_SHARE = 0.15  # of the residual variance, given to the factors before anything is known
+_LEAST_SHARE = 0.01  # of the residual variance, given to all new factors together at least
 _CHUNK = 2**18
 
 
@@ -60,12 +60,11 @@ def start_posterior(
         b, c = _offsets(ratings, row_offsets, column_offsets)
         by_row, by_column = _less_offsets(ratings.by_row, b, c), _less_offsets(ratings.by_column, c, b)
         variance = max(ratings.add(by_row.double().square()) / ratings.n_ratings, 1e-6)
-        v = _right_vectors(ratings, by_row, by_column, rank, torch.Generator().manual_seed(seed))
-        v = v * math.sqrt(ratings.n_columns)
+        v, sizes = _right_vectors(ratings, by_row, by_column, rank, variance, torch.Generator().manual_seed(seed))
         variances = [
             torch.cat([factors, _variance(offsets, axis).clamp(min=0.01)[None].to(v)])
             for factors, offsets, axis in (
-                (FACTOR_SHARE * variance / rank * ones, b, ratings.row_axis), (ones, c, ratings.column_axis)
+                (sizes, b, ratings.row_axis), (ones, c, ratings.column_axis)
             )
         ]  # fmt: skip
         noise_precision = 1.2 / variance
@@ -103,12 +102,11 @@ def raise_rank(posterior: CompletionPosterior, ratings: Ratings, rank: int, *, s
     by_row = _residuals(ratings.by_row, rows.mean, columns.mean)
     by_column = _residuals(ratings.by_column, columns.mean, rows.mean)
     variance = max(ratings.add(by_row.double().square()) / ratings.n_ratings, 1e-6)
-    v = _right_vectors(ratings, by_row, by_column, extra, torch.Generator().manual_seed(seed))
-    v = v * math.sqrt(ratings.n_columns)
+    v, sizes = _right_vectors(ratings, by_row, by_column, extra, variance, torch.Generator().manual_seed(seed))
+    empty = torch.zeros_like(rows.mean[:, :1]).expand(-1, extra)
     return replace(
-        posterior, trace=[], converged=False,
-        rows=_widen(rows, torch.zeros_like(rows.mean[:, :1]).expand(-1, extra), FACTOR_SHARE * variance / extra),
-        columns=_widen(columns, v, 1.0),
+        posterior, trace=[], converged=False, rows=_widen(rows, empty, sizes),
+        columns=_widen(columns, v, torch.ones_like(sizes)),
     )  # fmt: skip
 
 
@@ -123,16 +121,17 @@ def _residuals(groups: Grouped, own: Tensor, other: Tensor) -> Tensor:
     return torch.cat(parts)
 
 
-def _widen(side: Side, factors: Tensor, variance: float) -> Side:
+def _widen(side: Side, factors: Tensor, variance: Tensor) -> Side:
     """Put new factors, known exactly, between the old ones and the offset."""
     extra, old = factors.shape[1], side.mean.shape[1]
     keep = [*range(old - 1), old - 1 + extra]
     size = old + extra
     square = side.mean.new_zeros(len(side.mean), size, size)
     square[:, torch.tensor(keep)[:, None], torch.tensor(keep)] = unpack(side.covariance)
-    precision = torch.eye(size, dtype=torch.float64, device=side.mean.device) / variance
+    fresh = variance.double()
+    precision = torch.eye(size, dtype=torch.float64, device=side.mean.device)
+    precision.diagonal()[old - 1 : old - 1 + extra] = 1 / fresh
     precision[torch.tensor(keep)[:, None], torch.tensor(keep)] = side.precision
-    fresh = torch.full((extra,), variance, dtype=torch.float64, device=side.mean.device)
     effects = side.set_effects
     if effects is not None:
         effects = replace(effects, effects=_insert(effects.effects, extra), sums=_insert(effects.sums, extra))
@@ -179,9 +178,10 @@ def _less_offsets(groups: Grouped, own: Tensor, other: Tensor) -> Tensor:
 
 
 def _right_vectors(
-    ratings: Ratings, by_row: Tensor, by_column: Tensor, rank: int, generator: torch.Generator
-) -> Tensor:
-    """The leading right singular vectors of residuals, by subspace iteration; then small noise."""
+    ratings: Ratings, by_row: Tensor, by_column: Tensor, rank: int, variance: float, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """The leading right singular vectors of residuals by subspace iteration, then small noise; and their sizes."""
+    # Σ_j r_ij v_j = u_i d_i + noise of variance d_i E[e²] with d_i = Σ_{j ∈ Ω_i} v_j², and its squares tell E[u_i²].
     width = min(rank + _OVERSAMPLING, ratings.n_columns)
     axis = ratings.column_axis
     v = axis.randn(width, generator).to(by_row)
@@ -192,8 +192,14 @@ def _right_vectors(
         v = axis.orthonormal(columns.total(bag_sum(u, of_columns, columns.offsets, by_column)))
     u = rows.total(bag_sum(v, of_rows, rows.offsets, by_row))
     directions = torch.linalg.eigh(ratings.row_axis.second_moment(u))[1].flip(1)
-    v = v @ directions[:, :rank]
+    v, u = v @ directions[:, :rank], u @ directions[:, :rank]
+    shares = rows.total(bag_sum(v * v, of_rows, rows.offsets))
+    sums = torch.stack([table.double().sum(0) for table in (u * u, shares, shares * shares)])
+    squares, noise, norm = ratings.row_axis.total(sums)
+    least = _LEAST_SHARE * variance / rank
+    sizes = v.new_full((rank,), least)
+    sizes[: v.shape[1]] = ((squares - variance * noise) / (ratings.n_columns * norm)).clamp(min=least).to(v)
     if v.shape[1] < rank:  # more factors than columns: the surplus starts as noise and is switched off by the prior
         spare = axis.randn(rank - v.shape[1], generator).to(v)
         v = torch.cat([v, spare / math.sqrt(ratings.n_columns)], dim=1)
-    return v
+    return v * math.sqrt(ratings.n_columns), sizes

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fisherfold.completion.gram import collect, moments
+from fisherfold.completion.gram import Summands, moments
 from fisherfold.completion.grouped import Grouped
 from fisherfold.completion.packed import pack, unpack
 from fisherfold.completion.posterior import CompletionPosterior, Side
@@ -150,7 +150,7 @@ def _natural_step(
     """Set the posterior of the batch's members to old evidence + prior + new evidence; the new residuals."""
     ids, tau = before.ids, posterior.noise_precision
     weighted = moments(given.mean[given_ids], given.covariance[given_ids]) * given.weight[given_ids, None]
-    evidence = collect(weighted, groups, 0, groups.n_groups).double()
+    evidence = Summands(weighted).collect(groups, 0, groups.n_groups).double()
     gram, pull = evidence.normal_equations()
     weight = side.weight[ids].double()
     rescale, scale = (weight / before.weight)[:, None], (weight * tau)[:, None]

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fisherfold.completion.gram import Evidence, collect, moments
+from fisherfold.completion.gram import Evidence, Summands, moments
 from fisherfold.completion.grouped import Grouped
 from fisherfold.completion.packed import invert_batch_last, triangle
 from fisherfold.completion.posterior import WEIGHT_STRENGTH, CompletionPosterior, Side
@@ -28,7 +28,11 @@ from fisherfold.completion.ratings import Ratings
 from fisherfold.completion.start import raise_rank, start_posterior
 
 _RATINGS_EACH = 3  # for each coefficient of the first rank: with 2 a factor dies in every fifth table of 500 ids
-_PASSES = 10  # at most, with each rank on the way
+# On the way, a rank is left when a pass gains less than this, or after so many passes.
+_ON_THE_WAY, _PASSES = 2e-3, 10
+# Momentum of the rows, from the third pass on; measured on MovieLens-1M and thin tables, it saves a quarter to a third
+# of the passes. A pass that lowers the bound is taken back and done without.
+_MOMENTUM, _PLAIN = 0.7, 2
 _CHUNK_ENTRIES = 2**20  # of the (q, q, n) working arrays: they stay in the cache, and memory stays bounded
 
 
@@ -71,28 +75,66 @@ def fit_variational(
     posterior, began = init, time.perf_counter()
     before = posterior.trace[-1]["seconds"] if posterior.trace else 0.0
     floor = noise_floor(ratings.dtype)
-    table = moments(posterior.columns.mean, posterior.columns.covariance)
+    rows, columns = posterior.rows, posterior.columns
+    row_step = ratings.by_row, ratings.by_column, set_effects, floor
+    column_step = ratings.by_column, ratings.by_row, set_effects, floor
+    table, ahead = moments(columns.mean, columns.covariance), None
     for iteration in range(len(posterior.trace) + 1, 1 if posterior.converged else max_iter + 1):
-        for side, given, groups, others in (
-            (posterior.rows, posterior.columns, ratings.by_row, ratings.by_column),
-            (posterior.columns, posterior.rows, ratings.by_column, ratings.by_row),
-        ):
-            table, residual = update_side(side, table.mul_(given.weight[:, None]), groups, posterior.noise_precision)
-            _update_noise(posterior, side, residual, floor)
-            if set_effects:
-                side.update_set_effects(groups, others)
-            _update_prior(posterior, side)
-            side.changed()
-        seconds = before + time.perf_counter() - began
-        record = {"iteration": iteration, "seconds": seconds, "bound": posterior.bound()}
+        last = posterior.trace[-1]["bound"] if posterior.trace else -math.inf
+        old = rows.mean.clone() if iteration > _PLAIN else None
+        table = _half_pass(posterior, rows, columns, table, *row_step)
+        if old is None:
+            table = _half_pass(posterior, columns, rows, table, *column_step)
+        else:
+            kept, plain, ahead = _Kept(posterior), rows.mean, torch.lerp(old, rows.mean, 1 + _MOMENTUM)
+            rows.mean = ahead
+            table = _half_pass(posterior, columns, rows, moments(ahead, rows.covariance), *column_step)
+            if posterior.bound() < last:
+                kept.restore(posterior)
+                rows.mean = ahead = plain
+                table = _half_pass(posterior, columns, rows, moments(plain, rows.covariance), *column_step)
+        record = {"iteration": iteration, "seconds": before + time.perf_counter() - began, "bound": posterior.bound()}
         posterior.trace.append(record | {"noise": posterior.noise_precision**-0.5})
-        gain = record["bound"] - posterior.trace[-2]["bound"] if len(posterior.trace) > 1 else math.inf
-        posterior.converged = gain < tol
+        posterior.converged = record["bound"] - last < tol
+        if old is not None:
+            rows.mean = plain  # the next momentum, of a resumed fit as well, is the difference of rows without any
         if callback is not None:
             callback(posterior)
         if posterior.converged:
             break
+    if ahead is not None:
+        rows.mean = ahead
     return posterior
+
+
+def _half_pass(
+    posterior: CompletionPosterior, side: Side, given: Side, table: Tensor, groups: Grouped, others: Grouped,
+    set_effects: bool, floor: float,
+) -> Tensor:  # fmt: skip
+    """Update one side given the other, then noise, prior mean and prior; this side's table of moments."""
+    table, residual = update_side(side, table.mul_(given.weight[:, None]), groups, posterior.noise_precision)
+    _update_noise(posterior, side, residual, floor)
+    if set_effects:
+        side.update_set_effects(groups, others)
+    _update_prior(posterior, side)
+    side.changed()
+    return table
+
+
+class _Kept:
+    """What a half-pass changes besides the members of its side, to be taken back."""
+
+    _NAMES = ("weight", "shortfall", "precision", "center", "set_effects")
+
+    def __init__(self, posterior: CompletionPosterior) -> None:
+        self.sides = [[getattr(s, name) for name in self._NAMES] for s in (posterior.rows, posterior.columns)]
+        self.noise = posterior.noise_precision, posterior.misfit
+
+    def restore(self, posterior: CompletionPosterior) -> None:
+        for side, values in zip((posterior.rows, posterior.columns), self.sides, strict=True):
+            for name, value in zip(self._NAMES, values, strict=True):
+                setattr(side, name, value)
+        posterior.noise_precision, posterior.misfit = self.noise
 
 
 def gradual_start(ratings: Ratings, rank: int, *, set_effects: bool = True, **model: Any) -> CompletionPosterior:
@@ -111,7 +153,7 @@ def gradual_start(ratings: Ratings, rank: int, *, set_effects: bool = True, **mo
     posterior = start_posterior(ratings, first, **model)
     while posterior.rank < rank:
         posterior = fit_variational(
-            ratings, posterior.rank, max_iter=_PASSES, set_effects=set_effects, init=posterior, **model
+            ratings, posterior.rank, max_iter=_PASSES, tol=_ON_THE_WAY, set_effects=set_effects, init=posterior, **model
         )
         larger = posterior.rank + max(1, posterior.rank // 2)
         posterior = raise_rank(posterior, ratings, min(larger, rank), seed=model.get("seed", 0))
@@ -147,12 +189,16 @@ def update_side(side: Side, weighted: Tensor, groups: Grouped, noise_precision: 
     chunk = max(256, _CHUNK_ENTRIES // size**2)
     table = weighted.new_empty(n, weighted.shape[1])
     residual = weighted.new_empty(n)
-    for first in range(0, n, chunk):
-        part = slice(first, min(first + chunk, n))
-        evidence = collect(weighted, groups, part.start, part.stop)
-        prior = prior_mean if len(prior_mean) == 1 else prior_mean[part]
-        second, residual[part] = _update_members(side, part, evidence, prior, noise_precision)
-        table[part] = second.T
+    summands = Summands(weighted)
+    block = chunk * max(1, summands.block // chunk)
+    for begin in range(0, n, block):
+        evidence = summands.collect(groups, begin, min(begin + block, n))
+        for first in range(begin, min(begin + block, n), chunk):
+            part = slice(first, min(first + chunk, n))
+            prior = prior_mean if len(prior_mean) == 1 else prior_mean[part]
+            own = evidence.part(slice(first - begin, part.stop - begin))
+            second, residual[part] = _update_members(side, part, own, prior, noise_precision)
+            table[part] = second.T
     return table, residual
 
 
