@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from fisherfold.fisher import Bernoulli, Categorical, Gaussian, Likelihood, Poisson
     from fisherfold.manifolds import check_retraction
     from fisherfold.optim import KFAC, MKFAC, SGDG, SGDP, AdamP, find_scale_invariant
-    from fisherfold.problems import NLLProblem, Problem, check_fisher, check_gradient
+    from fisherfold.problems import LossProblem, NLLProblem, Problem, check_fisher, check_gradient
     from fisherfold.solvers import Result, minimize
     from fisherfold.subspace import SubspaceClassifier, SubspaceRegressor
 
@@ -41,6 +41,7 @@ _HOMES = {
     "SubspaceClassifier": "subspace",
     "SubspaceRegressor": "subspace",
     # problems and their likelihoods
+    "LossProblem": "problems",
     "NLLProblem": "problems",
     "Problem": "problems",
     "check_fisher": "problems",
@@ -77,6 +78,7 @@ __all__ = [
     "Categorical",
     "Gaussian",
     "Likelihood",
+    "LossProblem",
     "LowRankImputer",
     "MatrixCompletion",
     "MatrixCompletionCV",

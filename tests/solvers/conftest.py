@@ -18,6 +18,8 @@ OPTIONS = {
     "rsvrg": {"step": 0.1, "batch_size": 5},
     "rcg": {},
     "rgd": {},
+    "trust-region": {},
+    "lbfgs": {},
 }
 
 

@@ -505,6 +505,8 @@ class Manifold(ABC):
         """Raise unless ``v`` has the form, dtype and device of the point ``x``."""
         self._check_form(x, "x")
         self._check_form(v, name)
+        if isinstance(x, Tensor) and x.dtype == v.dtype and x.device == v.device:
+            return
         for like, leaf in zip(leaves(x), leaves(arranged(v, x) if isinstance(x, dict) else v), strict=True):
             if leaf.dtype != like.dtype or leaf.device != like.device:
                 raise ValueError(

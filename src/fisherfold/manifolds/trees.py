@@ -40,6 +40,8 @@ def leaves(tree: Point) -> list[Tensor]:
 
 def combine(a: float | Tensor, u: Tangent, b: float | Tensor, v: Tangent) -> Tangent:
     """The linear combination ``a u + b v``."""
+    if a == 1.0 and isinstance(u, Tensor) and isinstance(b, float):
+        return torch.add(u, v, alpha=b)
     return tree_map(lambda s, t: a * s + b * t, u, v)
 
 

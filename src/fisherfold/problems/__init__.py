@@ -2,6 +2,8 @@
 
 from fisherfold.problems.base import Problem, Snapshot
 from fisherfold.problems.checks import check_fisher, check_gradient
+from fisherfold.problems.hessian import Hessian
+from fisherfold.problems.loss import LossProblem
 from fisherfold.problems.nll import NLLProblem
 
-__all__ = ["NLLProblem", "Problem", "Snapshot", "check_fisher", "check_gradient"]
+__all__ = ["Hessian", "LossProblem", "NLLProblem", "Problem", "Snapshot", "check_fisher", "check_gradient"]

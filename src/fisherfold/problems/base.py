@@ -21,6 +21,7 @@ from fisherfold.distributed import ALONE, Group
 from fisherfold.fisher.operators import FisherOperator
 from fisherfold.fisher.solve import solve
 from fisherfold.manifolds.base import Manifold, Point, Tangent, combine, is_finite, leaves, scale
+from fisherfold.problems.hessian import Hessian
 
 # rounding of a loss, in units of the precision
 LOSS_ROUNDING = 1e3
@@ -69,7 +70,6 @@ class Problem(ABC):
             A tangent vector at ``x``.
         """
 
-    @abstractmethod
     def fisher(self, x: Point, batch: Tensor | None = None, *, kind: str = "exact") -> FisherOperator:
         """The Fisher information at ``x`` as an operator on the tangent space.
 
@@ -80,7 +80,25 @@ class Problem(ABC):
 
         Returns:
             The operator.
+
+        Raises:
+            NotImplementedError: if the problem has none.
         """
+        raise NotImplementedError(
+            f"{type(self).__name__} has no Fisher information; use a method without, such as 'trust-region' or 'lbfgs'"
+        )
+
+    def hessian(self, x: Point, batch: Tensor | None = None) -> FisherOperator:
+        """The Riemannian Hessian of the loss at ``x``, by differentiating ``loss`` twice.
+
+        Args:
+            x: a point of the manifold.
+            batch: sample indices; all samples if not given.
+
+        Returns:
+            The operator, which may be indefinite.
+        """
+        return Hessian(self.manifold, x, lambda theta: self.loss(theta, batch))
 
     def loss_and_gradient(self, x: Point, batch: Tensor | None = None) -> tuple[Tensor, Tangent]:
         """Both at once, for problems that share work between them.

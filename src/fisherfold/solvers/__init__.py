@@ -1,5 +1,6 @@
 """One outer loop and the methods that run in it; a solver sees a Problem and never the data."""
 
+from fisherfold.solvers.lbfgs import LBFGS
 from fisherfold.solvers.loop import METHODS, minimize
 from fisherfold.solvers.rcg import RCG, RGD
 from fisherfold.solvers.result import Result, Trace
@@ -16,8 +17,10 @@ from fisherfold.solvers.stopping import (
     SmallGradient,
     Stagnation,
 )
+from fisherfold.solvers.trust_region import TrustRegion
 
 __all__ = [
+    "LBFGS",
     "METHODS",
     "RCG",
     "RGD",
@@ -35,5 +38,6 @@ __all__ = [
     "Stagnation",
     "State",
     "Trace",
+    "TrustRegion",
     "minimize",
 ]  # fmt: skip

@@ -22,6 +22,7 @@ from fisherfold.files import check_place, sound
 from fisherfold.manifolds.base import Point, arranged, leaves, tree_map
 from fisherfold.plain import counted
 from fisherfold.problems.base import Problem
+from fisherfold.solvers.lbfgs import LBFGS
 from fisherfold.solvers.method import Method, whole_number
 from fisherfold.solvers.progress import Display
 from fisherfold.solvers.rcg import RCG, RGD
@@ -31,8 +32,9 @@ from fisherfold.solvers.rsgd import RSGD
 from fisherfold.solvers.rsvrg import RNGDVR, RSVRG
 from fisherfold.solvers.state import State
 from fisherfold.solvers.stopping import Criterion, SmallGradient
+from fisherfold.solvers.trust_region import TrustRegion
 
-METHODS: dict[str, type[Method]] = {m.name: m for m in (RNGD, RNGDVR, RSGD, RSVRG, RCG, RGD)}
+METHODS: dict[str, type[Method]] = {m.name: m for m in (RNGD, RNGDVR, RSGD, RSVRG, RCG, RGD, TrustRegion, LBFGS)}
 
 
 def minimize(
@@ -58,7 +60,8 @@ def minimize(
         problem: the problem.
         x0: the starting point.
         method: ``rngd`` (Algorithm 1, or its fixed-step form with ``step=``), ``rngd-vr`` (variance-reduced),
-            ``rsgd``, ``rsvrg``, ``rcg`` or ``rgd`` (line search).
+            ``rsgd``, ``rsvrg``, ``rcg`` or ``rgd`` (line search), ``trust-region`` (with the Hessian, or a Fisher
+            information), ``lbfgs``.
         max_iter: the most iterations; one iteration of ``rngd-vr``, ``rsgd`` and ``rsvrg`` is one epoch.
         stop: a criterion from ``fisherfold.solvers.stopping``, or several joined by ``|`` and ``&``; ``SmallGradient``
             if not given: for losses of about 1 a gradient norm of 1e-8 (float64) or 1e-4 (float32).

@@ -65,5 +65,7 @@ def figures(state: State) -> str:
     """
     parts = [f"loss {state.loss:.4e}", f"‖g‖ {state.gradient_norm:.1e}"]
     if "rho" in state.record:
-        parts += [f"ρ {state.record['rho']:.2f}", f"σ {state.record['sigma']:.0e}"]
+        parts.append(f"ρ {state.record['rho']:.2f}")
+    if "sigma" in state.record:
+        parts.append(f"σ {state.record['sigma']:.0e}")
     return "  ".join(parts)

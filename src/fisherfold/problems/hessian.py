@@ -1,0 +1,71 @@
+"""The Riemannian Hessian of a loss as an operator, by automatic differentiation.
+
+    Hess Ψ(x)[v] = P (D²Ψ[v] + (D_v P) ∇Ψ)    for the ambient metric
+
+The Euclidean gradient is evaluated once with its graph; a product is one backward pass through it, which gives D²Ψ[v],
+and the manifold's own conversion. Unlike a Fisher information it may be indefinite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from fisherfold.fisher.jacobian import Graph, record
+from fisherfold.fisher.operators import FisherOperator
+from fisherfold.manifolds.base import Manifold, Point, Tangent, arranged, leaves, tree_map
+
+
+class Hessian(FisherOperator):
+    """v ↦ Hess Ψ(x)[v] on the tangent space.
+
+    Args:
+        manifold: the manifold.
+        point: x.
+        loss: Ψ, a torch function that can be differentiated twice.
+        graph: x as variables and Ψ computed from them, if the caller has them already.
+        gradients: the Euclidean gradient in the leaves of x with its graph, if the caller has it already.
+    """
+
+    approximates = "nothing: the Riemannian Hessian of the loss, which may be indefinite"
+
+    def __init__(
+        self,
+        manifold: Manifold,
+        point: Point,
+        loss: Callable[[Point], Tensor],
+        *,
+        graph: Graph | None = None,
+        gradients: tuple[Tensor, ...] | None = None,
+    ) -> None:
+        super().__init__(manifold, point)
+        variables, value = graph or record(loss, point)
+        self._variables = leaves(arranged(variables, self.point))
+        if not value.requires_grad:
+            raise ValueError("the loss must be a torch function of theta to have a Hessian, but it has no gradient")
+        if gradients is None:
+            with torch.enable_grad():
+                gradients = torch.autograd.grad(value, self._variables, create_graph=True, materialize_grads=True)
+        self._gradients = gradients
+        self._egrad = self._tree(gradient.detach() for gradient in self._gradients)
+
+    def _tree(self, parts: Iterable[Tensor]) -> Tangent:
+        remaining = iter(parts)
+        return tree_map(lambda _: next(remaining), self.point)
+
+    @override
+    @torch.inference_mode(False)
+    def _matvec(self, v: Tangent) -> Tangent:
+        # the gradient in a parameter in which the loss is linear may be a constant
+        pairs = [(g, t) for g, t in zip(self._gradients, leaves(v), strict=True) if g.requires_grad]
+        if pairs:
+            gradients, along = zip(*pairs, strict=True)
+            ehess = self._tree(
+                torch.autograd.grad(gradients, self._variables, along, retain_graph=True, materialize_grads=True)
+            )
+        else:
+            ehess = tree_map(torch.zeros_like, self.point)
+        return self.manifold._hessian(self.point, self._egrad, ehess, v)  # the hook: all has been checked before

@@ -1,0 +1,196 @@
+"""Any torch function as a problem on a manifold: a plain cost, or a mean of losses of samples.
+
+    Ψ(θ) = f(θ)    or    Ψ(θ) = (1/N) Σ_i ℓ(x_i, θ),    θ ∈ M
+
+Gradient, Hessian and, of losses of samples, the empirical Fisher information (1/N) Σ grad ℓ_i grad ℓ_iᵀ come from
+automatic differentiation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from fisherfold.fisher.jacobian import ExactFisher, Graph, record
+from fisherfold.fisher.likelihoods import Gaussian
+from fisherfold.fisher.operators import FisherOperator
+from fisherfold.manifolds.base import (
+    Manifold,
+    Point,
+    Tangent,
+    arranged,
+    leaves,
+    positive_integer,
+    require_manifold,
+    tree_map,
+)
+from fisherfold.problems.base import Problem, check_batch
+from fisherfold.problems.cache import LastPoint
+from fisherfold.problems.hessian import Hessian
+
+
+class LossProblem(Problem):
+    """A loss over a manifold, given as a torch function.
+
+    Args:
+        manifold: where θ lives.
+        loss: ``loss(theta)``, a number; with data ``loss(x, theta)``, the losses of a batch of samples, of shape (B,),
+            of which the mean is taken here.
+        x: the samples, a tensor of first dimension N, or several such as ``(inputs, targets)``, which ``loss`` gets as
+            the same tuple; none for a plain cost.
+        chunk_size: samples handled at once when their gradients are formed; all if not given.
+
+    Examples:
+        The direction of least variance, as the minimum of a Rayleigh quotient:
+
+        >>> import torch
+        >>> from fisherfold import LossProblem, minimize
+        >>> from fisherfold.manifolds import Sphere
+        >>> a = torch.diag(torch.tensor([3.0, 2.0, 1.0], dtype=torch.float64))
+        >>> problem = LossProblem(Sphere(3), lambda w: w @ a @ w)
+        >>> start = Sphere(3).random_point(generator=torch.Generator().manual_seed(0))
+        >>> result = minimize(problem, start, method="trust-region")
+        >>> result.status, round(result.value, 12)
+        ('converged', 1.0)
+    """
+
+    fisher_kinds: ClassVar[tuple[str, ...]] = ("empirical",)
+
+    def __init__(
+        self,
+        manifold: Manifold,
+        loss: Callable[..., Tensor],
+        x: Tensor | Sequence[Tensor] | None = None,
+        *,
+        chunk_size: int | None = None,
+    ) -> None:
+        require_manifold(manifold)
+        if not callable(loss):
+            raise TypeError(f"loss must be a function of theta, or of samples and theta, got {loss!r}")
+        self.manifold = manifold
+        self.function = loss
+        self._single = isinstance(x, Tensor)
+        self.inputs = _check_samples(x)
+        self.n_samples = len(self.inputs[0]) if self.inputs else 1
+        self.chunk_size = None if chunk_size is None else positive_integer(chunk_size, "chunk_size")
+        self._last: LastPoint[tuple[Graph, tuple[Tensor, ...] | None]] = LastPoint()
+        self._curved = False  # whether a Hessian was asked for, and the graph of gradients is worth its memory
+
+    @override
+    def loss(self, x: Point, batch: Tensor | None = None) -> Tensor:
+        self.manifold.check_point(x, name="theta")
+        return self._mean(x, batch)
+
+    @override
+    def gradient(self, x: Point, batch: Tensor | None = None) -> Tangent:
+        return self.loss_and_gradient(x, batch)[1]
+
+    @override
+    def loss_and_gradient(self, x: Point, batch: Tensor | None = None) -> tuple[Tensor, Tangent]:
+        self.manifold.check_point(x, name="theta")
+        self._last.clear()
+        x = arranged(x, self.manifold.point_shape)
+        variables, value = graph = record(lambda theta: self._mean(theta, batch), x)
+        if not value.requires_grad:
+            raise ValueError("loss must depend on theta through torch operations, but it has no gradient")
+        with torch.enable_grad():
+            gradients = torch.autograd.grad(
+                value, leaves(variables), retain_graph=True, create_graph=self._curved, materialize_grads=True
+            )
+        self._last.put(x, (graph, gradients if self._curved else None), batch)
+        remaining = iter(gradients)
+        egrad = tree_map(lambda _: next(remaining).detach(), x)
+        return value.detach(), self.manifold.riemannian_gradient(x, egrad)
+
+    @override
+    def hessian(self, x: Point, batch: Tensor | None = None) -> Hessian:
+        x, self._curved = arranged(x, self.manifold.point_shape), True
+        graph, gradients = self._last.get(x, batch) or (None, None)  # a solver asks for the gradient first
+        return Hessian(self.manifold, x, lambda theta: self._mean(theta, batch), graph=graph, gradients=gradients)
+
+    @override
+    def fisher(self, x: Point, batch: Tensor | None = None, *, kind: str = "empirical") -> FisherOperator:
+        """The empirical Fisher information at ``x``, the second moment of the gradients of the samples.
+
+        Args:
+            x: a point of the manifold.
+            batch: sample indices; all samples if not given.
+            kind: only ``empirical``.
+
+        Returns:
+            The operator.
+
+        Raises:
+            ValueError: if the kind is unknown, or the loss is a plain cost without samples.
+        """
+        self.manifold.check_point(x, name="theta")
+        if kind not in self.fisher_kinds:
+            raise ValueError(f"kind must be one of {list(self.fisher_kinds)}, got {kind!r}; NLLProblem has more")
+        if not self.inputs:
+            raise ValueError(
+                "a plain cost has no samples, and so no Fisher information; use method='trust-region', 'lbfgs' or 'rcg'"
+            )
+        samples = self._samples(batch)
+
+        def jacobian() -> Point:
+            def one(theta: Point, row: Any) -> Tensor:
+                return self._losses(theta, tuple(part.unsqueeze(0) for part in row))
+
+            rows = torch.func.vmap(torch.func.jacrev(one), (None, 0), chunk_size=self.chunk_size)
+            return tree_map(Tensor.detach, rows(x, samples))
+
+        return _GradientMoment(self.manifold, x, lambda theta: self._losses(theta, samples), jacobian, Gaussian())
+
+    def _mean(self, theta: Point, batch: Tensor | None) -> Tensor:
+        if self.inputs:
+            return self._losses(theta, self._samples(batch)).mean()
+        value = self.function(theta)
+        if not isinstance(value, Tensor) or value.numel() != 1 or not value.is_floating_point():
+            raise ValueError(f"loss must return a single floating number, got {_form(value)}")
+        return value.reshape(())
+
+    def _losses(self, theta: Point, samples: tuple[Tensor, ...]) -> Tensor:
+        losses = self.function(samples[0] if self._single else samples, theta)
+        count = len(samples[0])
+        if not isinstance(losses, Tensor) or losses.shape != (count,) or not losses.is_floating_point():
+            raise ValueError(
+                f"loss must return one floating number per sample, shape ({count},), whose mean is taken here, got "
+                f"{_form(losses)}"
+            )
+        return losses
+
+    def _samples(self, batch: Tensor | None) -> tuple[Tensor, ...]:
+        if batch is None:
+            return self.inputs
+        check_batch(batch, self.n_samples)
+        return tuple(part[batch] for part in self.inputs)
+
+
+class _GradientMoment(ExactFisher):
+    """(1/N) Σ grad ℓ_i grad ℓ_iᵀ: the exact operator of the losses themselves as outputs with unit variance."""
+
+    approximates = "the second moment of the gradients of the samples; the Fisher information if they are likelihoods"
+
+
+def _check_samples(x: Tensor | Sequence[Tensor] | None) -> tuple[Tensor, ...]:
+    if x is None:
+        return ()
+    parts = (x,) if isinstance(x, Tensor) else tuple(x)
+    if not parts or not all(isinstance(part, Tensor) for part in parts):
+        raise TypeError(f"x must be a torch.Tensor or several of them, got {type(x).__name__}")
+    for part in parts:
+        if part.ndim == 0 or len(part) == 0:
+            raise ValueError(f"x must hold at least one sample, got shape {tuple(part.shape)}")
+        if part.is_floating_point() and not bool(torch.isfinite(part).all()):
+            raise ValueError("x must be finite, got NaN or infinite entries")
+    if len({len(part) for part in parts}) > 1:
+        raise ValueError(f"the tensors of x must have the same number of samples, got {[len(p) for p in parts]}")
+    return parts
+
+
+def _form(value: object) -> str:
+    return f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__

@@ -1,0 +1,146 @@
+"""Riemannian limited-memory BFGS (Huang, Gallivan and Absil 2015), with a line search.
+
+    θ ← R_θ(α d),    d = -B g,    s = T(α d),  y = g_new - T(g)
+
+B is the inverse of the Hessian that the last m pairs (s, y) imply, by the two-loop recursion from γ = <s, y>/<y, y>; T
+carries g and all pairs along. Pairs without clear positive curvature are left out, which keeps B positive definite.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+import torch
+from typing_extensions import override
+
+from fisherfold.manifolds.base import Point, Tangent, combine, is_finite, scale, tree_map
+from fisherfold.problems.base import Problem
+from fisherfold.solvers.method import Method, at_least_one, positive
+from fisherfold.solvers.state import State
+
+# the cosine between s and y below which a pair is left out
+LEAST_CURVATURE = 1e-8
+
+
+class LBFGS(Method):
+    """L-BFGS over all samples.
+
+    Args:
+        problem: the problem.
+        memory: the number m of pairs that are kept.
+        first_step: the length ‖α d‖ of the first trial step.
+        sufficient: the fraction of the linear prediction that a step must achieve (Armijo).
+        max_trials: evaluations of one line search.
+    """
+
+    name: ClassVar[str] = "lbfgs"
+
+    def __init__(
+        self,
+        problem: Problem,
+        *,
+        memory: int = 10,
+        first_step: float = 1.0,
+        sufficient: float = 1e-4,
+        max_trials: int = 25,
+    ) -> None:
+        super().__init__(problem)
+        self.memory = at_least_one("memory", memory)
+        self.first_step = positive("first_step", first_step)
+        self.sufficient = positive("sufficient", sufficient)
+        if not self.sufficient < 0.5:
+            raise ValueError(f"sufficient must lie between 0 and 1/2, got {sufficient}")
+        self.max_trials = at_least_one("max_trials", max_trials)
+
+    @override
+    def start(self, state: State) -> None:
+        state.vectors["gradient"] = self.evaluate(state)
+        state.samples += self.problem.n_samples
+        state.numbers["pairs"] = 0
+
+    @override
+    def step(self, state: State) -> None:
+        x, gradient, norm = state.x, state.vectors["gradient"], state.gradient_norm
+        if norm == 0:
+            return
+        if not math.isfinite(norm):
+            state.failure = ("non_finite", "the gradient at the iterate is not finite")
+            return
+        pairs = self._pairs(state)
+        direction = self._direction(x, gradient, pairs) if pairs else scale(-self.first_step / norm, gradient)
+        slope = float(self.manifold.inner(x, gradient, direction))
+        if not slope < 0:
+            pairs, direction = [], scale(-self.first_step / norm, gradient)
+            slope = -self.first_step * norm
+        trial, move, trials = self._line_search(state, direction, slope)
+        state.record = {"accepted": float(trial is not None), "trials": float(trials)}
+        if trial is None:
+            # pairs may be of a region that was left: once more along the gradient
+            self._keep(state, [])
+            if not pairs:
+                sentence = f"the line search found no lower loss along the gradient in {trials} trials"
+                state.failure = ("stalled", sentence)
+            return
+        state.record["step"] = self.norm(x, move)
+        pairs = self._carried(x, trial, [*pairs, (move, gradient)])
+        s, old = pairs.pop()
+        y = combine(1.0, state.vectors["gradient"], -1.0, old)
+        if float(self.manifold.inner(trial, s, y)) > LEAST_CURVATURE * self.norm(trial, s) * self.norm(trial, y):
+            pairs.append((s, y))
+        self._keep(state, pairs[-self.memory :])
+
+    def _line_search(self, state: State, direction: Tangent, slope: float) -> tuple[Point | None, Tangent, int]:
+        """The accepted point, put into the state, or None; the step, and the number of evaluations."""
+        x, gradient, alpha = state.x, state.vectors["gradient"], 1.0
+        for trials in range(1, self.max_trials + 1):
+            move = scale(alpha, direction)
+            trial, value, fallen = self.manifold.retract(x, move), math.inf, -math.inf
+            if is_finite(trial):
+                loss, new_gradient = self.problem.loss_and_gradient(trial)
+                state.samples += self.problem.n_samples
+                value = float(loss) if is_finite(new_gradient) else math.inf
+            if math.isfinite(value):
+                # where losses no longer tell a fall from a rise gradients do
+                blurred = -alpha * slope <= self.problem.loss_rounding(x, state.loss)
+                fallen = self.fall(x, trial, move, gradient, new_gradient) if blurred else state.loss - value
+            if fallen >= -self.sufficient * alpha * slope:
+                state.x, state.loss, state.vectors["gradient"] = trial, value, new_gradient
+                state.gradient_norm = self.norm(trial, new_gradient)
+                return trial, move, trials
+            # the minimum of the parabola through slope and value
+            best = alpha * slope / (2 * (alpha * slope + fallen)) if math.isfinite(fallen) else 0.1
+            alpha *= min(max(best, 0.1), 0.5)
+        return None, scale(alpha, direction), trials
+
+    def _direction(self, x: Point, gradient: Tangent, pairs: list[tuple[Tangent, Tangent]]) -> Tangent:
+        """-B g by the two-loop recursion."""
+        inner = self.manifold.inner
+        q, steps = gradient, []
+        for s, y in reversed(pairs):
+            curvature = float(inner(x, s, y))
+            share = float(inner(x, s, q)) / curvature
+            steps.append((share, curvature))
+            q = combine(1.0, q, -share, y)
+        s, y = pairs[-1]
+        q = scale(float(inner(x, s, y)) / float(inner(x, y, y)), q)
+        for (s, y), (share, curvature) in zip(pairs, reversed(steps), strict=True):
+            q = combine(1.0, q, share - float(inner(x, y, q)) / curvature, s)
+        return scale(-1.0, q)
+
+    def _carried(self, x: Point, y: Point, pairs: list[tuple[Tangent, Tangent]]) -> list[tuple[Tangent, Tangent]]:
+        """All vectors in the tangent space at y, carried as one batch."""
+        stacked = tree_map(lambda *vectors: torch.stack(vectors), *(vector for pair in pairs for vector in pair))
+        here, there = (tree_map(lambda leaf: leaf.expand(2 * len(pairs), *leaf.shape), point) for point in (x, y))
+        moved = self.manifold.transport(here, there, stacked)
+        vectors = [tree_map(lambda leaf, k=k: leaf[k], moved) for k in range(2 * len(pairs))]
+        return list(zip(vectors[::2], vectors[1::2], strict=True))
+
+    def _pairs(self, state: State) -> list[tuple[Tangent, Tangent]]:
+        return [(state.vectors[f"s{k}"], state.vectors[f"y{k}"]) for k in range(int(state.numbers["pairs"]))]
+
+    def _keep(self, state: State, pairs: list[tuple[Tangent, Tangent]]) -> None:
+        state.vectors = {"gradient": state.vectors["gradient"]}
+        for k, (s, y) in enumerate(pairs):
+            state.vectors |= {f"s{k}": s, f"y{k}": y}
+        state.numbers["pairs"] = len(pairs)

@@ -1,0 +1,179 @@
+"""Riemannian trust regions with truncated conjugate gradients (Absil, Baker and Gallivan 2007).
+
+At θ_k, with the gradient g_k, a model H_k of the curvature (the Riemannian Hessian or a Fisher information) and Δ_k:
+
+    d_k ≈ argmin m_k(d) = <g_k, d> + ½ <d, H_k d>  over ‖d‖ ≤ Δ_k,    ρ_k = (Ψ(R_{θ_k}(d_k)) - Ψ(θ_k)) / m_k(d_k)
+
+by conjugate gradients that end at the boundary, at negative curvature, or at ‖r‖ ≤ ‖g_k‖ min(κ, (‖g_k‖/‖g_0‖)^ϑ).
+Accept when ρ_k ≥ η; Δ shrinks to a quarter of the step when ρ_k < ¼, and doubles when ρ_k > ¾ at the boundary.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from typing_extensions import override
+
+from fisherfold.fisher.operators import FisherOperator
+from fisherfold.manifolds.base import Tangent, combine, is_finite, leaves, scale
+from fisherfold.plain import counted
+from fisherfold.problems.base import Problem
+from fisherfold.problems.cache import LastPoint
+from fisherfold.solvers.method import Method, at_least_one, check_kind, positive
+from fisherfold.solvers.state import State
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A step for the unit gradient: d, its length, the fall of the model, the products spent, and where it ended."""
+
+    d: Tangent
+    length: float
+    decrease: float
+    products: int
+    boundary: bool
+
+
+class TrustRegion(Method):
+    """Trust regions over all samples.
+
+    Args:
+        problem: the problem.
+        model: ``hessian``, by automatic differentiation of the loss, or one of the problem's ``fisher_kinds``.
+        radius: the first Δ; if not given, an eighth of the root of the dimension, times the root mean square of a start
+            with entries above 1 where the metric is ambient.
+        eta: the least ratio ρ of an accepted step.
+        kappa: the largest relative residual at which conjugate gradients stop.
+        theta: the order ϑ of local convergence less one.
+        max_products: products of one run of conjugate gradients; the dimension if not given, at most 1000.
+        max_rejections: so many rejections in a row end the run.
+    """
+
+    name: ClassVar[str] = "trust-region"
+
+    def __init__(
+        self,
+        problem: Problem,
+        *,
+        model: str = "hessian",
+        radius: float | None = None,
+        eta: float = 0.1,
+        kappa: float = 0.1,
+        theta: float = 0.5,
+        max_products: int | None = None,
+        max_rejections: int = 40,
+    ) -> None:
+        super().__init__(problem)
+        self.model = model if model == "hessian" else check_kind(model, problem)
+        self.radius = None if radius is None else positive("radius", radius)
+        self.eta, self.kappa = positive("eta", eta), positive("kappa", kappa)
+        if not self.eta < 0.25:
+            raise ValueError(f"eta must lie between 0 and 1/4, got {eta}")
+        if not self.kappa < 1:
+            raise ValueError(f"kappa must lie between 0 and 1, got {kappa}")
+        self.theta = positive("theta", theta, zero=True)
+        limit = min(self.manifold.dim, 1000) if max_products is None else at_least_one("max_products", max_products)
+        self.max_products = max(limit, 1)
+        self.max_rejections = at_least_one("max_rejections", max_rejections)
+        self._kept: LastPoint[FisherOperator] = LastPoint()
+
+    @override
+    def start(self, state: State) -> None:
+        state.vectors["gradient"] = self.evaluate(state)
+        state.samples += self.problem.n_samples
+        state.numbers |= {"radius": self.radius or self._first_radius(state), "rejections": 0}
+        state.numbers["first_norm"] = state.gradient_norm
+
+    @override
+    def step(self, state: State) -> None:
+        x, gradient, norm, radius = state.x, state.vectors["gradient"], state.gradient_norm, state.numbers["radius"]
+        if norm == 0:
+            return
+        if not math.isfinite(norm):
+            state.failure = ("non_finite", "the gradient at the iterate is not finite")
+            return
+        found = self._truncated(state, self._curvature_model(state), scale(1 / norm, gradient), norm)
+        state.products += found.products * self.problem.n_samples
+        move = scale(norm, found.d)
+        trial = self.manifold.retract(x, move)
+        rho = math.nan
+        if is_finite(trial):
+            value, new_gradient = self.problem.loss_and_gradient(trial)
+            state.samples += self.problem.n_samples
+            if math.isfinite(float(value)) and is_finite(new_gradient):
+                predicted, gained = norm**2 * found.decrease, state.loss - float(value)
+                # where losses no longer tell a fall from a rise gradients do; what they do not tell is no rejection
+                if predicted <= self.problem.loss_rounding(x, state.loss):
+                    gained = self.fall(x, trial, move, gradient, new_gradient)
+                guard = (1e2 * torch.finfo(leaves(x)[0].dtype).eps) ** 2 * abs(state.loss)
+                rho = (gained + guard) / (predicted + guard) if predicted > 0 else -math.inf
+        if rho >= self.eta:
+            state.x, state.vectors["gradient"] = trial, new_gradient
+            state.loss, state.gradient_norm = float(value), self.norm(trial, new_gradient)
+            state.numbers["rejections"] = 0
+        else:
+            self._reject(state, rho)
+        if not rho >= 0.25:
+            length = norm * found.length
+            state.numbers["radius"] = 0.25 * (min(radius, length) if math.isfinite(length) else radius)
+        elif rho > 0.75 and found.boundary:
+            state.numbers["radius"] = 2 * radius
+        state.record = {
+            "rho": rho, "radius": radius, "accepted": float(state.numbers["rejections"] == 0),
+            "cg_iterations": float(found.products),
+        }  # fmt: skip
+
+    def _first_radius(self, state: State) -> float:
+        size = 1.0
+        if self.manifold.ambient_metric:
+            entries = torch.cat([leaf.reshape(-1) for leaf in leaves(state.x)])
+            size = max(1.0, float(entries.norm()) / len(entries) ** 0.5)
+        return size * max(self.manifold.dim, 1) ** 0.5 / 8
+
+    def _curvature_model(self, state: State) -> FisherOperator:
+        """The model at the iterate, which a rejected step has not moved."""
+        if (kept := self._kept.get(state.x)) is not None:
+            return kept
+        hessian = self.model == "hessian"
+        return self._kept.put(
+            state.x, self.problem.hessian(state.x) if hessian else self.problem.fisher(state.x, kind=self.model)
+        )
+
+    def _truncated(self, state: State, operator: FisherOperator, unit: Tangent, norm: float) -> _Step:
+        """Conjugate gradients for H d = -g/‖g‖ within Δ/‖g‖: in these units no square leaves the range of numbers."""
+        x, radius = state.x, state.numbers["radius"] / norm
+        inner = self.manifold._inner  # the hook: vectors made here need no checks
+        target = min(self.kappa, (norm / state.numbers["first_norm"]) ** self.theta) ** 2
+        d, image, residual, p = scale(0.0, unit), scale(0.0, unit), unit, scale(-1.0, unit)
+        rr, dd, dp, pp = 1.0, 0.0, 0.0, 1.0  # inner products of r, d and p
+        boundary, products = False, 0
+        while products < self.max_products and rr > target:
+            product = operator._matvec(p)
+            products += 1
+            bend = float(inner(x, p, product))
+            alpha = rr / bend if bend > 0 else math.inf
+            boundary = not dd + 2 * alpha * dp + alpha**2 * pp < radius**2
+            if boundary:
+                alpha = (math.sqrt(dp**2 + pp * (radius**2 - dd)) - dp) / pp if not math.isnan(bend) else math.nan
+            d, image = combine(1.0, d, alpha, p), combine(1.0, image, alpha, product)
+            dd += 2 * alpha * dp + alpha**2 * pp
+            if boundary:
+                break
+            residual = combine(1.0, residual, alpha, product)
+            before, rr = rr, float(inner(x, residual, residual))
+            p = combine(1.0, scale(rr / before, p), -1.0, residual)
+            dp, pp = rr / before * (dp + alpha * pp), rr + (rr / before) ** 2 * pp
+        model = float(inner(x, combine(1.0, unit, 0.5, image), d))
+        return _Step(d, math.sqrt(dd) if dd >= 0 else math.nan, -model, products, boundary)
+
+    def _reject(self, state: State, rho: float) -> None:
+        state.numbers["rejections"] += 1
+        if state.numbers["rejections"] >= self.max_rejections:
+            tries = counted(self.max_rejections, "try", "tries")
+            if math.isnan(rho):
+                state.failure = ("non_finite", f"the loss or gradient ahead is not finite ({tries} in a row)")
+            else:
+                state.failure = ("stalled", f"no step was accepted, the last ratio ρ is {rho:.2g} ({tries} in a row)")
