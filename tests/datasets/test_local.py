@@ -131,7 +131,7 @@ def test_unknown_name_and_wrong_kind(tmp_path):
     with pytest.raises(ValueError, match="there is no data set 'iris'; the names are cifar10"):
         datasets.record("iris")
     np.savez(tmp_path / "jester1.npz", ratings_x100=np.zeros((2, 3), np.int16))
-    with pytest.raises(ValueError, match="jester1 is not a multi-task data set but Ratings"):
+    with pytest.raises(ValueError, match="jester1 is not a data set of Tasks but Ratings"):
         datasets.load_tasks("jester1", folder=tmp_path)
 
 

@@ -7,11 +7,11 @@ from fisherfold.datasets.local import (
     load,
     load_images,
     load_ratings,
-    load_sarcos_file,
     load_tasks,
     stack_outputs,
     verify,
 )
+from fisherfold.datasets.official import load_sarcos_file
 from fisherfold.datasets.records import REGISTRY, ArrayRecord, DatasetRecord, record
 
 __all__ = [

@@ -48,7 +48,7 @@ OFFICIAL: Mapping[str, Official] = {
 
 
 def where(name: str) -> Path | None:
-    """The folder that holds a data set: the data folder, else the cache.
+    """Find the folder that holds a data set: the data folder, else the cache.
 
     Args:
         name: a name of ``REGISTRY``.

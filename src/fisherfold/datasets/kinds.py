@@ -5,7 +5,6 @@ Values are exact copies of the originals in a float dtype, ids count from 0.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -96,7 +95,7 @@ Dataset: TypeAlias = Ratings | Tasks | Table | Images
 
 
 def decode(name: str, arrays: dict[str, Array]) -> Dataset:
-    """The data set that stored arrays make.
+    """Make a data set of its stored arrays.
 
     Args:
         name: of the data set.
@@ -105,66 +104,37 @@ def decode(name: str, arrays: dict[str, Array]) -> Dataset:
     Returns:
         The data in their kind.
     """
-    return _DECODERS.get(name, _labelled_tasks)(arrays)
+    a = arrays
+    if name == "school":
+        start = a["task_start"]
+        ids = np.repeat(np.arange(1, len(start) + 1), np.diff(np.append(start, len(a["y"]))))
+        return _tasks(a["x"].astype(np.float64), a["y"].astype(np.float64), ids, a)
+    if name == "sarcos_7x2000":
+        return _tasks(a["x_micro"] / 1e6, a["y_micro"] / 1e6, a["task"], a)
+    if name == "sarcos_test":
+        return Table(a["micro"][:, :21] / 1e6, a["micro"][:, 21:] / 1e6)
+    if name == "jester1":
+        rows, cols = np.nonzero(a["ratings_x100"] != 9900)
+        values = a["ratings_x100"][rows, cols] / 100.0
+        n_users, n_jokes = a["ratings_x100"].shape
+        return Ratings(rows.astype(np.int32), cols.astype(np.int32), values, (n_users, n_jokes))
+    if name == "movielens1m":
+        n_users, n_movies = (int(size) for size in a["shape"])
+        return Ratings(*_from_zero(a, "movie_id"), a["rating"].astype(np.float64), (n_users, n_movies))
+    if name == "movielens100k":
+        rows, cols = _from_zero(a, "item_id")
+        shape, extra = (int(rows.max()) + 1, int(cols.max()) + 1), (a["timestamp"], a["test_fold"])
+        return Ratings(rows, cols, a["rating"].astype(np.float64), shape, *(e.astype(np.int64) for e in extra))
+    if name.startswith("cifar"):
+        return Images(**{key: x if key.endswith("images") else x.astype(np.int64) for key, x in a.items()})
+    return _tasks(a["X"].astype(np.float64), a["y"].astype(np.int64), a["task"], a)
+
+
+def _from_zero(arrays: dict[str, Array], items: str) -> tuple[Array, Array]:
+    return arrays["user_id"].astype(np.int32) - 1, arrays[items].astype(np.int32) - 1
 
 
 def _tasks(X: Array, y: Array, ids: Array, arrays: dict[str, Array]) -> Tasks:
     task_ids, task = np.unique(ids, return_inverse=True)
     splits = (arrays["train_idx"].astype(np.int64), arrays["train_fold"].astype(np.int64))
     return Tasks(X, y, task.reshape(-1).astype(np.int32), task_ids, *splits)
-
-
-def _school(arrays: dict[str, Array]) -> Tasks:
-    start = arrays["task_start"]
-    sizes = np.diff(np.append(start, len(arrays["y"])))
-    ids = np.repeat(np.arange(1, len(start) + 1), sizes)
-    return _tasks(arrays["x"].astype(np.float64), arrays["y"].astype(np.float64), ids, arrays)
-
-
-def _sarcos(arrays: dict[str, Array]) -> Tasks:
-    return _tasks(arrays["x_micro"] / 1e6, arrays["y_micro"] / 1e6, arrays["task"], arrays)
-
-
-def _sarcos_test(arrays: dict[str, Array]) -> Table:
-    values = arrays["micro"] / 1e6
-    return Table(values[:, :21], values[:, 21:])
-
-
-def _labelled_tasks(arrays: dict[str, Array]) -> Tasks:
-    return _tasks(arrays["X"].astype(np.float64), arrays["y"].astype(np.int64), arrays["task"], arrays)
-
-
-def _jester(arrays: dict[str, Array]) -> Ratings:
-    stored = arrays["ratings_x100"]
-    rows, cols = np.nonzero(stored != 9900)
-    values = stored[rows, cols] / 100.0
-    return Ratings(rows.astype(np.int32), cols.astype(np.int32), values, (stored.shape[0], stored.shape[1]))
-
-
-def _movielens1m(arrays: dict[str, Array]) -> Ratings:
-    rows, cols = (arrays[key].astype(np.int32) - 1 for key in ("user_id", "movie_id"))
-    n_users, n_movies = (int(size) for size in arrays["shape"])
-    return Ratings(rows, cols, arrays["rating"].astype(np.float64), (n_users, n_movies))
-
-
-def _movielens100k(arrays: dict[str, Array]) -> Ratings:
-    rows, cols = (arrays[key].astype(np.int32) - 1 for key in ("user_id", "item_id"))
-    shape = (int(rows.max()) + 1, int(cols.max()) + 1)
-    extra = (arrays["timestamp"].astype(np.int64), arrays["test_fold"].astype(np.int64))
-    return Ratings(rows, cols, arrays["rating"].astype(np.float64), shape, *extra)
-
-
-def _images(arrays: dict[str, Array]) -> Images:
-    return Images(**{key: a if key.endswith("images") else a.astype(np.int64) for key, a in arrays.items()})
-
-
-_DECODERS: dict[str, Callable[[dict[str, Array]], Dataset]] = {
-    "school": _school,
-    "sarcos_7x2000": _sarcos,
-    "sarcos_test": _sarcos_test,
-    "jester1": _jester,
-    "movielens1m": _movielens1m,
-    "movielens100k": _movielens100k,
-    "cifar10": _images,
-    "cifar100": _images,
-}

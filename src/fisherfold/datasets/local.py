@@ -1,7 +1,7 @@
-"""Data sets read from a local folder of packed ``.npz`` files, as plain numpy arrays.
+"""Data sets read from a folder of packed ``.npz`` files, as plain NumPy arrays.
 
-The folder is the argument ``folder`` or the environment variable ``FISHERFOLD_DATA``. Files are read with
-``allow_pickle=False``; values are exact copies of the originals in a float dtype, ids count from 0.
+The folder is the argument ``folder``, the environment variable ``FISHERFOLD_DATA``, or the cache of ``fetch``. Files are
+read with ``allow_pickle=False``; values are exact copies of the originals in a float dtype, ids count from 0.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 
@@ -22,9 +23,12 @@ from fisherfold.datasets.kinds import Array, Dataset, Images, Ratings, Table, Ta
 from fisherfold.datasets.official import READERS
 from fisherfold.datasets.records import DatasetRecord, record
 
+Kind = TypeVar("Kind", Tasks, Ratings, Images)
+Folder = str | os.PathLike[str] | None
 
-def data_folder(folder: str | os.PathLike[str] | None = None) -> Path:
-    """The folder of the packed data files.
+
+def data_folder(folder: Folder = None) -> Path:
+    """Give the folder of the packed data files.
 
     Args:
         folder: the folder; the environment variable ``FISHERFOLD_DATA`` if not given.
@@ -47,13 +51,29 @@ def data_folder(folder: str | os.PathLike[str] | None = None) -> Path:
     return Path(seen)
 
 
-def load(name: str, *, folder: str | os.PathLike[str] | None = None, checked: bool = False) -> Dataset:
+def cache_folder() -> Path:
+    """Give the folder for fetched data: ``FISHERFOLD_CACHE``, or the user's cache of the operating system.
+
+    Returns:
+        A path, which need not exist.
+    """
+    if given := os.environ.get("FISHERFOLD_CACHE"):
+        return Path(given)
+    import pooch
+
+    try:
+        return Path(pooch.os_cache("fisherfold"))
+    except (RuntimeError, OSError, KeyError):  # a container whose user has neither a home nor an account
+        return Path(tempfile.gettempdir()) / "fisherfold-cache"
+
+
+def load(name: str, *, folder: Folder = None, checked: bool = False) -> Dataset:
     """Read a data set.
 
     Args:
         name: a name of ``REGISTRY``.
-        folder: where the packed files are; the environment variable ``FISHERFOLD_DATA`` if not given.
-        checked: compare shapes and checksums with those of the record; a damaged picture may still decode.
+        folder: where the packed files are; ``FISHERFOLD_DATA`` or the cache if not given.
+        checked: compare shapes and checksums with those of the record.
 
     Returns:
         ``Ratings`` for jester and movielens, ``Tasks`` for school, sarcos_7x2000, letter and mhc, ``Table`` for
@@ -72,7 +92,7 @@ def load(name: str, *, folder: str | os.PathLike[str] | None = None, checked: bo
     return decode(name, arrays)
 
 
-def load_tasks(name: str, *, folder: str | os.PathLike[str] | None = None) -> Tasks:
+def load_tasks(name: str, *, folder: Folder = None) -> Tasks:
     """Read a multi-task data set.
 
     Args:
@@ -81,17 +101,11 @@ def load_tasks(name: str, *, folder: str | os.PathLike[str] | None = None) -> Ta
 
     Returns:
         Its rows.
-
-    Raises:
-        ValueError: if the data set is of another kind.
     """
-    data = load(name, folder=folder)
-    if not isinstance(data, Tasks):
-        raise ValueError(f"{name} is not a multi-task data set but {type(data).__name__}")
-    return data
+    return _of_kind(load(name, folder=folder), name, Tasks)
 
 
-def load_ratings(name: str, *, folder: str | os.PathLike[str] | None = None) -> Ratings:
+def load_ratings(name: str, *, folder: Folder = None) -> Ratings:
     """Read a data set of ratings.
 
     Args:
@@ -100,17 +114,11 @@ def load_ratings(name: str, *, folder: str | os.PathLike[str] | None = None) -> 
 
     Returns:
         Its ratings.
-
-    Raises:
-        ValueError: if the data set is of another kind.
     """
-    data = load(name, folder=folder)
-    if not isinstance(data, Ratings):
-        raise ValueError(f"{name} is not a data set of ratings but {type(data).__name__}")
-    return data
+    return _of_kind(load(name, folder=folder), name, Ratings)
 
 
-def load_images(name: str, *, folder: str | os.PathLike[str] | None = None, checked: bool = False) -> Images:
+def load_images(name: str, *, folder: Folder = None, checked: bool = False) -> Images:
     """Read a data set of images; this needs Pillow.
 
     Args:
@@ -120,46 +128,18 @@ def load_images(name: str, *, folder: str | os.PathLike[str] | None = None, chec
 
     Returns:
         Its images and labels.
-
-    Raises:
-        ValueError: if the data set is of another kind.
     """
-    data = load(name, folder=folder, checked=checked)
-    if not isinstance(data, Images):
-        raise ValueError(f"{name} is not a data set of images but {type(data).__name__}")
+    return _of_kind(load(name, folder=folder, checked=checked), name, Images)
+
+
+def _of_kind(data: Dataset, name: str, kind: type[Kind]) -> Kind:
+    if not isinstance(data, kind):
+        raise ValueError(f"{name} is not a data set of {kind.__name__} but {type(data).__name__}")
     return data
 
 
-def load_sarcos_file(path: str | os.PathLike[str]) -> Table:
-    """Read an original SARCOS file, ``sarcos_inv.mat`` or ``sarcos_inv_test.mat``.
-
-    Args:
-        path: a MATLAB file with one matrix of 28 columns: 21 inputs, 7 torques.
-
-    Returns:
-        Inputs and torques.
-
-    Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: if it does not hold such a matrix.
-    """
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"there is no file {path}; SARCOS comes from {record('sarcos_test').source}")
-    from scipy.io import loadmat
-
-    with readable(path, "a MATLAB file"):
-        content = loadmat(path)
-    found = {key: value for key, value in content.items() if not key.startswith("__")}
-    matrices = [value for value in found.values() if value.ndim == 2 and value.shape[1] == 28]
-    if len(matrices) != 1:
-        shapes = {key: value.shape for key, value in found.items()}
-        raise ValueError(f"{path} should hold one matrix of 28 columns (21 inputs, 7 torques), got {shapes}")
-    values = matrices[0].astype(np.float64)
-    return Table(values[:, :21], values[:, 21:])
-
-
 def stack_outputs(table: Table) -> tuple[Array, Array, Array]:
-    """Several outputs over shared inputs as tasks, one per output.
+    """Make one task of each of several outputs over shared inputs.
 
     Args:
         table: inputs and outputs.
@@ -172,15 +152,14 @@ def stack_outputs(table: Table) -> tuple[Array, Array, Array]:
     return np.tile(table.X, (outputs, 1)), table.Y.T.reshape(-1).copy(), task
 
 
-def verify(name: str, *, folder: str | os.PathLike[str] | None = None) -> None:
+def verify(name: str, *, folder: Folder = None) -> None:
     """Compare every decoded array of a data set with its recorded dtype, shape and checksum.
 
     Args:
         name: a name of ``REGISTRY``.
         folder: as in ``load``.
     """
-    entry = record(name)
-    check_arrays(entry, read_arrays(entry, find(entry, folder)))
+    load(name, folder=folder, checked=True)
 
 
 def check_arrays(entry: DatasetRecord, arrays: Mapping[str, Array]) -> None:
@@ -197,31 +176,17 @@ def check_arrays(entry: DatasetRecord, arrays: Mapping[str, Array]) -> None:
         if key not in arrays:
             raise ValueError(f"{entry.name}: array {key!r} is missing")
         array = arrays[key]
+        wrong = ""
         if array.dtype != np.dtype(expected.dtype) or array.shape != expected.shape:
-            seen = f"{array.dtype} {array.shape}"
-            should = f"should be {expected.dtype} {expected.shape}, got {seen}"
-            raise ValueError(f"{entry.name}: array {key!r} {should}; if a file is damaged, {_again(entry)}")
-        digest = hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
-        if digest != expected.sha256:
-            differs = f"has the sha256 {digest}, expected {expected.sha256}"
-            raise ValueError(f"{entry.name}: array {key!r} {differs}; if a file is damaged, {_again(entry)}")
-
-
-def cache_folder() -> Path:
-    """The folder for fetched data: ``FISHERFOLD_CACHE``, or the user's cache of the operating system.
-
-    Returns:
-        A path, which need not exist.
-    """
-    if given := os.environ.get("FISHERFOLD_CACHE"):
-        return Path(given)
-    import pooch
-
-    return Path(pooch.os_cache("fisherfold"))
+            wrong = f"should be {expected.dtype} {expected.shape}, got {array.dtype} {array.shape}"
+        elif (digest := hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()) != expected.sha256:
+            wrong = f"has the sha256 {digest}, expected {expected.sha256}"
+        if wrong:
+            raise ValueError(f"{entry.name}: array {key!r} {wrong}; if a file is damaged, {_again(entry)}")
 
 
 def is_in(entry: DatasetRecord, folder: Path) -> bool:
-    """Whether a folder holds a data set, in its packed files or as one fetched file.
+    """Tell whether a folder holds a data set, in its packed files or as one fetched file.
 
     Args:
         entry: the record.
@@ -233,8 +198,8 @@ def is_in(entry: DatasetRecord, folder: Path) -> bool:
     return all((folder / file).is_file() for file in entry.files) or (folder / f"{entry.name}.npz").is_file()
 
 
-def find(entry: DatasetRecord, folder: str | os.PathLike[str] | None = None) -> Path:
-    """The folder to read a data set from: the one given, else the data folder, else the cache.
+def find(entry: DatasetRecord, folder: Folder = None) -> Path:
+    """Find the folder to read a data set from: the one given, else the data folder, else the cache.
 
     Args:
         entry: the record.
@@ -260,19 +225,17 @@ def find(entry: DatasetRecord, folder: str | os.PathLike[str] | None = None) -> 
 
 
 def _advice(entry: DatasetRecord) -> str:
-    """How to get a data set that is not here."""
     if entry.name in READERS:
         return f"run 'fisherfold datasets fetch {entry.name}'"
     return f"make it by hand, 'fisherfold datasets info {entry.name}' names its source and arrays"
 
 
 def _again(entry: DatasetRecord) -> str:
-    """What to do about a damaged file."""
     return f"delete it and get it again ('fisherfold datasets info {entry.name}' says from where)"
 
 
 def read_arrays(entry: DatasetRecord, folder: Path) -> dict[str, Array]:
-    """The arrays of a data set by the names of its record, in their stored dtypes.
+    """Read the arrays of a data set by the names of its record, in their stored dtypes.
 
     Args:
         entry: the record.
@@ -294,16 +257,15 @@ def read_arrays(entry: DatasetRecord, folder: Path) -> dict[str, Array]:
             )
     if entry.name.startswith("cifar") and not fetched.is_file():
         return _read_images(entry, folder)
-    with _packed(fetched, entry) as stored:
-        missing = [key for key in entry.arrays if key not in stored.files]
-        if missing:
-            raise ValueError(f"{fetched} lacks the arrays {missing}, it has {stored.files}")
-        return {key: stored[key] for key in entry.arrays}
+    stored = _packed(fetched, entry)
+    if missing := [key for key in entry.arrays if key not in stored]:
+        raise ValueError(f"{fetched} lacks the arrays {missing}, it has {list(stored)}")
+    return {key: stored[key] for key in entry.arrays}
 
 
 @contextmanager
 def readable(path: str | os.PathLike[str], kind: str) -> Iterator[None]:
-    """Turn whatever a reader of files stumbles over into a sentence that names the file.
+    """Turn whatever a reader of files raises into an error that names the file.
 
     Args:
         path: the file.
@@ -320,38 +282,34 @@ def readable(path: str | os.PathLike[str], kind: str) -> Iterator[None]:
     except Exception as error:  # each library has exceptions of its own for a file that it cannot read
         if isinstance(error, (ImportError, MemoryError)) or getattr(error, "errno", None) is not None:
             raise
-        reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
-        named = reason.startswith((str(path), Path(path).name))
-        raise ValueError(reason if named else f"{path} cannot be read as {kind}: {reason}") from error
+        raise ValueError(f"{path} cannot be read as {kind}: {error or type(error).__name__}") from error
 
 
-@contextmanager
-def _packed(path: Path, entry: DatasetRecord) -> Iterator[Any]:
+def _packed(path: Path, entry: DatasetRecord) -> dict[str, Array]:
+    """All arrays of an ``.npz`` file."""
     try:
         with readable(path, "a packed data file"):
             if not zipfile.is_zipfile(path):
                 raise ValueError("it is cut short, or no .npz file at all")
             with np.load(path, allow_pickle=False) as stored:
-                yield stored
+                return dict(stored)
     except ValueError as error:
         raise ValueError(f"{error}; {_again(entry)}") from error
 
 
 def _read_images(entry: DatasetRecord, folder: Path) -> dict[str, Array]:
-    # decode the strips of all shards and join all of a split at once
+    """Images of several files, kept as lossless WebP strips with one image below the other."""
     parts: dict[str, list[Array]] = {key: [] for key in entry.arrays}
     for file in entry.files:
         split = "test" if file.endswith("_test.npz") else "train"
-        with _packed(folder / file, entry) as stored:
-            parts[f"{split}_images"] += _decode_strips(stored["webp"].data, stored["offsets"])
-            for key in ("labels", "coarse_labels"):
-                if key in stored.files:
-                    parts[f"{split}_{key}"].append(stored[key])
+        stored = _packed(folder / file, entry)
+        parts[f"{split}_images"] += _decode_strips(stored["webp"].data, stored["offsets"])
+        for key in {"labels", "coarse_labels"} & set(stored):
+            parts[f"{split}_{key}"].append(stored[key])
     return {key: np.concatenate(pieces) for key, pieces in parts.items()}
 
 
 def _decode_strips(buffer: memoryview, offsets: Array) -> list[Array]:
-    # images are kept as lossless WebP strips, one image below the other
     try:
         from PIL import Image
     except ImportError as error:

@@ -1,29 +1,24 @@
 """Readers of the official files, as their owners distribute them, into the arrays that the records describe.
 
-Archives are read in memory: nothing is unpacked to the disk, so that no name inside an archive can point elsewhere, and
-what an archive claims to hold is bounded before it is read. No pickle is executed: the Python form of CIFAR goes
-through an unpickler that knows arrays and nothing else.
+Archives are read in memory: nothing is unpacked to the disk, so that no name inside one can point elsewhere. The sum of
+what an archive claims to hold is bounded before anything is read. No pickle is read: CIFAR has a binary form.
 """
 
 from __future__ import annotations
 
 import io
-import pickle  # nosec B403
 import tarfile
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fisherfold.plain import counted
+from fisherfold.datasets.kinds import Array, Table
 
-Array: TypeAlias = NDArray[Any]
-
-# the largest official member is one CIFAR-100 training file of 154 MB
-MEMBER_LIMIT = 400 * 2**20
+# bytes that all files of an archive may have together: CIFAR-10 has 185 MB
+ARCHIVE_LIMIT = 400 * 2**20
 
 
 def movielens1m(path: Path) -> dict[str, Array]:
@@ -35,8 +30,8 @@ def movielens1m(path: Path) -> dict[str, Array]:
     Returns:
         The arrays of the record ``movielens1m``, sorted by user and movie.
     """
-    text = _member(path, "ratings.dat") if zipfile.is_zipfile(path) else path.read_bytes()
-    table = _integers(text.replace(b"::", b"\t"), columns=4, what=f"{path.name}: ratings.dat")
+    text = _members(path, ["ratings.dat"])[0] if zipfile.is_zipfile(path) else path.read_bytes()
+    table = _integers(text.replace(b"::", b"\t"), "ratings.dat")
     table = table[np.lexsort((table[:, 1], table[:, 0]))]
     return {
         "user_id": table[:, 0].astype(np.uint16), "movie_id": table[:, 1].astype(np.uint16),
@@ -56,17 +51,17 @@ def movielens100k(path: Path) -> dict[str, Array]:
     Raises:
         ValueError: if the test parts do not cover the ratings once each.
     """
-    table = _integers(_member(path, "u.data"), columns=4, what=f"{path.name}: u.data")
+    names = ["u.data", *(f"u{k}.test" for k in range(1, 6))]
+    table, *parts = [_integers(text, name) for text, name in zip(_members(path, names), names, strict=True)]
     position = {(user, item): row for row, (user, item) in enumerate(table[:, :2].tolist())}
     fold = np.zeros(len(table), dtype=np.uint8)
-    for number in range(1, 6):
-        part = _integers(_member(path, f"u{number}.test"), columns=4, what=f"{path.name}: u{number}.test")
+    for number, part in enumerate(parts, start=1):
         rows = [position.get((user, item), -1) for user, item in part[:, :2].tolist()]
         if min(rows) < 0 or fold[rows].any():
             raise ValueError(f"{path.name}: u{number}.test does not fit u.data")
         fold[rows] = number
     if not fold.all():
-        raise ValueError(f"{path.name}: the five test parts leave {counted(int((fold == 0).sum()), 'rating')} out")
+        raise ValueError(f"{path.name}: the five test parts leave {int((fold == 0).sum())} ratings out")
     return {
         "user_id": table[:, 0].astype(np.uint16), "item_id": table[:, 1].astype(np.uint16),
         "rating": table[:, 2].astype(np.uint8), "timestamp": table[:, 3].astype(np.int32), "test_fold": fold,
@@ -90,7 +85,7 @@ def jester1(path: Path) -> dict[str, Array]:
         from python_calamine import CalamineWorkbook
     except ImportError as error:
         raise ImportError("reading Jester's .xls needs python-calamine: pip install 'fisherfold[data]'") from error
-    content = _member(path, "jester-data-1.xls") if zipfile.is_zipfile(path) else path.read_bytes()
+    content = _members(path, ["jester-data-1.xls"])[0] if zipfile.is_zipfile(path) else path.read_bytes()
     sheet = CalamineWorkbook.from_filelike(io.BytesIO(content)).get_sheet_by_index(0).to_python()
     table = np.array(sheet, dtype=np.float64)
     if table.ndim != 2 or table.shape[1] != 101:
@@ -98,8 +93,37 @@ def jester1(path: Path) -> dict[str, Array]:
     return {"ratings_x100": np.rint(table[:, 1:] * 100).astype(np.int16)}
 
 
+def load_sarcos_file(path: str | Path) -> Table:
+    """Read an original SARCOS file, ``sarcos_inv.mat`` or ``sarcos_inv_test.mat``.
+
+    Args:
+        path: a MATLAB file with one matrix of 28 columns: 21 inputs, 7 torques.
+
+    Returns:
+        Inputs and torques.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if it does not hold such a matrix.
+    """
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"there is no file {path}; SARCOS comes from http://gaussianprocess.org/gpml/data/")
+    from scipy.io import loadmat
+
+    try:
+        found = {key: value for key, value in loadmat(path).items() if not key.startswith("__")}
+    except Exception as error:  # of many kinds
+        raise ValueError(f"{path} cannot be read as a MATLAB file: {error}") from error
+    matrices = [value for value in found.values() if value.ndim == 2 and value.shape[1] == 28]
+    if len(matrices) != 1:
+        shapes = {key: value.shape for key, value in found.items()}
+        raise ValueError(f"{path} should hold one matrix of 28 columns (21 inputs, 7 torques), got {shapes}")
+    values = matrices[0].astype(np.float64)
+    return Table(values[:, :21], values[:, 21:])
+
+
 def sarcos_test(path: Path) -> dict[str, Array]:
-    """Read ``sarcos_inv_test.mat``: 21 inputs and 7 torques a row.
+    """Read ``sarcos_inv_test.mat``.
 
     Args:
         path: the file.
@@ -107,14 +131,12 @@ def sarcos_test(path: Path) -> dict[str, Array]:
     Returns:
         The array of the record ``sarcos_test``.
     """
-    from fisherfold.datasets.local import load_sarcos_file
-
     table = load_sarcos_file(path)
     return {"micro": np.rint(np.hstack([table.X, table.Y]) * 1e6).astype(np.int32)}
 
 
 def cifar10(path: Path) -> dict[str, Array]:
-    """Read ``cifar-10-binary.tar.gz`` or ``cifar-10-python.tar.gz``.
+    """Read ``cifar-10-binary.tar.gz``.
 
     Args:
         path: the archive.
@@ -122,22 +144,16 @@ def cifar10(path: Path) -> dict[str, Array]:
     Returns:
         The arrays of the record ``cifar10``.
     """
-    members = _tar(path)
-    if "data_batch_1.bin" in members:
-        train = [_binary(members[f"data_batch_{i}.bin"], labels=1) for i in range(1, 6)]
-        test = _binary(members["test_batch.bin"], labels=1)
-    else:
-        train = [_python(members[f"data_batch_{i}"], ("labels",)) for i in range(1, 6)]
-        test = _python(members["test_batch"], ("labels",))
+    parts = _members(path, [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"])
+    images, labels = zip(*(_binary(part, labels=1) for part in parts), strict=True)
     return {
-        "train_images": np.concatenate([part[0] for part in train]),
-        "train_labels": np.concatenate([part[1][:, 0] for part in train]),
-        "test_images": test[0], "test_labels": test[1][:, 0],
+        "train_images": np.concatenate(images[:5]), "train_labels": np.concatenate(labels[:5])[:, 0],
+        "test_images": images[5], "test_labels": labels[5][:, 0],
     }  # fmt: skip
 
 
 def cifar100(path: Path) -> dict[str, Array]:
-    """Read ``cifar-100-binary.tar.gz`` or ``cifar-100-python.tar.gz``.
+    """Read ``cifar-100-binary.tar.gz``.
 
     Args:
         path: the archive.
@@ -145,13 +161,9 @@ def cifar100(path: Path) -> dict[str, Array]:
     Returns:
         The arrays of the record ``cifar100``.
     """
-    members = _tar(path)
     arrays: dict[str, Array] = {}
-    for split in ("train", "test"):
-        if f"{split}.bin" in members:
-            images, labels = _binary(members[f"{split}.bin"], labels=2)
-        else:
-            images, labels = _python(members[split], ("coarse_labels", "fine_labels"))
+    for split, content in zip(("train", "test"), _members(path, ["train.bin", "test.bin"]), strict=True):
+        images, labels = _binary(content, labels=2)
         arrays |= {f"{split}_images": images, f"{split}_labels": labels[:, 1], f"{split}_coarse_labels": labels[:, 0]}
     return arrays
 
@@ -162,67 +174,48 @@ READERS: Mapping[str, Callable[[Path], dict[str, Array]]] = {
 }  # fmt: skip
 
 
-def _integers(text: bytes, *, columns: int, what: str) -> NDArray[np.int64]:
+def _integers(text: bytes, what: str) -> NDArray[np.int64]:
     try:
         table = np.loadtxt(io.BytesIO(text), dtype=np.int64, ndmin=2)
     except ValueError as error:
-        raise ValueError(f"{what} should hold {columns} integers a line: {error}") from None
-    if table.shape[1] != columns:
-        raise ValueError(f"{what} should hold {columns} integers a line, got {table.shape[1]}")
+        raise ValueError(f"{what} should hold 4 integers a line: {error}") from None
+    if table.shape[1] != 4:
+        raise ValueError(f"{what} should hold 4 integers a line, got {table.shape[1]}")
     return table
 
 
-def _member(path: Path, name: str) -> bytes:
-    with zipfile.ZipFile(path) as archive:
-        for info in archive.infolist():
-            if Path(info.filename).name == name:
-                _check_size(path, name, info.file_size)
-                return archive.read(info)
-    raise ValueError(f"{path.name} holds no file {name}")
+def _members(path: Path, names: list[str]) -> list[bytes]:
+    """Files of a zip or tar archive by their names, whatever folder they are in."""
+    found: dict[str, bytes] = {}
+    total = 0
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            infos = archive.infolist()
+            _check_size(path, sum(info.file_size for info in infos))
+            found = {Path(i.filename).name: archive.read(i) for i in infos if Path(i.filename).name in names}
+    else:
+        with tarfile.open(path, "r:*") as packed:
+            for info in packed:
+                total += info.size
+                _check_size(path, total)
+                if Path(info.name).name in names and info.isfile() and (file := packed.extractfile(info)) is not None:
+                    found[Path(info.name).name] = file.read()
+    if missing := [name for name in names if name not in found]:
+        hint = "; the binary version is expected" if missing[0].endswith(".bin") else ""
+        raise ValueError(f"{path.name} holds no file {missing[0]}{hint}")
+    return [found[name] for name in names]
 
 
-def _tar(path: Path) -> dict[str, bytes]:
-    members = {}
-    with tarfile.open(path, "r:*") as archive:
-        for info in archive:
-            if info.isfile() and (file := archive.extractfile(info)) is not None:
-                _check_size(path, info.name, info.size)
-                members[Path(info.name).name] = file.read()
-    return members
-
-
-def _check_size(path: Path, name: str, size: int) -> None:
-    if size > MEMBER_LIMIT:
-        raise ValueError(f"{path.name}: {name} claims {size / 2**20:.0f} MiB, more than any official file has")
-
-
-def _planes(pixels: Array) -> Array:
-    """Rows of 3072 bytes, the red, green and blue planes, as images."""
-    return np.ascontiguousarray(pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
+def _check_size(path: Path, size: int) -> None:
+    if size > ARCHIVE_LIMIT:
+        raise ValueError(f"{path.name} claims more than {ARCHIVE_LIMIT / 2**20:.0f} MiB, which no official file has")
 
 
 def _binary(content: bytes, *, labels: int) -> tuple[Array, Array]:
+    """Images and labels of a binary CIFAR file: records of labels and the red, green and blue planes."""
     width = 3072 + labels
     if len(content) % width:
-        raise ValueError(f"a binary CIFAR file has records of {width} bytes, got {counted(len(content), 'byte')}")
+        raise ValueError(f"a binary CIFAR file has records of {width} bytes, got {len(content)} bytes")
     rows = np.frombuffer(content, dtype=np.uint8).reshape(-1, width)
-    return _planes(rows[:, labels:]), rows[:, :labels].copy()
-
-
-class _ArraysOnly(pickle.Unpickler):  # noqa: S301  (it refuses every name but those of arrays)
-    """Knows how arrays are put together and refuses everything else."""
-
-    _ALLOWED = frozenset({
-        ("numpy.core.multiarray", "_reconstruct"), ("numpy._core.multiarray", "_reconstruct"), ("numpy", "ndarray"),
-        ("numpy", "dtype"), ("_codecs", "encode"),
-    })  # fmt: skip
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in self._ALLOWED:
-            raise ValueError(f"a CIFAR file should hold arrays only, found {module}.{name}")
-        return super().find_class(module, name)
-
-
-def _python(content: bytes, keys: tuple[str, ...]) -> tuple[Array, Array]:
-    batch = _ArraysOnly(io.BytesIO(content), encoding="latin1").load()
-    return _planes(np.asarray(batch["data"])), np.stack([np.asarray(batch[key], np.uint8) for key in keys], axis=1)
+    images = rows[:, labels:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    return np.ascontiguousarray(images), rows[:, :labels].copy()
