@@ -9,6 +9,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 import warnings
 from pathlib import Path
 
@@ -74,6 +75,7 @@ def test_the_help_of_a_command_shows_examples_that_can_be_typed(path):
 def test_the_help_of_a_command_is_whole_in_a_terminal_of_80_columns(path):
     shown = CliRunner().invoke(app, [*path.split()[1:], "--help"], env={"COLUMNS": "80"})
     assert "…" not in shown.stdout
+    assert "<bool>" not in shown.stdout
     for parameter in COMMANDS[path].params:
         assert [option for option in parameter.opts if option.startswith("-") and option not in shown.stdout] == []
 
@@ -316,6 +318,18 @@ def test_an_interrupt_before_a_command_is_under_way_is_no_refusal(monkeypatch, c
         main()
     assert end.value.code == 130
     assert "confirmed" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("delay", [0.03, 0.1, 0.3, 1.0])
+def test_an_interrupt_at_the_start_shows_no_trace(delay):
+    words = [sys.executable, "-m", "fisherfold", "datasets", "verify"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        time.sleep(delay)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate()
+    # Python itself has a few milliseconds before the first line of ours
+    assert "Traceback" not in errors or "fisherfold" not in errors
+    assert process.returncode != 1
 
 
 @pytest.mark.parametrize("closed", ["2>&-", "<&- 2>&-"])

@@ -25,7 +25,6 @@ _SUBSPACE = {"rank": 2, "max_iter": PASSES, "tol": 0.0, "random_state": 0}
 _POINT = {"inference": "point", "ridge": 0.5}
 FITS: dict[str, Callable[..., Any]] = {
     "completion variational": lambda **kept: MatrixCompletion(**_COMPLETION, **kept),
-    "completion point": lambda **kept: MatrixCompletion(**_COMPLETION, **_POINT, **kept),
     "subspace marginal": lambda **kept: SubspaceRegressor(**_SUBSPACE, **kept),
     "subspace point rngd": lambda **kept: SubspaceRegressor(**_SUBSPACE, **_POINT, **kept),
     "subspace point rngd-vr": lambda **kept: SubspaceRegressor(**_SUBSPACE, **_POINT, solver="rngd-vr", **kept),

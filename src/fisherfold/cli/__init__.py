@@ -1,13 +1,14 @@
 """The command line: one voice for fitting, reproducing and inspecting.
 
 Each command family lives in a file of its own and is attached here. What makes a command of a function is in
-``common``, how it speaks in ``voice``, what becomes of an error in ``errors``.
+``common``, with what becomes of an error; how it speaks is in ``voice``, options of several families in ``options``.
 """
 
 from __future__ import annotations
 
 import io
 import os
+import signal
 import sys
 from typing import Annotated, Any
 
@@ -15,11 +16,9 @@ import typer
 
 from fisherfold._version import __version__
 from fisherfold.cli import complete, datasets, reproduce, subspace
-from fisherfold.cli.common import Debug, command, group
+from fisherfold.cli.common import DONE, FAILED, Debug, command, exit_code, group, heard, is_usage, report
 from fisherfold.cli.demo import demo
-from fisherfold.cli.errors import DONE, declined, is_usage, report
 from fisherfold.cli.info import info
-from fisherfold.cli.signals import exit_code, heard
 
 app = group(
     "Maximum likelihood on manifolds with the Riemannian Fisher information.\n\n"
@@ -57,6 +56,8 @@ def main() -> None:
     Raises:
         SystemExit: always, with the exit code.
     """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as ``__main__`` leaves it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     _open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a result is not lost because standard output has no sign for ± or é
@@ -67,7 +68,9 @@ def main() -> None:
         code = exit_code(stop)
     except typer.Abort as no:
         # typer makes one of an interrupt too, where no command is under way
-        code = exit_code(no.__cause__) if isinstance(no.__cause__, KeyboardInterrupt) else declined()
+        code = exit_code(no.__cause__) if isinstance(no.__cause__, KeyboardInterrupt) else FAILED
+        if code == FAILED:
+            print("stopped: not confirmed", file=sys.stderr)
     except Exception as error:
         if "--debug" in sys.argv and not is_usage(error):
             raise

@@ -1,4 +1,4 @@
-"""One voice for every command: its shared options, its help, its warnings and its interrupts.
+"""What every command shares: its options, help, warnings, interrupts, errors and exit codes.
 
 A command is a function whose first argument is a ``Voice``, attached with ``command``::
 
@@ -23,16 +23,21 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
+import os
+import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
+from rich.markup import escape
+from typer.core import TyperCommand, TyperGroup
 
-from fisherfold.cli.signals import exit_code
 from fisherfold.cli.voice import Voice
 from fisherfold.cli.words import printable
 
@@ -42,9 +47,32 @@ Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Report every ste
 Debug = Annotated[bool, typer.Option("--debug", help="Show the full trace of an error.")]
 _SHARED = {"as_json": AsJson, "quiet": Quiet, "verbose": Verbose, "debug": Debug}
 
+DONE, FAILED, UNUSABLE = 0, 1, 2
+# errors of these kinds are about what the user gave or the machine has; the message alone helps
+_THEIRS = (ValueError, TypeError, OSError, MemoryError, ImportError)
+
+
+class _WithoutBool:
+    """Help that does not call a flag ``<bool>``."""
+
+    def get_params(self, ctx: Any) -> Any:
+        found = super().get_params(ctx)  # type: ignore[misc]
+        for each in found:
+            if getattr(each, "is_flag", False):
+                each.display_type_rich = lambda ctx: None
+        return found
+
+
+class _Command(_WithoutBool, TyperCommand):
+    pass
+
+
+class _Group(_WithoutBool, TyperGroup):
+    pass
+
 
 def group(text: str, *, examples: Sequence[str]) -> typer.Typer:
-    """A family of commands.
+    """Make a family of commands.
 
     Args:
         text: its help.
@@ -55,7 +83,7 @@ def group(text: str, *, examples: Sequence[str]) -> typer.Typer:
     """
     return typer.Typer(
         help=text, epilog=_epilog(examples), no_args_is_help=True, rich_markup_mode="markdown",
-        pretty_exceptions_enable=False,
+        pretty_exceptions_enable=False, cls=_Group,
     )  # fmt: skip
 
 
@@ -103,14 +131,14 @@ def command(
         keywords = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
         inside.__signature__ = inspect.Signature([*keywords, *shared])  # type: ignore[attr-defined]
         inside.__annotations__ = {p.name: p.annotation for p in (*own, *shared)}
-        app.command(name, epilog=_epilog(examples))(inside)
+        app.command(name, epilog=_epilog(examples), cls=_Command)(inside)
         return run
 
     return attach
 
 
 def _warn(message: Warning | str, *_: Any) -> None:
-    """Say a warning of the library without the file and the line of code that Python would show."""
+    """Print a warning of the library without the file and the line of code that Python would show."""
     Console(stderr=True).print(f"warning: {printable(str(message))}", markup=False, highlight=False, soft_wrap=True)
 
 
@@ -129,3 +157,105 @@ def _memory() -> str:
         return ""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return f", {peak * (1 if sys.platform == 'darwin' else 1024) / 1e6:.0f} MB at most"
+
+
+class Asked(KeyboardInterrupt):
+    """An interrupt that is not Ctrl-C.
+
+    Attributes:
+        number: of the signal.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+def exit_code(stop: BaseException) -> int:
+    """Give what a stopped command returns, as shells count it.
+
+    Args:
+        stop: the interrupt.
+
+    Returns:
+        128 and the number of the signal.
+
+    Examples:
+        >>> exit_code(KeyboardInterrupt()), exit_code(Asked(15))
+        (130, 143)
+    """
+    return 128 + (stop.number if isinstance(stop, Asked) else signal.SIGINT)
+
+
+@contextmanager
+def heard() -> Iterator[None]:
+    """Turn SIGTERM and SIGHUP into interrupts, except where somebody ignores them, as nohup does.
+
+    Left to themselves they end a process at once: processes that it has started go on, and nobody says how to resume.
+
+    Yields:
+        Nothing.
+    """
+    before = {}
+    # torchrun ends its processes so, and one that waits for another inside an operation would not hear it
+    for name in ("SIGTERM", "SIGHUP") if "RANK" not in os.environ else ():
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is signal.SIG_DFL:
+            before[number] = signal.signal(number, _stop)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _stop(number: int, _: object) -> NoReturn:
+    signal.signal(number, signal.SIG_DFL)  # who asks twice does not want to wait
+    raise Asked(number)
+
+
+def report(error: Exception, path: str, *, as_json: bool = False) -> int:
+    """Print an error as one sentence with a hint, on standard error.
+
+    Args:
+        error: what was raised.
+        path: the command, as in ``fisherfold complete fit``.
+        as_json: as one JSON object.
+
+    Returns:
+        The exit code.
+    """
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()  # type: ignore[attr-defined]  # a family without a command: its help
+        return UNUSABLE
+    theirs = isinstance(error, _THEIRS) or is_usage(error)
+    text = error.format_message() if is_usage(error) else str(error)  # type: ignore[attr-defined]
+    text = printable(" ".join(text.split())) or type(error).__name__
+    lost = type(error).__name__ == "RankLost"  # named, not imported: most commands have no use for torch
+    if not theirs and not lost:
+        text = f"unexpected {type(error).__name__}: {text}"
+    hint = f"'{path} --help' shows examples" + ("" if is_usage(error) else "; --debug shows the trace")
+    if not theirs:
+        hint = "run it again with --debug for the trace, and add 'fisherfold info' to a report of it"
+    if lost:
+        hint = "the page on several processes says how a fit goes on from its checkpoint; --timeout sets the wait"
+    code = UNUSABLE if theirs else FAILED
+    if as_json:
+        print(json.dumps({"error": text, "hint": hint, "exit_code": code}), file=sys.stderr)
+        return code
+    console = Console(stderr=True)
+    console.print(f"[bold red]error:[/] {escape(text)}", highlight=False, soft_wrap=True)
+    console.print(f"[bold]hint:[/] {escape(hint)}", highlight=False, soft_wrap=True)
+    return code
+
+
+def is_usage(error: Exception) -> bool:
+    """Tell whether typer raised an error for words that do not parse; typer keeps the class to itself.
+
+    Args:
+        error: what was raised.
+
+    Returns:
+        True for unknown commands and options, missing ones and values of the wrong type.
+    """
+    return hasattr(error, "format_message") and hasattr(error, "exit_code")

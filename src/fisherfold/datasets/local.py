@@ -1,6 +1,6 @@
 """Data sets read from a folder of packed ``.npz`` files, as plain NumPy arrays.
 
-The folder is the argument ``folder``, the environment variable ``FISHERFOLD_DATA``, or the cache of ``fetch``. Files are
+The folder is the argument ``folder``, the variable ``FISHERFOLD_DATA`` or the cache of ``fetch``. Files are
 read with ``allow_pickle=False``; values are exact copies of the originals in a float dtype, ids count from 0.
 """
 
