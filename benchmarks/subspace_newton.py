@@ -20,7 +20,6 @@ from rich.table import Table
 from fisherfold import datasets, minimize
 from fisherfold.solvers import GradientNorm
 from fisherfold.subspace.marginal import start
-from fisherfold.subspace.point import in_units_of_the_targets
 from fisherfold.subspace.problem import SubspaceProblem
 from fisherfold.subspace.tasks import TaskStatistics
 
@@ -36,7 +35,7 @@ def school() -> TaskStatistics:
     data = datasets.load_tasks("school")
     x, y = (torch.as_tensor(np.asarray(part), dtype=torch.float64) for part in (data.X, data.y))
     x = (x - x.mean(0)) / x.std(0).clamp_min(1e-9)
-    return in_units_of_the_targets(TaskStatistics.from_rows(x, y - y.mean(), torch.as_tensor(data.task)))[0]
+    return TaskStatistics.from_rows(x, y - y.mean(), torch.as_tensor(data.task)).with_unit_targets()[0]
 
 
 def theirs(problem: SubspaceProblem, x0: torch.Tensor, optimizer: type) -> tuple[np.ndarray, int]:

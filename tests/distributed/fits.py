@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import distributed
 
-from fisherfold import MatrixCompletion, SubspaceRegressor
+from fisherfold import MatrixCompletion
 from fisherfold.completion.files import pack_posterior
 from fisherfold.solvers import loop
 from fisherfold.tables.checkpoint import FitCheckpoint
@@ -21,17 +21,12 @@ from fisherfold.tables.checkpoint import FitCheckpoint
 PASSES = 5
 _SAVE, _ADVANCE = FitCheckpoint.save, loop._advance
 _COMPLETION = {"rank": 2, "max_iter": PASSES, "tol": 0.0}
-_SUBSPACE = {"rank": 2, "max_iter": PASSES, "tol": 0.0, "random_state": 0}
 _POINT = {"inference": "point", "ridge": 0.5}
 FITS: dict[str, Callable[..., Any]] = {
     "completion variational": lambda **kept: MatrixCompletion(**_COMPLETION, **kept),
-    "subspace marginal": lambda **kept: SubspaceRegressor(**_SUBSPACE, **kept),
-    "subspace point rngd": lambda **kept: SubspaceRegressor(**_SUBSPACE, **_POINT, **kept),
-    "subspace point rngd-vr": lambda **kept: SubspaceRegressor(**_SUBSPACE, **_POINT, solver="rngd-vr", **kept),
-    "subspace point rcg": lambda **kept: SubspaceRegressor(**_SUBSPACE, **_POINT, solver="rcg", **kept),
 }
-# the three kinds: their states are kept by different code
-KINDS = ["completion variational", "subspace marginal", "subspace point rngd"]
+# their states are kept by different code
+KINDS = ["completion variational"]
 
 
 def fitted(kind: str, checkpoint: str | None) -> Any:

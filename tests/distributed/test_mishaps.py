@@ -19,7 +19,6 @@ from torch import distributed
 
 from fisherfold import MatrixCompletion, SubspaceRegressor
 from fisherfold.distributed import Group, RankLost, joined
-from fisherfold.subspace.task_tables import read_task_share
 from fisherfold.tables.checkpoint import FitCheckpoint
 
 from ranks import compare, on_ranks, same_bits  # isort: skip
@@ -114,12 +113,10 @@ def test_a_checkpoint_of_other_values_of_the_same_pairs_is_refused(tmp_path: Pat
 
 
 def two_fits(folder: str) -> list[tuple[Any, Any]]:
-    """A completion and a subspace with their checkpoints, and the shares of this process."""
-    group, (X, y, task) = Group(), rows()
-    mine = slice(len(y) * group.rank // group.size, len(y) * (group.rank + 1) // group.size)
+    """A completion with its checkpoint, and the share of this process."""
+    group = Group()
     table = MatrixCompletion(rank=2, max_iter=4, checkpoint=Path(folder) / "completion")
-    subspace = SubspaceRegressor(rank=2, checkpoint=Path(folder) / "subspace")
-    return [(table, ratings(group)), (subspace, (X[mine], y[mine], task[mine]))]
+    return [(table, ratings(group))]
 
 
 def keep(folder: str) -> None:
@@ -135,10 +132,9 @@ def test_another_number_of_processes_goes_on_or_is_named(tmp_path: Path) -> None
     on_ranks(2, tmp_path, keep, str(tmp_path))
     ranks = on_ranks(3, tmp_path, go_on, str(tmp_path))
     assert ranks[0] == ranks[1] == ranks[2]
-    completion, subspace = ranks[0]
+    (completion,) = ranks[0]
     assert completion == ["nothing", ""]
     assert not (tmp_path / "completion").exists()
-    assert "it differs in data; it was made by 2 processes, here are 3; remove the file" in subspace[1]
 
 
 def unlike_options(folder: str) -> dict[str, list[str]]:
@@ -163,7 +159,6 @@ def unlike_options(folder: str) -> dict[str, list[str]]:
     completion("checkpoint", checkpoint=Path(folder) / "c" if first else None)
     completion("alike", tol=0 if first else 0.0, verbose=False, random_state=group.rank, n_jobs=1 if first else None)
     subspace("seed", X, y, task, random_state=group.rank)
-    subspace("subspace checkpoint", X, y, task, checkpoint=Path(folder) / "s" if first else None)
     subspace("subspace no option", X, y, task, noise="task" if first else "none")
     subspace("order", frame if first else frame.select(list("edcba")), y, task)
     subspace("names", frame if first else X, y, task)
@@ -177,7 +172,7 @@ def test_ranks_that_were_not_given_the_same_end_with_one_sentence(tmp_path: Path
     ranks = on_ranks(2, tmp_path, unlike_options, str(tmp_path))
     assert ranks[0] == ranks[1]
     same = "all ranks must be given the same options: "
-    features = "all ranks must have the same features, in one order: rank 0 has 5 (a, b, c, d, e), rank 1 has 5 "
+    features = "all ranks must have the same features in one order: rank 0 has ['a', 'b', 'c', 'd', 'e'], rank 1 has "
     expected = {
         "passes": f"{same}max_iter is 3 on rank 0 and 4 on rank 1",
         "rank": f"{same}rank is 2 on rank 0 and 3 on rank 1",
@@ -186,11 +181,10 @@ def test_ranks_that_were_not_given_the_same_end_with_one_sentence(tmp_path: Path
         "no option": "rank 1: rank must be a whole number of at least 1, got -1",
         "checkpoint": f"{same}checkpoint is a file on rank 0 and None on rank 1", "alike": "",
         "seed": f"{same}random_state is 0 on rank 0 and 1 on rank 1",
-        "subspace checkpoint": f"{same}checkpoint is a file on rank 0 and None on rank 1",
         "subspace no option": "rank 1: noise must be one of task, shared, got 'none'",
-        "order": f"{features}(e, d, c, b, a)", "names": f"{features}(without names)",
-        "weights": "sample_weight must be given on all ranks or on none: rank 1 has it, rank 0 has not",
-        "one row": "there is 1 row on all ranks, at least 2 are needed", "subspace alike": "",
+        "order": f"{features}['e', 'd', 'c', 'b', 'a']", "names": f"{features}5",
+        "weights": "sample_weight must be given on all ranks or on none: ranks 0 and 1 differ",
+        "one row": "there are fewer than 2 rows on all ranks", "subspace alike": "",
     }  # fmt: skip
     assert {name: sentence for name, (_, sentence) in ranks[0].items()} == expected
 
@@ -230,26 +224,6 @@ def watching() -> int:
 
 def test_nobody_is_watched_after_the_fit(tmp_path: Path) -> None:
     assert on_ranks(2, tmp_path, watching) == [0, 0]
-
-
-def bad_cells(folder: str) -> list[list[str]]:
-    group, found = Group(), []
-    roles = {"target": "y", "task": "t", "features": None, "estimator": "SubspaceRegressor"}
-    for name in ("word", "task"):
-        path = Path(folder) / f"{name}.csv"
-        found.append(said(lambda p=path: read_task_share(p, group, **roles)))
-    return found
-
-
-def test_a_bad_cell_is_named_by_its_line_in_the_file(tmp_path: Path) -> None:
-    lines = [f"{k}.5,{k},{k % 4}" for k in range(200)]
-    for name, line in (("word", "1.5,many,3"), ("task", "1.5,2,")):
-        (tmp_path / f"{name}.csv").write_text("\n".join(["x,y,t", *lines[:149], line, *lines[150:], ""]))
-    ranks = on_ranks(3, tmp_path, bad_cells, str(tmp_path))
-    assert ranks[0] == ranks[1] == ranks[2]
-    word, task = (sentence for _, sentence in ranks[0])
-    assert word.endswith("word.csv: column 'y' is 'many', a number is expected in data line 150")
-    assert task.endswith("task.csv: column 't' is missing in data line 150")
 
 
 def odd_ids() -> dict[str, Any]:

@@ -72,7 +72,7 @@ def described(model: SubspaceRegressor) -> dict[str, Any]:
     return {"parts": parts, "predicted": predicted, "tasks": [str(task) for task in model.task_ids_]}
 
 
-ESTIMATORS = [{}, {"inference": "point"}, {"inference": "point", "ridge": 2.0, "solver": "rcg"}, {"noise": "shared"}]
+ESTIMATORS = [{}, {"inference": "point"}, {"inference": "point", "ridge": 2.0}, {"noise": "shared"}]
 
 
 def estimators(group: Group) -> list[Any]:

@@ -12,8 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fisherfold.distributed import ALONE
-from fisherfold.subspace.task_tables import Roles, read_task_share, read_tasks
 from fisherfold.tables.decimals import is_comma_number, parse, written
 from fisherfold.tables.tables import read_pairs, read_ratings
 
@@ -177,26 +175,6 @@ def test_parquet_with_text(tmp_path):
 def test_pairs_keep_their_commas(tmp_path):
     table, rows, columns = read_pairs(put(tmp_path, "u;i;r\n1,5;2,50;3,5\n"), text=(True, True))
     assert (rows.tolist(), columns.tolist(), table.frame.row(0)) == (["1,5"], ["2,50"], ("1,5", "2,50", "3,5"))
-
-
-def test_the_columns_of_a_table_of_tasks_have_one_mark(tmp_path):
-    roles = Roles(["a", "b"], "y", "task", "SubspaceRegressor")
-    good = read_tasks(put(tmp_path, "task;a;b;y\n1,5;1;1,234;2\n2;2;3;0,5\n"), roles, with_target=True)
-    assert (good.X.rows(), good.y.tolist(), good.decimal) == ([(1.0, 1.234), (2.0, 3.0)], [2.0, 0.5], ",")
-    assert good.task.tolist() == ["1,5", "2"]
-    naming = {"target": "y", "task": "task", "features": None, "estimator": "SubspaceRegressor"}
-    share = read_task_share(tmp_path / "r.csv", ALONE, **naming)[1]
-    assert share.X.equals(good.X)
-    assert (share.y.tolist(), share.task.tolist(), share.decimal) == (good.y.tolist(), good.task.tolist(), ",")
-    path = put(tmp_path, "task;a;b;y\nu;1,5;3;2\nu;2;3;0.5\n")
-    with pytest.raises(ValueError, match=r"'1,5' \(column 'a', .* a comma, '0.5' \(column 'y', data line 2\) a point"):
-        read_tasks(path, roles, with_target=True)
-    with pytest.raises(ValueError, match=r"column 'y' is '0.5', a number is expected in data line 2"):
-        read_tasks(path, roles, with_target=True, decimal=",")
-    with pytest.raises(ValueError, match=r"'1,5' \(column 'a', .* a comma, '0.5' \(column 'y', data line 2\) a point"):
-        read_task_share(path, ALONE, **naming)
-    labels = read_tasks(path, roles, with_target=True, numeric_target=False)
-    assert (labels.y.tolist(), labels.X.rows()) == (["2", "0.5"], [(1.5, 3.0), (2.0, 3.0)])
 
 
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=5))

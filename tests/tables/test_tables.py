@@ -12,7 +12,6 @@ import pytest
 from fisherfold.completion.entries import Entries
 from fisherfold.completion.estimator import MatrixCompletion
 from fisherfold.distributed import ALONE
-from fisherfold.subspace.task_tables import Roles, read_tasks
 from fisherfold.tables.file_shares import FileShare, RatingShare
 from fisherfold.tables.table_columns import index_of
 from fisherfold.tables.table_files import read_table
@@ -72,11 +71,6 @@ def test_floats_of_a_parquet_file_are_the_ids_they_are_in_memory(tmp_path):
     assert table.refused == {"missing id": 3}
     with pytest.raises(ValueError, match="the id in column 'u' is missing in data line 3"):
         read_pairs(tmp_path / "a.parquet", text=(False, False))
-    roles = Roles(["i"], "r", "u", "SubspaceRegressor")
-    with pytest.raises(ValueError, match="column 'u' is missing in data line 3"):
-        read_tasks(tmp_path / "a.parquet", roles, with_target=True)
-    pl.read_parquet(tmp_path / "a.parquet")[:2].write_parquet(tmp_path / "b.parquet")
-    assert read_tasks(tmp_path / "b.parquet", roles, with_target=True).task.tolist() == [1, 2]
 
 
 @pytest.mark.parametrize("name", ["a.PARQUET", "a.pq", "a.data"])
@@ -95,9 +89,6 @@ def test_categories_of_a_parquet_file_are_the_text_that_they_are(tmp_path, kind)
     assert (table.rows.tolist(), table.values.tolist(), table.decimal) == (["b", "a", "b"], [5.0, 4.5, 1.0], ",")
     share = RatingShare(FileShare(path, ALONE), ALONE)
     assert [batch.values.tolist() for batch in share.batches()] == [[5.0, 4.5, 1.0]]
-    assert read_tasks(path, Roles(["i"], "r", "u", "SubspaceRegressor"), with_target=True).y.tolist() == [5.0, 4.5, 1.0]
-    with pytest.raises(ValueError, match=r"column 'u' is 'b', a number is expected in data line 1; does it name the"):
-        read_tasks(path, Roles(["i", "u"], "r", None, "SubspaceRegressor"), with_target=True)
 
 
 @pytest.mark.parametrize("kind", ["Int8", "UInt8", "Int16", "Int32", "UInt32", "Int64", "UInt64", "Int128"])
@@ -133,8 +124,6 @@ def test_dates_are_no_numbers(tmp_path):
         with pytest.raises(ValueError, match=f"column '{name}' holds D.*, numbers are expected"):
             read_ratings(path)
         assert read_ratings(path, columns=("u", "i", "r")).columns.tolist() == ["2020-01-01"] * 2
-        with pytest.raises(ValueError, match=f"column '{name}' holds D.*, numbers are expected"):
-            read_tasks(path, Roles([name], "r", "u", "SubspaceRegressor"), with_target=True)
 
 
 def test_the_index_of_a_data_frame_is_not_taken_for_ids(tmp_path):

@@ -34,10 +34,7 @@ FITS = {
     "imputer": lambda: LowRankImputer(2).fit(HOLES),
     "regression": _regression(),
     "regression, shared noise": _regression(noise="shared"),
-    **{
-        f"regression, {solver}": _regression(inference="point", ridge=1.0, solver=solver)
-        for solver in ("rngd", "rngd-vr", "rsgd", "rsvrg", "rcg")
-    },
+    "regression, point": _regression(inference="point", ridge=1.0),
     "regression, chosen ridge": _regression(inference="point"),
     "classification": lambda: SubspaceClassifier(2, max_iter=8).fit(X, Y > 0, task=TASK),
 }

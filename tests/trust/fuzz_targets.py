@@ -16,14 +16,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from fisherfold.cli.subspace import choose_features, read_rows, to_numbers
 from fisherfold.completion import MatrixCompletion
 from fisherfold.files import HEADER, parse_json
 from fisherfold.files import signature as _signature
 from fisherfold.solvers.state import State
 from fisherfold.subspace import SubspaceClassifier, SubspaceRegressor
 from fisherfold.subspace.files import load_model
-from fisherfold.subspace.task_tables import choose_columns, read_tasks
-from fisherfold.tables.table_files import read_table
 from fisherfold.tables.tables import read_pairs, read_ratings
 
 _FOLDER = Path(tempfile.mkdtemp(prefix="fisherfold-fuzz-"))
@@ -95,9 +94,9 @@ def _table(content: bytes, name: str) -> None:
     with sentence():
         read_pairs(path, text=(True, False), max_bytes=2**22)
     with sentence():
-        frame = read_table(path, header=True, max_bytes=2**22).frame
-        roles = choose_columns(frame, target=frame.columns[0], task=None, features=None, estimator="SubspaceRegressor")
-        read_tasks(path, roles, with_target=True, max_bytes=2**22)
+        rows = read_rows(path, max_bytes=2**22)
+        target = rows.frame.columns[0]
+        to_numbers(rows, choose_features(rows, target, None, None), target, None, decimal=".")
 
 
 def csv(content: bytes) -> None:

@@ -21,7 +21,7 @@ from fisherfold.subspace.tasks import TaskStatistics
 
 STEPS = 30
 # what the jobs import when they are called, imported before the fork, so that a kill comes while they work
-for name in ("completion.cross_validation", "subspace.classifier", "subspace.files", "subspace.task_tables"):
+for name in ("completion.cross_validation", "subspace.classifier", "subspace.files"):
     importlib.import_module(f"fisherfold.{name}")
 for name in ("torch._dynamo", "fisherfold.optim"):  # the first by every optimizer
     importlib.import_module(name)

@@ -265,11 +265,6 @@ def use(model):
 def test_attributes_cannot_be_planted(models, tmp_path):
     folder, cls = models["regression"]
     tensors, said = parts(folder / "model.safetensors")
-    for name in ("predict", "__class__", "_set_coefficients", "checkpoint"):
-        header = said["header"] | {"fitted": {**said["header"]["fitted"], name: "x"}}
-        (tmp_path / "model.safetensors").write_bytes(signed(tensors, said | {"header": header}))
-        with pytest.raises(ValueError, match=f"is not a sound subspace file: it sets '{name}'"):
-            cls.load(tmp_path)
     header = said["header"] | {"params": {**said["header"]["params"], "__class__": 1}}
     (tmp_path / "model.safetensors").write_bytes(signed(tensors, said | {"header": header}))
     with pytest.raises(ValueError, match="is not a sound subspace file"):

@@ -18,7 +18,6 @@ from typer.testing import CliRunner
 
 from fisherfold.cli import app
 from fisherfold.completion import MatrixCompletion
-from fisherfold.subspace.task_tables import Roles, read_tasks
 from fisherfold.tables.table_files import read_table
 from fisherfold.tables.tables import read_pairs, read_ratings
 
@@ -235,10 +234,6 @@ def test_parquet_columns_of_any_type(tmp_path):
     for columns in (("l", "i", "r"), ("u", "s", "r"), ("u", "i", "l"), ("b", "i", "r"), ("u", "i", "s")):
         with pytest.raises(ValueError, match=r"t.parquet"):
             read_ratings(tmp_path / "t.parquet", columns=columns)
-    for feature, task in (("l", None), ("b", None), ("i", "s")):
-        roles = Roles([feature], "r", task, "SubspaceRegressor")
-        with pytest.raises(ValueError, match=r"t.parquet: column '.' holds .*, text or numbers are expected"):
-            read_tasks(tmp_path / "t.parquet", roles, with_target=True)
 
 
 def test_pairs_without_digits_need_no_option(put, tmp_path):

@@ -92,8 +92,7 @@ def jobs(tables, folder):
         "complete": ["command_line", *fit, "--rank", "6"],
         "complete point": ["command_line", *fit, "--rank", "4", "--inference", "point"],
         "complete auto": ["command_line", *fit, "--rank", "auto", "--max-iter", "4"],
-        "subspace": ["command_line", *many, "--rank", "2", "--checkpoint", folder / "c"],
-        "subspace point": ["command_line", *many, "--rank", "2", "--inference", "point", "--checkpoint", folder / "c"],
+        "subspace": ["command_line", *many, "--rank", "2"],
         "figure": ["figure", folder],
         "training": ["training", folder],
     }

@@ -11,7 +11,6 @@ import torch
 
 from fisherfold.completion import MatrixCompletion, MatrixCompletionCV
 from fisherfold.solvers.state import State
-from fisherfold.subspace import SubspaceClassifier, SubspaceRegressor
 from fisherfold.tables.checkpoint import FitCheckpoint
 from fisherfold.tables.posterior_files import pack_posterior
 
@@ -122,45 +121,7 @@ def test_cross_validation(ratings, tmp_path, monkeypatch, saves):
     assert list(tmp_path.iterdir()) == []
 
 
-REGRESSIONS = {
-    "marginal": {"tol": 0.0},
-    "shared noise": {"noise": "shared", "tol": 0.0},
-    **{
-        solver: {"inference": "point", "ridge": 1.0, "solver": solver, "tol": 0.0}
-        for solver in ("rngd", "rngd-vr", "rsgd", "rsvrg", "rcg")
-    },
-    "chosen ridge": {"inference": "point", "tol": 0.0},
-}
-
-
-@pytest.mark.parametrize("name", list(REGRESSIONS))
-@pytest.mark.parametrize("rounds", [1, 4])
-def test_subspace_regression(tasks, tmp_path, monkeypatch, name, rounds):
-    X, y, task = tasks
-    options = {"rank": 2, "max_iter": 7, "random_state": 0, **REGRESSIONS[name]}
-    whole = SubspaceRegressor(**options).fit(X, y, task=task)
-    with killed_after(monkeypatch, rounds):
-        SubspaceRegressor(**options, checkpoint=tmp_path / "c").fit(X, y, task=task)
-    resumed = SubspaceRegressor(**options, checkpoint=tmp_path / "c").fit(X, y, task=task)
-    assert whole.coef_.tobytes() == resumed.coef_.tobytes()
-    assert whole.components_.tobytes() == resumed.components_.tobytes()
-    assert [row["loss"] for row in whole.trace_] == [row["loss"] for row in resumed.trace_]
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("fisher", ["kronecker", "exact"])
-def test_subspace_classification(tasks, tmp_path, monkeypatch, fisher):
-    X, y, task = tasks
-    options = {"rank": 2, "ridge": 1.0, "fisher": fisher, "max_iter": 6, "tol": 0.0}
-    whole = SubspaceClassifier(**options).fit(X, y > 0, task=task)
-    with killed_after(monkeypatch, 3):
-        SubspaceClassifier(**options, checkpoint=tmp_path / "c").fit(X, y > 0, task=task)
-    resumed = SubspaceClassifier(**options, checkpoint=tmp_path / "c").fit(X, y > 0, task=task)
-    assert whole.coef_.tobytes() == resumed.coef_.tobytes()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_checkpoint_of_another_fit_is_refused(ratings, tasks, tmp_path, monkeypatch):
+def test_a_checkpoint_of_another_fit_is_refused(ratings, tmp_path, monkeypatch):
     X, y = ratings
     file = tmp_path / "c"
     with killed_after(monkeypatch, 1):
@@ -169,14 +130,6 @@ def test_a_checkpoint_of_another_fit_is_refused(ratings, tasks, tmp_path, monkey
         MatrixCompletion(rank=3, checkpoint=file).fit(X, y)
     with pytest.raises(ValueError, match="it differs in data"):
         MatrixCompletion(rank=2, checkpoint=file).fit(X, y + 0.1 * np.sin(y))
-    with pytest.raises(ValueError, match=r"belongs to another fit, it differs in .*estimator"):
-        SubspaceRegressor(2, checkpoint=file).fit(*tasks[:2], task=tasks[2])
-    with pytest.raises(ValueError, match="is not a checkpoint file of fisherfold"):
-        SubspaceClassifier(2, ridge=1.0, checkpoint=file).fit(tasks[0], tasks[1] > 0, task=tasks[2])
-    with killed_after(monkeypatch, 1):
-        SubspaceClassifier(2, ridge=1.0, checkpoint=tmp_path / "d").fit(tasks[0], tasks[1] > 0, task=tasks[2])
-    with pytest.raises(ValueError, match="d is a checkpoint of another problem; remove the file"):
-        SubspaceClassifier(2, ridge=2.0, checkpoint=tmp_path / "d").fit(tasks[0], tasks[1] > 0, task=tasks[2])
 
 
 @pytest.mark.skipif(os.name != "posix", reason="links need rights elsewhere")

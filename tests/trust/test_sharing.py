@@ -20,7 +20,7 @@ from fisherfold.completion import LowRankImputer, MatrixCompletion, MatrixComple
 from fisherfold.subspace import SubspaceClassifier, SubspaceRegressor
 
 KINDS = [
-    "completion", "completion, point", "completion, cv", "imputer", "regression", "regression, rngd", "classification",
+    "completion", "completion, point", "completion, cv", "imputer", "regression", "regression, point", "classification",
 ]  # fmt: skip
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,21 +11,34 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fisherfold.cli.common import command, group
-from fisherfold.cli.options import Checkpoint, Decimal, Encoding, UnpackLimit, in_bytes, one_of
+from fisherfold.cli.options import Encoding, UnpackLimit, in_bytes, one_of
 from fisherfold.cli.outputs import Output, Predictions, check_output, check_predictions, say_written, write_or_rescue
-from fisherfold.cli.voice import Bar, Voice
+from fisherfold.cli.voice import Voice
 from fisherfold.cli.words import named, typed
 from fisherfold.plain import counted
 
 if TYPE_CHECKING:
-    from fisherfold.subspace.task_tables import Roles, TaskTable
+    import polars as pl
+
+    from fisherfold.tables.readers import Table
 
 app = group(
     "Fit many small related regressions or classifications that share a subspace.",
     examples=["fisherfold subspace fit pupils.csv --target score --task school -o model/"],
 )
+_MEANING = (
+    "r2 is of all rows together; nmse is the mean over tasks of squared error over the variance of the task's targets, "
+    "in which every task counts the same: the two do not add up to 1"
+)
 
 Data = Annotated[Path, typer.Argument(help="A table with a header: CSV, TSV or Parquet; - reads standard input.")]
+Separator = Annotated[
+    str | None, typer.Option("--separator", help="What separates fields: one character or ::; detected if not given.")
+]
+Decimal = Annotated[str, typer.Option("--decimal", help="The decimal mark of numbers, . or ,.", metavar="MARK")]
+SkipBad = Annotated[
+    bool, typer.Option("--skip-bad-lines", help="Go on although more than 1 % of the lines cannot be used.")
+]
 Unseen = Annotated[
     str,
     typer.Option(
@@ -69,77 +81,63 @@ def fit(
     ] = None,
     classify: Annotated[bool, typer.Option("--classify", help="The target has two classes.")] = False,
     seed: Annotated[int, typer.Option("--seed", "-s", help="Seed of everything random.")] = 0,
+    separator: Separator = None,
+    decimal: Decimal = ".",
     encoding: Encoding = None,
-    decimal: Decimal = None,
+    skip_bad_lines: SkipBad = False,
     unpack_limit: UnpackLimit = 4.0,
-    checkpoint: Checkpoint = None,
 ) -> None:
     """Fit a model and keep it in a folder; under torchrun its processes share the work."""
-    from fisherfold.distributed import under_torchrun
-    from fisherfold.subspace.classifier import SubspaceClassifier
+    from fisherfold.distributed import joined, under_torchrun
+    from fisherfold.subspace import SubspaceClassifier, SubspaceRegressor
     from fisherfold.subspace.files import KIND, save_model
-    from fisherfold.subspace.regressor import SubspaceRegressor
-    from fisherfold.subspace.task_tables import choose_columns, rows_of
-    from fisherfold.tables.table_files import read_table
-    from fisherfold.tables.table_sources import spoken
 
     check_output(output, KIND)
     if classify and inference is not None:
-        raise ValueError(f"--inference is for regressions, got {inference!r} with --classify, which has one way")
-    estimator = "SubspaceClassifier" if classify else "SubspaceRegressor"
-    chosen = None if features is None else [name.strip() for name in features.split(",") if name.strip()]
-    reading: dict[str, Any] = {"encoding": encoding, "decimal": decimal, "max_bytes": in_bytes(unpack_limit)}
-    naming: dict[str, Any] = {"target": target, "task": task, "features": chosen, "estimator": estimator}
-    resumed = checkpoint is not None and checkpoint.exists()
-    model: Any = SubspaceClassifier(rank, random_state=seed, checkpoint=checkpoint)
+        raise ValueError(f"--inference is for regressions, got {inference!r} with --classify")
+    shared = under_torchrun()
+    if shared and (classify or task is None):
+        raise ValueError("over several processes there is regression with --task, no --classify")
+    model: Any = SubspaceClassifier(rank, random_state=seed)
     if not classify:
-        model = SubspaceRegressor(rank, inference=inference or "marginal", random_state=seed, checkpoint=checkpoint)
+        model = SubspaceRegressor(rank, inference=inference or "marginal", random_state=seed)
     began = time.perf_counter()
-    again = "starts again" if checkpoint is None else f"goes on from {checkpoint}"
-    voice.resume = f"no model was written; the same command {again}"
-    if under_torchrun():
-        if classify or encoding is not None:
-            raise ValueError("over several processes there is regression from UTF-8 text, no --classify or --encoding")
-        _fit_shared(voice, model, data, output, {**naming, "decimal": decimal}, began, resumed)
-        return
-    read = read_table(data, header=True, **reading)
-    roles = choose_columns(read.frame, **naming)
-    table = rows_of(read, spoken(data), roles, with_target=True, numeric_target=not classify, decimal=decimal)
-    with voice.progress(f"fitting {counted(len(table.X), 'row', form=',')}", model.max_iter) as bar:
-        _watch(model, bar)
-        model.fit(table.X, table.y, task=table.task)
-        del model.__dict__["_show"]
-    write_or_rescue(partial(save_model, model=model, with_statistics=True, columns=asdict(roles)), output)
-    seconds = time.perf_counter() - began
-    kept = {} if checkpoint is None else {"went on from a checkpoint": resumed}
-    voice.result("Fitted", {"model": str(output), **_facts(model, table), "seconds": seconds, **kept})
-    voice.remark(f"next: fisherfold subspace evaluate {typed(output, 'HELD_OUT_ROWS.csv')}")
-
-
-def _fit_shared(
-    voice: Voice, model: Any, data: Path, output: Path, naming: dict[str, Any], began: float, resumed: bool
-) -> None:
-    """Fit together with the other processes of torchrun; the first one writes the model."""
-    from fisherfold.distributed import joined
-    from fisherfold.subspace.files import save_model
-    from fisherfold.subspace.task_tables import read_task_share
-    from fisherfold.tables.file_shares import joint_counts
-
+    voice.resume = "no model was written; the same command starts again"
+    reading: dict[str, Any] = {"separator": separator, "encoding": encoding, "max_bytes": in_bytes(unpack_limit)}
     with joined() as processes:
-        roles, table = read_task_share(data, processes, **naming)
-        rows = joint_counts({"rows": len(table.X)}, processes)["rows"]
-        refused = joint_counts(table.refused, processes)
-        model.fit_share(table.X, table.y, task=table.task)
+        with processes.together():
+            table = read_rows(
+                data, skip_bad_lines=skip_bad_lines, part=(processes.rank, processes.size) if shared else (0, 1),
+                **reading,
+            )  # fmt: skip
+            chosen = choose_features(table, target, task, None if features is None else features.split(","))
+            X, y = to_numbers(table, chosen, target, task, decimal=decimal, classify=classify)
+        if shared:
+            model.fit_share(X, y, task=task)
+        else:
+            with voice.progress(f"fitting {counted(len(X), 'row', form=',')}", model.max_iter) as bar:
+
+                def show(row: dict[str, float]) -> None:
+                    bar.say(f"round {int(row['round'])}: loss {row['loss']:.6f}")
+                    bar.tick(int(row["round"]))
+
+                model.fit(X, y, task=task, callback=show)
         with processes.together():
             if processes.is_first:
-                write = partial(save_model, model=model, with_statistics=False, columns=asdict(roles))
-                write_or_rescue(write, output)
-    if processes.is_first:
-        read = {"lines": rows + sum(refused.values()), "refused": refused, "decimal mark": table.decimal, "rows": rows}
-        kept = {} if model.checkpoint is None else {"went on from a checkpoint": resumed}
-        seconds = time.perf_counter() - began
-        facts = {**_learnt(model), "processes": processes.size, "seconds": seconds, **kept}
-        voice.result("Fitted", {"model": str(output), **read, **facts})
+                write_or_rescue(partial(save_model, model=model, with_statistics=not shared), output)
+        counts = processes.gather_objects((len(X), table.rejected))
+    if not processes.is_first:
+        return
+    rejected: dict[str, int] = {}
+    for _, part in counts:
+        rejected = {reason: rejected.get(reason, 0) + part.get(reason, 0) for reason in rejected | part}
+    facts = {"model": str(output), **_read(sum(count for count, _ in counts), rejected), **_learnt(model)}
+    if not shared:
+        facts["training accuracy" if classify else "training R²"] = model.score(X, y)
+    else:
+        facts["processes"] = processes.size
+    voice.result("Fitted", {**facts, "seconds": time.perf_counter() - began})
+    voice.remark(f"next: fisherfold subspace evaluate {typed(output, 'HELD_OUT_ROWS.csv')}")
 
 
 @command(app, examples=["fisherfold subspace predict model/ new.csv --std -o predictions.csv"])
@@ -150,120 +148,206 @@ def predict(
     output: Predictions,
     std: Annotated[bool, typer.Option("--std", help="Add predictive standard deviations.")] = False,
     unseen: Unseen = "error",
+    separator: Separator = None,
+    decimal: Decimal = ".",
     encoding: Encoding = None,
-    decimal: Decimal = None,
     unpack_limit: UnpackLimit = 4.0,
 ) -> None:
     """Write a table with predictions added to it."""
-    from fisherfold.subspace.task_tables import read_tasks
-    from fisherfold.tables.table_output import write_predictions
-    from fisherfold.tables.table_sources import spoken
+    from fisherfold.tables.writers import add_columns, write_table
 
     check_predictions(output, voice)
-    roles, fitted = _load(model)
-    reading: dict[str, Any] = {"encoding": encoding, "max_bytes": in_bytes(unpack_limit)}
-    table = read_tasks(data, roles, with_target=False, decimal=decimal, **reading).known_to(fitted)
-    options = {"return_std": True} if std else {}
-    if std and roles.estimator != "SubspaceRegressor":
+    fitted = _load(model)
+    if std and hasattr(fitted, "classes_"):
         raise ValueError("--std needs a regression model")
-    found = fitted.predict(table.X, task=table.task, unseen=unseen, **options)
-    values, deviations = found if std else (found, None)
-    added = {f"{roles.target}_predicted": values} | ({} if deviations is None else {f"{roles.target}_std": deviations})
-    write_predictions(table.frame, added, spoken(data), output, table.decimal)
-    say_written(voice, _read(table), output, "output")
+    table = read_rows(data, separator=separator, encoding=encoding, max_bytes=in_bytes(unpack_limit))
+    X, _ = to_numbers(table, list(fitted.feature_names_in_), None, fitted.task_column_, decimal=decimal)
+    found = fitted.predict(X, unseen=unseen, **({"return_std": True} if std else {}))
+    name = fitted.target_name_
+    added = {f"{name}_predicted": found[0], f"{name}_std": found[1]} if std else {f"{name}_predicted": found}
+    write_table(add_columns(table.frame, added, table.path), output, decimal)
+    say_written(voice, _read(len(X), table.rejected), output, "output")
 
 
 @command(app, examples=["fisherfold subspace evaluate model/ held_out.csv"])
 def evaluate(
-    voice: Voice, model: Model, data: Data, unseen: Unseen = "error", encoding: Encoding = None,
-    decimal: Decimal = None, unpack_limit: UnpackLimit = 4.0,
+    voice: Voice, model: Model, data: Data, unseen: Unseen = "error", separator: Separator = None,
+    decimal: Decimal = ".", encoding: Encoding = None, unpack_limit: UnpackLimit = 4.0,
 ) -> None:  # fmt: skip
     """Compare predictions with known targets."""
-    from fisherfold.subspace.task_tables import read_tasks
-    from fisherfold.tables.table_sources import spoken
-
-    roles, fitted = _load(model)
-    regression = roles.estimator == "SubspaceRegressor"
-    table = read_tasks(
-        data, roles, with_target=True, numeric_target=regression, decimal=decimal, encoding=encoding,
-        max_bytes=in_bytes(unpack_limit),
-    ).known_to(fitted)  # fmt: skip
-    facts: dict[str, Any] = {**_read(table), "tasks": 1 if table.task is None else len(set(table.task.tolist()))}
-    if regression:
-        facts |= _regression_errors(fitted, table, unseen)
-    else:
-        from sklearn.metrics import log_loss
-
-        known, given = (list(map(str, values)) for values in (fitted.classes_.tolist(), table.classes()))
-        if new := [name for name in given if name not in known]:
-            told = f"column {roles.target!r} holds {', '.join(new[:5])}"
-            raise ValueError(f"{spoken(data)}: {told}; the classes are {', '.join(known)}")
-        probabilities = fitted.predict_proba(table.X, task=table.task, unseen=unseen)
-        facts["accuracy"] = fitted.score(table.X, table.y, task=table.task, unseen=unseen)
-        facts["log_loss"] = float(log_loss(table.y, probabilities, labels=fitted.classes_))
-    voice.result("Held-out errors", facts)
-
-
-def _load(folder: Path) -> tuple[Roles, Any]:
-    from fisherfold.subspace.classifier import SubspaceClassifier
-    from fisherfold.subspace.files import load_model
-    from fisherfold.subspace.regressor import SubspaceRegressor
-    from fisherfold.subspace.task_tables import Roles
-
-    model: Any = load_model(folder, SubspaceRegressor, SubspaceClassifier)
-    return Roles.of(model, folder), model
-
-
-def _read(table: TaskTable) -> dict[str, Any]:
-    """What was read, and what of it was refused."""
-    rows = len(table.X)
-    lines = rows + sum(table.refused.values())
-    return {"lines": lines, "refused": table.refused, "decimal mark": table.decimal, "rows": rows}
-
-
-def _regression_errors(model: Any, table: TaskTable, unseen: str) -> dict[str, float]:
     import numpy as np
 
-    how: dict[str, Any] = {"task": table.task, "unseen": unseen}
-    predicted = model.predict(table.X, **how)
-    errors = {
-        "rmse": float(np.sqrt(np.mean((predicted - table.y) ** 2))),
-        "r2": model.score(table.X, table.y, **how),
-    }
+    fitted = _load(model)
+    classify = hasattr(fitted, "classes_")
+    table = read_rows(data, separator=separator, encoding=encoding, max_bytes=in_bytes(unpack_limit))
+    X, y = to_numbers(
+        table, list(fitted.feature_names_in_), fitted.target_name_, fitted.task_column_, decimal=decimal,
+        classify=classify,
+    )  # fmt: skip
+    tasks = 1 if fitted.task_column_ is None else X[fitted.task_column_].n_unique()
+    facts: dict[str, Any] = {**_read(len(X), table.rejected), "tasks": tasks}
+    if classify:
+        from sklearn.metrics import log_loss
+
+        if new := sorted(set(map(str, y.to_list())) - set(map(str, fitted.classes_.tolist()))):
+            told = f"column {fitted.target_name_!r} holds {', '.join(new[:5])}"
+            raise ValueError(f"{table.path}: {told}; the classes are {', '.join(map(str, fitted.classes_))}")
+        # in one file 1 is a number, in another text: classes are compared by their text
+        names = {str(label): label for label in fitted.classes_.tolist()}
+        labels = np.array([names[str(label)] for label in y.to_list()])
+        facts["accuracy"] = fitted.score(X, labels, unseen=unseen)
+        probabilities = fitted.predict_proba(X, unseen=unseen)
+        facts["log_loss"] = float(log_loss(labels, probabilities, labels=fitted.classes_))
+        voice.result("Held-out errors", facts)
+        return
+    predicted = fitted.predict(X, unseen=unseen)
+    facts["rmse"] = float(np.sqrt(np.mean((predicted - y.to_numpy()) ** 2)))
+    facts["r2"] = fitted.score(X, y, unseen=unseen)
     try:
-        errors["nmse"] = model.nmse(table.X, table.y, **how)
-    except ValueError:
-        # every task has a single row or a constant target
-        errors["nmse"] = math.nan
-    return errors
+        facts["nmse"] = fitted.nmse(X, y, unseen=unseen)
+    except ValueError:  # every task has a single row or a constant target
+        facts["nmse"] = math.nan
+    voice.result("Held-out errors", facts)
+    voice.remark(_MEANING)
+
+
+def read_rows(
+    data: Path, *, separator: str | None = None, encoding: str | None = None, max_bytes: int,
+    skip_bad_lines: bool = True, part: tuple[int, int] = (0, 1),
+) -> Table:  # fmt: skip
+    """Read a table with a header.
+
+    Args:
+        data: the file.
+        separator: of fields.
+        encoding: of text.
+        max_bytes: the most that a packed file may take unpacked.
+        skip_bad_lines: whether more than 1 % of the lines may be rejected.
+        part: the share of this process.
+
+    Returns:
+        The table.
+    """
+    from fisherfold.tables.readers import check_rejected, read_table
+
+    table = read_table(data, separator=separator, header=True, encoding=encoding, max_bytes=max_bytes, part=part)
+    check_rejected(table.path, table.rejected, table.n_lines, skip_bad_lines)
+    return table
+
+
+def choose_features(table: Table, target: str, task: str | None, features: list[str] | None) -> list[str]:
+    """All columns but target and task are features unless some are named.
+
+    Args:
+        table: the table.
+        target: the target column.
+        task: the task column.
+        features: feature columns.
+
+    Returns:
+        The feature columns.
+
+    Raises:
+        ValueError: if a column does not exist, has two roles, or none is left.
+    """
+    names = table.frame.columns
+    features = None if features is None else [name.strip() for name in features if name.strip()]
+    for option, name in (("--target", target), ("--task", task), *(("--features", f) for f in features or [])):
+        if name is not None and name not in names:
+            raise ValueError(f"{option} {name}: there is no such column; the columns are {', '.join(names)}")
+    if target == task:
+        raise ValueError(f"--target and --task must be two columns, both are {target}")
+    if features is None:
+        features = [name for name in names if name not in {target, task}]
+        indexes = [name for name in features if name.startswith("__index_level_")]
+        if table.header and table.header[0] == "":
+            indexes.insert(0, names[0])
+        if indexes:
+            raise ValueError(
+                f"the column {indexes[0]} is the index of a data frame, numbers of lines and hardly a feature; write "
+                "the file with index=False, or name the features (--features)"
+            )
+    if target in features or len(set(features)) < len(features):
+        raise ValueError(f"--features must name each column once, and not the target, got {', '.join(features)}")
+    if not features:
+        raise ValueError("no feature columns are left besides the target and the task")
+    return features
+
+
+def to_numbers(
+    table: Table, features: list[str], target: str | None, task: str | None, *, decimal: str, classify: bool = False
+) -> tuple[pl.DataFrame, pl.Series]:
+    """The features and tasks of a table as a data frame of numbers and ids, and its targets.
+
+    Args:
+        table: the table.
+        features: the feature columns.
+        target: the target column; None if it is not needed.
+        task: the task column, or None for a single task.
+        decimal: the decimal mark.
+        classify: whether targets are classes.
+
+    Returns:
+        The data frame, with the task column last, and the named targets.
+
+    Raises:
+        ValueError: if a column is missing, or a cell is missing or no number.
+    """
+    import polars as pl
+
+    from fisherfold.tables.readers import ids, numbers
+
+    frame, path = table.frame, table.path
+    needed = [*features, *([task] if task else []), *([target] if target else [])]
+    if absent := [name for name in needed if name not in frame.columns]:
+        raise ValueError(f"{path}: the columns {', '.join(absent)} are missing; it has {', '.join(frame.columns)}")
+
+    def checked(name: str) -> pl.Series:
+        parsed = numbers(frame[name], decimal, path)
+        bad = (parsed.is_null() | ~parsed.is_finite().fill_null(False)).arg_true()
+        if len(bad):
+            seen = frame[name][int(bad[0])]
+            what = "is missing" if seen is None or not str(seen).strip() else f"is {seen!r}, a number is expected"
+            where = f"{path}: column {name!r} {what} in data line {int(bad[0]) + 1}"
+            if len(bad) == len(parsed):
+                where += "; for two classes fit with --classify" if name == target else (
+                    f"; does it name the tasks (--task {name}), or should --features leave it out?"
+                )  # fmt: skip
+            raise ValueError(where)
+        return parsed
+
+    X = pl.DataFrame([checked(name) for name in features])
+    if task is not None:
+        X = X.with_columns(pl.Series(task, ids(frame[task], path)))
+    if target is None:
+        return X, pl.Series()
+    y = pl.Series(target, ids(frame[target], path)) if classify else checked(target)
+    return X, y
+
+
+def _load(folder: Path) -> Any:
+    from fisherfold.subspace import SubspaceClassifier, SubspaceRegressor
+    from fisherfold.subspace.files import load_model
+
+    model: Any = load_model(folder, SubspaceRegressor, SubspaceClassifier)
+    if getattr(model, "feature_names_in_", None) is None or model.target_name_ is None:
+        raise ValueError(f"{folder} does not name its columns: it was not written by `fisherfold subspace fit`")
+    return model
+
+
+def _read(rows: int, rejected: dict[str, int]) -> dict[str, Any]:
+    """What was read, and what of it was rejected."""
+    return {"lines": rows + sum(rejected.values()), "rejected": rejected, "rows": rows}
 
 
 def _learnt(model: Any) -> dict[str, Any]:
     facts = {
-        "tasks": len(model.task_ids_),
-        "features": model.n_features_in_,
-        "rank": model.components_.shape[1],
+        "tasks": len(model.task_ids_), "features": model.n_features_in_, "rank": model.components_.shape[1],
         "rounds": model.n_iter_,
-    }
-    if hasattr(model, "noise_variance_"):
+    }  # fmt: skip
+    if hasattr(model, "log_likelihood_"):
         facts["noise (mean standard deviation)"] = float((model.noise_variance_**0.5).mean())
+        facts["log likelihood"] = model.log_likelihood_
     if hasattr(model, "ridge_"):
         facts["ridge"] = model.ridge_
     return facts
-
-
-def _facts(model: Any, table: TaskTable) -> dict[str, Any]:
-    name = "training accuracy" if hasattr(model, "classes_") else "training R²"
-    return {**_read(table), **_learnt(model), name: model.score(table.X, table.y, task=table.task)}
-
-
-def _watch(model: Any, bar: Bar) -> None:
-    """Show the rounds of a fit."""
-
-    def show(row: Any) -> bool:
-        number, loss = (row["round"], row["loss"]) if isinstance(row, dict) else (row.iteration, row.loss)
-        bar.say(f"round {int(number)}: loss {loss:.6f}")
-        bar.tick(int(number))
-        return False
-
-    model.__dict__["_show"] = show

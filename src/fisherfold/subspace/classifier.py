@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from copy import copy
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -17,18 +16,21 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d
 from torch import Tensor
 
 from fisherfold.solvers import Result, minimize
+from fisherfold.subspace.estimator import Callback, TaskEstimator, all_or_nothing
+from fisherfold.subspace.inputs import Scaling, TaskTable
 from fisherfold.subspace.logistic import LabelledRows, LogisticSubspaceProblem, newton_coefficients
 from fisherfold.subspace.marginal import start_frame
-from fisherfold.subspace.point import RIDGES, held_out_rows, near_enough
-from fisherfold.subspace.task_estimator import TaskEstimator
-from fisherfold.subspace.task_forms import TaskRows
-from fisherfold.subspace.task_rows import Scaling
-from fisherfold.tables import parameters
-from fisherfold.tables.checkpoint import FitCheckpoint, all_or_nothing, in_solver
+from fisherfold.subspace.point_fit import RIDGES, as_rounds, held_out_rows, near_enough
 from fisherfold.tables.ids import IdIndex
-from fisherfold.tables.refusals import reject_missing_labels
+from fisherfold.tables.validation import Check, choice, draw_seed, flag, integer, number, optional, seed, verbosity
 
 Array = NDArray[Any]
+_positive = number(0, above=True)
+
+
+def _ridge(name: str, value: Any) -> Any:
+    """Check for ``auto`` or a positive number."""
+    return value if isinstance(value, str) and value == "auto" else _positive(name, value)
 
 
 class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
@@ -45,13 +47,11 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
         fit_intercept: centre the features and give every task an intercept.
         scale: divide features by their standard deviation.
         fisher: the matrix of the steps: ``observed``, the Hessian; ``exact``, the Fisher information; ``kronecker``,
-            the paper's approximation of it. The last two leave out what residuals add, and take more steps.
+            the paper's approximation of it. The last two take more steps.
         max_iter: the most iterations.
         tol: stop when five iterations lower the loss by less than this fraction.
-        random_state: fixes the split for the ridge.
+        random_state: seed of the split for the ridge.
         verbose: print the progress.
-        checkpoint: a file that keeps where the fit stands; one that was killed goes on from it to the same bits when it
-            is started again with the same rows and parameters. It is removed when the fit is done.
 
     Attributes:
         classes_: the two classes.
@@ -59,6 +59,7 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
         intercept_: intercepts per task.
         ridge_: the ridge that was used.
         ridge_errors_: held-out log loss per ridge tried (``auto``).
+        task_column_: the column of the data frame that held the tasks, or None.
         trace_: one row per iteration.
         n_iter_: how many.
 
@@ -70,6 +71,12 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
         >>> model.predict([[1.0, 0.0, 0.0]] * 2, task=["a", "b"])
         array([ True, False])
     """
+
+    CHECKS: ClassVar[dict[str, Check]] = {
+        "rank": optional(integer(1)), "ridge": _ridge, "fit_intercept": flag(), "scale": flag(),
+        "fisher": choice(*LogisticSubspaceProblem.fisher_kinds), "max_iter": integer(1), "tol": number(),
+        "random_state": seed(), "verbose": verbosity(),
+    }  # fmt: skip
 
     def __init__(
         self,
@@ -83,7 +90,6 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
         tol: float = 1e-6,
         random_state: int | None = None,
         verbose: bool = False,
-        checkpoint: str | os.PathLike[str] | None = None,
     ) -> None:
         self.rank = rank
         self.ridge = ridge
@@ -94,7 +100,6 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
         self.tol = tol
         self.random_state = random_state
         self.verbose = verbose
-        self.checkpoint = checkpoint
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -102,19 +107,22 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
         return tags
 
     @all_or_nothing
-    def fit(self, X: Any, y: Any, task: Any = None, sample_weight: Any = None) -> SubspaceClassifier:
+    def fit(
+        self, X: Any, y: Any, task: Any = None, sample_weight: Any = None, *, callback: Callback | None = None
+    ) -> SubspaceClassifier:
         """Learn from rows of all tasks.
 
         Args:
             X: features, one row per sample; or a list with one table per task.
             y: labels of two classes, one per row; or a list like X.
-            task: the task of each row, any ids; None for a single task. For lists: their names.
+            task: the task of each row (integers or text), or the name of a column of the data frame X, which later
+                calls then look up by themselves; None for a single task. For lists: their names.
             sample_weight: a weight per row, or a list like X; a row of weight 2 counts as two, so that weights which
                 add up to 1 stand for a single row.
+            callback: called after every iteration with a dictionary of ``round`` and ``loss``; a true value stops.
 
         Returns:
             The estimator.
-
         """
         self._check_parameters()
         X, y, labels, weight = self._read(X, y, task, sample_weight, reset=True, numeric=False)
@@ -122,29 +130,26 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
         scaling = Scaling.learn(X, np.zeros(len(X)), weight, intercept=self.fit_intercept, scale=self.scale)
         offset = _log_odds_of(y == self.classes_[1], weight) if self.fit_intercept else 0.0
         self.scaling_ = replace(scaling, offset=offset)
-        self._index = IdIndex(np.zeros(1, dtype=np.int64) if labels is None else labels)
+        self._index = IdIndex(np.zeros(1, dtype=np.int64) if labels is None else labels, "task")
         rank = self._checked_rank(X.shape[1] + int(self.fit_intercept))
         rows = self._rows(X, y, labels, weight)
+        self.__dict__.pop("ridge_errors_", None)
         self.ridge_ = self._choose_ridge(rows, rank) if isinstance(self.ridge, str) else float(self.ridge)
-        saved = self._saved([rows.X, rows.y, rows.task, rows.weight, rows.offset], chosen=self.ridge_)
-        ends = int(self.max_iter), float(self.tol)
-        frame, weights, result = self._solve(rows, rank, self.ridge_, *ends, fisher=self.fisher, saved=saved)
+        how: dict[str, Any] = {"max_iter": int(self.max_iter), "tol": float(self.tol), "fisher": self.fisher}
+        frame, weights, result = _solve(rows, rank, self.ridge_, **how, callback=self._progress(callback))
         self.trace_ = [] if result is None else result.trace.rows
         self.n_iter_ = 1 if result is None else max(1, result.iterations)
-        self._frame = frame
-        self._set_coefficients(weights @ frame.mT)
-        if saved is not None:
-            saved.remove()
+        self._frame, self._weights = frame, weights @ frame.mT
         return self
 
     @all_or_nothing
-    def fold_in(self, X: Any, y: Any, task: Any, sample_weight: Any = None) -> SubspaceClassifier:
+    def fold_in(self, X: Any, y: Any, task: Any = None, sample_weight: Any = None) -> SubspaceClassifier:
         """Fit the coefficients of new tasks, or fit known ones anew, with the subspace held fixed.
 
         Args:
             X: as in ``fit``.
             y: as in ``fit``.
-            task: the task of each row; a known task gets the coefficients of these rows alone.
+            task: the task of each row, or the name of a column; a known task gets the coefficients of these rows alone.
             sample_weight: as in ``fit``.
 
         Returns:
@@ -161,7 +166,7 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
         if labels is None:
             raise ValueError("task must be given: it names what is folded in")
         self._index = copy(self._index)
-        self._index.add(labels)
+        self._index.extend(labels, "task")
         rows = self._rows(X, y, labels, weight)
         present = torch.unique(rows.task)
         chosen = rows.of(present)
@@ -170,7 +175,7 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
         grown = torch.zeros(len(self._index), self._weights.shape[1], dtype=torch.float64)
         grown[: len(self._weights)] = self._weights
         grown[present] = found @ self._frame.mT
-        self._set_coefficients(grown)
+        self._weights = grown
         return self
 
     def decision_function(self, X: Any, task: Any = None, *, unseen: str = "error") -> Any:
@@ -184,13 +189,14 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
         Returns:
             One number per row; a list like X.
         """
-        given = self._asked(X, task)
+        given = self._table(X, None, task)
         return given.like_given(self._log_odds(given, unseen))
 
-    def _log_odds(self, given: TaskRows, unseen: str) -> Array:
-        numbers = torch.from_numpy(self._numbers(given.task, len(given.X), unseen))
+    def _log_odds(self, given: TaskTable, unseen: str) -> Array:
+        features = self._features(given.X)
+        numbers = torch.from_numpy(self._numbers(given.task, len(features), unseen))
         weights = torch.cat([self._weights, self._weights.mean(0, keepdim=True)])[numbers]
-        return np.asarray((self.scaling_(given.X) * weights).sum(-1).numpy()) + self.scaling_.offset
+        return np.asarray((self.scaling_(features) * weights).sum(-1).numpy()) + self.scaling_.offset
 
     def predict_proba(self, X: Any, task: Any = None, *, unseen: str = "error") -> Any:
         """The probabilities of the two classes.
@@ -203,7 +209,7 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
         Returns:
             An array of shape (rows, 2); a list like X.
         """
-        given = self._asked(X, task)
+        given = self._table(X, None, task)
         second = expit(self._log_odds(given, unseen))
         return given.like_given(np.stack([1 - second, second], axis=1))
 
@@ -218,14 +224,14 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
         Returns:
             One class per row; a list like X.
         """
-        given = self._asked(X, task)
+        given = self._table(X, None, task)
         odds = self._log_odds(given, unseen)
         return given.like_given(np.asarray(self.classes_[(odds > 0).astype(np.int64)]))
 
     def score(
         self, X: Any, y: Any, task: Any = None, sample_weight: Any = None, *, unseen: str = "error"
     ) -> float:  # fmt: skip
-        """The share of rows that are classified rightly.
+        """The share of rows that are classified correctly.
 
         Args:
             X: as in ``predict``.
@@ -239,25 +245,18 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
         """
         from sklearn.metrics import accuracy_score
 
-        given = self._one_table(X, y, task)
-        reject_missing_labels(given.y)
-        predicted, weight = self.predict(given.X, task=given.task, unseen=unseen), given.row_weights(sample_weight)
+        given, found = self._table(X, y, task), self.predict(X, task, unseen=unseen)
+        predicted = np.concatenate(found) if isinstance(found, list) else found
+        weight = given.row_weights(sample_weight)
         return float(accuracy_score(column_or_1d(given.y), predicted, sample_weight=weight))
 
-    def _check_parameters(self) -> None:
-        self._check_common()
-        parameters.choice("fisher", self.fisher, LogisticSubspaceProblem.fisher_kinds)
-        if not (isinstance(self.ridge, str) and self.ridge == "auto"):
-            parameters.number("ridge", self.ridge, "a positive number or 'auto'", above=True)
-
-    def _check_loaded(self) -> None:
-        """Whether everything is there that a fitted model has."""
+    def _check_fitted(self) -> None:
         self._check_parameters()
         if len(getattr(self, "classes_", ())) != 2 or not hasattr(self, "ridge_"):
             raise ValueError("it must have two classes and a ridge")
 
     def _rows(self, X: Array, y: Array, labels: Array | None, weight: Array | None) -> LabelledRows:
-        numbers = np.zeros(len(X), np.int64) if labels is None else self._index.numbers(labels, "task")
+        numbers = np.zeros(len(X), np.int64) if labels is None else self._index.encode(labels, "task")
         target = torch.from_numpy((y == self.classes_[1]).astype(np.float64))
         weights = None if weight is None else torch.from_numpy(weight)
         return LabelledRows.make(
@@ -265,44 +264,36 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
             offset=torch.full_like(target, self.scaling_.offset),
         )  # fmt: skip
 
-    def _solve(
-        self, rows: LabelledRows, rank: int, ridge: float, max_iter: int, tol: float, *, fisher: str,
-        saved: FitCheckpoint | None = None,
-    ) -> tuple[Tensor, Tensor, Result | None]:  # fmt: skip
-        """The frame, the coefficients and the solver's result (None where there is no subspace to learn)."""
-        n = rows.X.shape[1]
-        ridges = torch.full((rows.n_tasks,), ridge, dtype=torch.float64)
-        if rank == n:
-            return torch.eye(n, dtype=torch.float64), newton_coefficients(rows, rows.X, ridges)[0], None
-        # one Newton step from zero is enough for a start
-        own, _ = newton_coefficients(rows, rows.X, ridges, max_iter=1)
-        problem = LogisticSubspaceProblem(rows, rank=rank, ridge=ridge)
-        frame = start_frame(own.mT @ own / len(own), rows.X.mT @ rows.X, rank)[0]
-        result = minimize(
-            problem, frame, "rngd", max_iter=max_iter, stop=near_enough(tol), fisher=fisher, sigma=1e-3,
-            callback=self._show, **in_solver(saved),
-        )  # fmt: skip
-        return result.x, problem.state(result.x).weights, result
-
     def _choose_ridge(self, rows: LabelledRows, rank: int) -> float:
-        held = torch.from_numpy(held_out_rows(rows.task.numpy(), parameters.seed_of(self.random_state, 0)))
-        train, test = (_subset(rows, part) for part in (~held, held))
+        held = torch.from_numpy(held_out_rows(rows.task.numpy(), draw_seed(self.random_state, 0)))
+        train, test = (rows.select(part) for part in (~held, held))
         self.ridge_errors_ = {}
         for ridge in RIDGES:  # ranked by a few cheap steps each
-            frame, weights, _ = self._solve(train, rank, ridge, 15, 1e-4, fisher="kronecker")
+            frame, weights, _ = _solve(train, rank, ridge, max_iter=15, tol=1e-4, fisher="kronecker")
             logits = test.offset + (test.X @ frame * weights[test.task]).sum(-1)
             losses = torch.nn.functional.softplus(logits) - test.y * logits
             self.ridge_errors_[ridge] = float((test.weight * losses).sum() / test.weight.sum().clamp(min=1e-300))
         return min(self.ridge_errors_, key=lambda ridge: self.ridge_errors_[ridge])
 
-    def _set_coefficients(self, weights: Tensor) -> None:
-        self._weights = weights
-        self.coef_, self.intercept_ = self.scaling_.to_user(weights)
 
-    def _show(self, state: Any) -> bool:
-        if self.verbose:
-            print(f"iteration {state.iteration}: loss {state.loss:.6f}")
-        return False
+def _solve(
+    rows: LabelledRows, rank: int, ridge: float, *, max_iter: int, tol: float, fisher: str,
+    callback: Callback | None = None,
+) -> tuple[Tensor, Tensor, Result | None]:  # fmt: skip
+    """The frame, the coefficients and the solver's result (None where there is no subspace to learn)."""
+    n = rows.X.shape[1]
+    ridges = torch.full((rows.n_tasks,), ridge, dtype=torch.float64)
+    if rank == n:
+        return torch.eye(n, dtype=torch.float64), newton_coefficients(rows, rows.X, ridges)[0], None
+    # one Newton step from zero is enough for a start
+    own, _ = newton_coefficients(rows, rows.X, ridges, max_iter=1)
+    problem = LogisticSubspaceProblem(rows, rank=rank, ridge=ridge)
+    frame = start_frame(own.mT @ own / len(own), rows.X.mT @ rows.X, rank)[0]
+    result = minimize(
+        problem, frame, "rngd", max_iter=max_iter, stop=near_enough(tol), fisher=fisher, sigma=1e-3,
+        callback=as_rounds(callback),
+    )  # fmt: skip
+    return result.x, problem.state(result.x).weights, result
 
 
 def _two_classes(y: Array) -> Array:
@@ -320,9 +311,3 @@ def _log_odds_of(second: Array, weight: Array | None) -> float:
     """The log odds of the second class, finite for any weights: each class has half a row more."""
     shares = np.ones(len(second)) if weight is None else weight
     return float(np.log(shares[second].sum() + 0.5) - np.log(shares[~second].sum() + 0.5))
-
-
-def _subset(rows: LabelledRows, part: Tensor) -> LabelledRows:
-    return LabelledRows(
-        rows.X[part], rows.y[part], rows.task[part], rows.n_tasks, rows.weight[part], rows.offset[part]
-    )

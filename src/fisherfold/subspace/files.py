@@ -1,10 +1,10 @@
-"""Model files of the multi-task estimators: a folder with ``model.safetensors`` and, for people, ``model.json``."""
+"""The state of a fitted multi-task estimator as plain arrays and values: for model folders, and for pickles."""
 
 from __future__ import annotations
 
-import json
+import math
 import os
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -12,74 +12,164 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fisherfold._version import __version__
-from fisherfold.distributed import Axis
-from fisherfold.files import MODEL, model_folder, read_tensors, sound, write_atomically, write_tensors
-from fisherfold.plain import counted
+from fisherfold.files import sound
+from fisherfold.subspace.inputs import Scaling
 from fisherfold.subspace.marginal import SubspacePrior
-from fisherfold.subspace.marginal_fit import common_noise
-from fisherfold.subspace.spread import TaskSpread
-from fisherfold.subspace.task_rows import Scaling
+from fisherfold.subspace.predictive import TaskSpread
 from fisherfold.subspace.tasks import TaskStatistics
-from fisherfold.tables.id_files import from_json, to_json
-from fisherfold.tables.ids import IdIndex, id_array
-from fisherfold.tables.parameters import storable
-from fisherfold.tables.posterior_files import check_trace, finite_number, take
+from fisherfold.tables.folders import (
+    expect,
+    expect_number,
+    load_folder,
+    model_file,
+    pack_index,
+    save_folder,
+    unpack_index,
+)  # fmt: skip
+from fisherfold.tables.validation import loaded_parameters, saved_parameters, storable
 
-_STATISTICS = ("gram", "cross", "power", "sums", "counts")
-KIND, VERSION = "subspace", 1
-_PRIOR = ("mean", "covariance", "noise")
-_SPREAD = {"covariance": "spread"}  # the others are named after it; files of earlier versions have this one alone
-_OPTIONAL = ("ridge_", "ridge_errors_", "_common_noise", "_outputs", "feature_names_in_", "classes_")
+KIND, VERSION = "subspace", 2
 Model = TypeVar("Model")
 
+# Shapes: d features, n with the intercept, p rank, T tasks, k = 1 + p and q = p, or both 0 where W is taken for known.
+_ALWAYS = {"frame": "np", "weights": "Tn", "scaling.center": "d", "scaling.scale": "d"}
+_PRIOR = {"mean": "n", "covariance": "pp", "noise": "T"}
+_SPREAD = {
+    "shared": "knkn", "moments": "Tkk", "covariance": "Tpp", "reach": "Tnq", "unseen": "pp", "noise": "T",
+    "common": "1",
+}  # fmt: skip
+_STATISTICS = {"gram": "Tnn", "cross": "Tn", "power": "T", "sums": "T", "counts": "T"}
+_POSITIVE = {"scaling.scale", "prior.noise", "spread.noise", "spread.common"}
+_NUMBERS = ("log_likelihood_",)
+_TEXTS = ("task_column_", "target_name_")
 
-def save_model(
-    path: str | os.PathLike[str], model: Any, *, with_statistics: bool, columns: dict[str, Any] | None = None
-) -> None:
-    """Write a fitted multi-task estimator.
+
+def to_state(model: Any, *, with_statistics: bool = True) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+    """Take a fitted estimator apart.
+
+    Args:
+        model: the estimator.
+        with_statistics: whether to keep the statistics of the rows.
+
+    Returns:
+        Arrays by name, and everything else as JSON can hold it.
+    """
+    scaling = model.scaling_
+    tensors: dict[str, Any] = {
+        "frame": model._frame, "weights": model._weights, "scaling.center": scaling.center,
+        "scaling.scale": scaling.scale, "scaling.flat": scaling.flat.astype(np.int64),
+    }  # fmt: skip
+    if hasattr(model, "_prior"):
+        tensors |= {f"prior.{name}": getattr(model._prior, name) for name in _PRIOR}
+        tensors |= {f"spread.{name}": getattr(model._spread, name) for name in _SPREAD}
+    statistics = getattr(model, "statistics_", None)
+    if with_statistics and statistics is not None:
+        tensors |= {f"statistics.{name}": getattr(statistics, name) for name in _STATISTICS}
+    if hasattr(model, "ridge_"):
+        tensors["ridge"] = np.atleast_1d(model.ridge_)
+    meta: dict[str, Any] = {
+        "n_features_in": int(model.n_features_in_), "n_tasks": len(model._index), "n_iter": int(model.n_iter_),
+        "offset": scaling.offset, "intercept": scaling.intercept, "outputs": bool(getattr(model, "_outputs", False)),
+        "trace": model.trace_,
+    }  # fmt: skip
+    meta |= {name: getattr(model, name) for name in (*_NUMBERS, *_TEXTS) if hasattr(model, name)}
+    if hasattr(model, "feature_names_in_"):
+        meta["features"] = [str(name) for name in model.feature_names_in_]
+    if hasattr(model, "classes_"):
+        meta["classes"] = storable(model.classes_)
+    if hasattr(model, "ridge_errors_"):
+        meta["ridge_errors"] = [list(pair) for pair in model.ridge_errors_.items()]
+    return {name: np.asarray(part) for name, part in tensors.items()} | pack_index(model._index, "tasks"), meta
+
+
+def restore(model: Any, arrays: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
+    """Set what ``to_state`` took from a fitted estimator; raises ``ValueError`` where parts do not fit together.
+
+    Args:
+        model: an estimator with its parameters.
+        arrays: arrays or tensors by name.
+        meta: the rest.
+
+    Raises:
+        ValueError: if a part is missing or does not fit to the others.
+    """
+    tensors = {name: torch.as_tensor(part) for name, part in arrays.items()}
+    sizes = {"d": expect_number(meta, "n_features_in", least=1, integer=True), "1": 1}
+    sizes["T"] = expect_number(meta, "n_tasks", least=1, integer=True)
+    if not isinstance(meta.get("intercept"), bool) or not isinstance(meta.get("outputs"), bool):
+        raise ValueError("intercept and outputs must be true or false")
+    sizes["n"] = sizes["d"] + int(meta["intercept"])
+    sizes["p"] = expect(tensors, "frame", (sizes["n"], None)).shape[1]
+    sizes["k"] = len(expect(tensors, "spread.shared")) if "spread.shared" in tensors else 0
+    if sizes["k"] not in {0, 1 + sizes["p"]}:
+        raise ValueError(f"the covariance of the shared parts has the size {sizes['k']}, not {1 + sizes['p']}")
+    sizes["q"] = max(sizes["k"] - 1, 0)
+
+    def take(name: str, shape: str) -> Tensor:
+        return expect(tensors, name, tuple(sizes[letter] for letter in shape), positive=name in _POSITIVE).double()
+
+    model._frame, model._weights, center, scale = (take(name, shape) for name, shape in _ALWAYS.items())
+    flat = expect(tensors, "scaling.flat", (sizes["d"],), integers=True).numpy().astype(bool)
+    model.scaling_ = Scaling(center.numpy(), scale.numpy(), flat, expect_number(meta, "offset"), meta["intercept"])
+    model._index, model._outputs = unpack_index(tensors, "tasks", sizes["T"]), meta["outputs"]
+    model.n_features_in_, model.n_iter_ = sizes["d"], expect_number(meta, "n_iter", least=0, integer=True)
+    model.trace_ = _trace(meta.get("trace"))
+    model.statistics_ = None
+    if "prior.mean" in tensors:
+        model._prior = SubspacePrior(
+            frame=model._frame, **{name: take(f"prior.{name}", shape) for name, shape in _PRIOR.items()}
+        )
+        model._spread = TaskSpread(**{name: take(f"spread.{name}", shape) for name, shape in _SPREAD.items()})
+    if "statistics.gram" in tensors:
+        model.statistics_ = TaskStatistics(*(take(f"statistics.{name}", part) for name, part in _STATISTICS.items()))
+    if "ridge" in tensors:
+        ridge = expect(tensors, "ridge", (None,), least=0).double().numpy()
+        model.ridge_ = float(ridge[0]) if len(ridge) == 1 else ridge
+    _restore_values(model, meta)
+    model._check_fitted()
+
+
+def _restore_values(model: Any, meta: Mapping[str, Any]) -> None:
+    for name in _NUMBERS:
+        if name in meta:
+            setattr(model, name, expect_number(meta, name))
+    for name in _TEXTS:
+        value = meta.get(name)
+        if not isinstance(value, (str, type(None))):
+            raise ValueError(f"{name} is {value!r}, a name is expected")
+        setattr(model, name, value)
+    if "features" in meta:
+        names = meta["features"]
+        good = isinstance(names, list) and all(isinstance(name, str) for name in names)
+        if not good or len(names) != model.n_features_in_:
+            raise ValueError("its features must be a name for each feature")
+        model.feature_names_in_ = np.array(names, dtype=object)
+    if "classes" in meta:
+        classes = meta["classes"]
+        if not isinstance(classes, list) or len(classes) != 2 or {type(c) for c in classes} - {str, int, float, bool}:
+            raise ValueError("its classes must be two texts or numbers")
+        model.classes_ = np.array(classes)
+    if "ridge_errors" in meta:
+        model.ridge_errors_ = {float(ridge): float(error) for ridge, error in meta["ridge_errors"]}
+
+
+def _trace(rows: Any) -> list[dict[str, float]]:
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise ValueError("its trace must be a list of rows")
+    return [{str(name): math.nan if value is None else float(value) for name, value in row.items()} for row in rows]
+
+
+def save_model(path: str | os.PathLike[str], model: Any, *, with_statistics: bool) -> None:
+    """Write a fitted multi-task estimator into a folder.
 
     Args:
         path: the folder; it is made if it does not exist.
         model: the estimator.
-        with_statistics: keep the statistics of the rows.
-        columns: what the columns of the table stand for, if it was fitted to a file.
+        with_statistics: whether to keep the statistics of the rows.
     """
-    scaling = model.scaling_
-    tensors = {
-        "frame": model._frame,
-        "weights": model._weights,
-        "scaling.center": torch.from_numpy(np.array(scaling.center)),
-        "scaling.scale": torch.from_numpy(np.array(scaling.scale)),
-    }
-    if hasattr(model, "_spread"):
-        tensors |= {_SPREAD.get(name, f"spread.{name}"): value for name, value in vars(model._spread).items()}
-    if hasattr(model, "_prior"):
-        tensors |= {f"prior.{name}": getattr(model._prior, name) for name in _PRIOR}
-    statistics = getattr(model, "statistics_", None)
-    if with_statistics and statistics is not None:
-        tensors |= {f"statistics.{name}": getattr(statistics, name) for name in _STATISTICS}
-    header = _header(model, scaling) | ({} if columns is None else {"columns": columns})
-    with model_folder(path, KIND) as folder:
-        write_tensors(folder / MODEL, tensors, kind=KIND, version=VERSION, header=header)
-        shown = {"kind": KIND, "version": VERSION, **header} | {"trace": counted(len(header["trace"]), "row")}
-        write_atomically(folder / "model.json", json.dumps(shown, indent=1).encode())
-
-
-def _header(model: Any, scaling: Scaling) -> dict[str, Any]:
-    return {
-        "estimator": type(model).__name__,
-        "fisherfold": __version__,
-        "params": {name: storable(value) for name, value in model.get_params().items() if name != "checkpoint"},
-        "offset": scaling.offset,
-        "intercept": scaling.intercept,
-        "flat": np.flatnonzero(scaling.flat).tolist(),
-        "tasks": [to_json(label, "tasks") for label in model.task_ids_.tolist()],
-        "n_features_in": int(model.n_features_in_),
-        "n_iter": int(model.n_iter_),
-        "trace": model.trace_,
-        "fitted": {name: storable(getattr(model, name)) for name in _OPTIONAL if hasattr(model, name)},
-    }
+    arrays, meta = to_state(model, with_statistics=with_statistics)
+    known = {"estimator": type(model).__name__, "params": saved_parameters(model.get_params(deep=False))}
+    save_folder(path, KIND, arrays, known | meta, version=VERSION)
 
 
 def load_model(path: str | os.PathLike[str], *classes: type[Model]) -> Model:
@@ -90,103 +180,17 @@ def load_model(path: str | os.PathLike[str], *classes: type[Model]) -> Model:
         *classes: what it may be.
 
     Returns:
-        The estimator; ``_columns`` says what the columns of its table stand for, if it was fitted to a file.
+        The estimator.
 
     Raises:
         FileNotFoundError: if there is no such folder.
-        ValueError: if the folder holds another estimator, or one that does not hold together.
+        ValueError: if the folder holds another estimator, or one whose parts do not fit together.
     """
-    if not Path(path).is_dir():
-        raise FileNotFoundError(f"there is no model folder {path}")
-    file = Path(path) / MODEL
-    tensors, header = read_tensors(file, kind=KIND, version=VERSION)
-    cls = next((c for c in classes if c.__name__ == header.get("estimator")), None)
+    tensors, meta = load_folder(path, KIND, version=VERSION)
+    cls: Any = next((c for c in classes if c.__name__ == meta.get("estimator")), None)
     if cls is None:
-        raise ValueError(f"{path} holds a {header.get('estimator')}, not a {' or '.join(c.__name__ for c in classes)}")
-    with sound(file, KIND):
-        model: Any = cls(**header["params"])
-        features = header["n_features_in"]
-        if not isinstance(features, int) or features < 1 or not isinstance(header["intercept"], bool):
-            raise ValueError(f"it claims {features!r} features and intercept {header['intercept']!r}")
-        center, scale = (take(tensors, f"scaling.{name}", (features,)).numpy() for name in ("center", "scale"))
-        offset, flat = finite_number("offset", header["offset"]), _flat(header.get("flat", []), features)
-        model.scaling_ = Scaling(center, scale, offset, header["intercept"], flat)
-        model.n_features_in_, model.trace_ = features, check_trace(header["trace"])
-        model.n_iter_ = int(finite_number("n_iter", header["n_iter"], least=0))
-        model._index = _tasks(header["tasks"])
-        for name, value in header["fitted"].items():
-            if name not in _OPTIONAL:
-                raise ValueError(f"it sets {name!r}")
-            setattr(model, name, _fitted(name, value))
-        _restore(model, tensors, features + int(header["intercept"]), len(header["tasks"]))
-        model._columns = header.get("columns")
-        model._check_loaded()
+        raise ValueError(f"{path} holds a {meta.get('estimator')}, not a {' or '.join(c.__name__ for c in classes)}")
+    with sound(model_file(path), KIND):
+        model = cls(**loaded_parameters(meta.get("params"), cls.CHECKS))
+        restore(model, tensors, meta)
     return cast("Model", model)
-
-
-def _flat(places: Any, features: int) -> NDArray[np.bool_]:
-    """Which features were constant, from their places; files of earlier versions do not say."""
-    if not isinstance(places, list) or not all(type(place) is int and 0 <= place < features for place in places):
-        raise ValueError(f"its constant features are {places!r}, places from 0 to {features - 1} are expected")
-    return np.isin(np.arange(features), places)
-
-
-def _tasks(labels: list[Any]) -> IdIndex:
-    """The ids of the tasks, in the order of their numbers."""
-    return IdIndex.restore(id_array([from_json(label) for label in labels], "task"))
-
-
-def _restore(model: Any, tensors: dict[str, Tensor], n: int, tasks: int) -> None:
-    rank = take(tensors, "frame", None).shape[-1]
-    model._frame = take(tensors, "frame", (n, rank))
-    model._set_coefficients(take(tensors, "weights", (tasks, n)))
-    if "prior.mean" in tensors:
-        shapes = {"mean": (n,), "covariance": (rank, rank), "noise": (tasks,)}
-        prior = {name: take(tensors, f"prior.{name}", shape) for name, shape in shapes.items()}
-        model._prior = SubspacePrior(frame=model._frame, **prior)
-        model.prior_covariance_ = model._prior.covariance.numpy()
-        model._spread = _restore_spread(tensors, model, tasks)
-        model.noise_variance_ = model._spread.noise.numpy()
-    model.statistics_ = None
-    if "statistics.gram" in tensors:
-        sizes = (tasks, n, n), (tasks, n), (tasks,), (tasks,), (tasks,)
-        named = zip(_STATISTICS, sizes, strict=True)
-        model.statistics_ = TaskStatistics(*(take(tensors, f"statistics.{name}", shape) for name, shape in named))
-
-
-def _restore_spread(tensors: dict[str, Tensor], model: Any, tasks: int) -> TaskSpread:
-    n, rank = model._frame.shape
-    covariance = take(tensors, "spread", (tasks, rank, rank))
-    if "spread.shared" not in tensors:
-        common = common_noise(model._prior.noise, model.noise, Axis.whole(tasks))
-        return TaskSpread.of_known(model._prior, covariance, common)
-    size = len(take(tensors, "spread.shared", None))
-    if size not in {0, 1 + rank}:
-        raise ValueError(f"what is not known of the shared parts has the size {size}, not {1 + rank}")
-    shapes = {"shared": (size, n, size, n), "moments": (tasks, size, size), "unseen": (rank, rank)}
-    shapes |= {"noise": (tasks,), "common": (1,)}
-    # files of earlier versions do not have it
-    tensors = {"spread.reach": covariance.new_zeros((tasks, n, 0))} | tensors
-    columns = take(tensors, "spread.reach", None).shape[-1]
-    if columns not in {0, max(size - 1, 0)}:
-        raise ValueError(f"the reach of its rows has {columns} columns, not {max(size - 1, 0)}")
-    shapes["reach"] = (tasks, n, columns)
-    return TaskSpread(
-        covariance=covariance, **{name: take(tensors, f"spread.{name}", shape) for name, shape in shapes.items()}
-    )
-
-
-def _fitted(name: str, value: Any) -> Any:
-    if name == "ridge_errors_":
-        return {float(key): float(entry) for key, entry in value.items()}
-    if name == "ridge_":
-        return np.array([float(v) for v in value]) if isinstance(value, list) else finite_number(name, value)
-    if name == "_common_noise":
-        return finite_number(name, value, least=0)
-    if name == "_outputs":
-        if not isinstance(value, bool):
-            raise ValueError(f"_outputs is {value!r}")
-        return value
-    if not isinstance(value, list) or not all(isinstance(v, (str, int, float)) for v in value):
-        raise ValueError(f"{name} must be a list of names or numbers")
-    return np.array(value, dtype=object if name == "feature_names_in_" else None)

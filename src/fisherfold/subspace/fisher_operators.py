@@ -1,12 +1,13 @@
-"""The Fisher information and the Hessian of many small regressions in a shared subspace, as products.
+"""The Fisher information and the Hessian of many small regressions in a shared subspace, as operators.
 
 Along H the coefficients change by ẇ_t = -G_t⁻¹ (UᵀA_t H w_t + Hᵀe_t), and U w_t by k_t = H w_t + U ẇ_t. The Fisher
-information of N(X_t U w_t(U), I) is H ↦ P (1/N) Σ_t ω_t J_tᵀA_t k_t with J_t H = k_t. The Hessian is
+information of N(X_t U w_t(U), I) is H ↦ P (1/N) Σ_t ω_t J_tᵀA_t k_t with J_t H = k_t; in the penalised problem the
+ridge is a Gaussian observation √λ_t w_t of zero and adds λ_t ẇ_tᵀẇ_t. The Hessian is
 
     P (1/N) Σ_t ω_t [ A_tk_t (w_t + q_t)ᵀ + e_t (ẇ_t + q̇_t)ᵀ + A_t(H q_t + U q̇_t) w_tᵀ + A_tU q_t ẇ_tᵀ ] - H Uᵀ∇Ψ,
 
 with q̇_t = λ_t G_t⁻¹ẇ_t - G_t⁻¹ (HᵀA_tU + UᵀA_tH) q_t; without a ridge, and for the penalised loss, all q are zero. It
-differs from the Fisher information by terms in the residuals e_t, which noise keeps from vanishing.
+differs from the Fisher information by terms in the residuals e_t.
 """
 
 from __future__ import annotations
@@ -17,42 +18,40 @@ from typing_extensions import override
 from fisherfold.distributed import Axis
 from fisherfold.fisher.kronecker import KroneckerFisher
 from fisherfold.fisher.operators import FisherOperator
-from fisherfold.manifolds import Grassmann
-from fisherfold.subspace.state import TaskState
+from fisherfold.subspace.task_state import TaskState
 
 
 class SubspaceFisher(FisherOperator):
-    """The exact Fisher information (1/N) Σ_t ω_t J_tᵀJ_t with J_t H = X_t k_t.
+    """The exact Fisher information (1/N) Σ_t ω_t J_tᵀJ_t with J_t H = (X_t k_t, √λ_t ẇ_t if penalised).
 
     Args:
-        manifold: the Grassmann manifold of U.
         point: the frame U.
         grams: A_t of the tasks that are summed over.
         state: their coefficients and residuals at U.
         weights: ω_t/N.
-        preconditioner: for CG, which is also the paper's approximation.
-        samples: the tasks, and which of them are here.
-        with_jacobian: whether the loss has the terms in q_t.
-        penalised: whether it has ½ λ_t ‖w_t‖², whose part of the information is λ_t ẇ_tᵀẇ_t.
+        preconditioner: for CG: the Kronecker approximation of the paper, on the same manifold.
+        samples: the tasks of all processes.
+        penalised: whether the ridge is part of the model.
+        with_jacobian: whether the gradient of the loss has the terms in q_t (Hessian only).
     """
 
     approximates = "nothing: the Fisher information of N(X_t U w_t(U), I), w_t(U) the ridge solution"
 
     def __init__(
         self,
-        manifold: Grassmann,
         point: Tensor,
         grams: Tensor,
         state: TaskState,
         weights: Tensor,
         preconditioner: KroneckerFisher,
         samples: Axis,
-        with_jacobian: bool,
+        *,
         penalised: bool,
+        with_jacobian: bool,
     ) -> None:
-        super().__init__(manifold, point)
+        super().__init__(preconditioner.manifold, point)
         self.grams, self.state, self.weights, self.preconditioner = grams, state, weights, preconditioner
-        self.samples, self.with_jacobian, self.penalised = samples, with_jacobian, penalised
+        self.samples, self.penalised, self.with_jacobian = samples, penalised, with_jacobian
 
     def _moved(self, v: Tensor) -> tuple[Tensor, Tensor]:
         """ẇ_t and A_tk_t."""
@@ -65,8 +64,8 @@ class SubspaceFisher(FisherOperator):
     def _matvec(self, v: Tensor) -> Tensor:
         state, x, omega = self.state, self.point, self.weights[:, None]
         change, image = self._moved(v)
-        inner = image @ x
-        back = _apply(state.inverse, inner + state.ridge[:, None] * change if self.penalised else inner)
+        inner = image @ x + state.ridge[:, None] * change if self.penalised else image @ x
+        back = _apply(state.inverse, inner)
         through = image - _apply(state.gram_frame, back)
         product = (omega * through).mT @ state.weights - (omega * state.residual).mT @ back
         return self.manifold.project(x, self.samples.total(product))

@@ -6,9 +6,10 @@ The coefficients w_t have no closed form: damped Newton, all tasks at once, each
 envelope theorem the gradient is P (1/N) Σ_t X_tᵀ(s(μ - y)) w_tᵀ with μ the predicted probabilities. With D = s μ(1-μ),
 G_t = UᵀX_tᵀDX_tU + λ I and e_t = X_tᵀ s(μ - y) the logits move along H by
 
-    J_t H = X_t k_t,   k_t = H w_t + U ẇ_t,   ẇ_t = -G_t⁻¹ (UᵀX_tᵀDX_t H w_t + Hᵀ e_t),   F = (1/N) Σ_t J_tᵀ D J_t,
+    J_t H = X_t k_t,   k_t = H w_t + U ẇ_t,   ẇ_t = -G_t⁻¹ (UᵀX_tᵀDX_t H w_t + Hᵀ e_t),
 
-and the Hessian is P (1/N) Σ_t [ X_tᵀDX_t k_t w_tᵀ + e_t ẇ_tᵀ ] - H Uᵀ∇Ψ.
+F = (1/N) Σ_t J_tᵀ D J_t + λ ẇ_tᵀẇ_t, the ridge being a Gaussian observation of w_t, and
+the Hessian is P (1/N) Σ_t [ X_tᵀDX_t k_t w_tᵀ + e_t ẇ_tᵀ ] - H Uᵀ∇Ψ.
 """
 
 from __future__ import annotations
@@ -104,6 +105,18 @@ class LabelledRows:
         shift = (counts.cumsum(0) - counts)[tasks] - (sizes.cumsum(0) - sizes)
         rows = order[shift[place] + torch.arange(len(place), device=place.device)]
         return LabelledRows(self.X[rows], self.y[rows], place, len(tasks), self.weight[rows], self.offset[rows])
+
+    def select(self, chosen: Tensor) -> LabelledRows:
+        """Some of the rows.
+
+        Args:
+            chosen: a mask.
+
+        Returns:
+            A copy with the same tasks.
+        """
+        X, y, task, weight, offset = (part[chosen] for part in (self.X, self.y, self.task, self.weight, self.offset))
+        return LabelledRows(X, y, task, self.n_tasks, weight, offset)
 
     def total(self, values: Tensor) -> Tensor:
         """Sums over the rows of each task.
@@ -276,8 +289,7 @@ class LogisticSubspaceProblem(Problem):
             check_batch(batch, self.n_samples)
             rows, ridge = rows.of(batch), ridge[batch]
         features = rows.X @ x
-        # from zero, not from the last point's coefficients: the loss is a function of x to the last bit, whatever was
-        # evaluated before, and a run that is resumed goes on as if it had never stopped
+        # from zero, not from the last coefficients: the loss is then a function of x to the last bit
         weights, losses = newton_coefficients(rows, features, ridge)
         logits = _logits(rows, features, weights)
         error = rows.total(_slopes(rows, logits)[:, None] * rows.X)
@@ -311,11 +323,11 @@ class LogisticSubspaceProblem(Problem):
         ridge = self.ridge if batch is None else self.ridge[batch]
         inverse = torch.cholesky_inverse(torch.linalg.cholesky(curvature(rows, state.features, state.spread, ridge)))
         form = LogisticFisher if kind == "exact" else LogisticHessian
-        return form(self.manifold, x, state, inverse, kronecker)
+        return form(self.manifold, x, state, ridge, inverse, kronecker)
 
 
 class LogisticFisher(FisherOperator):
-    """The exact Fisher information (1/N) Σ_t J_tᵀ D J_t of the logits, the coefficients moving along with U."""
+    """The exact Fisher information (1/N) Σ_t J_tᵀ D J_t + λ ẇ_tᵀẇ_t, the coefficients moving along with U."""
 
     approximates = "nothing: the Fisher information of Bernoulli targets with w_t(U) the penalised solution"
 
@@ -324,11 +336,12 @@ class LogisticFisher(FisherOperator):
         manifold: Grassmann,
         point: Tensor,
         state: LogisticState,
+        ridge: Tensor,
         inverse: Tensor,
         preconditioner: KroneckerFisher,
     ) -> None:
         super().__init__(manifold, point)
-        self.state, self.inverse, self.preconditioner = state, inverse, preconditioner
+        self.state, self.ridge, self.inverse, self.preconditioner = state, ridge, inverse, preconditioner
 
     def _moved(self, v: Tensor) -> tuple[Tensor, Tensor]:
         """ẇ_t and, row by row, D X_t k_t."""
@@ -341,8 +354,9 @@ class LogisticFisher(FisherOperator):
     @override
     def _matvec(self, v: Tensor) -> Tensor:
         state, rows = self.state, self.state.rows
-        _, weighted = self._moved(v)
-        back = (self.inverse @ rows.total(weighted[:, None] * state.features)[..., None]).squeeze(-1)
+        change, weighted = self._moved(v)
+        inner = rows.total(weighted[:, None] * state.features) + self.ridge[:, None] * change
+        back = (self.inverse @ inner[..., None]).squeeze(-1)
         through = weighted - state.spread * (state.features * back[rows.task]).sum(-1)
         product = rows.X.mT @ (through[:, None] * state.weights[rows.task]) - state.error.mT @ back
         return self.manifold.project(self.point, product / len(state.weights))

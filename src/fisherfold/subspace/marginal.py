@@ -84,7 +84,7 @@ class TaskPosterior:
 
 
 def posterior(statistics: TaskStatistics, prior: SubspacePrior) -> TaskPosterior:
-    """The posterior of every task; also of tasks that the prior was not learnt from.
+    """The posterior of every task, also of tasks that were not in the fit.
 
     Args:
         statistics: the rows of the tasks.
@@ -142,7 +142,7 @@ class MarginalSubspaceProblem(Problem):
         self.manifold = Grassmann(*prior.frame.shape)
         self.samples = statistics.all_tasks
         self.n_samples, self.group = self.samples.size, self.samples.group
-        self._kept: LastPoint[TaskPosterior] = LastPoint()
+        self._last: LastPoint[TaskPosterior] = LastPoint()
 
     def posterior(self, x: Tensor, batch: Tensor | None = None) -> TaskPosterior:
         """The posterior of all tasks or of a batch; the last full one is kept.
@@ -160,12 +160,18 @@ class MarginalSubspaceProblem(Problem):
             chosen = replace(self.prior, frame=x, noise=self.prior.noise[here])
             return posterior(self.statistics.select(here), chosen)
         self.samples.check_same(x)
-        kept = self._kept.get(x)
-        return kept or self._kept.put(x, posterior(self.statistics, replace(self.prior, frame=x)))
+        known = self._last.get(x)
+        return known or self._last.put(x, posterior(self.statistics, replace(self.prior, frame=x)))
 
     @override
     def loss(self, x: Tensor, batch: Tensor | None = None) -> Tensor:
         return self._mean(self.posterior(x, batch).losses, batch)
+
+    @override
+    def loss_rounding(self, x: Tensor, loss: float) -> float:
+        # ‖y_t‖²/s_t² cancels in a loss
+        power = self.samples.add(self.statistics.power / self.prior.noise) / (2 * self.n_samples)
+        return super().loss_rounding(x, max(abs(loss), power))
 
     def _mean(self, values: Tensor, batch: Tensor | None) -> Tensor:
         if not self.samples.is_shared:
@@ -272,7 +278,7 @@ def start(statistics: TaskStatistics, *, rank: int) -> SubspacePrior:
     """
     n, pooled = statistics.n_features, statistics.pooled()
     eye = torch.eye(n, dtype=torch.float64, device=pooled.gram.device)
-    # features of about unit size, powers of two to keep the digits: a ridge shrinks none of them for its unit
+    # features of about unit size for the ridge; powers of two keep all digits
     squares = pooled.gram[0].diagonal() / pooled.counts.clamp(min=1)
     sizes = torch.where(squares > 0, torch.exp2((squares.log2() / 2).round()), 1.0)
     even = replace(statistics, gram=statistics.gram / sizes / sizes[:, None], cross=statistics.cross / sizes)
@@ -285,7 +291,7 @@ def start(statistics: TaskStatistics, *, rank: int) -> SubspacePrior:
     residual = even.cross - even.gram @ mean
     own = torch.linalg.solve(even.gram + 10 * scale * eye, residual)
     frame, values = start_frame(tasks.second_moment(own) / tasks.size, pooled.gram[0], rank)
-    # a floor keeps every direction alive: Σ can only shrink what the prior lets through
+    # a floor keeps every direction alive: EM can only shrink Σ
     covariance = torch.diag(values[:rank] + values.mean() / 10 + 1e-8 * noise / scale)
     frame, change = torch.linalg.qr(frame / sizes[:, None])
     signs = change.diagonal().sign()

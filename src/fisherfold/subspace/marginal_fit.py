@@ -1,9 +1,9 @@
-"""Learning mean, subspace, prior and noise of related regressions by marginal likelihood.
+"""Learn mean, subspace, prior and noise of related regressions by marginal likelihood.
 
-One round: m by generalised least squares; posterior moments of the coefficients; Σ and s² from them in closed form;
-then RNGD steps for U on the Grassmann manifold with the Fisher information of the marginal likelihood. Every update can
-only lower -Σ_t log p(y_t) (plus, for one noise variance per task, the prior that ties them together), so the trace is
-monotone.
+One round: m by generalised least squares; posterior moments of the coefficients; Σ and s² from them in closed form
+(parameter-expanded EM); then RNGD steps for U on the Grassmann manifold with the Fisher information of the marginal
+likelihood. No update raises -Σ_t log p(y_t) (plus, for a noise variance per task, the prior that ties them together),
+so the trace is monotone.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from torch import Tensor
 
 from fisherfold.distributed import Axis
 from fisherfold.solvers import GradientNorm, minimize
-from fisherfold.subspace.em import expected_step
 from fisherfold.subspace.marginal import (
     MarginalSubspaceProblem,
     SubspacePrior,
@@ -27,27 +26,22 @@ from fisherfold.subspace.marginal import (
     start,
     symmetric_root,
 )
-from fisherfold.subspace.tasks import TaskStatistics
+from fisherfold.subspace.tasks import EPS, TaskStatistics
 
 NOISES = ("task", "shared")
 
-# One noise variance per task is drawn towards the common one as if by this many rows, so that a task of a few rows
-# cannot explain itself with no noise at all.
+# One noise variance per task is drawn towards the common one as if by this many rows.
 NOISE_ROWS = 10.0
-
-# Below this part of the noise a direction is dead: rounds that grow it gain less than any tolerance.
+# Below this fraction of the noise a direction is dead: rounds that grow it gain less than any tolerance.
 _DEAD = 1e-4
-
-# Where rounding hides what a round gains, the loss has settled when so many in a row have found no lower one.
+# Where rounding hides what a round gains, the fit has converged after so many rounds without a lower loss.
 _PATIENCE = 5
-
 # Exact Fisher products touch every Gram matrix; beyond this many numbers the Kronecker form is used.
 _EXACT_ENTRIES = 2**25
-
-# Where the gradient of U is no larger, no step is tried.
-STATIONARY = 1e-8
-
-# The p² × p² system of the expansion is worth its tasks × p⁴ products up to here; beyond it, EM goes without.
+_STATIONARY = 1e-8
+# The most entries of U for an EM step, which solves a dense system of that size.
+_MOST_COMPLETE = 2048
+# The p² × p² system of the expansion is worth its tasks × p⁴ products up to here.
 _EXPANSION_COST = 5e9
 
 
@@ -61,12 +55,14 @@ class MarginalFit:
         trace: one row per round: ``round``, ``loss`` (mean over tasks of -log p(y_t), with the prior of the noise),
             ``gradient_norm`` of U.
         converged: whether the loss had settled before the rounds ran out.
+        stalled: whether all steps for U were rejected in the last round, although there is a gradient.
     """
 
     prior: SubspacePrior
     posterior: TaskPosterior
     trace: list[dict[str, float]] = field(repr=False)
     converged: bool
+    stalled: bool
 
     @property
     def weights(self) -> Tensor:
@@ -82,23 +78,19 @@ def fit_marginal(
     max_rounds: int = 300,
     tol: float = 1e-7,
     prior: SubspacePrior | None = None,
-    trace: list[dict[str, float]] | None = None,
     callback: Callable[[dict[str, float]], object] | None = None,
-    save: Callable[[SubspacePrior, list[dict[str, float]]], None] | None = None,
     expected: bool = False,
 ) -> MarginalFit:
     """Learn what the tasks share.
 
     Args:
         statistics: the training rows.
-        rank: the dimension of the subspace; the number of features for a full prior covariance without a subspace.
+        rank: the dimension of the subspace; the number of features for a full prior covariance.
         noise: ``task`` for one noise variance per task, drawn towards the common one, or ``shared``.
         max_rounds: the most rounds.
         tol: stop when a round lowers the loss per row by less than this.
-        prior: where to start; ``start(statistics)`` if not given.
-        trace: the rounds that have led there, to go on with a fit that was ended.
+        prior: the starting point; ``start(statistics)`` by default.
         callback: called with every row of the trace; a true value stops.
-        save: called after every round with where the fit stands.
         expected: take a step of EM for U in rounds whose steps of RNGD are all rejected.
 
     Returns:
@@ -122,54 +114,189 @@ def fit_marginal(
     if not 1 <= rank <= statistics.n_features:
         raise ValueError(f"rank must be between 1 and the number of features ({statistics.n_features}), got {rank}")
     prior = start(statistics, rank=rank) if prior is None else prior
-    statistics = statistics.keeping()
+    statistics, tasks = statistics.cached(), statistics.all_tasks
     floor = noise_floor(statistics)
-    tasks = statistics.all_tasks
-    rows = max(float(tasks.total(statistics.counts.sum())), 1.0)
-    trace = list(trace or [])
-    limit = tol * rows / tasks.size
-    converged = _settled(trace, limit)
-    for number in range(len(trace), 0 if converged else max_rounds):
-        prior = update_mean(statistics, prior)
-        prior = _update_moments(statistics, prior, noise, floor)
+    limit = tol * max(statistics.n_rows, 1.0) / tasks.size
+    trace: list[dict[str, float]] = []
+    converged = stalled = False
+    for number in range(max_rounds):
+        prior = _update_moments(statistics, update_mean(statistics, prior), noise, floor)
         moved, gradient_norm = update_frame(statistics, prior)
-        stuck = expected and refused(prior, moved, gradient_norm)
-        prior = expected_step(statistics, prior) if stuck else moved
-        # one memory layout, whatever made it, so that a fit that is resumed from a file keeps its bits
-        prior = SubspacePrior(*(part.contiguous() for part in (prior.mean, prior.frame, prior.covariance, prior.noise)))
-        loss = float(tasks.total(posterior(statistics, prior).losses.sum()))
-        loss += noise_penalty(prior.noise, noise, tasks)
-        row = {"round": float(number + 1), "loss": loss / tasks.size, "gradient_norm": gradient_norm}
-        trace.append(row)
-        converged = _settled(trace, limit)
-        if save is not None:
-            save(prior, trace)
-        if (callback is not None and callback(row)) or converged:
+        stalled = gradient_norm > _STATIONARY and torch.equal(moved.frame, prior.frame)
+        prior = _expected_step(statistics, prior) if stalled and expected else moved
+        loss = tasks.add(posterior(statistics, prior).losses) + noise_penalty(prior.noise, noise, tasks)
+        trace.append({"round": float(number + 1), "loss": loss / tasks.size, "gradient_norm": gradient_norm})
+        converged = _settled([row["loss"] for row in trace], limit)
+        if (callback is not None and callback(trace[-1])) or converged:
             break
-    return MarginalFit(prior, posterior(statistics, prior), trace, converged)
+    return MarginalFit(prior, posterior(statistics, prior), trace, converged, stalled)
 
 
-def _settled(trace: list[dict[str, float]], limit: float) -> bool:
+def _expected_step(statistics: TaskStatistics, prior: SubspacePrior) -> SubspacePrior:
+    """One step of EM for U, for rounds in which all steps of RNGD were rejected.
+
+    The Fisher information of a direction that is weak compared with the noise falls with the square of its variance,
+    the gradient only with the variance itself: natural gradients are then far too long. The information of the complete
+    data, H ↦ Σ_t A_t H E[a_t a_tᵀ]/s_t², falls as the gradient does, and its Newton step cannot raise the loss.
+    """
+    n, p = prior.frame.shape
+    if n * p > _MOST_COMPLETE:
+        return prior
+    found, tasks = posterior(statistics, prior), statistics.all_tasks
+    moments = found.second_moment()
+    system = torch.einsum("tkl,tij->ikjl", moments / prior.noise[:, None, None], statistics.gram)
+    slope = torch.einsum("tip,tpq->iq", found.scaled_gram_frame, moments) - found.scaled_residual.mT @ found.mean
+    system, slope = tasks.total(system).reshape(n * p, n * p), tasks.total(slope)
+    system.diagonal().add_(1e-10 * system.diagonal().mean())
+    frame, change = torch.linalg.qr(prior.frame - torch.linalg.solve(system, slope.reshape(-1)).reshape(n, p))
+    return replace(prior, frame=frame.contiguous(), covariance=change @ prior.covariance @ change.mT)
+
+
+def _settled(losses: list[float], limit: float) -> bool:
     """Whether the last round changed the loss by no more than the limit, or the last few have found no lower one."""
-    # no update raises the loss: where it rises, as with next to no noise, that is the rounding of squared targets over
-    # the noise, and a single round that still gains is not to be told from it
-    losses = [row["loss"] for row in trace]
     if len(losses) > 1 and abs(losses[-2] - losses[-1]) <= limit:
         return True
     return len(losses) > _PATIENCE and min(losses[-_PATIENCE:]) >= min(losses[:-_PATIENCE]) - limit
 
 
-def new_noise(
+def update_mean(statistics: TaskStatistics, prior: SubspacePrior) -> SubspacePrior:
+    """Generalised least squares: the likelihood is quadratic in m with curvature Σ S_t.
+
+    Args:
+        statistics: the rows.
+        prior: the rest.
+
+    Returns:
+        The prior with the most likely mean.
+    """
+    found, tasks = posterior(statistics, prior), statistics.all_tasks
+    values, vectors = torch.linalg.eigh(tasks.total(information(statistics, prior.noise, found)))
+    kept = values > values[-1] * len(values) * EPS * 10  # directions that no row has stay
+    inverse = torch.where(kept, 1 / torch.where(kept, values, 1.0), 0.0)
+    return replace(prior, mean=prior.mean + vectors @ (inverse * (vectors.mT @ tasks.total(found.score().sum(0)))))
+
+
+def _update_moments(
+    statistics: TaskStatistics, prior: SubspacePrior, noise: str, floor: float = 0.0
+) -> SubspacePrior:
+    """Σ and s² from the posterior moments."""
+    covariance, errors = expected_moments(statistics, prior)
+    variances = _noise_from(errors, statistics.counts, prior.noise, noise, statistics.all_tasks)
+    return replace(prior, covariance=covariance, noise=variances.clamp(min=floor))
+
+
+def update_frame(statistics: TaskStatistics, prior: SubspacePrior, steps: int = 2) -> tuple[SubspacePrior, float]:
+    """Steps of RNGD for U on the Grassmann manifold.
+
+    Args:
+        statistics: the rows.
+        prior: its frame is the starting point.
+        steps: how many.
+
+    Returns:
+        The prior with the new frame, and the norm of the gradient.
+    """
+    n, p = prior.frame.shape
+    if p == n:
+        return prior, 0.0
+    problem = MarginalSubspaceProblem(statistics, prior)
+    kind = "exact" if problem.n_samples * n * n <= _EXACT_ENTRIES else "kronecker"
+    result = minimize(
+        problem, prior.frame, "rngd", max_iter=steps, stop=GradientNorm(_STATIONARY), fisher=kind, sigma=1e-3,
+        sigma_min=1e-8,
+    )  # fmt: skip
+    return replace(prior, frame=result.x.contiguous()), result.trace["gradient_norm"][-1]
+
+
+def expected_moments(statistics: TaskStatistics, prior: SubspacePrior) -> tuple[Tensor, Tensor]:
+    """Posterior moments after the scale of the coefficients was freed (parameter-expanded EM).
+
+    Args:
+        statistics: the rows.
+        prior: at which the posterior is taken.
+
+    Returns:
+        The mean of E[a_t a_tᵀ] over the tasks, and the expected sum of squared errors of each task.
+    """
+    found, frame, tasks = posterior(statistics, prior), prior.frame, statistics.all_tasks
+    moments = found.second_moment()
+    inner = frame.mT @ found.scaled_gram_frame
+    target = found.scaled_residual @ frame
+    expansion = _expansion(inner, moments, tasks.second_moment(target, found.mean), tasks)
+    mean, moments = found.mean @ expansion.mT, expansion @ moments @ expansion.mT
+    offset = statistics.residual_power(prior.mean) / prior.noise
+    errors = prior.noise * (offset - 2 * (target * mean).sum(-1) + (inner * moments).sum((-2, -1)))
+    return tasks.mean(moments), errors.clamp(min=0)
+
+
+def _expansion(inner: Tensor, moments: Tensor, target: Tensor, tasks: Axis) -> Tensor:
+    """The matrix α with Σ_t G_t α E[a_t a_tᵀ] = Σ_t h_t E[a_t]ᵀ: the likelier scale of the coefficients."""
+    p = inner.shape[1]
+    eye = torch.eye(p, dtype=inner.dtype, device=inner.device)
+    if tasks.size * p**4 > _EXPANSION_COST:
+        return eye
+    system = tasks.total(torch.einsum("tij,tkl->ikjl", inner, moments)).reshape(p * p, p * p)
+    lift = (1e-10 * system.diagonal().mean()).clamp(min=1e-300)  # without information α is the identity
+    missing = target.reshape(-1) - system @ eye.reshape(-1)
+    system.diagonal().add_(lift)
+    return eye + torch.linalg.solve(system, missing).reshape(p, p)
+
+
+def _noise_from(errors: Tensor, counts: Tensor, before: Tensor, noise: str, tasks: Axis) -> Tensor:
+    """Noise variances from expected squared errors."""
+    if noise == "shared":
+        pooled = tasks.total(torch.stack([errors.sum(), counts.sum()]))
+        return (pooled[0] / pooled[1].clamp(min=1e-300)).expand_as(errors)
+    return (errors + NOISE_ROWS * _harmonic_mean(before, tasks)) / (counts + NOISE_ROWS)
+
+
+def _harmonic_mean(noise_variance: Tensor, tasks: Axis) -> Tensor:
+    """The scale of an inverse-gamma prior that makes these variances most likely."""
+    return 1 / tasks.mean(1 / noise_variance)
+
+
+def noise_penalty(noise_variance: Tensor, noise: str, tasks: Axis) -> float:
+    """The inverse-gamma prior of the noise variances at its best common value, up to a constant, over all tasks.
+
+    Args:
+        noise_variance: s_t² of the tasks of this process.
+        noise: ``task`` or ``shared``.
+        tasks: the tasks of all processes.
+
+    Returns:
+        What it adds to the loss of all tasks.
+    """
+    if noise == "shared":
+        return 0.0
+    common = _harmonic_mean(noise_variance, tasks)
+    return NOISE_ROWS / 2 * tasks.add(noise_variance.log() + common / noise_variance - common.log())
+
+
+def common_noise(noise_variance: Tensor, noise: str, tasks: Axis) -> float:
+    """What the noise variances of tasks are drawn towards.
+
+    Args:
+        noise_variance: those of a fit.
+        noise: ``task`` or ``shared``.
+        tasks: the tasks of all processes.
+
+    Returns:
+        The common variance.
+    """
+    return float(tasks.mean(noise_variance) if noise == "shared" else _harmonic_mean(noise_variance, tasks))
+
+
+def extend_noise(
     statistics: TaskStatistics, prior: SubspacePrior, noise: str, *, common: float, changed: Tensor
 ) -> Tensor:
-    """Noise variances for statistics that have grown, in however many pieces: tasks without new rows keep theirs.
+    """Noise variances for statistics that have grown; tasks without new rows keep theirs.
 
     Args:
         statistics: the rows; its first tasks are those of the prior.
         prior: what is known.
         noise: ``task`` or ``shared``.
-        common: what the variances of all tasks are drawn towards, from ``common_noise`` of the fit.
-        changed: the tasks that have new rows, all those among them that are new.
+        common: what the variances are drawn towards.
+        changed: the tasks that have new rows, including all new ones.
 
     Returns:
         One variance per task of ``statistics``.
@@ -191,26 +318,11 @@ def new_noise(
     return grown
 
 
-def common_noise(noise_variance: Tensor, noise: str, tasks: Axis) -> float:
-    """What the noise variances of tasks are drawn towards.
+def revive(statistics: TaskStatistics, prior: SubspacePrior) -> SubspacePrior:
+    """Restart directions that have died out, before a fit continues with more rows.
 
-    Args:
-        noise_variance: those of a fit.
-        noise: ``task`` or ``shared``.
-        tasks: the tasks, and which of them are here.
-
-    Returns:
-        The common variance.
-    """
-    return float(tasks.mean(noise_variance) if noise == "shared" else _common(noise_variance, tasks))
-
-
-def revived(statistics: TaskStatistics, prior: SubspacePrior) -> SubspacePrior:
-    """A prior to go on from with statistics that have grown: directions that have died out are started anew.
-
-    Tasks that were few or alike leave Σ singular, and from there no round brings a direction back, whatever differences
-    the tasks that came later have. A direction u is dead where its part of the signal, Σ_u uᵀA_tu/s_t², is next to
-    nothing in the mean over tasks.
+    Few or similar tasks leave Σ singular, and no round would bring a direction back. A direction u is dead where its
+    part of the signal, Σ_u uᵀA_tu/s_t², is next to nothing in the mean over tasks.
 
     Args:
         statistics: the rows.
@@ -220,149 +332,15 @@ def revived(statistics: TaskStatistics, prior: SubspacePrior) -> SubspacePrior:
         The prior, with the leading directions of a fresh start in place of dead ones.
     """
     values, turn = torch.linalg.eigh(prior.covariance)
-    frame = prior.frame @ turn
-    tasks = statistics.all_tasks
+    frame, tasks = prior.frame @ turn, statistics.all_tasks
     weighted = tasks.total(statistics.scaled_gram(prior.noise)) / tasks.size
     alive = values * ((weighted @ frame) * frame).sum(0) > _DEAD
     if bool(alive.all()):
         return prior
     fresh = start(statistics, rank=len(values))
     kept, spread = frame[:, alive], values[alive]
-    # what the fresh start has beside the directions that are kept
     root = fresh.frame @ symmetric_root(fresh.covariance)
     left, sizes, _ = torch.linalg.svd(root - kept @ (kept.mT @ root))
     more = len(values) - kept.shape[1]
     covariance = torch.diag(torch.cat([spread, sizes[:more] ** 2]))
     return replace(prior, frame=torch.linalg.qr(torch.cat([kept, left[:, :more]], 1))[0], covariance=covariance)
-
-
-def update_mean(statistics: TaskStatistics, prior: SubspacePrior) -> SubspacePrior:
-    """Generalised least squares: the likelihood is quadratic in m with curvature Σ S_t.
-
-    Args:
-        statistics: the rows.
-        prior: the rest.
-
-    Returns:
-        The prior with the most likely mean.
-    """
-    found = posterior(statistics, prior)
-    tasks = statistics.all_tasks
-    values, vectors = torch.linalg.eigh(tasks.total(information(statistics, prior.noise, found)))
-    # directions that no row has stay where they are
-    kept = values > values[-1] * len(values) * torch.finfo(values.dtype).eps * 10
-    inverse = torch.where(kept, 1 / torch.where(kept, values, 1.0), 0.0)
-    return replace(prior, mean=prior.mean + vectors @ (inverse * (vectors.mT @ tasks.total(found.score().sum(0)))))
-
-
-def _update_moments(
-    statistics: TaskStatistics, prior: SubspacePrior, noise: str, floor: float = 0.0
-) -> SubspacePrior:
-    """Σ and s² from the posterior moments."""
-    covariance, errors = expected_moments(statistics, prior)
-    updated = _noise(errors, statistics.counts, prior.noise, noise, statistics.all_tasks).clamp(min=floor)
-    return replace(prior, covariance=covariance, noise=updated)
-
-
-def expected_moments(statistics: TaskStatistics, prior: SubspacePrior) -> tuple[Tensor, Tensor]:
-    """Posterior moments after the scale of the coefficients was freed (parameter-expanded EM).
-
-    Args:
-        statistics: the rows.
-        prior: what they are judged by.
-
-    Returns:
-        The mean of E[a_t a_tᵀ] over the tasks, and the expected squared errors of the rows of each, summed.
-    """
-    found = posterior(statistics, prior)
-    frame, scale = prior.frame, prior.noise
-    moments = found.second_moment()
-    inner = frame.mT @ found.scaled_gram_frame
-    target = found.scaled_residual @ frame
-    tasks = statistics.all_tasks
-    expansion = _expansion(inner, moments, tasks.second_moment(target, found.mean), tasks)
-    mean, moments = found.mean @ expansion.mT, expansion @ moments @ expansion.mT
-    offset = statistics.residual_power(prior.mean) / scale
-    errors = scale * (offset - 2 * (target * mean).sum(-1) + (inner * moments).sum((-2, -1)))
-    return tasks.mean(moments), errors.clamp(min=0)
-
-
-def _expansion(inner: Tensor, moments: Tensor, target: Tensor, tasks: Axis) -> Tensor:
-    """The matrix α with Σ_t G_t α E[a_t a_tᵀ] = Σ_t h_t E[a_t]ᵀ: how much larger the coefficients would rather be."""
-    p = inner.shape[1]
-    if tasks.size * p**4 > _EXPANSION_COST:
-        return torch.eye(p, dtype=inner.dtype, device=inner.device)
-    system = tasks.total(torch.einsum("tij,tkl->ikjl", inner, moments)).reshape(p * p, p * p)
-    eye = torch.eye(p, dtype=inner.dtype, device=inner.device)
-    # where nothing is known, as when all coefficients have shrunk to zero, α stays the identity
-    lift = (1e-10 * system.diagonal().mean()).clamp(min=1e-300)
-    missing = target.reshape(-1) - system @ eye.reshape(-1)
-    system.diagonal().add_(lift)
-    return eye + torch.linalg.solve(system, missing).reshape(p, p)
-
-
-def _noise(errors: Tensor, counts: Tensor, before: Tensor, noise: str, tasks: Axis) -> Tensor:
-    """Noise variances from expected squared errors."""
-    if noise == "shared":
-        pooled = tasks.total(torch.stack([errors.sum(), counts.sum()]))
-        return (pooled[0] / pooled[1].clamp(min=1e-300)).expand_as(errors)
-    return (errors + NOISE_ROWS * _common(before, tasks)) / (counts + NOISE_ROWS)
-
-
-def _common(noise_variance: Tensor, tasks: Axis) -> Tensor:
-    """The scale of an inverse-gamma prior that makes these variances most likely: their harmonic mean."""
-    return 1 / tasks.mean(1 / noise_variance)
-
-
-def noise_penalty(noise_variance: Tensor, noise: str, tasks: Axis) -> float:
-    """The inverse-gamma prior of the noise variances at its best common value, up to a constant.
-
-    Args:
-        noise_variance: s_t² of the tasks that are here.
-        noise: ``task`` or ``shared``.
-        tasks: the tasks, and which of them are here.
-
-    Returns:
-        What it adds to the loss of all tasks.
-    """
-    if noise == "shared":
-        return 0.0
-    common = _common(noise_variance, tasks)
-    return NOISE_ROWS / 2 * tasks.add(noise_variance.log() + common / noise_variance - common.log())
-
-
-def refused(before: SubspacePrior, after: SubspacePrior, gradient_norm: float) -> bool:
-    """Whether all steps of ``update_frame`` were rejected, although there is a gradient.
-
-    Args:
-        before: what it was given.
-        after: what it returned.
-        gradient_norm: likewise.
-
-    Returns:
-        True if the subspace is where it was.
-    """
-    return gradient_norm > STATIONARY and torch.equal(after.frame, before.frame)
-
-
-def update_frame(statistics: TaskStatistics, prior: SubspacePrior, steps: int = 2) -> tuple[SubspacePrior, float]:
-    """Steps of RNGD for U on the Grassmann manifold.
-
-    Args:
-        statistics: the rows.
-        prior: its frame is where they start.
-        steps: how many.
-
-    Returns:
-        The prior with the new frame, and the norm of the gradient.
-    """
-    n, p = prior.frame.shape
-    if p == n:
-        return prior, 0.0
-    problem = MarginalSubspaceProblem(statistics, prior)
-    kind = "exact" if problem.n_samples * n * n <= _EXACT_ENTRIES else "kronecker"
-    result = minimize(
-        problem, prior.frame, "rngd", max_iter=steps, stop=GradientNorm(STATIONARY), fisher=kind, sigma=1e-3,
-        sigma_min=1e-8,
-    )  # fmt: skip
-    return replace(prior, frame=result.x), result.trace["gradient_norm"][-1]

@@ -1,69 +1,262 @@
-"""How large the noise of related regressions is, with what all tasks share not taken for known.
+"""The noise of related regressions with what all tasks share, W = [m, U], integrated out by Laplace's method.
 
-The maximum of the marginal likelihood takes mean and subspace, W = [m, U], for known, and what they have fitted of the
-noise for signal. With few rows in a task little is left of it: about half with three rows in a task and two directions,
-and next to nothing with two in some tables. Here W is integrated out by Laplace's method, and the common noise
-c has the posterior
+The maximum of the marginal likelihood takes W for known and what it has fitted of the noise for signal: with three rows
+in a task and two directions about half of the noise is left. With W integrated out the common noise c has the posterior
 
     -log p(c | y) = min over Σ, s_t² of  -Σ_t log p(y_t | W, Σ, s_t²) + ½ log det(I + R F R)
                                          + Σ_t ρ/2 (log s_t² + c/s_t² - log c),
 
-flat in log c, at the W that makes y most likely, with F the Fisher information of W, the coefficients integrated out,
+flat in log c, at the most likely W. F is the Fisher information of W with the coefficients integrated out,
 
-    F = blockdiag(Σ_t S_t,  Σ_t (Σ - V_t) ⊗ S_t + (H ↦ G_t V_t Hᵀ G_t V_t)),    G_t = A_tU/s_t²,
+    F = blockdiag(Σ_t S_t,  Σ_t (Σ - V_t) ⊗ S_t + (H ↦ G_t V_t Hᵀ G_t V_t)),   S_t = A_t/s_t² - G_t V_t G_tᵀ,
 
-R² the covariance of the prior of W (``inference.subspace_information``) and the last sum the prior that draws the
-noise of tasks together; where all tasks have one noise variance, it is c. The noise of a task becomes
+with G_t = A_tU/s_t² and R² = Ψ ⊗ D⁻¹ the covariance of a prior of W of the size of what was found,
+
+    Ψ = blockdiag(mᵀDm, UᵀDU)/n,    D = diag(Σ_t A_t)/rows.
+
+The last sum ties the noise of tasks together; where all tasks have one noise variance, it is c. The noise of a task is
 
     s_t² = (E‖ε_t‖² + ρc) / (n_t - f_t + ρ),    f_t = -∂ log det(I + R F R)/∂ log s_t²,
 
-f_t its part of the effective number of parameters in W. In one task with a strong signal this is the regression of the
-textbook: s² = ‖r‖²/(rows - features) is the maximum, and ‖r‖²/(rows - features - 2) the mean, so that the variance of a
-prediction is that of Student's distribution. c is its posterior mean, by the trapezoidal rule in log c.
+f_t its part of the effective number of parameters in W. For one task with a strong signal this is the textbook:
+s² = ‖r‖²/(rows - features) is the maximum, ‖r‖²/(rows - features - 2) the mean. c is its posterior mean, by the
+trapezoidal rule in log c.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 
-from fisherfold.subspace.information import shared_information, shared_prior, spent_on_shared
-from fisherfold.subspace.marginal import SubspacePrior, noise_floor, posterior
-from fisherfold.subspace.marginal import start as first_guess
-from fisherfold.subspace.marginal_fit import NOISE_ROWS, common_noise, expected_moments, update_frame, update_mean
+from fisherfold.subspace.marginal import (
+    SubspacePrior,
+    TaskPosterior,
+    factor_above_one,
+    noise_floor,
+    posterior,
+    start,
+    symmetric_root,
+)
+from fisherfold.subspace.marginal_fit import (
+    NOISE_ROWS,
+    MarginalFit,
+    common_noise,
+    expected_moments,
+    fit_marginal,
+    noise_penalty,
+    update_frame,
+    update_mean,
+)
 from fisherfold.subspace.tasks import TaskStatistics
 
-# Where W takes no more of the rows than this part, c is the maximum over what is left of them: off by the square of it.
+# At most so many numbers in W: its covariance has their square. Beyond, W is taken for known.
+MOST_SHARED = 2048
+_CHUNK_ENTRIES = 2**20
+# Where W takes no more of the rows than this fraction, c is the maximum over what is left of them.
 _SMALL = 0.05
-
-# Where W takes more than half of the rows, the maximum of the likelihood may be a fit of the noise, with none left of
-# it, and lost to rounding (less than nothing taken): then the search begins from the other end as well.
+# Where W takes more than half of the rows, the maximum of the likelihood may be a fit of the noise: search twice.
 _MUCH = 0.5
-
-# Steps in log c, in standard deviations that it has at least: the rule is then exact to a thousandth for a Gaussian.
-_STEP, _LONGEST = 1.5, 1.0
-
-# What the posterior is looked at for needs its logarithm no closer than this, and so many rounds at most.
-_CLOSE, _ROUNDS = 0.01, 20
-
-# A task whose loss is less than the least possible one by more than this part of it was lost to rounding.
+# Steps in log c, in standard deviations that it has at least; they grow after _EVEN steps; at most _MOST.
+_STEP, _LONGEST, _EVEN, _GROWTH, _MOST = 1.5, 1.0, 8, 1.5, 30
+# The accuracy of -log p(c | y), the most rounds for it, and the fall at which the search ends.
+_CLOSE, _ROUNDS, _FALL = 0.01, 20, 6.0
+# The evidence of a stalled fit is looked at after so many rounds of EM.
+_STRETCH = 10
+# A loss below the least possible one by more than this fraction is rounding.
 _ROUNDING = 1e-6
-
-# After so many steps one way the posterior is wide, and steps grow, by this factor; so many at most.
-_EVEN, _GROWTH, _MOST = 8, 1.5, 30
-
-# Where the logarithm of the posterior, times c, has fallen by this much, the rest is left out.
-_FALL = 6.0
-
-# Of a few rows c has no mean and variance: it stays below so many times the mean squared target, and weights that add
-# up to no more rows than these are left alone.
+# c stays below so many times the mean squared target, and fits of fewer rows are left alone.
 _LARGEST, _FEW = 4.0, 4.0
+
+
+@dataclass(frozen=True)
+class SharedPrior:
+    """The Gaussian prior Ψ ⊗ D⁻¹ of W = [m, U].
+
+    Attributes:
+        root: Ψ^½, shape (1 + rank, 1 + rank).
+        units: the diagonal of D^-½, shape (features,).
+    """
+
+    root: Tensor
+    units: Tensor
+
+    @classmethod
+    def of(cls, statistics: TaskStatistics, prior: SubspacePrior) -> SharedPrior | None:
+        """The prior of the size of what was found.
+
+        Args:
+            statistics: the rows.
+            prior: what was found.
+
+        Returns:
+            The prior, or None where W has more than ``MOST_SHARED`` entries.
+        """
+        n, k = statistics.n_features, 1 + prior.frame.shape[1]
+        if n * k > MOST_SHARED:
+            return None
+        squares = statistics.gram.diagonal(dim1=-2, dim2=-1)
+        sizes = statistics.all_tasks.total(squares.sum(0)) / statistics.n_rows
+        spread = sizes.new_zeros((k, k))
+        spread[0, 0] = (prior.mean**2 * sizes).sum()
+        spread[1:, 1:] = prior.frame.mT @ (prior.frame * sizes[:, None])
+        spread = spread / (sizes > 0).sum().clamp(min=1)
+        return cls(symmetric_root(spread), torch.where(sizes > 0, sizes, 1.0).rsqrt())
+
+    def factor(self, precision: Tensor) -> Tensor:
+        """The Cholesky factor of I + R F R.
+
+        Args:
+            precision: F, shape (1 + rank, features, 1 + rank, features).
+
+        Returns:
+            A lower triangular matrix.
+        """
+        size = len(self.root) * len(self.units)
+        inner = self._between_roots(precision).reshape(size, size)
+        inner.diagonal().add_(1.0)
+        return factor_above_one(inner)
+
+    def covariance(self, factor: Tensor) -> Tensor:
+        """K = R (I + R F R)⁻¹ R, the covariance of W.
+
+        Args:
+            factor: from ``factor``.
+
+        Returns:
+            A tensor of shape (1 + rank, features, 1 + rank, features).
+        """
+        k, n = len(self.root), len(self.units)
+        return self._between_roots(torch.cholesky_inverse(factor).reshape(k, n, k, n))
+
+    def _between_roots(self, matrix: Tensor) -> Tensor:
+        k, n = len(self.root), len(self.units)
+        left = (self.root @ matrix.reshape(k, -1)).reshape(k * n, k, n)
+        return (self.root @ left).reshape(k, n, k, n).mul_(self.units[:, None, None]).mul_(self.units)
+
+
+def shared_information(statistics: TaskStatistics, prior: SubspacePrior, found: TaskPosterior) -> Tensor:
+    """F, the Fisher information of W = [m, U], over the tasks of all processes.
+
+    Args:
+        statistics: the rows.
+        prior: where F is taken.
+        found: the posterior of the coefficients there.
+
+    Returns:
+        A symmetric tensor of shape (1 + rank, features, 1 + rank, features).
+    """
+    n, p = prior.frame.shape
+    reach = found.scaled_gram_frame @ found.covariance
+    weights = torch.cat([torch.ones_like(reach[:, :1, 0]), (prior.covariance - found.covariance).flatten(1)], 1)
+    sums = reach.new_zeros((1 + p * p, n * n))
+    for tasks in task_chunks(*reach.shape[:2]):
+        score = statistics.gram[tasks] / prior.noise[tasks, None, None]
+        score = score - reach[tasks] @ found.scaled_gram_frame[tasks].mT
+        sums.addmm_(weights[tasks].mT, score.flatten(1))
+    flat = reach.flatten(1)
+    information = sums.new_zeros((1 + p, n, 1 + p, n))
+    information[0, :, 0, :] = sums[0].reshape(n, n)
+    information[1:, :, 1:, :] = (flat.mT @ flat).reshape(n, p, n, p).permute(3, 0, 1, 2)
+    information[1:, :, 1:, :] += sums[1:].reshape(p, p, n, n).permute(0, 2, 1, 3)
+    size = (1 + p) * n
+    whole = statistics.all_tasks.total(information).reshape(size, size)
+    return ((whole + whole.mT) / 2).reshape(1 + p, n, 1 + p, n)
+
+
+def _spent(statistics: TaskStatistics, prior: SubspacePrior, found: TaskPosterior, covariance: Tensor) -> Tensor:
+    """f_t = -⟨K, ∂F/∂log s_t²⟩; with I_t = UᵀG_t: ∂V = V I V, ∂(G V) = -G V (1 - I V), ∂S = -S + G V (1 - I V) Gᵀ."""
+    n, p = prior.frame.shape
+    gram_frame, spread = found.scaled_gram_frame, found.covariance
+    reach, inner = gram_frame @ spread, prior.frame.mT @ gram_frame
+    rest = reach - reach @ (inner @ spread)
+    right, growing = (prior.covariance - spread).flatten(1), (spread @ inner @ spread).flatten(1)
+    # the blocks of K for the mean and for all pairs of directions, as columns
+    pairs = covariance[1:, :, 1:, :].permute(0, 2, 1, 3).reshape(p * p, n * n)
+    blocks = torch.cat([covariance[0, :, 0, :].reshape(1, n * n), pairs]).mT
+    crossed = covariance[1:, :, 1:, :].permute(1, 2, 3, 0).reshape(n * p, n * p)
+    spent = 2 * ((reach.flatten(1) @ crossed) * rest.flatten(1)).sum(-1)
+    for tasks in task_chunks(*reach.shape[:2]):
+        score = statistics.gram[tasks] / prior.noise[tasks, None, None] - reach[tasks] @ gram_frame[tasks].mT
+        falling = (score - rest[tasks] @ gram_frame[tasks].mT).flatten(1) @ blocks
+        of_score = score.flatten(1) @ blocks[:, 1:]
+        spent[tasks] += falling[:, 0] + (falling[:, 1:] * right[tasks] + of_score * growing[tasks]).sum(-1)
+    return spent
+
+
+def task_chunks(tasks: int, features: int) -> Iterator[slice]:
+    """Runs of tasks whose Gram matrices take bounded memory.
+
+    Args:
+        tasks: the number of tasks.
+        features: the number of features.
+
+    Returns:
+        Slices of tasks.
+    """
+    width = max(1, _CHUNK_ENTRIES // (features * features))
+    return (slice(begin, begin + width) for begin in range(0, tasks, width))
+
+
+def continue_stalled(
+    statistics: TaskStatistics,
+    fit: MarginalFit,
+    noise: str,
+    *,
+    max_rounds: int = 300,
+    tol: float = 1e-7,
+    callback: Callable[[dict[str, float]], object] | None = None,
+) -> MarginalFit:
+    """Continue with EM where a fit has converged but all steps for U are rejected, while that makes a better model.
+
+    With few rows for what all tasks share a higher likelihood is reached by fitting the noise; so the fit continues
+    only while the evidence rises, -Σ_t log p(y_t | W) + ½ log det(I + R F R) with W integrated out.
+
+    Args:
+        statistics: the rows.
+        fit: from ``fit_marginal``.
+        noise: ``task`` or ``shared``.
+        max_rounds: the most rounds, including those of the fit.
+        tol: as in ``fit_marginal``.
+        callback: as in ``fit_marginal``.
+
+    Returns:
+        The fit after as many rounds as raise the evidence.
+    """
+    if not (fit.converged and fit.stalled) or SharedPrior.of(statistics, fit.prior) is None:
+        return fit
+    rank, value, best = fit.prior.frame.shape[1], _evidence(statistics, fit.prior, noise), fit
+    while (done := len(best.trace)) < max_rounds:
+        later = fit_marginal(
+            statistics, rank=rank, noise=noise, max_rounds=min(_STRETCH, max_rounds - done), tol=tol, prior=best.prior,
+            callback=None if callback is None else partial(_numbered, callback, done), expected=True,
+        )  # fmt: skip
+        reached = _evidence(statistics, later.prior, noise)
+        if not reached < value:
+            break
+        rows = [row | {"round": row["round"] + done} for row in later.trace]
+        value, best = reached, replace(later, trace=best.trace + rows)
+        if len(rows) < _STRETCH:
+            break  # converged, or stopped by the callback
+    return best
+
+
+def _numbered(callback: Callable[[dict[str, float]], object], done: int, row: dict[str, float]) -> object:
+    """Call back with the number of the round among those of all fits."""
+    return callback(row | {"round": row["round"] + done})
+
+
+def _evidence(statistics: TaskStatistics, prior: SubspacePrior, noise: str) -> float:
+    """-log p(y) with W integrated out, and with the prior of the noise."""
+    found, known, tasks = posterior(statistics, prior), SharedPrior.of(statistics, prior), statistics.all_tasks
+    assert known is not None
+    factor = known.factor(shared_information(statistics, prior, found))
+    return tasks.add(found.losses) + noise_penalty(prior.noise, noise, tasks) + float(factor.diagonal().log().sum())
 
 
 @dataclass(frozen=True)
@@ -79,28 +272,6 @@ class NoiseFit:
     common: float
 
 
-@dataclass(frozen=True)
-class _Rule:
-    """How the noise of tasks follows from their errors: c, and f_t for each."""
-
-    common: float
-    spent: Tensor
-    noise: str
-    floor: float
-
-    def update(self, errors: Tensor, counts: Tensor) -> Tensor:
-        if self.noise == "shared":
-            return torch.full_like(errors, max(self.common, self.floor))
-        left = (counts - self.spent).clamp(min=0)
-        return ((errors + NOISE_ROWS * self.common) / (left + NOISE_ROWS)).clamp(min=self.floor)
-
-    def penalty(self, noise_variance: Tensor) -> Tensor:
-        """Of the prior of the noise, one number per task."""
-        if self.noise == "shared":
-            return torch.zeros_like(noise_variance)
-        return NOISE_ROWS / 2 * (noise_variance.log() + self.common / noise_variance - math.log(self.common))
-
-
 def fit_noise(
     statistics: TaskStatistics, prior: SubspacePrior, noise: str, *, max_rounds: int = 300, tol: float = 1e-7
 ) -> NoiseFit:
@@ -108,7 +279,7 @@ def fit_noise(
 
     Args:
         statistics: the rows.
-        prior: at the maximum of the marginal likelihood, where W is taken for known.
+        prior: at the maximum of the marginal likelihood.
         noise: ``task`` or ``shared``.
         max_rounds: the most rounds of every fit with a given common noise.
         tol: such a fit ends when a round lowers its loss per row by less than this.
@@ -129,13 +300,13 @@ def fit_noise(
     """
     first = common_noise(prior.noise, noise, statistics.all_tasks)
     search = _Search(statistics, noise, max_rounds, tol)
-    if shared_prior(statistics, prior) is None or search.rows <= _FEW:
+    if SharedPrior.of(statistics, prior) is None or search.rows <= _FEW:
         return NoiseFit(prior, first)
-    start = search.start(prior)
-    left = 1 - statistics.all_tasks.add(start.spent) / search.rows
+    begin = search.place(math.nan, prior)
+    left = 1 - statistics.all_tasks.add(begin.spent) / search.rows
     if 1 - _SMALL <= left <= 1 + _ROUNDING:
         return NoiseFit(replace(prior, noise=prior.noise / left), first / left)
-    places = search.places(start, first / min(max(left, math.exp(-_LONGEST)), 1.0))
+    places = search.places(begin, first / min(max(left, math.exp(-_LONGEST)), 1.0))
     if not _MUCH <= left <= 1:
         places = min(places, search.from_above(prior), key=_least)
     if not any(math.isfinite(there.value) for there in places.values()):
@@ -163,30 +334,26 @@ class _Search:
     """The posterior of the common noise, place by place."""
 
     def __init__(self, statistics: TaskStatistics, noise: str, max_rounds: int, tol: float) -> None:
-        self.statistics, self.noise, self.max_rounds = statistics.keeping(), noise, max_rounds
-        self.tasks, self.floor = statistics.all_tasks, noise_floor(statistics)
-        self.rows = float(self.tasks.total(statistics.counts.sum()))
+        self.statistics, self.noise, self.max_rounds = statistics.cached(), noise, max_rounds
+        self.tasks, self.floor, self.rows = statistics.all_tasks, noise_floor(statistics), statistics.n_rows
         self.limit = tol * self.rows
-        self.power = float(self.tasks.total(statistics.power.sum()))
-        self.largest = _LARGEST * self.power / max(self.rows, 1e-300)
+        self.mean_square = self.tasks.add(statistics.power) / max(self.rows, 1e-300)
 
-    def start(self, prior: SubspacePrior) -> _Place:
-        """Where W is taken for known."""
-        return self._place(math.nan, prior)
-
-    def places(self, start: _Place, first: float) -> dict[float, _Place]:
-        """What is at values of log c, from about the maximum upwards and downwards until the posterior has fallen."""
+    def places(self, begin: _Place, first: float) -> dict[float, _Place]:
+        """Values of log c, from about the maximum upwards and downwards until the posterior has fallen."""
         doubt = 2 / self.rows + (2 / (NOISE_ROWS * self.tasks.size) if self.noise == "task" else 0.0)
         step = min(_STEP * math.sqrt(doubt), _LONGEST)
         middle = math.log(max(first, self.floor))
-        found = {middle: self.learnt(start, math.exp(middle))}
+        found = {middle: self.learnt(begin, math.exp(middle))}
         for way in (1, -1):
             place = middle
             for number in range(_MOST):
                 worth = {p: there.value - p if way > 0 else there.value for p, there in found.items()}
                 following = place + way * step * max(1.0, _GROWTH ** (number - _EVEN))
                 common = math.exp(following)
-                if worth[place] > min(worth.values()) + _FALL or not self.floor <= common <= self.largest:
+                if worth[place] > min(worth.values()) + _FALL:
+                    break
+                if not self.floor <= common <= _LARGEST * self.mean_square:
                     break
                 found[following] = self.learnt(found[place], common)
                 place = following
@@ -194,65 +361,65 @@ class _Search:
 
     def from_above(self, prior: SubspacePrior) -> dict[float, _Place]:
         """The same, reached from targets that are all noise: W cannot have fitted the noise on the way."""
-        loud = max(self.power / max(self.rows, 1e-300), self.floor)
-        fresh = first_guess(self.statistics, rank=prior.frame.shape[1])
-        rough = self.places(self.start(replace(fresh, noise=torch.full_like(prior.noise, loud))), loud)
+        loud = max(self.mean_square, self.floor)
+        fresh = start(self.statistics, rank=prior.frame.shape[1])
+        begin = self.place(math.nan, replace(fresh, noise=torch.full_like(prior.noise, loud)))
+        rough = self.places(begin, loud)
         best = min(rough, key=lambda place: rough[place].value)
         return self.places(rough[best], math.exp(best)) if math.isfinite(rough[best].value) else rough
 
-    def learnt(self, start: _Place, common: float) -> _Place:
-        """What is learnt with this c from another place, as close as the posterior needs it."""
-        prior, value = self.settled(start, common, _CLOSE)
-        there = self._place(value, prior)
+    def learnt(self, begin: _Place, common: float) -> _Place:
+        """What is learnt with this c from another place, as accurately as the posterior needs it."""
+        prior, value = self.settled(begin, common, _CLOSE)
+        there = self.place(value, prior)
         if math.isnan(there.value):
             there.value = math.inf
         return there
 
-    def settled(self, start: _Place, common: float, close: float) -> tuple[SubspacePrior, float]:
+    def settled(self, begin: _Place, common: float, close: float) -> tuple[SubspacePrior, float]:
         """What is learnt with this c until a round lowers the loss by no more than ``close``, and its -log p(y)."""
-        statistics = self.statistics
-        # one variance for all is c, whatever they have spent
-        spent = start.spent if self.noise == "task" else torch.zeros_like(start.prior.noise)
-        rule = _Rule(common, spent, self.noise, self.floor)
-        noise = rule.update(expected_moments(statistics, start.prior)[1], statistics.counts)
-        prior = replace(start.prior, noise=noise)
-        value, loss = self._loss(prior, rule)
+        spent = begin.spent if self.noise == "task" else torch.zeros_like(begin.prior.noise)
+        variances = self._noise(common, spent, expected_moments(self.statistics, begin.prior)[1])
+        prior = replace(begin.prior, noise=variances)
+        value, loss = self._loss(prior, common, spent)
         for _ in range(min(self.max_rounds, _ROUNDS) if close else self.max_rounds):
-            further = self._round(prior, rule)
-            new_value, new_loss = self._loss(further, rule)
+            moved = update_mean(self.statistics, prior)
+            covariance, errors = expected_moments(self.statistics, moved)
+            moved = replace(moved, covariance=covariance, noise=self._noise(common, spent, errors))
+            moved, _ = update_frame(self.statistics, moved)
+            new_value, new_loss = self._loss(moved, common, spent)
             gain = loss - new_loss
             if not gain > 0:
                 break
-            prior, value, loss = further, new_value, new_loss
+            prior, value, loss = moved, new_value, new_loss
             if gain <= max(self.limit, close):
                 break
         return prior, value
 
-    def _round(self, prior: SubspacePrior, rule: _Rule) -> SubspacePrior:
-        prior = update_mean(self.statistics, prior)
-        covariance, errors = expected_moments(self.statistics, prior)
-        noise = rule.update(errors, self.statistics.counts)
-        return update_frame(self.statistics, replace(prior, covariance=covariance, noise=noise))[0]
+    def _noise(self, common: float, spent: Tensor, errors: Tensor) -> Tensor:
+        """The noise of tasks from their errors, c, and f_t."""
+        if self.noise == "shared":
+            return torch.full_like(errors, max(common, self.floor))
+        left = (self.statistics.counts - spent).clamp(min=0)
+        return ((errors + NOISE_ROWS * common) / (left + NOISE_ROWS)).clamp(min=self.floor)
 
-    def _loss(self, prior: SubspacePrior, rule: _Rule) -> tuple[float, float]:
+    def _loss(self, prior: SubspacePrior, common: float, spent: Tensor) -> tuple[float, float]:
         """-log p(y) with the prior of the noise, and the same with what a round keeps fixed of log det(I + R F R)."""
-        losses = posterior(self.statistics, prior).losses
-        least = self.statistics.counts / 2 * (math.log(2 * math.pi) + prior.noise.log())
+        losses, noise = posterior(self.statistics, prior).losses, prior.noise
+        least = self.statistics.counts / 2 * (math.log(2 * math.pi) + noise.log())
         if self.tasks.add(losses < least - _ROUNDING * (1 + least.abs())):
             return math.inf, math.inf  # no density is so large: with next to no noise this is rounding
-        value = losses + rule.penalty(prior.noise)
-        return self.tasks.add(value), self.tasks.add(value - rule.spent / 2 * prior.noise.log())
+        if self.noise == "task":
+            losses = losses + NOISE_ROWS / 2 * (noise.log() + common / noise - math.log(common))
+        return self.tasks.add(losses), self.tasks.add(losses - spent / 2 * noise.log())
 
-    def _place(self, value: float, prior: SubspacePrior) -> _Place:
-        """The value with ½ log det(I + R F R), and f_t of every task that is here."""
-        found, known = posterior(self.statistics, prior), shared_prior(self.statistics, prior)
+    def place(self, value: float, prior: SubspacePrior) -> _Place:
+        """The value with ½ log det(I + R F R), and f_t of the tasks of this process."""
+        found, known = posterior(self.statistics, prior), SharedPrior.of(self.statistics, prior)
         assert known is not None, "fit_noise does not search where W is taken for known"
-        factor = known.factor(self.tasks.total(shared_information(self.statistics, prior, found)))
-
-        def spent() -> Tensor:
-            return spent_on_shared(self.statistics, prior, found, known.covariance(factor))
-
-        return _Place(value + float(factor.diagonal().log().sum()), prior, spent)
+        factor = known.factor(shared_information(self.statistics, prior, found))
+        made = lambda: _spent(self.statistics, prior, found, known.covariance(factor))  # noqa: E731
+        return _Place(value + float(factor.diagonal().log().sum()), prior, made)
 
 
 def _least(places: dict[float, _Place]) -> float:

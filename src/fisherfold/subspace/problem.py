@@ -26,10 +26,10 @@ from fisherfold.fisher.operators import FisherOperator
 from fisherfold.manifolds import Grassmann
 from fisherfold.problems.base import Problem, Snapshot, check_batch
 from fisherfold.problems.cache import LastPoint
-from fisherfold.subspace.epoch import fused_descent, fused_epoch
 from fisherfold.subspace.fisher_operators import SubspaceFisher, SubspaceHessian
-from fisherfold.subspace.state import TaskState
-from fisherfold.subspace.tasks import TaskStatistics, rounding
+from fisherfold.subspace.task_state import TaskState
+from fisherfold.subspace.tasks import TaskStatistics, zero_threshold
+from fisherfold.subspace.variance_reduction import TaskGradient, fused_descent, fused_epoch
 
 OBJECTIVES = ("residual", "penalised")
 GRADIENTS = ("exact", "paper")
@@ -107,7 +107,6 @@ class SubspaceProblem(Problem):
         self.is_gradient = objective == "penalised" or gradient == "exact" or not ridged
         self.mean_gram = samples.total(torch.einsum("t,tij->ij", self.weights, statistics.gram)) / samples.size
         self._kept: LastPoint[TaskState] = LastPoint()
-        self._size: float | None = None
 
     def state(self, x: Tensor, batch: Tensor | None = None) -> TaskState:
         """Coefficients, residuals and losses of all tasks or of a batch; the last full one is kept.
@@ -134,7 +133,7 @@ class SubspaceProblem(Problem):
             check_batch(batch, self.n_samples)
             chosen = self._here(batch)
             data, ridge, sizes = data.select(chosen), ridge[chosen], sizes[chosen]
-        floor = torch.zeros_like(ridge) if self._all_regular else rounding(sizes, x)
+        floor = torch.zeros_like(ridge) if self._all_regular else zero_threshold(sizes, x)
         penalised = self.objective == "penalised"
         return TaskState.at(x, data, ridge, floor, regular=self._all_regular, penalised=penalised)
 
@@ -168,9 +167,7 @@ class SubspaceProblem(Problem):
     @override
     def loss_rounding(self, x: Tensor, loss: float) -> float:
         # a loss is a small difference of ½‖y_t‖² and what the fit explains
-        if self._size is None:
-            self._size = float(self.samples.total((self.weights * self.statistics.power).sum())) / (2 * self.n_samples)
-        return super().loss_rounding(x, max(abs(loss), self._size))
+        return super().loss_rounding(x, max(abs(loss), self._power))
 
     @override
     def loss(self, x: Tensor, batch: Tensor | None = None) -> Tensor:
@@ -184,6 +181,10 @@ class SubspaceProblem(Problem):
     def loss_and_gradient(self, x: Tensor, batch: Tensor | None = None) -> tuple[Tensor, Tensor]:
         state = self.state(x, batch)
         return self._mean(state.losses, batch), self._tangent(x, self.ambient_gradient(state, batch))
+
+    @cached_property
+    def _power(self) -> float:
+        return self.samples.add(self.weights * self.statistics.power) / (2 * self.n_samples)
 
     def _mean(self, losses: Tensor, batch: Tensor | None) -> Tensor:
         if self._weighted:
@@ -229,8 +230,8 @@ class SubspaceProblem(Problem):
             return kronecker
         form = SubspaceFisher if kind == "exact" else SubspaceHessian
         return form(
-            self.manifold, x, grams, state, omega / count, kronecker, self.samples, self.with_jacobian,
-            self.objective == "penalised",
+            x, grams, state, omega / count, kronecker, self.samples,
+            penalised=self.objective == "penalised", with_jacobian=self.with_jacobian,
         )  # fmt: skip
 
     def _kronecker(self, x: Tensor, gram: Tensor, second_moment: Tensor) -> KroneckerFisher:
@@ -245,10 +246,18 @@ class SubspaceProblem(Problem):
     @override
     def descend(self, x: Tensor, batches: Iterable[Tensor], *, step: Callable[[int], float]) -> Tensor:
         drawn = list(batches)
-        alone = x.device.type == "cpu" and not self.samples.is_shared
-        if drawn and alone and all(len(batch) == 1 for batch in drawn):
-            return fused_descent(self, x, torch.cat(drawn).tolist(), step)
+        if drawn and self._can_fuse(x, drawn):
+            return fused_descent(self._task_gradient, x, torch.cat(drawn).tolist(), step)
         return super().descend(x, drawn, step=step)
+
+    def _can_fuse(self, x: Tensor, batches: list[Tensor]) -> bool:
+        return x.device.type == "cpu" and not self.samples.is_shared and all(len(batch) == 1 for batch in batches)
+
+    @cached_property
+    def _task_gradient(self) -> TaskGradient:
+        return TaskGradient(
+            self.statistics, self.ridge, self.weights, self.sizes, self.regular, self.with_jacobian
+        )  # fmt: skip
 
     @override
     def metrics(self, x: Tensor) -> dict[str, float]:
@@ -317,13 +326,27 @@ class SubspaceSnapshot(Snapshot):
         Returns:
             The point after the last step.
         """
-        drawn = list(batches)
-        solvable = kind is None or (kind == "kronecker" and damping == 0 and self.problem.factor_damping > 0)
-        alone = x.device.type == "cpu" and not self.problem.samples.is_shared
-        if solvable and alone and all(len(batch) == 1 for batch in drawn):
-            tasks = torch.cat(drawn).tolist()
-            return fused_epoch(self.problem, self, x, tasks, step=step, natural=kind is not None)
+        drawn, problem = list(batches), self.problem
+        solvable = kind is None or (kind == "kronecker" and damping == 0 and problem.factor_damping > 0)
+        if solvable and problem._can_fuse(x, drawn):
+            corrections, moments = self._without_each_task()
+            return fused_epoch(
+                problem._task_gradient, x, torch.cat(drawn).tolist(), step=step, corrections=corrections,
+                moments=moments, left_inverse=None if kind is None else problem.left_inverse,
+            )  # fmt: skip
         return super().epoch(x, drawn, step=step, kind=kind, damping=damping)
+
+    def _without_each_task(self) -> tuple[Tensor, Tensor]:
+        """Per task: the full gradient and the second moment at the anchor, each without the task's own."""
+        problem, state, omega = self.problem, self.state, self.problem.weights[:, None, None]
+        own = state.residual[:, :, None] * state.weights[:, None, :]
+        if problem.with_jacobian:
+            shift = problem.ridge[:, None] * (state.inverse @ state.weights[..., None]).squeeze(-1)
+            own = own + state.residual[:, :, None] * shift[:, None, :]
+            own = own + (state.gram_frame @ shift[..., None]) * state.weights[:, None, :]
+        own = omega * (own - self.x @ (self.x.mT @ own))
+        outer = omega * state.weights[:, :, None] * state.weights[:, None, :] / problem.n_samples
+        return self.full_gradient - own, self.second_moment - outer
 
 
 def _per_task(value: float | Tensor, statistics: TaskStatistics, name: str) -> Tensor:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
 from copy import copy
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -14,25 +13,38 @@ from sklearn.base import RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from fisherfold.subspace.learning import SubspaceLearning
-from fisherfold.subspace.marginal_fit import NOISES
-from fisherfold.subspace.point import SOLVERS
-from fisherfold.subspace.shared import SharedTaskFits
-from fisherfold.subspace.spread import grown_spread
-from fisherfold.subspace.task_estimator import TaskEstimator
-from fisherfold.subspace.task_forms import task_labels
-from fisherfold.subspace.task_rows import Rows, Scaling
+from fisherfold.distributed import Axis, current_group
+from fisherfold.subspace.distributed_fit import check_agreement, distribute_rows, rows_of_process
+from fisherfold.subspace.estimator import Callback, TaskEstimator, all_or_nothing
+from fisherfold.subspace.inputs import Rows, Scaling, TaskTable, task_ids
+from fisherfold.subspace.marginal import SubspacePrior, noise_floor, posterior
+from fisherfold.subspace.marginal_fit import NOISES, extend_noise, fit_marginal, revive
+from fisherfold.subspace.noise import continue_stalled, fit_noise
+from fisherfold.subspace.point_fit import choose_ridge, fit_point
+from fisherfold.subspace.predictive import TaskSpread, extend_spread, task_spread
+from fisherfold.subspace.problem import SubspaceProblem
 from fisherfold.subspace.tasks import TaskStatistics
-from fisherfold.tables import parameters
-from fisherfold.tables.checkpoint import all_or_nothing
 from fisherfold.tables.ids import IdIndex
-from fisherfold.tables.refusals import reject_vanishing
+from fisherfold.tables.validation import Check, choice, draw_seed, flag, integer, number, optional, seed, verbosity
+
+if TYPE_CHECKING:
+    import polars as pl
 
 Array = NDArray[Any]
-INFERENCES = ("marginal", "point")
+_OF_ONE_INFERENCE = ("_prior", "_spread", "log_likelihood_", "ridge_", "ridge_errors_")
 
 
-class SubspaceRegressor(SharedTaskFits, SubspaceLearning, RegressorMixin, TaskEstimator):  # type: ignore[misc]
+def _ridge(name: str, value: Any) -> Any:
+    """Check for ``auto``, one number or one per task."""
+    if isinstance(value, str) and value == "auto":
+        return value
+    if isinstance(value, str) or np.ndim(value) > 1 or np.size(value) == 0:
+        raise ValueError(f"{name} must be one number, one per task, or 'auto', got {value!r}")
+    entries = [number(0)(name, entry) for entry in np.atleast_1d(np.asarray(value, dtype=object)).tolist()]
+    return np.array(entries) if np.ndim(value) else entries[0]
+
+
+class SubspaceRegressor(RegressorMixin, TaskEstimator):  # type: ignore[misc]
     """Regressions for many tasks whose coefficients share a low-dimensional subspace.
 
     ``inference="marginal"``: y = xᵀ(m + U a_t) + noise with a learnt mean m, subspace U and Gaussian prior on a_t, the
@@ -46,26 +58,25 @@ class SubspaceRegressor(SharedTaskFits, SubspaceLearning, RegressorMixin, TaskEs
         ridge: of the point model: a number, one per task (in the order of ``task_ids_``), or ``auto``.
         noise: of the marginal model: ``task`` (a variance per task, drawn together) or ``shared``.
         fit_intercept: centre the features and give every task an intercept.
-        scale: of the point model: divide features by their standard deviation, so that the ridge does not shrink those
-            with small numbers the most. The marginal model is the same for all units, and its features are divided.
-        solver: of the point model: rngd, rngd-vr, rsgd, rsvrg or rcg.
-        solver_options: further options for that solver, such as ``step``, for targets of mean square 1, which it is
-            given.
+        scale: of the point model: divide features by their standard deviation, so that the ridge treats all units
+            alike. The marginal model does not depend on units.
         max_iter: the most rounds (marginal) or iterations (point).
         tol: stop when a round improves the log likelihood per row by less (marginal), or five iterations the loss by a
             smaller fraction (point).
-        random_state: fixes the split for the ridge and the draws of stochastic solvers.
+        random_state: seed of the split for the ridge.
         verbose: print the progress.
-        checkpoint: a file that keeps where the fit stands; one that was killed goes on from it to the same bits when it
-            is started again with the same rows and parameters. It is removed when the fit is done.
 
     Attributes:
         coef_: coefficients per task in the units of X, shape (tasks, features).
         intercept_: intercepts per task.
-        noise_variance_: per task, its posterior mean: what is shared is not taken for known (marginal).
+        coef_std_: standard errors of ``coef_``: posterior standard deviations (marginal).
+        intercept_std_: the same of ``intercept_``.
+        noise_variance_: per task, its posterior mean (marginal).
         prior_covariance_: of the coefficients in ``components_`` (marginal).
+        log_likelihood_: log p(y) of the training rows, coefficients integrated out (marginal).
         ridge_: the ridge that was used (point).
         ridge_errors_: held-out squared error per ridge tried (point, ``auto``).
+        task_column_: the column of the data frame that held the tasks, or None.
         trace_: one row per round or iteration.
         n_iter_: how many.
 
@@ -79,6 +90,12 @@ class SubspaceRegressor(SharedTaskFits, SubspaceLearning, RegressorMixin, TaskEs
         array([1.5])
     """
 
+    CHECKS: ClassVar[dict[str, Check]] = {
+        "rank": optional(integer(1)), "inference": choice("marginal", "point"), "ridge": _ridge,
+        "noise": choice(*NOISES), "fit_intercept": flag(), "scale": flag(), "max_iter": integer(1), "tol": number(),
+        "random_state": seed(), "verbose": verbosity(),
+    }  # fmt: skip
+
     def __init__(
         self,
         rank: int | None = None,
@@ -88,13 +105,10 @@ class SubspaceRegressor(SharedTaskFits, SubspaceLearning, RegressorMixin, TaskEs
         noise: str = "task",
         fit_intercept: bool = True,
         scale: bool = True,
-        solver: str = "rngd",
-        solver_options: Mapping[str, Any] | None = None,
         max_iter: int = 300,
         tol: float = 1e-7,
         random_state: int | None = None,
         verbose: bool = False,
-        checkpoint: str | os.PathLike[str] | None = None,
     ) -> None:
         self.rank = rank
         self.inference = inference
@@ -102,13 +116,10 @@ class SubspaceRegressor(SharedTaskFits, SubspaceLearning, RegressorMixin, TaskEs
         self.noise = noise
         self.fit_intercept = fit_intercept
         self.scale = scale
-        self.solver = solver
-        self.solver_options = solver_options
         self.max_iter = max_iter
         self.tol = tol
         self.random_state = random_state
         self.verbose = verbose
-        self.checkpoint = checkpoint
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -116,34 +127,80 @@ class SubspaceRegressor(SharedTaskFits, SubspaceLearning, RegressorMixin, TaskEs
         return tags
 
     @all_or_nothing
-    def fit(self, X: Any, y: Any, task: Any = None, sample_weight: Any = None) -> SubspaceRegressor:
+    def fit(
+        self, X: Any, y: Any, task: Any = None, sample_weight: Any = None, *, callback: Callback | None = None
+    ) -> SubspaceRegressor:
         """Learn from rows of all tasks.
 
         Args:
             X: features, one row per sample; or a list with one table per task.
             y: targets, one per row; or a list like X; or several columns over shared rows, each of them a task.
-            task: the task of each row, any ids; None for a single task or several columns in y. For lists: their names.
+            task: the task of each row (integers or text), or the name of a column of the data frame X, which later
+                calls then look up by themselves; None for a single task or several columns in y. For lists: their
+                names.
             sample_weight: a weight per row, or a list like X; a row of weight 2 counts as two, so that weights which
                 add up to 1 stand for a single row.
+            callback: called after every round with a dictionary of ``round`` and ``loss``; a true value stops.
 
         Returns:
             The estimator.
         """
         self._check_parameters()
         X, y, labels, weight = self._read(X, y, task, sample_weight, reset=True, numeric=True)
-        reject_vanishing(float(np.abs(y).max()))
         self.scaling_ = Scaling.learn(X, y, weight, intercept=self.fit_intercept, scale=self._scales)
         self._outputs = labels is None and y.ndim == 2
-        self._index = IdIndex(np.arange(y.shape[1] if self._outputs else 1) if labels is None else labels)
-        self._checked_rank(X.shape[1] + int(self.fit_intercept))
+        self._index = IdIndex(np.arange(y.shape[1] if self._outputs else 1) if labels is None else labels, "task")
+        rank = self._checked_rank(X.shape[1] + int(self.fit_intercept))
         rows = self._rows(X, y, labels, weight)
-        self.statistics_ = rows.statistics(len(self._index))
-        self._learn(rows)
+        self.statistics_: Any = rows.statistics(Axis.whole(len(self._index)))
+        self._learn(rank, rows, callback)
         return self
 
     @all_or_nothing
-    def partial_fit(self, X: Any, y: Any, task: Any = None, sample_weight: Any = None) -> SubspaceRegressor:
-        """Take in more rows, of known or of new tasks, and go on learning from where the model stands.
+    def fit_share(
+        self, X: Any = None, y: Any = None, task: Any = None, sample_weight: Any = None, *, process_group: Any = None,
+        callback: Callback | None = None,
+    ) -> SubspaceRegressor:  # fmt: skip
+        """Learn from the shares of all processes of a group; every one of them must call this.
+
+        The model is that of one process which is given all shares one after the other, to rounding, and the same on
+        every process to the bit. It predicts, and is saved, like any other; it does not keep the statistics that
+        learning from further rows would need.
+
+        Args:
+            X: features of this process's rows; None if it has none.
+            y: their targets.
+            task: their tasks.
+            sample_weight: a weight per row; on all processes or on none.
+            process_group: a group of ``torch.distributed``; its default group by default.
+            callback: as in ``fit``; it must return the same on all processes.
+
+        Returns:
+            The estimator.
+        """
+        group = current_group(process_group)
+        with group.together():
+            self._check_parameters()
+        check_agreement(self.get_params(deep=False), group)
+        share = rows_of_process(self, X, y, task, sample_weight, group)
+        self._outputs = False
+        rank_limit = share.X.shape[1] + int(self.fit_intercept)
+        with group.together():
+            rank = self._checked_rank(rank_limit)
+        random = draw_seed(self.random_state, 0)
+        self.scaling_, self._index, rows, tasks = distribute_rows(
+            share, group, seed=random, intercept=self.fit_intercept, scale=self._scales
+        )
+        self.statistics_ = rows.statistics(tasks)
+        self._learn(rank, rows, callback)
+        self.statistics_ = None
+        return self
+
+    @all_or_nothing
+    def partial_fit(
+        self, X: Any, y: Any, task: Any = None, sample_weight: Any = None, *, callback: Callback | None = None
+    ) -> SubspaceRegressor:
+        """Add rows, of known or of new tasks, and continue learning from the current model.
 
         The first call is ``fit``; later ones keep the rank, the scaling and, for the point model, the ridge.
 
@@ -152,6 +209,7 @@ class SubspaceRegressor(SharedTaskFits, SubspaceLearning, RegressorMixin, TaskEs
             y: as in ``fit``.
             task: as in ``fit``.
             sample_weight: as in ``fit``.
+            callback: as in ``fit``.
 
         Returns:
             The estimator.
@@ -160,14 +218,19 @@ class SubspaceRegressor(SharedTaskFits, SubspaceLearning, RegressorMixin, TaskEs
             ValueError: if the model was fitted with another ``inference``.
         """
         if not hasattr(self, "statistics_"):
-            return self.fit(X, y, task=task, sample_weight=sample_weight)
+            return self.fit(X, y, task=task, sample_weight=sample_weight, callback=callback)
         if self.inference != self._fitted:
             raise ValueError(f"this model was fitted with inference={self._fitted!r}, call fit for {self.inference!r}")
-        self._learn(None, self._take_in(X, y, task, sample_weight))
+        changed = self._add_rows(X, y, task, sample_weight)
+        rank = self._frame.shape[1]
+        if self._fitted == "marginal":
+            self._learn_marginal(rank, callback, revive(self.statistics_, self._extended_prior(changed)))
+        else:
+            self._learn_point(rank, callback, self._frame)
         return self
 
     @all_or_nothing
-    def fold_in(self, X: Any, y: Any, task: Any, sample_weight: Any = None) -> SubspaceRegressor:
+    def fold_in(self, X: Any, y: Any, task: Any = None, sample_weight: Any = None) -> SubspaceRegressor:
         """Fit the coefficients of new tasks, or refresh known ones with more rows, with all that is shared held fixed.
 
         Rows may come in any order and in any number of calls.
@@ -175,19 +238,19 @@ class SubspaceRegressor(SharedTaskFits, SubspaceLearning, RegressorMixin, TaskEs
         Args:
             X: as in ``fit``.
             y: as in ``fit``.
-            task: the task of each row.
+            task: the task of each row, or the name of a column.
             sample_weight: as in ``fit``.
 
         Returns:
             The estimator.
         """
         check_is_fitted(self)
-        changed = self._take_in(X, y, task, sample_weight)
+        changed = self._add_rows(X, y, task, sample_weight)
         if self._fitted == "marginal":
-            prior = self._grown_prior(changed)
-            self._set_marginal(prior, grown_spread(self.statistics_, prior, self._spread, self.noise, changed))
+            prior = self._extended_prior(changed)
+            self._set_marginal(prior, extend_spread(self.statistics_, prior, self._spread, self.noise, changed))
         else:
-            self._set_point(self._frame, self._point_weights(self._frame))
+            self._weights = self._point_weights() @ self._frame.mT
         return self
 
     def predict(self, X: Any, task: Any = None, *, return_std: bool = False, unseen: str = "error") -> Any:
@@ -195,11 +258,11 @@ class SubspaceRegressor(SharedTaskFits, SubspaceLearning, RegressorMixin, TaskEs
 
         Args:
             X: features, one row per sample; or a list with one table per task.
-            task: the task of each row; None if the model has a single task, or for all outputs at once. For lists: as
-                in ``fit``.
+            task: the task of each row, or the name of a column; None if the model has a single task, for all outputs
+                at once, or if X has the column of the fit. For lists: as in ``fit``.
             return_std: also return predictive standard deviations (marginal).
-            unseen: what to do with a task that was not seen: ``error``, or ``mean`` for what all tasks share (marginal:
-                the mean m, with the spread of the tasks in the standard deviation).
+            unseen: what to do with a task that was not in the fit: ``error``, or ``mean`` for what all tasks share
+                (marginal: the mean m, with the spread of the tasks in the standard deviation).
 
         Returns:
             One prediction per row, or a column per output; a list like X; with ``return_std`` a pair.
@@ -207,16 +270,16 @@ class SubspaceRegressor(SharedTaskFits, SubspaceLearning, RegressorMixin, TaskEs
         Raises:
             ValueError: if a task was not seen, or standard deviations are asked of a point model.
         """
-        given = self._asked(X, task)
-        X, task = given.X, given.task
+        given = self._table(X, None, task)
+        features = self._features(given.X)
         if return_std and self._fitted != "marginal":
             raise ValueError(f"return_std needs inference='marginal', this model has {self._fitted!r}")
-        if task is None and self._outputs:
-            columns = [self._predict(X, np.full(len(X), t), return_std) for t in range(len(self._index))]
+        if given.task is None and self._outputs:
+            columns = [self._predict(features, np.full(len(features), t), return_std) for t in range(len(self._index))]
             stacked = [np.stack(parts, axis=1) for parts in zip(*columns, strict=True)]
             return (stacked[0], stacked[1]) if return_std else stacked[0]
-        numbers = self._numbers(task, len(X), unseen)
-        values, deviations = (given.like_given(part) for part in self._predict(X, numbers, return_std))
+        numbers = self._numbers(given.task, len(features), unseen)
+        values, deviations = (given.like_given(part) for part in self._predict(features, numbers, return_std))
         return (values, deviations) if return_std else values
 
     def score(
@@ -236,15 +299,14 @@ class SubspaceRegressor(SharedTaskFits, SubspaceLearning, RegressorMixin, TaskEs
         """
         from sklearn.metrics import r2_score
 
-        given = self._one_table(X, y, task)
-        weight = given.row_weights(sample_weight)
-        predicted = self.predict(given.X, task=given.task, unseen=unseen)
-        return float(r2_score(given.y, predicted, sample_weight=weight))
+        given, predicted = self._compared(X, y, task, unseen)
+        return float(r2_score(given.y, predicted, sample_weight=given.row_weights(sample_weight)))
 
     def nmse(self, X: Any, y: Any, task: Any = None, *, unseen: str = "error") -> float:
         """The mean over tasks of the squared error over the variance of the task's targets, as in the paper.
 
-        Tasks with fewer than two rows or a constant target have no variance to compare with and are left out.
+        Each task counts the same, so R² and NMSE do not add up to 1. Tasks with fewer than two rows or a constant
+        target are left out.
 
         Args:
             X: as in ``predict``.
@@ -258,45 +320,104 @@ class SubspaceRegressor(SharedTaskFits, SubspaceLearning, RegressorMixin, TaskEs
         Raises:
             ValueError: if it is undefined for every task.
         """
-        check_is_fitted(self)
-        rows = self._one_table(X, y, task)
-        predicted = np.asarray(self.predict(rows.X, task=rows.task, unseen=unseen), dtype=np.float64)
-        given = np.array(rows.y, dtype=np.float64)
-        if given.size != predicted.size:
-            raise ValueError(f"y must have the shape {predicted.shape} of the predictions, got {given.shape}")
-        target = torch.from_numpy(given.reshape(predicted.shape))
-        residual = target - torch.from_numpy(predicted)
+        given, predicted = self._compared(X, y, task, unseen)
+        known = np.array(given.y, dtype=np.float64)
+        if known.size != predicted.size:
+            raise ValueError(f"y must have the shape {predicted.shape} of the predictions, got {known.shape}")
+        target = torch.from_numpy(known.reshape(predicted.shape))
         if target.ndim == 2:
             numbers = torch.arange(target.shape[1]).expand(target.shape)
-        elif rows.task is None:
+        elif given.task is None:
             numbers = torch.zeros(len(target), dtype=torch.int64)
         else:
-            labels = task_labels(rows.task, len(target))
-            numbers = torch.as_tensor(IdIndex(labels).numbers(labels, "task"))
-        flat = TaskStatistics.from_rows(residual.reshape(-1, 1), target.reshape(-1), numbers.reshape(-1))
+            numbers = torch.from_numpy(IdIndex.fit(task_ids(given.task, len(target)), "task")[1])
+        residual = (target - torch.from_numpy(predicted)).reshape(-1, 1)
+        flat = TaskStatistics.from_rows(residual, target.reshape(-1), numbers.reshape(-1))
         ratios = flat.gram[:, 0, 0] / (flat.counts * flat.target_variance())
         defined = torch.isfinite(ratios)
         if not bool(defined.any()):
             raise ValueError("NMSE is undefined: every task has a constant target or a single row")
         return float(ratios[defined].mean())
 
-    def _check_parameters(self) -> None:
-        self._check_common()
-        for name, allowed in (("inference", INFERENCES), ("noise", NOISES), ("solver", SOLVERS)):
-            parameters.choice(name, getattr(self, name), allowed)
-        if self.solver_options is not None and not isinstance(self.solver_options, Mapping):
-            raise ValueError(f"solver_options must be a dictionary or None, got {self.solver_options!r}")
-        if isinstance(self.ridge, str) and self.ridge == "auto":
-            return
-        expected = "finite and not negative, one number or one per task, or 'auto'"
-        if np.ndim(self.ridge) > 1 or np.size(self.ridge) == 0:
-            raise ValueError(f"ridge must be {expected}, got {self.ridge!r}")
-        for value in np.atleast_1d(np.asarray(self.ridge, dtype=object)).tolist():
-            parameters.number("ridge", value, expected)
+    @property
+    def noise_variance_(self) -> Array:
+        """The noise variance of each task (marginal)."""
+        return np.asarray(self._spread.noise.numpy())
+
+    @property
+    def prior_covariance_(self) -> Array:
+        """The prior covariance Σ of the coefficients in ``components_`` (marginal)."""
+        return np.asarray(self._prior.covariance.numpy())
+
+    @property
+    def coef_std_(self) -> Array:
+        """Standard errors of ``coef_``, shape (tasks, features) (marginal)."""
+        return self._standard_errors(np.arange(len(self._index)))[:, : self.n_features_in_]
+
+    @property
+    def intercept_std_(self) -> Array:
+        """Standard errors of ``intercept_`` (marginal)."""
+        if not self.scaling_.intercept:
+            return np.zeros(len(self._index))
+        return self._standard_errors(np.arange(len(self._index)))[:, -1]
+
+    def summary(self, task: Any = None) -> pl.DataFrame:
+        """A table of coefficients with standard errors (marginal).
+
+        Args:
+            task: the id of a task; what all tasks share if None.
+
+        Returns:
+            A row per feature and one for the intercept. For a task: ``coef``, ``std_error`` and the bounds ``low`` and
+            ``high`` of a 90 % interval. For all tasks: ``mean``, ``std_error`` of that mean, and ``between_tasks``, the
+            standard deviation of the coefficient over tasks.
+
+        Raises:
+            ValueError: if the model is a point model, or the task is unknown.
+        """
+        import polars as pl
+
+        check_is_fitted(self)
+        if self._fitted != "marginal":
+            raise ValueError("summary needs inference='marginal': a point model has no standard errors")
+        default = [f"x{k}" for k in range(self.n_features_in_)]
+        names = [str(name) for name in getattr(self, "feature_names_in_", default)]
+        names += ["(intercept)"] if self.scaling_.intercept else []
+        if task is not None:
+            number = self._numbers([task], 1, "error")
+            slopes, constant = self.coef_[number[0]], self.intercept_[number[0]]
+            values = np.append(slopes, constant)[: len(names)]
+            errors = self._standard_errors(number)[0]
+            bounds = {"low": values - 1.645 * errors, "high": values + 1.645 * errors}
+            return pl.DataFrame({"feature": names, "coef": values, "std_error": errors, **bounds})
+        slopes, constant = (part[0] for part in self.scaling_.to_user(self._prior.mean[None]))
+        rows = self.scaling_.coefficient_rows()
+        known, inside = self._spread.shared, rows @ self._frame
+        of_mean = ((rows @ known[0, :, 0, :]) * rows).sum(-1) if len(known) else torch.full((len(rows),), torch.nan)
+        between = ((inside @ self._prior.covariance) * inside).sum(-1)
+        return pl.DataFrame({
+            "feature": names, "mean": np.append(slopes, constant)[: len(names)],
+            "std_error": of_mean.clamp(min=0).sqrt().numpy(), "between_tasks": between.clamp(min=0).sqrt().numpy(),
+        })  # fmt: skip
+
+    def _standard_errors(self, numbers: Array) -> Array:
+        """Standard errors of coefficients and, last, intercepts of some tasks in the user's units."""
+        if self._fitted != "marginal":
+            raise AttributeError("standard errors need inference='marginal'")
+        rows = self.scaling_.coefficient_rows()
+        task = torch.from_numpy(numbers).repeat_interleave(len(rows))
+        variance = self._spread.of_weights(rows.repeat(len(numbers), 1), task, self._frame)
+        return np.asarray(variance.sqrt().reshape(len(numbers), len(rows)).numpy())
+
+    def _compared(self, X: Any, y: Any, task: Any, unseen: str) -> tuple[TaskTable, Array]:
+        """Rows as one table, and their predictions as one array."""
+        given = self._table(X, y, task)
+        found = self.predict(X, task, unseen=unseen)
+        return given, np.concatenate(found) if isinstance(found, list) else found
 
     @property
     def _scales(self) -> bool:
-        """Whether features are divided: Σ is full, so nothing but rounding errors is lost by it (marginal)."""
+        """Whether features are divided: the marginal model does not depend on it but for rounding."""
         return bool(self.scale) or self.inference == "marginal"
 
     @property
@@ -304,49 +425,105 @@ class SubspaceRegressor(SharedTaskFits, SubspaceLearning, RegressorMixin, TaskEs
         """The kind of inference that the model comes from, whatever its parameter says since."""
         return "marginal" if hasattr(self, "_prior") else "point"
 
-    def _check_loaded(self) -> None:
-        """Whether everything is there that a fitted model has."""
+    def _check_fitted(self) -> None:
         self._check_parameters()
-        needed = {"_outputs"} | ({"_prior"} if self._fitted == "marginal" else {"ridge_"})
-        if missing := sorted(name for name in needed if not hasattr(self, name)):
-            raise ValueError(f"it has no {', '.join(missing)}")
+        if self._fitted == "point" and not hasattr(self, "ridge_"):
+            raise ValueError("it has neither a prior nor a ridge")
 
     def _rows(self, X: Array, y: Array, labels: Array | None, weight: Array | None) -> Rows:
         """Rows in the model's features with task numbers; several outputs are one block of rows per output."""
         Z, target = self.scaling_(X), torch.from_numpy(np.ascontiguousarray(y - self.scaling_.offset))
         weights = None if weight is None else torch.from_numpy(weight)
         if not self._outputs:
-            numbers = np.zeros(len(X), np.int64) if labels is None else self._index.numbers(labels, "task")
+            numbers = np.zeros(len(X), np.int64) if labels is None else self._index.encode(labels, "task")
             return Rows(Z, target.reshape(-1), torch.from_numpy(numbers), weights)
         outputs = y.shape[1]
         repeated = None if weights is None else weights.repeat(outputs)
-        numbered = torch.arange(outputs).repeat_interleave(len(X))
-        return Rows(Z.repeat(outputs, 1), target.mT.reshape(-1), numbered, repeated)
+        return Rows(
+            Z.repeat(outputs, 1), target.mT.reshape(-1), torch.arange(outputs).repeat_interleave(len(X)), repeated
+        )
 
-    def _take_in(self, X: Any, y: Any, task: Any, sample_weight: Any) -> Tensor:
-        """Add rows to the statistics, new tasks included; the numbers of the tasks that have them."""
+    def _add_rows(self, X: Any, y: Any, task: Any, sample_weight: Any) -> Tensor:
+        """Add rows to a copy of the statistics; the numbers of the tasks that have them."""
         if self.statistics_ is None:
             raise ValueError("this model was saved without its statistics and cannot learn from further rows")
-        if task is None and len(self._index) > 1 and not self._outputs and not isinstance(X, (list, tuple)):
-            raise ValueError(f"task must be given: the model has {len(self._index)} tasks")
         X, y, labels, weight = self._read(X, y, task, sample_weight, reset=False, numeric=True)
-        self._check_form(y, labels)
+        if labels is None and len(self._index) > 1 and not self._outputs:
+            raise ValueError(f"task must be given: the model has {len(self._index)} tasks")
+        if self._outputs and (labels is not None or y.shape[1:] != (len(self._index),)):
+            raise ValueError(f"y must have a column for each of the {len(self._index)} outputs, got shape {y.shape}")
         self._index = copy(self._index)
         if labels is not None:
-            self._index.add(labels)
-        self.statistics_ = self.statistics_.extended(len(self._index))  # a copy
+            self._index.extend(labels, "task")
+        self.statistics_ = self.statistics_.extended(len(self._index))
         rows = self._rows(X, y, labels, weight)
         self.statistics_.add(rows.Z, rows.y, rows.task, sample_weight=rows.weight)
         return torch.unique(rows.task)
 
-    def _check_form(self, y: Array, labels: Array | None) -> None:
-        """Whether further targets come as those of the fit did: several outputs over shared rows, or one per row."""
-        outputs = len(self._index)
-        if self._outputs and (labels is not None or y.shape[1:] != (outputs,)):
-            given = f"shape {y.shape}" if labels is None else "a task for each row"
-            raise ValueError(f"the model was fitted to {outputs} outputs: y must have one column for each, got {given}")
-        if not self._outputs and y.ndim == 2 and y.shape[1] != 1:
-            raise ValueError(f"y must have one dimension, as in fit, got shape {y.shape}")
+    def _learn(self, rank: int, rows: Rows, callback: Callback | None) -> None:
+        """Learn everything from ``statistics_``; the rows are for the choice of the ridge."""
+        for name in _OF_ONE_INFERENCE:  # an earlier fit may have been of the other kind
+            self.__dict__.pop(name, None)
+        if self.inference == "marginal":
+            self._learn_marginal(rank, callback)
+            return
+        ridge = _ridge("ridge", self.ridge)
+        if isinstance(ridge, str):
+            seed_of_split = draw_seed(self.random_state, 0)
+            ridge, self.ridge_errors_ = choose_ridge(
+                rows, self.statistics_.all_tasks, rank=rank, seed=seed_of_split
+            )  # fmt: skip
+        elif np.ndim(ridge) == 1 and len(ridge) != len(self._index):
+            raise ValueError(f"ridge must be one number or one per task ({len(self._index)}), got {len(ridge)}")
+        self.ridge_: Any = ridge
+        self._learn_point(rank, callback)
+
+    def _learn_point(self, rank: int, callback: Callback | None, frame: Tensor | None = None) -> None:
+        self._frame, weights, result = fit_point(
+            self.statistics_, rank=rank, ridge=self._ridges(), max_iter=int(self.max_iter), tol=float(self.tol),
+            frame=frame, callback=self._progress(callback),
+        )  # fmt: skip
+        self.trace_ = [] if result is None else result.trace.rows
+        self.n_iter_ = 1 if result is None else max(1, result.iterations)
+        self._weights = self.statistics_.all_tasks.gather(weights) @ self._frame.mT
+
+    def _ridges(self) -> Tensor:
+        """One ridge per task of this process; tasks that came later get the mean of the given ones."""
+        given, tasks = torch.as_tensor(self.ridge_, dtype=torch.float64), self.statistics_.all_tasks
+        if given.ndim == 0:
+            return given.expand(len(tasks))
+        return torch.cat([tasks.part(given), given.mean().expand(max(len(tasks) - len(given), 0))])
+
+    def _point_weights(self) -> Tensor:
+        n, p = self._frame.shape
+        if n == p:
+            return fit_point(self.statistics_, rank=n, ridge=self._ridges(), max_iter=1, tol=0.0)[1]
+        return SubspaceProblem(self.statistics_, rank=p, ridge=self._ridges()).coefficients(self._frame)
+
+    def _learn_marginal(self, rank: int, callback: Callback | None, prior: SubspacePrior | None = None) -> None:
+        how: dict[str, Any] = {"noise": self.noise, "max_rounds": int(self.max_iter), "tol": float(self.tol)}
+        fit = fit_marginal(self.statistics_, rank=rank, prior=prior, callback=self._progress(callback), **how)
+        fit = continue_stalled(self.statistics_, fit, callback=self._progress(callback), **how)
+        self.trace_, self.n_iter_ = fit.trace, len(fit.trace)
+        self.log_likelihood_ = -self.statistics_.all_tasks.add(fit.posterior.losses)
+        noisy = fit_noise(self.statistics_, fit.prior, **how)
+        spread = task_spread(self.statistics_, noisy.prior, self.noise, common=noisy.common)
+        self._set_marginal(noisy.prior, spread)
+
+    def _set_marginal(self, prior: SubspacePrior, spread: TaskSpread) -> None:
+        found, tasks = posterior(self.statistics_, prior), self.statistics_.all_tasks
+        per_task = {name: tasks.gather(getattr(spread, name)) for name in ("moments", "covariance", "reach", "noise")}
+        self._prior, self._frame = replace(prior, noise=tasks.gather(prior.noise)), prior.frame
+        self._spread = replace(spread, **per_task)
+        self._weights = prior.mean + tasks.gather(found.mean) @ prior.frame.mT
+
+    def _extended_prior(self, changed: Tensor) -> SubspacePrior:
+        """The prior with noise variances for all tasks of statistics that have grown."""
+        floor = noise_floor(self.statistics_)  # of targets that were all alike, the noise is no measure for more rows
+        prior = replace(self._prior, noise=self._prior.noise.clamp(min=floor))
+        common = max(float(self._spread.common), floor)
+        noise = extend_noise(self.statistics_, prior, self.noise, common=common, changed=changed)
+        return replace(prior, noise=noise)
 
     def _predict(self, X: Array, numbers: Array, with_std: bool) -> tuple[Array, Array]:
         Z, index = self.scaling_(X), torch.from_numpy(numbers)
@@ -356,8 +533,3 @@ class SubspaceRegressor(SharedTaskFits, SubspaceLearning, RegressorMixin, TaskEs
         if not with_std:
             return values, values
         return values, np.asarray(self._spread.variance(Z, index, self._frame).sqrt().numpy())
-
-    def _show(self, row: Mapping[str, float]) -> bool:
-        if self.verbose:
-            print(f"round {int(row['round'])}: loss {row['loss']:.6f}")
-        return False

@@ -1,10 +1,9 @@
-"""Sufficient statistics of many small regressions, accumulated in one streaming pass.
+"""Sufficient statistics of many small regressions: Gram matrices and cross products per task.
 
-For task t with rows X_t, targets y_t and row weights s:   A_t = X_tᵀ S X_t,  b_t = X_tᵀ S y_t,  c_t = y_tᵀ S y_t
+For task t with rows X_t, targets y_t and row weights S:   A_t = X_tᵀ S X_t,  b_t = X_tᵀ S y_t,  c_t = y_tᵀ S y_t
 
-Everything that the subspace problems need follows from these in float64, so that a pass over the data costs the same
-whatever the number of rows. Rows are gathered by task into padded blocks of similar size: batched products, no loop
-over tasks.
+Everything that the subspace problems need follows from these in float64, so the cost of a pass does not depend on the
+number of rows. Rows are grouped by task into padded blocks of similar size: batched products, no loop over tasks.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from fisherfold.distributed import Axis
 
+EPS = torch.finfo(torch.float64).eps
 _BLOCK_ENTRIES = 2**22
 _PADDING = 1.25
 
@@ -32,9 +32,9 @@ class TaskStatistics:
         cross: b_t, shape (tasks, features).
         power: c_t, shape (tasks,).
         sums: the weighted sum of the targets, shape (tasks,).
-        counts: the sum of the row weights, the number of rows if there are none, shape (tasks,).
-        axis: which tasks are here, if they are shared out over processes; all of them if not given.
-        kept: the last products of every kind, with what they were made from; None to keep none.
+        counts: the sum of the row weights, or the number of rows, shape (tasks,).
+        axis: which tasks this process holds if they are distributed; all of them by default.
+        cache: the last two products of every kind (see ``cached``); None to keep none.
 
     Examples:
         >>> X = torch.tensor([[1.0, 0.0], [1.0, 1.0], [1.0, 2.0]])
@@ -49,7 +49,7 @@ class TaskStatistics:
     sums: Tensor
     counts: Tensor
     axis: Axis | None = field(default=None, kw_only=True)
-    kept: dict[str, list[tuple[Tensor, Tensor, Tensor]]] | None = field(
+    cache: dict[str, list[tuple[Tensor, Tensor]]] | None = field(
         default=None, kw_only=True, repr=False, compare=False
     )
 
@@ -58,9 +58,9 @@ class TaskStatistics:
         """Statistics of no rows.
 
         Args:
-            n_tasks: how many tasks.
-            n_features: how many features.
-            device: where they live.
+            n_tasks: the number of tasks.
+            n_features: the number of features.
+            device: the device of the tensors.
 
         Returns:
             Zeros.
@@ -69,8 +69,8 @@ class TaskStatistics:
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.float64, device=device)
 
-        per_task = (zeros(n_tasks) for _ in range(3))
-        return cls(zeros(n_tasks, n_features, n_features), zeros(n_tasks, n_features), *per_task)
+        n, d = n_tasks, n_features
+        return cls(zeros(n, d, d), zeros(n, d), zeros(n), zeros(n), zeros(n))
 
     @classmethod
     def from_rows(
@@ -82,8 +82,8 @@ class TaskStatistics:
             X: features, one row per sample.
             y: targets.
             task: the task of each row, integers from 0.
-            n_tasks: how many tasks; one more than the largest id if not given.
-            sample_weight: a weight per row; 1 if not given.
+            n_tasks: the number of tasks; one more than the largest id by default.
+            sample_weight: a weight per row; 1 by default.
 
         Returns:
             The statistics.
@@ -100,8 +100,13 @@ class TaskStatistics:
 
     @property
     def n_tasks(self) -> int:
-        """The number of tasks that are here."""
+        """The number of tasks on this process."""
         return self.gram.shape[0]
+
+    @property
+    def n_features(self) -> int:
+        """The number of features."""
+        return self.gram.shape[1]
 
     @property
     def all_tasks(self) -> Axis:
@@ -109,20 +114,30 @@ class TaskStatistics:
         return Axis.whole(self.n_tasks) if self.axis is None else self.axis
 
     @property
-    def n_features(self) -> int:
-        """The number of features."""
-        return self.gram.shape[1]
+    def n_rows(self) -> float:
+        """The sum of the row weights over the tasks of all processes."""
+        return self.all_tasks.add(self.counts)
+
+    def parts(self) -> tuple[Tensor, ...]:
+        """The tensors.
+
+        Returns:
+            Gram matrices, cross products, squares, sums and counts.
+        """
+        return self.gram, self.cross, self.power, self.sums, self.counts
 
     def add(self, X: Tensor, y: Tensor, task: Tensor, *, sample_weight: Tensor | None = None) -> None:
-        """Take in more rows.
+        """Add rows in place.
 
         Args:
             X: features, one row per sample.
             y: targets.
             task: the task of each row, integers from 0.
-            sample_weight: a weight per row; 1 if not given.
+            sample_weight: a weight per row; 1 by default.
         """
         self._check_rows(X, y, task, sample_weight)
+        if len(y) == 0:
+            return
         weight = torch.ones_like(y, dtype=torch.float64) if sample_weight is None else sample_weight.double()
         order = torch.argsort(task, stable=True)
         X, y, weight = X[order].double(), y[order].double(), weight[order]
@@ -158,7 +173,7 @@ class TaskStatistics:
             )
 
     def extended(self, n_tasks: int) -> TaskStatistics:
-        """The same with empty tasks appended.
+        """A copy with empty tasks appended.
 
         Args:
             n_tasks: the new number of tasks.
@@ -188,16 +203,16 @@ class TaskStatistics:
         """
         return TaskStatistics(*(self.all_tasks.total(part.sum(0, keepdim=True)) for part in self.parts()))
 
-    def keeping(self) -> TaskStatistics:
-        """The same rows, for updates in a row that ask for the same products: the last two of every kind are kept.
+    def cached(self) -> TaskStatistics:
+        """The same statistics, sharing tensors, with the last two products of every kind cached.
 
         Returns:
-            Statistics that share their tensors with these, and must not be added to.
+            Statistics that must not be added to.
         """
-        return replace(self, kept={})
+        return replace(self, cache={})
 
     def times(self, vectors: Tensor) -> Tensor:
-        """A_t V for vectors that all tasks share: the one pass over the Gram matrices that a frame or a mean needs.
+        """A_t V for vectors that all tasks share.
 
         Args:
             vectors: V, shape (features,) or (features, columns).
@@ -206,29 +221,29 @@ class TaskStatistics:
             A tensor of shape (tasks, features) or (tasks, features, columns).
         """
         shape, flat = (self.n_tasks, *vectors.shape), self.gram.reshape(-1, self.n_features)
-        # one memory layout: the bits then follow from the values alone, wherever the product was made
-        return self._kept(f"times {vectors.ndim}", vectors, lambda: (flat @ vectors.contiguous()).reshape(shape))
+        # contiguous: the bits then follow from the values alone
+        return self._from_cache(f"times {vectors.ndim}", vectors, lambda: (flat @ vectors.contiguous()).reshape(shape))
 
     def scaled_gram(self, noise: Tensor) -> Tensor:
-        """Σ_t A_t/s_t² over the tasks that are here.
+        """Σ_t A_t/s_t² over the tasks of this process.
 
         Args:
             noise: s_t², one per task.
 
         Returns:
-            A matrix of the size of the features.
+            A matrix of shape (features, features).
         """
-        return self._kept("scaled", noise, lambda: torch.einsum("t,tij->ij", 1 / noise, self.gram))
+        return self._from_cache("scaled", noise, lambda: torch.einsum("t,tij->ij", 1 / noise, self.gram))
 
-    def _kept(self, kind: str, argument: Tensor, make: Callable[[], Tensor]) -> Tensor:
-        if self.kept is None:
+    def _from_cache(self, kind: str, argument: Tensor, make: Callable[[], Tensor]) -> Tensor:
+        if self.cache is None:
             return make()
-        known = [entry for entry in self.kept.get(kind, []) if entry[0] is self.gram]
-        for _, asked, product in known:
+        known = self.cache.get(kind, [])
+        for asked, product in known:
             if asked.shape == argument.shape and torch.equal(asked, argument):
                 return product
         made = make()
-        self.kept[kind] = [(self.gram, argument.clone(), made), *known[:1]]
+        self.cache[kind] = [(argument.clone(), made), *known[:1]]
         return made
 
     def residual_power(self, weights: Tensor) -> Tensor:
@@ -252,13 +267,13 @@ class TaskStatistics:
         """
         centred = (self.power - self.sums**2 / self.counts).clamp(min=0)
         # what is left of a constant target after cancellation is rounding, not variance
-        centred = torch.where(centred <= 8 * torch.finfo(torch.float64).eps * self.power, 0.0, centred)
+        centred = torch.where(centred <= 8 * EPS * self.power, 0.0, centred)
         return centred / (self.counts - 1).clamp(min=0)
 
     def nmse(self, weights: Tensor) -> Tensor:
         """The mean over tasks of ‖X_t v_t - y_t‖² / (n_t var(y_t)).
 
-        Tasks with fewer than two rows or a constant target have no variance to compare with and are left out.
+        Tasks with fewer than two rows or a constant target are left out.
 
         Args:
             weights: v_t, shape (tasks, features).
@@ -269,24 +284,22 @@ class TaskStatistics:
         variance = self.target_variance()
         defined = (self.counts >= 2) & (variance > 0)
         ratios = self.residual_power(weights)[defined] / (self.counts * variance)[defined]
-        if not self.all_tasks.is_shared:
-            return ratios.mean()
-        known = self.all_tasks.total(torch.stack([ratios.sum(), defined.sum().double()]))
-        return known[0] / known[1]
+        total = self.all_tasks.total(torch.stack([ratios.sum(), defined.sum().double()]))
+        return total[0] / total[1]
 
-    def parts(self) -> tuple[Tensor, ...]:
-        """The tensors.
+    def with_unit_targets(self) -> tuple[TaskStatistics, float]:
+        """The same rows with targets of mean square 1, so that tolerances do not depend on the unit of y.
 
         Returns:
-            Gram matrices, cross products, squares, sums and counts.
+            The statistics, and the divisor of the targets.
         """
-        return self.gram, self.cross, self.power, self.sums, self.counts
+        power, rows = self.all_tasks.add(self.power), self.n_rows
+        unit = math.sqrt(power / rows) if power > 0 else 1.0
+        return replace(self, cross=self.cross / unit, power=self.power / unit**2, sums=self.sums / unit), unit
 
 
-def rounding(sizes: Any, x: Any) -> Any:
-    """What rounding leaves of the zero eigenvalues of UᵀA_tU: n ε ‖|U|ᵀ√diag(A_t)‖², on tensors or on arrays.
-
-    It follows A_t, not UᵀA_tU, which is small where the rows of a task are nearly orthogonal to the subspace.
+def zero_threshold(sizes: Any, x: Any) -> Any:
+    """Eigenvalues of UᵀA_tU up to n ε ‖|U|ᵀ√diag(A_t)‖² count as zero, on tensors or arrays.
 
     Args:
         sizes: √diag(A_t), the last axis over features.
@@ -295,7 +308,7 @@ def rounding(sizes: Any, x: Any) -> Any:
     Returns:
         One number per task.
     """
-    return len(x) * torch.finfo(torch.float64).eps * ((sizes @ abs(x)) ** 2).sum(-1)
+    return len(x) * EPS * ((sizes @ abs(x)) ** 2).sum(-1)
 
 
 def _blocks(sizes: Tensor, n_features: int) -> Iterator[tuple[Tensor, int]]:

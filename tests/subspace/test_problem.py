@@ -9,7 +9,6 @@ import torch
 from fisherfold import minimize
 from fisherfold.problems.base import Problem, Snapshot
 from fisherfold.solvers import GradientNorm
-from fisherfold.subspace.epoch import _TaskGradient
 from fisherfold.subspace.problem import SubspaceProblem
 from fisherfold.subspace.tasks import TaskStatistics
 
@@ -84,7 +83,7 @@ def test_the_papers_gradient_is_that_of_the_penalised_loss_and_not_of_the_residu
 
 
 def dense_fisher(U, problem, rows, tasks):
-    """(1/|B|) Σ ω JᵀJ with J the derivative of X_t U w_t(U), projected on both sides."""
+    """(1/|B|) Σ ω JᵀJ with J the derivative of X_t U w_t(U), and of √λ w_t(U) if penalised, projected on both sides."""
     n, p = U.shape
     projector = torch.kron(torch.eye(n, dtype=U.dtype) - U @ U.T, torch.eye(p, dtype=U.dtype))
     total = torch.zeros(n * p, n * p, dtype=U.dtype)
@@ -92,13 +91,18 @@ def dense_fisher(U, problem, rows, tasks):
         jacobian = torch.func.jacrev(lambda V, i=i: residuals(V, rows, problem.ridge, tasks)[i][0])(U)
         jacobian = jacobian.reshape(-1, n * p)
         total += problem.weights[t] * jacobian.T @ jacobian / len(tasks)
+        if problem.objective == "penalised":
+            change = torch.func.jacrev(lambda V, i=i: residuals(V, rows, problem.ridge, tasks)[i][1])(U)
+            change = change.reshape(-1, n * p)
+            total += problem.ridge[t] * problem.weights[t] * change.T @ change / len(tasks)
     return projector @ total @ projector
 
 
+@pytest.mark.parametrize("objective", ["residual", "penalised"])
 @pytest.mark.parametrize("ridge", RIDGES)
 @pytest.mark.parametrize("batch", [None, [3, 1, 2]])
-def test_exact_fisher_matches_the_dense_jacobian(ridge, batch):
-    problem, U, rows = make(ridge=ridge, weights=WEIGHTS)
+def test_exact_fisher_matches_the_dense_jacobian(objective, ridge, batch):
+    problem, U, rows = make(ridge=ridge, objective=objective, weights=WEIGHTS)
     tasks = list(range(5)) if batch is None else batch
     operator = problem.fisher(U, None if batch is None else torch.tensor(batch), kind="exact")
     torch.testing.assert_close(operator.dense(), dense_fisher(U, problem, rows, tasks), rtol=1e-10, atol=1e-10)
@@ -264,7 +268,7 @@ def test_no_rounding_of_singular_systems_reaches_coefficients_or_losses(unit, ri
         state, expected = problem.state(U), y * Z / (Z * Z).sum(1, keepdim=True)
         torch.testing.assert_close(state.weights, expected, rtol=1e-10, atol=0)
         assert 0 <= float(state.losses.min()) <= float(state.losses.max()) < 1e-12
-        fused = np.stack([_TaskGradient(problem)(U.numpy(), t)[1] for t in range(4)])
+        fused = np.stack([problem._task_gradient(U.numpy(), t)[1] for t in range(4)])
         torch.testing.assert_close(torch.from_numpy(fused), expected, rtol=1e-10, atol=0)
 
 

@@ -15,7 +15,7 @@ from fisherfold.subspace.marginal_fit import (
     _settled,
     _update_moments,
     fit_marginal,
-    revived,
+    revive,
     update_mean,
 )
 from fisherfold.subspace.tasks import TaskStatistics
@@ -266,7 +266,7 @@ def test_a_loss_that_rises_by_rounding_is_not_taken_for_settled(noise):
 
 def test_a_loss_has_settled_when_it_stays_or_no_round_of_the_last_finds_a_lower_one():
     def settled(*losses):
-        return _settled([{"loss": loss} for loss in losses], 0.1)
+        return _settled(list(losses), 0.1)
 
     assert not settled(3.0)
     assert not settled(3.0, 2.0)
@@ -294,9 +294,9 @@ def test_a_callback_stops_and_errors_name_the_argument():
 @pytest.mark.parametrize("rank", [2, 4])
 def test_dead_directions_are_started_anew_and_living_ones_are_kept(rank):
     statistics, prior, _ = case(rank=rank)
-    assert revived(statistics, prior) is prior
+    assert revive(statistics, prior) is prior
     statistics, prior, _ = case(rank=rank, singular=True)
-    turned = revived(statistics, prior)
+    turned = revive(statistics, prior)
     torch.testing.assert_close(turned.frame.mT @ turned.frame, torch.eye(rank, dtype=torch.float64))
     before, after = (each.frame @ each.covariance @ each.frame.mT for each in (prior, turned))
     # what is added lies beside what was there

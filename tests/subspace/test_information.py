@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fisherfold.subspace import information as subspace_information
-from fisherfold.subspace.information import shared_information, spent_on_shared
+from fisherfold.subspace import noise as subspace_noise
 from fisherfold.subspace.marginal import SubspacePrior, posterior
+from fisherfold.subspace.noise import _spent, shared_information
 from fisherfold.subspace.tasks import TaskStatistics
 
 
@@ -39,10 +39,10 @@ def dense_information(statistics: TaskStatistics, prior: SubspacePrior) -> torch
 
 @pytest.mark.parametrize("entries", [1, 100, 2**18])
 @pytest.mark.parametrize(("tasks", "rows", "n", "p"), [(5, 3, 7, 2), (4, 9, 6, 6), (1, 4, 5, 1), (9, 1, 1, 1)])
-def test_strips_of_any_height_are_the_dense_matrices(
+def test_chunks_of_any_size_give_the_dense_matrices(
     tasks: int, rows: int, n: int, p: int, entries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(subspace_information, "_STRIP_ENTRIES", entries)
+    monkeypatch.setattr(subspace_noise, "_CHUNK_ENTRIES", entries)
     statistics, prior = case(tasks, rows, n, p)
     found = posterior(statistics, prior)
     dense = dense_information(statistics, prior)
@@ -55,7 +55,7 @@ def test_strips_of_any_height_are_the_dense_matrices(
         return (covariance * dense_information(statistics, there)).sum()
 
     expected = -torch.autograd.functional.jacobian(inner, prior.noise.log())
-    spent = spent_on_shared(statistics, prior, found, covariance)
+    spent = _spent(statistics, prior, found, covariance)
     torch.testing.assert_close(spent, expected, rtol=1e-10, atol=1e-10)
 
 
@@ -63,5 +63,5 @@ def test_gram_matrices_are_left_as_they_are() -> None:
     statistics, prior = case(5, 3, 7, 2)
     before, found = statistics.gram.clone(), posterior(statistics, prior)
     information = shared_information(statistics, prior, found)
-    spent_on_shared(statistics, prior, found, information)
+    _spent(statistics, prior, found, information)
     assert torch.equal(statistics.gram, before)

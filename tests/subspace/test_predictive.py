@@ -10,12 +10,12 @@ import torch
 from scipy.stats import norm
 
 from fisherfold import SubspaceRegressor
-from fisherfold.subspace import information as subspace_information
-from fisherfold.subspace import spread as subspace_spread
+from fisherfold.subspace import noise as subspace_noise
+from fisherfold.subspace import predictive
 from fisherfold.subspace.marginal import SubspacePrior, posterior, symmetric_root
 from fisherfold.subspace.marginal_fit import fit_marginal
 from fisherfold.subspace.noise import fit_noise
-from fisherfold.subspace.spread import TaskSpread, grown_spread, task_spread
+from fisherfold.subspace.predictive import TaskSpread, extend_spread, task_spread
 from fisherfold.subspace.tasks import TaskStatistics
 
 
@@ -68,7 +68,7 @@ def dense(rows, prior: SubspacePrior, noise: torch.Tensor):
 
 @pytest.mark.parametrize("noise", ["task", "shared"])
 def test_the_spread_is_that_of_its_definition(noise: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subspace_spread, "_SETTLED", 1e-9)
+    monkeypatch.setattr(predictive, "_SETTLED", 1e-9)
     rows = related()
     statistics, prior, spread = fitted(rows, noise=noise)
     shared, moments, moved = dense(rows, prior, spread.noise)
@@ -155,26 +155,24 @@ def test_tasks_without_new_rows_keep_what_was_known_of_them() -> None:
     more = statistics.extended(7)
     more.add(X[~first], y[~first], task[~first])
     grown = replace(prior, noise=torch.cat([prior.noise, prior.noise.mean()[None]]))
-    found = grown_spread(more, grown, spread, "task", torch.tensor([6]))
+    found = extend_spread(more, grown, spread, "task", torch.tensor([6]))
     for name in ("moments", "covariance", "noise"):
         assert torch.equal(getattr(found, name)[:6], getattr(spread, name))
     # the new one is where its rows, the common noise and the doubts about what is shared put it
-    again = grown_spread(more, grown, found, "task", torch.arange(7))
+    again = extend_spread(more, grown, found, "task", torch.arange(7))
     torch.testing.assert_close(again.noise, found.noise, rtol=1e-3, atol=0.0)
 
 
 def test_beyond_a_size_what_is_shared_is_taken_for_known(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = related()
-    monkeypatch.setattr(subspace_information, "MOST_SHARED", 11)
+    monkeypatch.setattr(subspace_noise, "MOST_SHARED", 11)
     statistics, prior, spread = fitted(rows)
     assert spread.shared.shape == (0, 4, 0, 4)
-    known = replace(prior, noise=spread.noise, covariance=spread.unseen)
-    known = TaskSpread.of_known(known, spread.covariance, 1.0)
     found = posterior(statistics, replace(prior, noise=spread.noise))
     torch.testing.assert_close(spread.covariance, found.covariance, rtol=1e-5, atol=1e-12)
-    for task in (rows[2], torch.full_like(rows[2], -1)):
-        of_each = [s.variance(rows[0], task, prior.frame) for s in (spread, known)]
-        assert torch.equal(*of_each)
+    inside, V = rows[0] @ prior.frame, spread.covariance[rows[2]]
+    expected = spread.noise[rows[2]] + torch.einsum("ri,rij,rj->r", inside, V, inside)
+    torch.testing.assert_close(spread.variance(rows[0], rows[2], prior.frame), expected, rtol=1e-12, atol=0.0)
 
 
 @pytest.mark.parametrize("tasks", [2, 4])

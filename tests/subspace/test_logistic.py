@@ -93,15 +93,17 @@ def test_the_exact_fisher_is_that_of_the_logits_whose_coefficients_follow():
     def logits(V):
         features = rows.X @ V
         w, _ = newton_coefficients(rows, features, problem.ridge)
-        return (features * w[rows.task]).sum(-1)
+        return (features * w[rows.task]).sum(-1), w
 
-    mu = torch.sigmoid(rows.offset + logits(U))
+    mu = torch.sigmoid(rows.offset + logits(U)[0])
     spread = rows.weight * mu * (1 - mu)
     for seed in range(3):
         v = problem.manifold.random_tangent(U, generator=torch.Generator().manual_seed(seed))
         h = 1e-5
-        moved = (logits(U + h * v) - logits(U - h * v)) / (2 * h)
-        assert float(operator.quadratic(v)) == pytest.approx(float((spread * moved**2).sum() / 4), rel=1e-6)
+        (ahead, w_ahead), (behind, w_behind) = logits(U + h * v), logits(U - h * v)
+        moved, change = (ahead - behind) / (2 * h), (w_ahead - w_behind) / (2 * h)
+        expected = (spread * moved**2).sum() + (problem.ridge[:, None] * change**2).sum()
+        assert float(operator.quadratic(v)) == pytest.approx(float(expected / 4), rel=1e-6)
     dense = operator.dense()
     torch.testing.assert_close(dense, dense.mT, rtol=1e-10, atol=1e-11)
 

@@ -1,0 +1,235 @@
+"""What the regressor and the classifier of many tasks share: reading rows, numbering tasks, pickles and files."""
+
+from __future__ import annotations
+
+import functools
+import os
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from torch import Tensor
+from typing_extensions import ParamSpec, Self
+
+from fisherfold.subspace import files
+from fisherfold.subspace.inputs import Scaling, TaskTable, check_numeric, read_table, task_ids, without_column
+from fisherfold.tables.ids import IdIndex, as_array, is_missing
+from fisherfold.tables.validation import Check, check_parameters
+
+Array = NDArray[Any]
+Callback = Callable[[dict[str, float]], object]
+P = ParamSpec("P")
+R = TypeVar("R")
+_DEFAULT_RANK = 6
+
+
+def all_or_nothing(method: Callable[P, R]) -> Callable[P, R]:
+    """Restore the attributes of an estimator if a method fails, so that no old model is mixed with half a new one.
+
+    Args:
+        method: it sets attributes, and changes nothing in place that they held before.
+
+    Returns:
+        The method.
+    """
+
+    @functools.wraps(method)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
+        state = vars(args[0])
+        before = dict(state)
+        try:
+            return method(*args, **kwargs)
+        except BaseException:
+            state.clear()
+            state.update(before)
+            raise
+
+    return guarded
+
+
+class TaskEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
+    """An estimator of rows of many tasks with a frame that the tasks share.
+
+    A subclass has the parameters ``rank``, ``fit_intercept`` and ``verbose`` and a check for each of its parameters;
+    ``fit`` sets ``_frame``, ``_weights``, ``_index`` and ``scaling_``.
+    """
+
+    CHECKS: ClassVar[dict[str, Check]]
+    rank: int | None
+    fit_intercept: bool
+    verbose: bool
+    scaling_: Scaling
+    task_column_: str | None
+    target_name_: str | None
+    n_features_in_: int
+    _frame: Tensor
+    _weights: Tensor
+    _index: IdIndex
+
+    @property
+    def task_ids_(self) -> Array:
+        """The tasks, in the order of all per-task attributes."""
+        return self._index.labels
+
+    @property
+    def components_(self) -> Array:
+        """The frame U in the standardised features, the row of the intercept last, shape (features, rank)."""
+        return np.asarray(self._frame.numpy())
+
+    @property
+    def coef_(self) -> Array:
+        """Coefficients per task in the units of X, shape (tasks, features)."""
+        return self.scaling_.to_user(self._weights)[0]
+
+    @property
+    def intercept_(self) -> Array:
+        """Intercepts per task."""
+        return self.scaling_.to_user(self._weights)[1]
+
+    @property
+    def _n_features_out(self) -> int:
+        return self._frame.shape[1]
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "_frame")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Parameters, and plain arrays and values of a fitted model, for pickle, joblib, cloudpickle and skops."""
+        state = {"parameters": self.get_params(deep=False)}
+        return state | {"fitted": files.to_state(self)} if self.__sklearn_is_fitted__() else state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state["parameters"])
+        if "fitted" in state:
+            files.restore(self, *state["fitted"])
+
+    def transform(self, X: Any) -> Array:
+        """The shared features: rows projected to the learnt subspace.
+
+        Args:
+            X: features, one row per sample.
+
+        Returns:
+            An array of shape (rows, rank).
+        """
+        check_is_fitted(self)
+        return np.asarray((self.scaling_(self._features(without_column(X, self.task_column_))) @ self._frame).numpy())
+
+    def save(self, path: str | os.PathLike[str], *, with_statistics: bool = True) -> None:
+        """Write the model into a folder, without pickle.
+
+        Args:
+            path: the folder.
+            with_statistics: keep what learning from further rows needs (features squared numbers per task).
+        """
+        check_is_fitted(self)
+        self._check_parameters()
+        files.save_model(path, self, with_statistics=with_statistics)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read a model that ``save`` wrote.
+
+        Args:
+            path: the folder.
+
+        Returns:
+            A fitted estimator.
+        """
+        return files.load_model(path, cls)
+
+    def _features(self, X: Any) -> Array:
+        check_numeric(X)
+        return np.asarray(validate_data(self, X, reset=False, dtype=np.float64))
+
+    def _table(self, X: Any, y: Any, task: Any) -> TaskTable:
+        """Rows for a fitted model in any form that ``fit`` takes."""
+        check_is_fitted(self)
+        return read_table(X, y, task, self.task_column_)
+
+    def _read(
+        self, X: Any, y: Any, task: Any, sample_weight: Any, *, reset: bool, numeric: bool, least: int | None = None
+    ) -> tuple[Array, Array, Array | None, Array | None]:
+        """Checked features, targets, task ids (None for a single task or several outputs) and weights."""
+        given = read_table(X, y, task) if reset else self._table(X, y, task)
+        if reset:
+            self.task_column_ = task if isinstance(task, str) else None
+            name = getattr(y, "name", None)
+            self.target_name_ = name if isinstance(name, str) and name else None
+        check_numeric(given.X)
+        if not numeric and given.y is not None:
+            missing = [k for k, label in enumerate(as_array(given.y).tolist()) if is_missing(label)]
+            if missing:
+                raise ValueError(f"y must have no missing labels, the first is at position {missing[0]}")
+        least = (2 if reset else 1) if least is None else least
+        X, y = validate_data(
+            self, given.X, given.y, reset=reset, dtype=np.float64, y_numeric=numeric, multi_output=numeric,
+            ensure_min_samples=least,
+        )  # fmt: skip
+        labels = None if given.task is None else task_ids(given.task, len(X))
+        if labels is not None and y.ndim == 2:
+            if y.shape[1] != 1:
+                raise ValueError(f"y must have one column when task is given, got {y.shape[1]}")
+            y = y[:, 0]
+        if numeric:
+            try:
+                y = y.astype(np.float64)  # in float32 differences would be rounded
+            except ValueError as error:
+                raise ValueError(f"y must hold numbers: {error}") from None
+        weight = given.row_weights(sample_weight)
+        if weight is None:
+            return X, y, labels, None
+        weight = _check_sample_weight(weight, X, dtype=np.float64, ensure_non_negative=True)
+        kept = weight > 0  # a row of weight 0 counts in no scale, split or number of tasks
+        if kept.sum() < least:
+            raise ValueError(f"at least {least} rows must have a positive weight, got {int(kept.sum())}")
+        return X[kept], y[kept], None if labels is None else labels[kept], weight[kept]
+
+    def _check_parameters(self) -> dict[str, Any]:
+        return check_parameters(self.get_params(deep=False), self.CHECKS)
+
+    @abstractmethod
+    def _check_fitted(self) -> None:
+        """Raise ``ValueError`` if a loaded model lacks something that a fitted one has."""
+
+    def _checked_rank(self, n_features: int) -> int:
+        """The rank; ``n_features`` counts the column of the intercept."""
+        if self.rank is None:
+            return min(_DEFAULT_RANK, n_features)
+        if int(self.rank) > n_features:
+            meaning = "features plus one for the intercept" if self.fit_intercept else "features"
+            raise ValueError(f"rank must be an integer from 1 to {n_features} (the {meaning}), got {self.rank}")
+        return int(self.rank)
+
+    def _numbers(self, task: Any, n_rows: int, unseen: str) -> Array:
+        """The number of each row's task; -1 for an unseen one where that is allowed."""
+        if unseen not in {"error", "mean"}:
+            raise ValueError(f"unseen must be 'error' or 'mean', got {unseen!r}")
+        if task is None:
+            if len(self._index) > 1:
+                raise ValueError(f"task must be given: the model has {len(self._index)} tasks")
+            return np.zeros(n_rows, dtype=np.int64)
+        labels = task_ids(task, n_rows)
+        numbers = self._index.encode(labels, "task")
+        if unseen == "error" and (numbers < 0).any():
+            missing = list(dict.fromkeys(labels[numbers < 0].tolist()))
+            shown = ", ".join(map(repr, missing[:5])) + (", ..." if len(missing) > 5 else "")
+            raise ValueError(
+                f"{len(missing)} task(s) not seen in fit: {shown}; use fold_in to add new tasks, or unseen='mean' "
+                "(--unseen mean) to predict what all tasks share"
+            )
+        return numbers
+
+    def _progress(self, callback: Callback | None) -> Callback:
+        """What is called after every round: the user's callback, and a line if ``verbose``."""
+
+        def report(row: dict[str, float]) -> object:
+            if self.verbose:
+                print(f"round {int(row['round'])}: loss {row['loss']:.6f}")
+            return callback is not None and callback(row)
+
+        return report

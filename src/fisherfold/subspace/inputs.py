@@ -1,0 +1,363 @@
+"""Rows of many tasks as people have them, and as the model takes them.
+
+Accepted are one table with a task per row, a data frame with a column of tasks, lists with one table per task, and
+several outputs over shared rows. The model's features are z = ((x - μ)/σ, 1), so that the intercept is a coefficient
+like the others; ``Scaling`` turns coefficients back into the user's units.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fisherfold.distributed import Axis
+from fisherfold.subspace.tasks import TaskStatistics
+from fisherfold.tables.ids import as_ids
+
+Array = NDArray[Any]
+
+# Differences below this fraction of the numbers are rounding.
+_ROUNDING = 1e-12
+
+
+@dataclass(frozen=True)
+class TaskTable:
+    """A table of rows, one task each.
+
+    Attributes:
+        X: features as given, not yet checked.
+        y: targets; two-dimensional for several outputs over shared rows.
+        task: the id of the task of each row, or None for a single task or several outputs.
+        sizes: the number of rows of each table of a list; None for a single table.
+    """
+
+    X: Any
+    y: Any
+    task: Any
+    sizes: list[int] | None = None
+
+    def like_given(self, values: Array) -> Any:
+        """Values per row in the form in which the rows were given.
+
+        Args:
+            values: the first axis over rows.
+
+        Returns:
+            The array, or a list with one for each table.
+        """
+        return values if self.sizes is None else np.split(values, np.cumsum(self.sizes)[:-1])
+
+    def row_weights(self, weight: Any) -> Any:
+        """Weights of all rows from weights as given: one per row, or a list like the tables.
+
+        Args:
+            weight: the weights, or None.
+
+        Returns:
+            Those of a list in one array, anything else as it is.
+
+        Raises:
+            ValueError: if a table has another number of rows than its weights.
+        """
+        if self.sizes is None or not isinstance(weight, (list, tuple)) or not any(np.ndim(part) for part in weight):
+            return weight
+        parts = [np.asarray(part).reshape(-1) for part in weight]
+        if (lengths := [len(part) for part in parts]) != self.sizes:
+            raise ValueError(f"sample_weight must be a list like X, with {self.sizes} rows, got {lengths}")
+        return np.concatenate(parts)
+
+
+def read_table(X: Any, y: Any, task: Any, column: str | None = None) -> TaskTable:
+    """Bring rows in any of the accepted forms into one table.
+
+    Args:
+        X: a table, or a list with one table per task.
+        y: targets in the same form; None if there are none.
+        task: one id per row, or the name of a column of a data frame; for lists one per table; None for a single
+            task, several outputs, or list positions.
+        column: the column of tasks of the fit, which a data frame may still hold.
+
+    Returns:
+        The table.
+
+    Raises:
+        ValueError: if lists have different lengths, tables different columns, or a column does not exist.
+    """
+    if _is_list_of_tables(X):
+        return _from_lists(X, y, task)
+    X, y = _plain(X), _plain(y)
+    if isinstance(task, str):
+        names = [str(name) for name in getattr(X, "columns", [])]
+        if task not in names:
+            seen = f"its columns are {', '.join(names)}" if names else "X is no data frame; pass one id per row"
+            raise ValueError(f"task={task!r} is not a column of X: {seen}")
+        column, task = task, X[task]
+    elif task is None and column is not None and hasattr(X, "columns"):
+        if column not in list(X.columns):
+            raise ValueError(f"task must be given: X has no column {column!r}, which held the tasks in fit")
+        task = X[column]
+    return TaskTable(without_column(X, column), y, task)
+
+
+def without_column(X: Any, column: str | None) -> Any:
+    """A data frame without one column, if it is there.
+
+    Args:
+        X: a data frame, or anything else.
+        column: the name of the column.
+
+    Returns:
+        The same kind of data frame, or X as it is.
+    """
+    X = _plain(X)
+    if column is None or column not in list(getattr(X, "columns", [])):
+        return X
+    return X.drop(columns=column) if hasattr(X, "iloc") else X.drop(column)
+
+
+def _from_lists(X: Any, y: Any, task: Any) -> TaskTable:
+    targets = None if y is None else [np.asarray(part).reshape(-1) for part in y]
+    ids = list(range(len(X))) if task is None else as_ids(task, "task").tolist()
+    if len(ids) != len(X) or (targets is not None and len(targets) != len(X)):
+        counts = f"{len(X)} in X, {len(ids)} in task" + ("" if targets is None else f", {len(targets)} in y")
+        raise ValueError(f"lists of tasks must have the same length, got {counts}")
+    tables = [_plain(table) for table in X]
+    sizes = [len(table) for table in tables]
+    names = list(getattr(tables[0], "columns", []))
+    for number, (name, table) in enumerate(zip(ids, tables, strict=True)):
+        if targets is not None and len(targets[number]) != sizes[number]:
+            raise ValueError(f"task {name!r}: X has {sizes[number]} rows and y has {len(targets[number])}")
+        if table.shape[1] != tables[0].shape[1]:
+            raise ValueError(f"task {name!r} has {table.shape[1]} features, the first task {tables[0].shape[1]}")
+        if list(getattr(table, "columns", [])) != names:
+            raise ValueError(f"task {name!r} has the columns {list(table.columns)}, the first task {names}")
+    return TaskTable(
+        _stacked(tables), None if targets is None else np.concatenate(targets),
+        np.repeat(as_ids(ids, "task"), sizes), sizes,
+    )  # fmt: skip
+
+
+def _stacked(tables: list[Any]) -> Any:
+    """One table of all rows; data frames keep the names of their columns."""
+    kind = type(tables[0]).__module__.split(".")[0] if hasattr(tables[0], "columns") else ""
+    if kind == "polars":
+        import polars
+
+        return polars.concat(tables, how="vertical_relaxed")
+    if kind == "pandas":
+        import pandas
+
+        return pandas.concat(tables, ignore_index=True)
+    return np.concatenate([np.asarray(table) for table in tables])
+
+
+def _is_list_of_tables(X: Any) -> bool:
+    return isinstance(X, (list, tuple)) and len(X) > 0 and all(len(getattr(part, "shape", ())) == 2 for part in X)
+
+
+def _plain(X: Any) -> Any:
+    """Masked entries as NaN, tables of pyarrow as data frames of polars."""
+    if isinstance(X, np.ma.MaskedArray):
+        return np.ma.filled(X.astype(np.float64), np.nan)
+    if type(X).__module__.split(".")[0] == "pyarrow":
+        import polars
+
+        return polars.from_arrow(X)
+    return X
+
+
+def check_numeric(X: Any) -> None:
+    """Name the column of a data frame that does not hold numbers.
+
+    Args:
+        X: a data frame, or anything else.
+
+    Raises:
+        ValueError: if a column holds text that is no number, or dates.
+    """
+    for name in getattr(X, "columns", []):
+        column = np.asarray(X[name])
+        if column.dtype.kind in "mM":
+            raise ValueError(f"column {name!r} must hold numbers, got dtype {column.dtype}")
+        if column.dtype.kind not in "OUST":
+            continue
+        for row, value in enumerate(column.tolist()):
+            if not _is_number(value):
+                raise ValueError(f"column {name!r} must hold numbers, got {value!r} in row {row}")
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a cell is a number, written out or not, or missing."""
+    try:
+        float(np.nan if value is None else value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def task_ids(task: Any, n_rows: int) -> Array:
+    """One id per row, none of them missing.
+
+    Args:
+        task: a sequence or column of ids.
+        n_rows: the number of rows.
+
+    Returns:
+        An array of ids.
+
+    Raises:
+        ValueError: if the length is wrong or an id is missing.
+    """
+    labels = as_ids(task, "task")
+    if len(labels) != n_rows:
+        raise ValueError(f"task must have one id per row of X ({n_rows}), got {len(labels)}")
+    return labels
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows in the model's features.
+
+    Attributes:
+        Z: features.
+        y: targets without their mean.
+        task: task numbers.
+        weight: row weights, or None.
+        keys: a random number per row for splits; drawn from the seed if None.
+    """
+
+    Z: Tensor
+    y: Tensor
+    task: Tensor
+    weight: Tensor | None
+    keys: Array | None = None
+
+    def select(self, chosen: Tensor) -> Rows:
+        """Some of the rows.
+
+        Args:
+            chosen: their numbers.
+
+        Returns:
+            A copy, without keys.
+        """
+        weight = None if self.weight is None else self.weight[chosen]
+        return Rows(self.Z[chosen], self.y[chosen], self.task[chosen], weight)
+
+    def statistics(self, tasks: Axis) -> TaskStatistics:
+        """The statistics of these rows.
+
+        Args:
+            tasks: the tasks of all processes.
+
+        Returns:
+            The statistics.
+        """
+        found = TaskStatistics.empty(len(tasks), self.Z.shape[1])
+        found.add(self.Z, self.y, self.task, sample_weight=self.weight)
+        return replace(found, axis=tasks) if tasks.is_shared else found
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """The map from the user's features to the model's, and back for coefficients.
+
+    Attributes:
+        center: μ per feature.
+        scale: σ per feature; 1 for a constant feature, which becomes 0 and carries no weight.
+        flat: whether each feature was constant, up to rounding, in the rows of the fit.
+        offset: the mean target, subtracted before fitting; of two classes the log odds of the second.
+        intercept: whether a column of ones is added.
+    """
+
+    center: Array
+    scale: Array
+    flat: Array
+    offset: float
+    intercept: bool
+
+    @classmethod
+    def learn(cls, X: Array, y: Array, weight: Array | None, *, intercept: bool, scale: bool) -> Scaling:
+        """Weighted means and standard deviations.
+
+        Args:
+            X: features.
+            y: targets, one or several columns.
+            weight: row weights.
+            intercept: whether to centre and add a column of ones.
+            scale: whether to divide by the standard deviation.
+
+        Returns:
+            The scaling.
+        """
+        center = np.average(X, axis=0, weights=weight) if intercept else np.zeros(X.shape[1])
+        spread = np.sqrt(np.average((X - center) ** 2, axis=0, weights=weight))
+        offset = float(np.average(y.reshape(len(y), -1).mean(axis=1), weights=weight)) if intercept else 0.0
+        return cls.of(center, spread, np.abs(X).max(axis=0), offset, intercept=intercept, scale=scale)
+
+    @classmethod
+    def of(
+        cls, center: Array, spread: Array, largest: Array, offset: float, *, intercept: bool, scale: bool
+    ) -> Scaling:
+        """The scaling of features with these moments.
+
+        Args:
+            center: their means, or zeros.
+            spread: their standard deviations about these.
+            largest: their largest absolute values.
+            offset: the mean target.
+            intercept: whether to add a column of ones.
+            scale: whether to divide by the standard deviation.
+
+        Returns:
+            The scaling.
+        """
+        flat = spread <= _ROUNDING * np.maximum(largest, 1e-300)
+        return cls(center, np.where(flat | (not scale), 1.0, spread), flat, offset, bool(intercept))
+
+    def __call__(self, X: Array) -> Tensor:
+        """The model's features of some rows.
+
+        Args:
+            X: the user's features.
+
+        Returns:
+            A float64 tensor, with the column of ones last.
+        """
+        shifted = X - self.center
+        # what centring leaves of a constant feature is rounding
+        shifted[self.flat & (np.abs(shifted) <= _ROUNDING * np.abs(self.center))] = 0.0
+        Z = shifted / self.scale
+        if self.intercept:
+            Z = np.concatenate([Z, np.ones((len(Z), 1))], axis=1)
+        return torch.from_numpy(np.ascontiguousarray(Z))
+
+    def to_user(self, weights: Tensor) -> tuple[Array, Array]:
+        """Coefficients and intercepts in the user's units.
+
+        Args:
+            weights: per task in the model's space, shape (tasks, features).
+
+        Returns:
+            Coefficients (tasks, features) and intercepts (tasks,).
+        """
+        values = weights.numpy()
+        slopes = (values[:, :-1] if self.intercept else values) / self.scale
+        constant = values[:, -1] + self.offset if self.intercept else np.zeros(len(values))
+        return slopes, constant - slopes @ self.center
+
+    def coefficient_rows(self) -> Tensor:
+        """The rows z with zᵀw = the coefficients in the user's units, and last, if there is one, the intercept.
+
+        Returns:
+            A square float64 tensor.
+        """
+        rows = np.diag(1 / self.scale)
+        if self.intercept:
+            rows = np.block([[rows, np.zeros((len(rows), 1))], [-self.center / self.scale, np.ones(1)]])
+        return torch.from_numpy(rows)

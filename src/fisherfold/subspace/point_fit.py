@@ -1,0 +1,147 @@
+"""The plain subspace model as a fit without choices: starting point, steps and ridge come from the data.
+
+min over U of (1/N) Σ_t min_w ½‖Z_t U w - y_t‖² + ½ λ‖w‖²
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fisherfold.distributed import Axis
+from fisherfold.solvers import Result, minimize
+from fisherfold.solvers.stopping import Criterion, SmallGradient, Stagnation
+from fisherfold.subspace.inputs import Rows
+from fisherfold.subspace.marginal import start
+from fisherfold.subspace.problem import SubspaceProblem
+from fisherfold.subspace.tasks import TaskStatistics
+
+RIDGES = (0.01, 0.1, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
+
+
+def fit_point(
+    statistics: TaskStatistics,
+    *,
+    rank: int,
+    ridge: float | Tensor,
+    max_iter: int,
+    tol: float,
+    fisher: str = "observed",
+    frame: Tensor | None = None,
+    callback: Callable[[dict[str, float]], object] | None = None,
+) -> tuple[Tensor, Tensor, Result | None]:
+    """Learn the subspace with a given ridge, by RNGD.
+
+    Args:
+        statistics: the training rows.
+        rank: the dimension of the subspace; the number of features for ridge regression per task.
+        ridge: λ, one number or one per task.
+        max_iter: the most iterations.
+        tol: as for ``near_enough``.
+        fisher: the matrix of the steps; residuals stay large here, and the Hessian takes ten times fewer steps than a
+            Fisher matrix.
+        frame: the starting point; the leading directions of per-task ridge solutions by default.
+        callback: called with ``round`` and ``loss`` of every iteration; a true value stops.
+
+    Returns:
+        The frame U, the coefficients w and the result of the solver (None without a subspace).
+    """
+    n = statistics.n_features
+    if rank == n:
+        return torch.eye(n, dtype=torch.float64), _ridge_solutions(statistics, ridge), None
+    scaled, unit = statistics.with_unit_targets()
+    problem = SubspaceProblem(scaled, rank=rank, ridge=ridge, objective="penalised")
+    result = minimize(
+        problem, start(scaled, rank=rank).frame if frame is None else frame, "rngd", max_iter=max_iter,
+        stop=near_enough(tol), fisher=fisher, sigma=1e-3, callback=as_rounds(callback, unit**2),
+    )  # fmt: skip
+    for row in result.trace.rows:
+        row.update({name: row[name] * unit**2 for name in ("loss", "gradient_norm")})
+    return result.x, unit * problem.coefficients(result.x), result
+
+
+def as_rounds(callback: Callable[[dict[str, float]], object] | None, unit: float = 1.0) -> Callable[[Any], Any] | None:
+    """A callback of a solver that reports rounds and losses.
+
+    Args:
+        callback: takes a dictionary of ``round`` and ``loss``.
+        unit: what losses are multiplied by.
+
+    Returns:
+        A callback that takes the state of a solver.
+    """
+    if callback is None:
+        return None
+    return lambda state: callback({"round": float(state.iteration), "loss": unit * state.loss})
+
+
+def near_enough(tol: float) -> Criterion:
+    """Stop where what is left to gain is less than a fraction of the loss.
+
+    Args:
+        tol: the fraction by which the loss falls over five iterations; the gradient may be a tenth of it.
+
+    Returns:
+        The criterion, for losses in units of the targets.
+    """
+    return SmallGradient(0.1 * tol, 0.1 * tol) | Stagnation(rtol=tol)
+
+
+def _ridge_solutions(statistics: TaskStatistics, ridge: float | Tensor) -> Tensor:
+    """(A_t + λ I)⁻¹ b_t; the pseudo-inverse is that of an even diagonal, so that it drops no feature for its unit."""
+    ridges = torch.as_tensor(ridge, dtype=torch.float64).expand(statistics.n_tasks)
+    squares = statistics.pooled().gram[0].diagonal() / statistics.all_tasks.size + ridges[:, None]
+    sizes = torch.where(squares > 0, squares, 1.0).sqrt()
+    lifted = (statistics.gram + torch.diag_embed(ridges[:, None].expand_as(sizes))) / sizes[:, None] / sizes[..., None]
+    return (torch.linalg.pinv(lifted, hermitian=True) @ (statistics.cross / sizes)[..., None]).squeeze(-1) / sizes
+
+
+def choose_ridge(rows: Rows, tasks: Axis, *, rank: int, seed: int) -> tuple[float, dict[float, float]]:
+    """The ridge with the lowest squared error on a fifth of every task's rows.
+
+    Args:
+        rows: rows in the model's features.
+        tasks: the tasks of all processes.
+        rank: the dimension of the subspace.
+        seed: of the split.
+
+    Returns:
+        The ridge and the error of every ridge tried.
+    """
+    held = held_out_rows(rows.task.numpy(), seed, rows.keys, tasks)
+    train, rest = (rows.select(torch.from_numpy(np.flatnonzero(part))).statistics(tasks) for part in (~held, held))
+    errors: dict[float, float] = {}
+    frame: Tensor | None = None
+    for ridge in RIDGES:  # ranked by a few cheap steps each, from the frame of the one before
+        frame, w, _ = fit_point(train, rank=rank, ridge=ridge, fisher="kronecker", max_iter=30, tol=1e-5, frame=frame)
+        errors[ridge] = tasks.add(rest.residual_power(w @ frame.mT)) / tasks.add(rest.counts)
+    return min(errors, key=lambda key: errors[key]), errors
+
+
+def held_out_rows(
+    task: NDArray[Any], seed: int, keys: NDArray[Any] | None = None, tasks: Axis | None = None
+) -> NDArray[np.bool_]:
+    """A fifth of the rows of every task with at least five rows, at random.
+
+    Args:
+        task: the task of each row, from 0.
+        seed: of the draw.
+        keys: a random number per row; drawn from the seed by default.
+        tasks: the tasks of all processes, if rows are distributed.
+
+    Returns:
+        Whether each row is held out.
+    """
+    keys = np.random.default_rng(seed).random(len(task)) if keys is None else keys
+    counts = np.bincount(task)
+    order = np.lexsort((keys, task))
+    position = np.empty(len(task), dtype=np.int64)
+    position[order] = np.arange(len(task)) - np.repeat(np.cumsum(counts) - counts, counts)
+    held = position < np.floor(0.2 * counts)[task]
+    chosen = int(held.sum()) if tasks is None else int(tasks.total(torch.tensor(int(held.sum()))))
+    return np.asarray(held if chosen else position == 0)

@@ -1,0 +1,244 @@
+"""Predictive variances of task regressions, with what all tasks share not taken for known.
+
+The weights of a task are w_t = W ã_t for W = [m, U] and ã_t = (1, a_t). With K the covariance of W (``noise``), V_t
+that of a_t and G_t = A_tU/s_t²: when W moves by H, the rows of a task move its coefficients against it, and
+
+    Cov(w_t) = U V_t Uᵀ + B_t (Σ_kl E[ã_t ã_tᵀ]_kl K_kl) B_tᵀ,    B_t = I - U V_t G_tᵀ.
+
+The noise of a task is the mean of what its squared errors e_t, its rows n_t and the common noise c leave for it,
+
+    E[s_t² | c] = (e_t + ρc) / (n_t - p_t + ρ - 2),    p_t = tr(A_t Cov(w_t))/s_t²,
+
+p_t the effective number of its parameters, ρ the rows that c counts for. Σ is the spread about a mean that is learnt
+from the same T tasks: that of an unseen task is Σ (T + 1)/(T - 1), as for a fresh draw from any sample.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fisherfold.distributed import Axis
+from fisherfold.subspace.marginal import SubspacePrior, TaskPosterior, noise_floor, posterior
+from fisherfold.subspace.marginal_fit import NOISE_ROWS
+from fisherfold.subspace.noise import SharedPrior, shared_information, task_chunks
+from fisherfold.subspace.tasks import TaskStatistics
+
+# The noise is found in a few rounds; that of tasks that are folded in must not depend on where the rounds began.
+_ROUNDS, _SETTLED = 20, 1e-4
+_FOLDED_ROUNDS, _FOLDED = 200, 1e-10
+_CHUNK_ENTRIES = 2**22
+
+
+@dataclass(frozen=True)
+class TaskSpread:
+    """The uncertainty of the weights of each task, and its noise.
+
+    Attributes:
+        shared: K, the covariance of [m, U], shape (1 + rank, features, 1 + rank, features), or (0, features, 0,
+            features) where W is taken for known.
+        moments: E[ã_t ã_tᵀ], shape (tasks, 1 + rank, 1 + rank), or (tasks, 0, 0).
+        covariance: V_t of the coefficients, shape (tasks, rank, rank).
+        reach: G_t V_t, shape (tasks, features, rank), or (tasks, features, 0).
+        unseen: the covariance of the coefficients of an unseen task, shape (rank, rank).
+        noise: the variance of a fresh target around its mean, shape (tasks,).
+        common: what the noise of all tasks is drawn towards, shape (1,).
+    """
+
+    shared: Tensor
+    moments: Tensor
+    covariance: Tensor
+    reach: Tensor
+    unseen: Tensor
+    noise: Tensor
+    common: Tensor
+
+    def of_weights(self, features: Tensor, task: Tensor, frame: Tensor) -> Tensor:
+        """The variance of zᵀw_t, without the noise.
+
+        Args:
+            features: z, one per row.
+            task: the number of its task; -1 for an unseen one.
+            frame: U.
+
+        Returns:
+            One number per row.
+        """
+        n, p = frame.shape
+        fresh = _extended(frame.new_zeros((1, p)), self.unseen, len(self.shared))
+        moments = torch.cat([self.moments, fresh]).flatten(1)
+        covariance = torch.cat([self.covariance, self.unseen[None]])
+        reach = torch.cat([self.reach, torch.zeros_like(self.reach[:1])])
+        inside = features @ frame
+        blocks = _pairs(self.shared)
+        found = torch.empty_like(inside[:, 0])
+        # rows of one task share the n×n matrix Σ_kl E[ãã]_kl K_kl: chunks of rows sorted by task
+        for rows in torch.split(torch.argsort(task, stable=True), max(1, _CHUNK_ENTRIES // (n * n))):
+            present, place = torch.unique(task[rows], return_inverse=True)
+            z, part = features[rows], inside[rows]
+            own = _quadratic(part, covariance[present][place])
+            if len(blocks):
+                moved = z - (reach[present][place] @ part[:, : reach.shape[-1], None]).squeeze(-1)
+                own += _quadratic(moved, (moments[present] @ blocks).reshape(-1, n, n)[place])
+            found[rows] = own
+        return found
+
+    def variance(self, features: Tensor, task: Tensor, frame: Tensor) -> Tensor:
+        """The variance of fresh targets.
+
+        Args:
+            features: one row per target.
+            task: the number of its task; -1 for an unseen one.
+            frame: U.
+
+        Returns:
+            One number per row.
+        """
+        return torch.cat([self.noise, self.noise.mean()[None]])[task] + self.of_weights(features, task, frame)
+
+
+def _quadratic(vectors: Tensor, matrices: Tensor) -> Tensor:
+    """vᵀMv row by row; negative values are rounding."""
+    return ((matrices @ vectors[..., None]).squeeze(-1) * vectors).sum(-1).clamp(min=0)
+
+
+def _pairs(shared: Tensor) -> Tensor:
+    """The blocks K_kl as rows, shape ((1 + rank)², features²)."""
+    return shared.permute(0, 2, 1, 3).reshape(len(shared) ** 2, shared.shape[1] ** 2)
+
+
+def task_spread(statistics: TaskStatistics, prior: SubspacePrior, noise: str, *, common: float) -> TaskSpread:
+    """The uncertainty of all tasks once the prior has been learnt.
+
+    Args:
+        statistics: the rows.
+        prior: at its maximum, with the noise of the tasks of this process.
+        noise: ``task`` or ``shared``.
+        common: what the noise of all tasks is drawn towards, or, if it is shared, their noise.
+
+    Returns:
+        The spread of the tasks of this process.
+    """
+    statistics, tasks = statistics.cached(), statistics.all_tasks
+    errors, secants = _errors(statistics, prior), _Secants()
+    scale = torch.full_like(errors, common) if noise == "shared" else prior.noise
+    for _ in range(_ROUNDS):
+        here = replace(prior, noise=scale)
+        found = posterior(statistics, here)
+        shared = _shared(statistics, here, found)
+        wanted = _noise(statistics, errors, _spent(statistics, here, shared, found), common, noise)
+        if _settled(scale, wanted, tasks, _SETTLED):
+            break
+        scale = secants.step(scale, wanted)
+    found = posterior(statistics, replace(prior, noise=scale))
+    count = tasks.add(statistics.counts > 0)
+    unseen = prior.covariance * (count + 1) / max(count - 1, 1.0)
+    per_task = _moments(found, shared), found.covariance, _reach(found, shared)
+    return TaskSpread(shared, *per_task, unseen, scale, scale.new_tensor([common]))
+
+
+def extend_spread(
+    statistics: TaskStatistics, prior: SubspacePrior, known: TaskSpread, noise: str, changed: Tensor
+) -> TaskSpread:
+    """The uncertainty of tasks that have new rows, with that of W as it was.
+
+    Args:
+        statistics: the rows; its first tasks are those of ``known``.
+        prior: with one noise variance per task of ``statistics``.
+        known: of the tasks before.
+        noise: ``task`` or ``shared``.
+        changed: the tasks that have new rows, including all new ones.
+
+    Returns:
+        The spread of all tasks; those without new rows keep theirs.
+    """
+    added = statistics.n_tasks - len(known.noise)
+    scale = torch.cat([known.noise, known.common.expand(added)])
+    own, errors, secants = statistics.select(changed), _errors(statistics, prior)[changed], _Secants()
+    for _ in range(_FOLDED_ROUNDS if noise == "task" else 0):
+        here = replace(prior, noise=scale[changed])
+        spent = _spent(own, here, known.shared, posterior(own, here))
+        wanted = _noise(own, errors, spent, float(known.common), noise)
+        if _settled(scale[changed], wanted, own.all_tasks, _FOLDED):
+            break
+        scale[changed] = secants.step(scale[changed], wanted)
+    found = posterior(statistics, replace(prior, noise=scale))
+    moments, reach = _moments(found, known.shared), _reach(found, known.shared)
+    return replace(known, moments=moments, covariance=found.covariance, reach=reach, noise=scale)
+
+
+def _errors(statistics: TaskStatistics, prior: SubspacePrior) -> Tensor:
+    """The squared errors of the predictions, summed over the rows of each task."""
+    return statistics.residual_power(prior.mean + posterior(statistics, prior).mean @ prior.frame.mT)
+
+
+def _moments(found: TaskPosterior, shared: Tensor) -> Tensor:
+    return _extended(found.mean, found.second_moment(), len(shared))
+
+
+def _reach(found: TaskPosterior, shared: Tensor) -> Tensor:
+    return (found.scaled_gram_frame @ found.covariance)[..., : max(len(shared) - 1, 0)]
+
+
+def _extended(mean: Tensor, second_moment: Tensor, size: int) -> Tensor:
+    """The second moments of (1, a) from the moments of a; those of the first ``size`` entries."""
+    extended = torch.cat([torch.ones_like(mean[:, :1]), mean], 1)
+    moments = extended[:, :, None] * extended[:, None, :]
+    moments[:, 1:, 1:] = second_moment
+    return moments[:, :size, :size]
+
+
+def _shared(statistics: TaskStatistics, prior: SubspacePrior, found: TaskPosterior) -> Tensor:
+    """K, the covariance of W with the coefficients integrated out."""
+    known, n = SharedPrior.of(statistics, prior), statistics.n_features
+    if known is None:
+        return found.mean.new_zeros((0, n, 0, n))
+    return known.covariance(known.factor(shared_information(statistics, prior, found)))
+
+
+def _spent(statistics: TaskStatistics, prior: SubspacePrior, shared: Tensor, found: TaskPosterior) -> Tensor:
+    """p_t = tr(A_t Cov(w_t))/s_t², with B_tᵀA_tB_t/s_t² = A_t/s_t² - G_t V_t (2 - UᵀG_t V_t) G_tᵀ."""
+    gram_frame = found.scaled_gram_frame
+    spent = ((prior.frame.mT @ gram_frame) * found.covariance).sum((-2, -1))
+    if len(shared) == 0:
+        return spent
+    reach, moments, blocks = _reach(found, shared), _moments(found, shared).flatten(1), _pairs(shared).mT
+    less = 2 * reach - reach @ (prior.frame.mT @ reach)
+    for tasks in task_chunks(*reach.shape[:2]):
+        matrix = statistics.gram[tasks] / prior.noise[tasks, None, None] - less[tasks] @ gram_frame[tasks].mT
+        spent[tasks] += ((matrix.flatten(1) @ blocks) * moments[tasks]).sum(-1)
+    return spent
+
+
+class _Secants:
+    """Steps to where the noise of every task is what is found with it: secants in its logarithm, one per task.
+
+    More noise leaves a task fewer parameters, hence more rows and less noise: plain repetition oscillates.
+    """
+
+    def __init__(self) -> None:
+        self._last: tuple[Tensor, Tensor] | None = None
+
+    def step(self, scale: Tensor, wanted: Tensor) -> Tensor:
+        miss, slope = (wanted / scale).log(), -torch.ones_like(scale)
+        if self._last is not None:
+            before, moved = self._last
+            slope = torch.where(moved == 0, slope, (miss - before) / moved).clamp(-2.0, -0.5)
+        self._last = miss, -miss / slope
+        return scale * self._last[1].exp()
+
+
+def _settled(before: Tensor, after: Tensor, tasks: Axis, tolerance: float) -> bool:
+    return tasks.add((after / before - 1).abs() > tolerance) == 0
+
+
+def _noise(statistics: TaskStatistics, errors: Tensor, spent: Tensor, common: float, noise: str) -> Tensor:
+    """The mean of the noise of every task, given the common one."""
+    if noise == "shared":
+        return torch.full_like(errors, common)
+    # where parameters are as many as rows, one row is left, or half of what there is
+    left = torch.maximum(statistics.counts - spent, (statistics.counts / 2).clamp(max=1.0))
+    found = (errors + NOISE_ROWS * common) / (left + NOISE_ROWS - 2)
+    return found.clamp(min=noise_floor(statistics))
