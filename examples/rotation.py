@@ -15,13 +15,14 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from fisherfold import Likelihood, NLLProblem, check_fisher, check_gradient, minimize
+from fisherfold import NLLProblem, check_fisher, check_gradient, minimize
+from fisherfold.fisher import ExponentialFamily
 from fisherfold.manifolds import Stiefel
 
 CONCENTRATION = 20.0
 
 
-class VonMisesFisher(Likelihood):
+class VonMisesFisher(ExponentialFamily):
     """Directions on the sphere in R³, p(y | z) = exp(<y, z> - A(z)), A(z) = log(sinh|z| / |z|) + const."""
 
     def log_partition(self, z: Tensor) -> Tensor:

@@ -11,7 +11,6 @@ from fisherfold import (
     Bernoulli,
     Categorical,
     Gaussian,
-    Likelihood,
     NLLProblem,
     Poisson,
     check_fisher,
@@ -103,7 +102,7 @@ def test_outputs_may_have_any_shape():
     assert one.fisher(w).n_rows == 6
 
 
-class VonMisesFisher(Likelihood):
+class VonMisesFisher(ExponentialFamily):
     """Directions in space, p(y | z) ~ exp <y, z>, with A(z) = log(sinh κ / κ) for κ = |z|."""
 
     def log_partition(self, z):

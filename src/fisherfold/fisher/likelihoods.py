@@ -1,15 +1,18 @@
 """Output distributions p(y | z) and their Fisher matrices.
 
-All of them are exponential families in their natural parameter z (a mean, logits, a log rate):
+A likelihood has three parts, for outputs z of shape (samples, ...):
 
-    -log p(y | z) = A(z) - <T(y), z> + const(y),    F_L(z) = ∇²A(z),    KL(z ‖ z') = A(z') - A(z) - <∇A(z), z' - z>
+    nll(z, y) = -log p(y | z) up to a constant in y,    F_L(z) = E[s sᵀ] with the score s = ∂ nll/∂z,    draws of y
 
-so a new one needs its log-partition function A, its statistic T and a way to sample; the rest follows by automatic
-differentiation. The additive constant in y is left out of ``nll``, so that a perfect Gaussian fit has loss 0. The first
-dimension of z counts samples; all others belong to one sample, whose Fisher matrix F_L acts on them together.
+It need not be an exponential family in z. For one that is, ``ExponentialFamily`` derives all from its log-partition A,
 
-    >>> class Exponential(Likelihood):
-    ...     '''Waiting times with rate exp(-z)... in natural form: p(y | z) = -z exp(z y), z < 0.'''
+    -log p(y | z) = A(z) - <T(y), z> + const(y),    F_L(z) = ∇²A(z),    KL(z ‖ z') = A(z') - A(z) - <∇A(z), z' - z>,
+
+by automatic differentiation. The constant is left out, so that a perfect Gaussian fit has loss 0. The first dimension
+of z counts samples; all others belong to one sample, whose Fisher matrix F_L acts on them together.
+
+    >>> class Exponential(ExponentialFamily):
+    ...     '''Waiting times with rate -z < 0: p(y | z) = -z exp(z y).'''
     ...     def log_partition(self, z):
     ...         return -torch.log(-z)
     ...     def sample(self, z, *, generator=None):
@@ -40,7 +43,125 @@ _BEND = tuple(1 / math.factorial(k + 2) for k in range(12))
 
 
 class Likelihood(ABC):
-    """An exponential family in its natural parameter z, of shape (samples, ...)."""
+    """The distribution of a target given the model's output z, of shape (samples, ...).
+
+    A subclass has ``nll`` and ``sample``, and either ``fisher_weight``, where F_L is diagonal, or ``fisher_vp``.
+    """
+
+    @abstractmethod
+    def nll(self, z: Tensor, y: Tensor) -> Tensor:
+        """The negative log-likelihood of each sample, up to a constant in y.
+
+        Args:
+            z: outputs of the model.
+            y: targets.
+
+        Returns:
+            A tensor with one entry per sample.
+        """
+
+    @abstractmethod
+    def sample(self, z: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
+        """Draw one y for every z.
+
+        Args:
+            z: outputs of the model.
+            generator: the source of randomness.
+
+        Returns:
+            Targets in the form that ``nll`` takes.
+        """
+
+    def fisher_weight(self, z: Tensor) -> Tensor | None:
+        """The diagonal of the output Fisher matrix, where there is nothing else.
+
+        Args:
+            z: outputs of the model.
+
+        Returns:
+            A tensor like z; None where the matrix is not diagonal.
+        """
+        return None
+
+    def fisher_vp(self, z: Tensor, v: Tensor) -> Tensor:
+        """The product F_L(z) v with the output Fisher matrix, sample by sample.
+
+        Args:
+            z: outputs of the model.
+            v: vectors, like z.
+
+        Returns:
+            A tensor like z.
+
+        Raises:
+            NotImplementedError: if a subclass has neither this nor ``fisher_weight``.
+        """
+        weight = self.fisher_weight(z)
+        if weight is None:
+            raise NotImplementedError(f"{type(self).__name__} needs fisher_weight or fisher_vp")
+        return weight * v
+
+    def check_targets(self, y: Tensor, z: Tensor) -> None:
+        """Raise unless the targets can have come from this distribution.
+
+        Args:
+            y: targets.
+            z: outputs of the model.
+
+        Raises:
+            ValueError: if the shapes do not fit or a target is complex or not finite.
+        """
+        _check_real(y, tuple(z.shape))
+
+    def fisher_matrix(self, z: Tensor) -> Tensor:
+        """The output Fisher matrix of every sample: the dense reference.
+
+        Args:
+            z: outputs of the model.
+
+        Returns:
+            A tensor of shape (samples, q, q), q the number of outputs of one sample.
+        """
+        flat = z.reshape(len(z), -1)
+        basis = torch.eye(flat.shape[1], dtype=z.dtype, device=z.device)
+        columns = [self.fisher_vp(z, e.expand_as(flat).reshape(z.shape)).reshape(len(z), -1) for e in basis]
+        return torch.stack(columns, dim=2)
+
+    def fisher_factor(self, z: Tensor) -> Tensor:
+        """A factor S with F_L(z) = S Sᵀ for every sample.
+
+        Args:
+            z: outputs of the model.
+
+        Returns:
+            A tensor of shape (samples, q, r), q the number of outputs of one sample.
+        """
+        if (weight := self.fisher_weight(z)) is not None:
+            return torch.diag_embed(weight.reshape(len(z), -1).sqrt())
+        values, vectors = torch.linalg.eigh(self.fisher_matrix(z))
+        return vectors * values.clamp(min=0).sqrt().unsqueeze(-2)
+
+    def kl(self, z: Tensor, other: Tensor) -> Tensor:
+        """The divergence KL(p(· | z) ‖ p(· | other)) of each sample.
+
+        Args:
+            z: outputs of the model.
+            other: outputs, like z.
+
+        Returns:
+            A tensor with one entry per sample.
+
+        Raises:
+            NotImplementedError: if there is no closed form.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no closed form of its divergence")
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+
+class ExponentialFamily(Likelihood):
+    """An exponential family in its natural parameter z: from A, T and a way to sample."""
 
     @abstractmethod
     def log_partition(self, z: Tensor) -> Tensor:
@@ -51,18 +172,6 @@ class Likelihood(ABC):
 
         Returns:
             A tensor whose sum over everything but the first dimension is A of each sample.
-        """
-
-    @abstractmethod
-    def sample(self, z: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
-        """Draw one y for every z.
-
-        Args:
-            z: natural parameters.
-            generator: the source of randomness.
-
-        Returns:
-            Targets in the form that ``nll`` takes.
         """
 
     def statistic(self, y: Tensor, z: Tensor) -> Tensor:
@@ -77,33 +186,8 @@ class Likelihood(ABC):
         """
         return y.to(z.dtype)
 
-    def check_targets(self, y: Tensor, z: Tensor) -> None:
-        """Raise unless the targets can have come from this distribution.
-
-        Args:
-            y: targets.
-            z: natural parameters.
-
-        Raises:
-            ValueError: if the shapes do not fit or a target is complex or not finite.
-        """
-        if y.shape != z.shape:
-            raise ValueError(f"y must have the shape {tuple(z.shape)} of the model's output, got {tuple(y.shape)}")
-        if y.is_complex():
-            raise ValueError(f"y must be real, got {y.dtype}")
-        if not bool(torch.isfinite(y).all()):
-            raise ValueError("y must be finite, got NaN or infinite entries")
-
+    @override
     def nll(self, z: Tensor, y: Tensor) -> Tensor:
-        """The negative log-likelihood of each sample, up to a constant in y.
-
-        Args:
-            z: natural parameters.
-            y: targets.
-
-        Returns:
-            A tensor with one entry per sample.
-        """
         return _per_sample(self.log_partition(z)) - _per_sample(self.statistic(y, z) * z)
 
     def mean(self, z: Tensor) -> Tensor:
@@ -117,82 +201,33 @@ class Likelihood(ABC):
         """
         return cast("Tensor", torch.func.grad(lambda t: self.log_partition(t).sum())(z))
 
+    @override
     def fisher_vp(self, z: Tensor, v: Tensor) -> Tensor:
-        """The product F_L(z) v with the output Fisher matrix, sample by sample.
+        weight = self.fisher_weight(z)
+        return jvp(self.mean, z, v) if weight is None else weight * v
 
-        Args:
-            z: natural parameters.
-            v: vectors, like z.
-
-        Returns:
-            A tensor like z.
-        """
-        return jvp(self.mean, z, v)
-
-    def fisher_pinv_vp(self, z: Tensor, v: Tensor) -> Tensor:
-        """The product F_L(z)† v with the pseudo-inverse (the inverse where there is one).
-
-        Args:
-            z: natural parameters.
-            v: vectors, like z.
-
-        Returns:
-            A tensor like z.
-        """
-        inverse = torch.linalg.pinv(self.fisher_matrix(z), hermitian=True)
-        return (inverse @ v.reshape(len(v), -1, 1)).reshape(v.shape)
-
-    def fisher_matrix(self, z: Tensor) -> Tensor:
-        """The output Fisher matrix of every sample: the dense reference.
-
-        Args:
-            z: natural parameters.
-
-        Returns:
-            A tensor of shape (samples, q, q), q the number of outputs of one sample.
-        """
-        flat = z.reshape(len(z), -1)
-        basis = torch.eye(flat.shape[1], dtype=z.dtype, device=z.device)
-        columns = [self.fisher_vp(z, e.expand_as(flat).reshape(z.shape)).reshape(len(z), -1) for e in basis]
-        return torch.stack(columns, dim=2)
-
-    def fisher_factor(self, z: Tensor) -> Tensor:
-        """A factor S with F_L(z) = S Sᵀ for every sample.
-
-        Args:
-            z: natural parameters.
-
-        Returns:
-            A tensor of shape (samples, q, r), q the number of outputs of one sample.
-        """
-        values, vectors = torch.linalg.eigh(self.fisher_matrix(z))
-        return vectors * values.clamp(min=0).sqrt().unsqueeze(-2)
-
+    @override
     def kl(self, z: Tensor, other: Tensor) -> Tensor:
-        """The divergence KL(p(· | z) ‖ p(· | other)) of each sample.
-
-        Args:
-            z: natural parameters.
-            other: natural parameters, like z.
-
-        Returns:
-            A tensor with one entry per sample.
-        """
         change = self.log_partition(other) - self.log_partition(z)
         return _per_sample(change) - _per_sample(self.mean(z) * (other - z))
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}()"
+
+def _check_real(y: Tensor, shape: tuple[int, ...]) -> None:
+    if y.shape != shape:
+        raise ValueError(f"y must have the shape {shape} that goes with the model's output, got {tuple(y.shape)}")
+    if y.is_complex():
+        raise ValueError(f"y must be real, got {y.dtype}")
+    if not bool(torch.isfinite(y).all()):
+        raise ValueError("y must be finite, got NaN or infinite entries")
+
+
+def _check_counts(y: Tensor, kind: str) -> None:
+    if bool((y < 0).any()) or (y.is_floating_point() and bool((y != y.round()).any())):
+        raise ValueError(f"y must hold counts (integers ≥ 0) for a {kind} likelihood, got values in {_range(y)}")
 
 
 def _per_sample(values: Tensor) -> Tensor:
     return values.flatten(1).sum(dim=1) if values.ndim > 1 else values
-
-
-def _over(v: Tensor, weight: Tensor) -> Tensor:
-    """V / weight, and 0 where the weight has underflown: the pseudo-inverse of a diagonal matrix."""
-    usable = (weight > 0) & torch.isfinite(1 / weight)
-    return torch.where(usable, v / torch.where(usable, weight, 1.0), 0.0)
 
 
 def _bend(c: Tensor) -> Tensor:
@@ -202,7 +237,7 @@ def _bend(c: Tensor) -> Tensor:
     return torch.where(near, small.square() * series(_BEND, small), torch.expm1(c) - c)
 
 
-class Gaussian(Likelihood):
+class Gaussian(ExponentialFamily):
     """A normal distribution with mean z and known variance: nll = ‖y - z‖² / (2 variance), F_L = I / variance.
 
     Args:
@@ -235,12 +270,8 @@ class Gaussian(Likelihood):
         return _per_sample((z - y).square()) / (2 * self.variance)
 
     @override
-    def fisher_vp(self, z: Tensor, v: Tensor) -> Tensor:
-        return v / self.variance
-
-    @override
-    def fisher_pinv_vp(self, z: Tensor, v: Tensor) -> Tensor:
-        return v * self.variance
+    def fisher_weight(self, z: Tensor) -> Tensor:
+        return torch.ones_like(z) / self.variance
 
     @override
     def kl(self, z: Tensor, other: Tensor) -> Tensor:
@@ -255,7 +286,7 @@ class Gaussian(Likelihood):
         return f"Gaussian(variance={self.variance})"
 
 
-class Categorical(Likelihood):
+class Categorical(ExponentialFamily):
     """A class label from logits z of shape (samples, classes): F_L = diag(p) - p pᵀ, p = softmax(z).
 
     Examples:
@@ -309,17 +340,6 @@ class Categorical(Likelihood):
         return spread.reshape(len(z), p[0].numel(), p[0].numel())
 
     @override
-    def fisher_pinv_vp(self, z: Tensor, v: Tensor) -> Tensor:
-        # on the complement of the constants, diag(p) - p pᵀ is inverted by centring, dividing by p and centring; a
-        # class whose probability is rounding next to the largest is a row and column of zeros
-        p = self.mean(z)
-        seen = (p > p.shape[-1] * torch.finfo(p.dtype).eps).to(v.dtype)
-        count = seen.sum(dim=-1, keepdim=True)
-        centred = v - (seen * v).sum(dim=-1, keepdim=True) / count
-        divided = _over(centred, seen * p)
-        return seen * (divided - divided.sum(dim=-1, keepdim=True) / count)
-
-    @override
     def kl(self, z: Tensor, other: Tensor) -> Tensor:
         p, d = self.mean(z), other - z
         difference = torch.log_softmax(z, dim=-1) - torch.log_softmax(other, dim=-1)
@@ -335,7 +355,7 @@ class Categorical(Likelihood):
         return torch.multinomial(probabilities, 1, generator=generator).reshape(z.shape[:-1])
 
 
-class Bernoulli(Likelihood):
+class Bernoulli(ExponentialFamily):
     """Independent yes/no outcomes from logits z: F_L = diag(p (1 - p)), p = sigmoid(z). Targets are 0 or 1.
 
     Examples:
@@ -363,12 +383,8 @@ class Bernoulli(Likelihood):
         return torch.sigmoid(z)
 
     @override
-    def fisher_vp(self, z: Tensor, v: Tensor) -> Tensor:
-        return torch.sigmoid(z) * torch.sigmoid(-z) * v
-
-    @override
-    def fisher_pinv_vp(self, z: Tensor, v: Tensor) -> Tensor:
-        return _over(v, torch.sigmoid(z) * torch.sigmoid(-z))
+    def fisher_weight(self, z: Tensor) -> Tensor:
+        return torch.sigmoid(z) * torch.sigmoid(-z)
 
     @override
     def kl(self, z: Tensor, other: Tensor) -> Tensor:
@@ -383,7 +399,7 @@ class Bernoulli(Likelihood):
         return torch.bernoulli(torch.sigmoid(z), generator=generator)
 
 
-class Poisson(Likelihood):
+class Poisson(ExponentialFamily):
     """Independent counts from log rates z: F_L = diag(exp z).
 
     Examples:
@@ -398,20 +414,15 @@ class Poisson(Likelihood):
     @override
     def check_targets(self, y: Tensor, z: Tensor) -> None:
         super().check_targets(y, z)
-        if bool((y < 0).any()) or (y.is_floating_point() and bool((y != y.round()).any())):
-            raise ValueError(f"y must hold counts (integers ≥ 0) for a Poisson likelihood, got values in {_range(y)}")
+        _check_counts(y, "Poisson")
 
     @override
     def mean(self, z: Tensor) -> Tensor:
         return z.exp()
 
     @override
-    def fisher_vp(self, z: Tensor, v: Tensor) -> Tensor:
-        return z.exp() * v
-
-    @override
-    def fisher_pinv_vp(self, z: Tensor, v: Tensor) -> Tensor:
-        return _over(v, z.exp())
+    def fisher_weight(self, z: Tensor) -> Tensor:
+        return z.exp()
 
     @override
     def kl(self, z: Tensor, other: Tensor) -> Tensor:

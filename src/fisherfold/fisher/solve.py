@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fisherfold.fisher.conjugate import Solution, conjugate_gradients
 from fisherfold.fisher.flat import flatten, gram, reciprocal_condition, rounding_share, unflatten
-from fisherfold.manifolds.base import Manifold, Point, Tangent, arranged, combine, dot, leaves, scale
+from fisherfold.manifolds.base import Manifold, Point, Tangent, arranged, combine, leaves, scale, tree_map
 
 if TYPE_CHECKING:
     from fisherfold.fisher.operators import FisherOperator
@@ -49,7 +49,7 @@ def choose(operator: FisherOperator) -> str:
     dim, rows = operator.manifold.dim, operator.n_rows
     if rows is None or rows * flatten(operator.point).numel() > FACTOR_ENTRIES_UP_TO:
         return "cg"
-    if rows < dim and rows <= ROWS_UP_TO:
+    if rows < dim and rows <= ROWS_UP_TO and operator.manifold.ambient_metric:
         return "woodbury"
     return "dense" if dim <= DENSE_UP_TO else "cg"
 
@@ -94,7 +94,7 @@ def solve(
     if method == "auto":
         method = choose(operator)
         if method == "structured" and (x := operator.structured_solve(g, damping)) is not None:
-            return Solution(x, method, decrease=0.5 * float(dot(g, x)))
+            return Solution(x, method, decrease=0.5 * _inner(operator, g, x))
         method = "cg" if method == "structured" else method
     if method == "cg":
         limit = min(10 * operator.manifold.dim, 1000) if max_iter is None else int(max_iter)
@@ -105,8 +105,9 @@ def solve(
             kind = type(operator).__name__
             raise ValueError(f"{kind} on {operator.manifold!r} has no {method} solve; use method='cg'")
     elif method == "woodbury":
-        if operator.n_rows is None:
-            raise ValueError(f"{type(operator).__name__} has no factor in sample space; use method='cg' or 'dense'")
+        if operator.n_rows is None or not operator.manifold.ambient_metric:
+            kind = type(operator).__name__
+            raise ValueError(f"{kind} has no orthonormal factor in sample space; use method='cg' or 'dense'")
         x = _in_sample_space(operator, g, damping)
     elif method == "dense":
         x = _in_tangent_basis(operator, g, damping)
@@ -116,13 +117,18 @@ def solve(
         raise ValueError(f"method must be 'auto' or one of {list(METHODS)}, got {method!r}")
     if method == "factored":  # d solves another system: by how much the model falls along it takes a product to know
         product = combine(1.0, operator._matvec(x), damping, x)
-        return Solution(x, method, decrease=float(dot(g, x)) - 0.5 * float(dot(x, product)), iterations=1)
+        decrease = _inner(operator, g, x) - 0.5 * _inner(operator, x, product)
+        return Solution(x, method, decrease=decrease, iterations=1)
     # for an exact solve g·d - ½ d·(F + λ)d = ½ g·d
-    return Solution(x, method, decrease=0.5 * float(dot(g, x)))
+    return Solution(x, method, decrease=0.5 * _inner(operator, g, x))
+
+
+def _inner(operator: FisherOperator, u: Tangent, v: Tangent) -> float:
+    return float(operator.manifold.inner(operator.point, u, v))
 
 
 def tangent_basis(manifold: Manifold, point: Point) -> Tensor:
-    """An orthonormal basis of the tangent space, from the eigenvectors of the projector. For small manifolds.
+    """An orthonormal basis of the tangent space in the metric of the manifold. For small manifolds.
 
     Args:
         manifold: the manifold.
@@ -131,26 +137,55 @@ def tangent_basis(manifold: Manifold, point: Point) -> Tensor:
     Returns:
         A matrix with flattened ambient vectors as its ``manifold.dim`` columns.
     """
-    like = flatten(point)
-    identity = torch.eye(like.numel(), dtype=like.dtype, device=like.device)
-    projected = manifold.project(point, unflatten(identity, point))
-    projector = torch.cat([leaf.reshape(len(identity), -1) for leaf in leaves(projected)], dim=1)
-    return torch.linalg.eigh(projector).eigenvectors[:, like.numel() - manifold.dim :]
+    stacked = arranged(manifold.tangent_basis(point), manifold.point_shape)
+    return torch.cat([leaf.reshape(manifold.dim, -1) for leaf in leaves(stacked)], dim=1).mT
+
+
+def in_basis(operator: FisherOperator, basis: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The matrix <b_i, F b_j> of an operator in an orthonormal basis, and W there if F has a factor F = WᵀW.
+
+    Args:
+        operator: the Fisher operator F.
+        basis: the vectors of ``tangent_basis`` as rows.
+
+    Returns:
+        A symmetric matrix, and W or None.
+    """
+    if operator.n_rows is not None:
+        factor = operator.rows() @ basis.mT
+        return gram(factor), factor
+    images = torch.stack([flatten(operator._matvec(unflatten(b, operator.point))) for b in basis])
+    matrix = coordinates(operator.manifold, operator.point, basis, images)
+    return (matrix + matrix.mT) / 2, None
+
+
+def coordinates(manifold: Manifold, point: Point, basis: Tensor, vectors: Tensor) -> Tensor:
+    """The inner products <b_j, v_i> in the metric of the manifold.
+
+    Args:
+        manifold: the manifold.
+        point: the point at which they are tangent.
+        basis: flattened vectors b_j as rows.
+        vectors: flattened vectors v_i as rows.
+
+    Returns:
+        A matrix with one row for every v_i.
+    """
+    if manifold.ambient_metric:
+        return vectors @ basis.mT
+    points = tree_map(lambda leaf: leaf.expand(len(basis), *leaf.shape), point)
+    rows = unflatten(basis, point)
+    like = [unflatten(v.expand(len(basis), -1), point) for v in vectors]
+    return torch.stack([manifold.inner(points, rows, v) for v in like])
 
 
 def _in_tangent_basis(operator: FisherOperator, g: Tangent, damping: float) -> Tangent:
     if operator.manifold.dim == 0:
         return scale(0.0, g)
-    basis = tangent_basis(operator.manifold, operator.point)
-    factor = None if operator.n_rows is None else operator.rows() @ basis
-    if factor is not None:
-        matrix = gram(factor)
-    else:
-        columns = [flatten(operator._matvec(unflatten(b, operator.point))) for b in basis.T]
-        matrix = basis.T @ torch.stack(columns, dim=1)
-        matrix = (matrix + matrix.T) / 2
-    flat = basis.T @ flatten(g)
-    return unflatten(basis @ _solve_positive(matrix, flat, damping, factor), operator.point)
+    basis = tangent_basis(operator.manifold, operator.point).mT
+    matrix, factor = in_basis(operator, basis)
+    flat = coordinates(operator.manifold, operator.point, basis, flatten(g)[None])[0]
+    return unflatten(_solve_positive(matrix, flat, damping, factor) @ basis, operator.point)
 
 
 def _solve_positive(matrix: Tensor, rhs: Tensor, damping: float, factor: Tensor | None) -> Tensor:
@@ -231,6 +266,7 @@ def pseudo_inverse(operator: FisherOperator, g: Tangent) -> Tangent:
     Returns:
         The vector of least length that solves F d = g on the range of F.
     """
-    if operator.n_rows is not None and operator.n_rows < operator.manifold.dim:
+    small = operator.n_rows is not None and operator.n_rows < operator.manifold.dim
+    if small and operator.manifold.ambient_metric:
         return _in_sample_space(operator, g, 0.0)
     return _in_tangent_basis(operator, g, 0.0)

@@ -2,8 +2,11 @@
 
 from fisherfold.problems.base import Problem, Snapshot
 from fisherfold.problems.checks import check_fisher, check_gradient
+from fisherfold.problems.gaussian_model import GaussianModel
 from fisherfold.problems.hessian import Hessian
 from fisherfold.problems.loss import LossProblem
 from fisherfold.problems.nll import NLLProblem
 
-__all__ = ["Hessian", "LossProblem", "NLLProblem", "Problem", "Snapshot", "check_fisher", "check_gradient"]
+__all__ = [
+    "GaussianModel", "Hessian", "LossProblem", "NLLProblem", "Problem", "Snapshot", "check_fisher", "check_gradient",
+]  # fmt: skip

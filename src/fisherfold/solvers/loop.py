@@ -149,7 +149,7 @@ def minimize(
     # a point that met the criterion is the best one unless another was lower by more than rounding
     met = status == "converged" and state.loss <= state.best_loss + problem.loss_rounding(state.x, state.best_loss)
     x, value = (state.x, state.loss) if met else (state.best, state.best_loss)
-    return Result(x, value, status, message, state.trace, state.iteration, last=state.x)
+    return Result(x, value, status, message, state.trace, state.iteration, last=state.x, problem=problem)
 
 
 def _check_numbers(**counts: tuple[int, int]) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
+from fisherfold.fisher.covariance import covariance
 from fisherfold.manifolds.base import Point
 from fisherfold.plain import counted
+from fisherfold.problems.base import Problem
 
 if TYPE_CHECKING:
     import pandas
@@ -80,6 +84,7 @@ class Result:
         trace: the table of the run.
         iterations: how many were made.
         last: the final iterate, which differs from ``x`` only if the loss went up at the end.
+        problem: what was minimised, for ``covariance``.
     """
 
     x: Point
@@ -89,11 +94,57 @@ class Result:
     trace: Trace
     iterations: int
     last: Any = field(repr=False, default=None)
+    problem: Problem | None = field(repr=False, default=None, compare=False)
 
     @property
     def success(self) -> bool:
         """Whether a criterion on the solution was met."""
         return self.status == "converged"
+
+    def covariance(
+        self, f: Callable[[Any], Tensor] | None = None, *, robust: bool = False, dispersion: float = 1.0
+    ) -> Any:
+        """The covariance of the estimate, from the Fisher information on the tangent space at ``x``.
+
+        It is that of maximum likelihood: the loss must be a mean negative log-likelihood, at its minimum. A prior of
+        the problem counts as data.
+
+        Args:
+            f: a torch function of the point; its covariance follows by the delta method.
+            robust: the sandwich with the observed gradients, right even where the likelihood is not; of problems with
+                a ``fisher`` of kind ``empirical``.
+            dispersion: a factor, such as the residual variance of a ``Gaussian()`` whose variance 1 was a placeholder.
+
+        Returns:
+            A ``fisherfold.fisher.Covariance`` with standard errors, intervals and confidence regions; with f the
+            covariance matrix of its entries.
+
+        Raises:
+            ValueError: if the result has no problem with it, or f changes along directions that data do not identify.
+
+        Examples:
+            >>> import torch
+            >>> from fisherfold import Bernoulli, NLLProblem, minimize
+            >>> from fisherfold.manifolds import Sphere
+            >>> g = torch.Generator().manual_seed(0)
+            >>> x, w = torch.randn(500, 3, generator=g, dtype=torch.float64), Sphere(3).random_point(generator=g)
+            >>> y = torch.bernoulli(torch.sigmoid(3 * x @ w), generator=g)
+            >>> result = minimize(NLLProblem(Sphere(3), lambda x, w: 3 * x @ w, Bernoulli(), x, y), w)
+            >>> result.covariance().contains(w, level=0.99)
+            True
+            >>> result.covariance(lambda w: w[:2]).shape
+            torch.Size([2, 2])
+        """
+        if self.problem is None:
+            raise ValueError("this result does not know its problem; results of minimize do")
+        kinds = self.problem.fisher_kinds
+        if robust and "empirical" not in kinds:
+            name = type(self.problem).__name__
+            raise ValueError(f"robust=True needs the Fisher kind 'empirical', {name} has {list(kinds)}")
+        scores = self.problem.fisher(self.x, kind="empirical") if robust else None
+        kind = "exact" if "exact" in kinds else kinds[0]
+        found = covariance(self.problem.fisher(self.x, kind=kind), self.problem.n_samples / dispersion, scores=scores)
+        return found if f is None else found.of(f)[1]
 
     def __repr__(self) -> str:
         made = counted(self.iterations, "iteration")

@@ -1,0 +1,122 @@
+"""Standard errors on manifolds: closed forms, invariance, and the coverage of intervals."""
+
+import numpy as np
+import pytest
+import torch
+
+from fisherfold import Bernoulli, Gaussian, NLLProblem, Poisson, minimize
+from fisherfold.fisher import VonMisesFisher
+from fisherfold.manifolds import SPD, Euclidean, Grassmann, Product, Sphere
+from fisherfold.problems import GaussianModel
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, generator=generator(seed), dtype=torch.float64)
+
+
+def test_in_euclidean_space_it_is_the_textbook_matrix():
+    x = normal(200, 3)
+    y = x.sum(1) + 0.5 * normal(200, seed=1)
+    result = minimize(NLLProblem(Euclidean(3), lambda x, t: x @ t, Gaussian(), x, y), torch.zeros(3).double())
+    dispersion = float((y - x @ result.x).square().sum()) / 197
+    expected = dispersion * torch.linalg.inv(x.T @ x)
+    torch.testing.assert_close(result.covariance(lambda t: t, dispersion=dispersion), expected)
+    low, high = result.covariance(dispersion=dispersion).interval(lambda t: t, 0.95)
+    torch.testing.assert_close((high - low) / 2, 1.959964 * expected.diagonal().sqrt(), rtol=1e-6, atol=0)
+
+
+def test_the_sandwich_is_whites():
+    x = normal(300, 2)
+    y = x.sum(1) + x[:, 0].abs() * normal(300, seed=1)
+    result = minimize(NLLProblem(Euclidean(2), lambda x, t: x @ t, Gaussian(), x, y), torch.zeros(2).double())
+    r = y - x @ result.x
+    bread = torch.linalg.inv(x.T @ x)
+    expected = bread @ (x.T * r.square()) @ x @ bread
+    torch.testing.assert_close(result.covariance(lambda t: t, robust=True), expected)
+
+
+def test_weights_count_as_samples():
+    x = normal(50, 2)
+    y = torch.poisson((x @ torch.ones(2).double()).exp(), generator=generator(1))
+    one = NLLProblem(Euclidean(2), lambda x, t: x @ t, Poisson(), x.repeat(3, 1), y.repeat(3))
+    three = NLLProblem(Euclidean(2), lambda x, t: x @ t, Poisson(), x, y, weights=torch.full((50,), 3.0))
+    found = [minimize(p, torch.zeros(2).double()).covariance(lambda t: t) for p in (one, three)]
+    torch.testing.assert_close(*found, rtol=1e-6, atol=1e-12)
+
+
+@pytest.mark.parametrize("metric", ["embedded", "affine-invariant"])
+def test_functions_of_the_estimate_do_not_depend_on_the_metric_of_the_manifold(metric):
+    """Σ on SPD(2) with its own metric, and as ΛΛᵀ in Euclidean space, whose rotations are not identified."""
+    y = normal(80, 2) @ normal(2, 2, seed=1)
+    if metric == "embedded":
+        problem = GaussianModel(Euclidean(2, 2), lambda t: (y.mean(0), t @ t.mT), y)
+        start, sigma = torch.eye(2).double(), lambda t: t @ t.mT
+    else:
+        problem = GaussianModel(SPD(2), lambda t: (y.mean(0), t), y)
+        start, sigma = torch.eye(2).double(), lambda t: t
+    result = minimize(problem, start)
+    s = torch.cov(y.T, correction=0)
+    found = result.covariance(lambda t: sigma(t).reshape(-1))
+    # Wishart: Cov(S_ij, S_kl) = (S_ik S_jl + S_il S_jk)/n
+    expected = (torch.einsum("ik,jl->ijkl", s, s) + torch.einsum("il,jk->ijkl", s, s)).reshape(4, 4) / 80
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-8)
+
+
+def test_what_is_not_identified_is_named():
+    y = normal(80, 3) @ normal(3, 3, seed=1)
+    result = minimize(GaussianModel(Euclidean(3, 3), lambda t: (y.mean(0), t @ t.mT), y), torch.eye(3).double())
+    with pytest.raises(ValueError, match="f is not identified: it changes along 3 directions"):
+        result.covariance(lambda t: t[0, 0])
+
+
+def test_intervals_of_functions_of_a_subspace_cover():
+    """Grassmann(4, 1): the entries of the projector, 120 data sets."""
+    truth = torch.tensor([[0.6], [0.8], [0.0], [0.0]], dtype=torch.float64)
+    hits = []
+    for seed in range(120):
+        x = normal(150, 4, seed=seed)
+        y = x @ truth @ truth.T + normal(150, 4, seed=1000 + seed)
+        problem = NLLProblem(Grassmann(4, 1), lambda x, u: x @ u @ u.mT, Gaussian(), x, y)
+        low, high = minimize(problem, truth).covariance().interval(lambda u: (u @ u.mT)[[0, 0, 1], [1, 2, 3]], 0.9)
+        value = (truth @ truth.T)[[0, 0, 1], [1, 2, 3]]
+        hits.append(((low <= value) & (value <= high)).double())
+    assert 0.82 < float(torch.stack(hits)[:, :2].mean()) < 0.97
+
+
+def test_regions_follow_the_manifold_and_hold_the_truth():
+    truth, hits = Sphere(3).random_point(generator=generator(1)), []
+    for seed in range(100):
+        y = VonMisesFisher(3).sample(10 * truth.expand(40, 3), generator=generator(seed))
+        problem = NLLProblem(Sphere(3), lambda x, m: 10 * m.expand(len(x), 3), VonMisesFisher(3), y[:, :1], y)
+        region = minimize(problem, truth).covariance()
+        hits.append(region.contains(truth, 0.9))
+    assert 0.82 < np.mean(hits) < 0.98
+    boundary = region.boundary(50, 0.9)
+    Sphere(3).check_point(boundary)
+    distances = [region.distance(point) for point in boundary]
+    np.testing.assert_allclose(distances, 4.605, rtol=0.05)
+
+
+def test_products_and_what_a_result_does_not_know():
+    x = normal(300, 3)
+    space = Product({"direction": Sphere(3), "slope": Euclidean(1)})
+    truth = {"direction": Sphere(3).random_point(generator=generator(2)), "slope": torch.tensor([2.0]).double()}
+
+    def model(x, t):
+        return t["slope"] * (x @ t["direction"])
+
+    y = torch.bernoulli(torch.sigmoid(model(x, truth)), generator=generator(3))
+    result = minimize(NLLProblem(space, model, Bernoulli(), x, y), truth)
+    covariance = result.covariance()
+    plain = minimize(NLLProblem(Euclidean(3), lambda x, t: x @ t, Bernoulli(), x, y), torch.zeros(3).double())
+    # the same model in other coordinates
+    torch.testing.assert_close(
+        covariance.of(lambda t: t["slope"] * t["direction"])[1], plain.covariance(lambda t: t), rtol=1e-5, atol=1e-9
+    )
+    assert covariance.contains(truth, 0.999)
+    with pytest.raises(ValueError, match="level must lie between 0 and 1"):
+        covariance.contains(truth, 90)
