@@ -17,6 +17,7 @@ from fisherfold import (
     check_gradient,
     minimize,
 )
+from fisherfold.fisher import ExponentialFamily
 from fisherfold.fisher.flat import flatten
 from fisherfold.manifolds import Euclidean, Grassmann, Oblique, Product, Sphere, Stiefel
 from fisherfold.manifolds.base import leaves, scale, tree_map

@@ -7,8 +7,7 @@ So the residuals are kept while they fit, and each new one is freed of what it h
 
     r ← r - Σ_j r_j <z_j, r> / <z_j, r_j>,    z_j = M⁻¹ r_j
 
-at two passes over what is kept, compared with a product with F that passes over the data. Where rounding may have
-parted the recursion from g - (F + λ I) d, one product measures that, and CG begins anew from it while that helps.
+at two passes over what is kept, compared with a product with F that passes over the data.
 """
 
 from __future__ import annotations
@@ -60,9 +59,13 @@ def conjugate_gradients(
     """Truncated preconditioned conjugate gradients on the tangent space.
 
     Residuals are projected wherever what rounding has left outside the tangent space, about eps ‖g‖ a step, may count
-    compared with them: in every step in float32, late ones in float64. No residual below some eps ‖F‖ ‖d‖ / ‖g‖ can be
-    had in this precision. A singular F without damping needs a g in its range (a gradient is); otherwise CG ends with
-    curvature ``zero`` and its last iterate, and ``pinv`` is the method to name.
+    beside them: in every step in float32, late ones in float64. They come from a recursion; where rounding may have
+    parted it from g - (F + λ I) x, a product is spent on the truth, and CG begins anew from that if it is another one.
+    Where beginning anew has not halved it, CG ends: no smaller residual can be had in this precision, about
+    eps ‖F‖ ‖x‖ / ‖g‖.
+
+    A singular F without damping needs a g in its range (a gradient is); otherwise CG ends with curvature ``zero`` and
+    its last iterate, and ``pinv`` is the method to name.
 
     Args:
         operator: the Fisher operator F.
@@ -76,40 +79,117 @@ def conjugate_gradients(
     """
     # a power of two, 1 for ordinary g: squares of residuals must neither overflow nor vanish
     unit = float(range_factor(torch.stack([leaf.abs().amax() for leaf in leaves(g)]).amax()))
-    run = _Recursion(operator, scale(1 / unit, g) if unit != 1 else g, damping)
-    goal, best = rtol * run.size, math.inf
-    while True:
-        run.go_on(goal, max_iter - run.products)
-        if run.curvature != "positive" or not run.drift > run.left / 2 or run.products >= max_iter:
+    g = scale(1 / unit, g) if unit != 1 else g
+    space = _TangentSystem(operator, g, damping)
+    run = _Recursion(space, rtol)
+    while space.products + run.is_doubtful < max_iter and run.curvature == "positive":
+        if run.is_due:
+            if run.find_the_truth():
+                break
+        elif run.left <= run.goal:
             break
-        run.begin(run.true_residual())
-        # beside a long d along a flat direction rounding may leave more residual than d = 0 has, though d is near
-        if run.left <= goal or not run.left < best / 2:
-            break
-        best = run.left
-    x, r = run.project(run.x), run.r
-    if run.drift > run.left / 2 and run.products < max_iter:
-        r = run.true_residual()
-    decrease = 0.5 * (run.inner(run.g, x) + run.inner(r, x)) * unit * unit
+        else:
+            run.step()
+    x, r = space.project(run.x), run.r
+    if run.is_doubtful and space.products < max_iter:
+        r = space.residual(x)
+    decrease = 0.5 * (space.inner(g, x) + space.inner(r, x)) * unit * unit
+    x = scale(unit, x) if unit != 1 else x
     curvature = "positive" if run.curvature == "not finite" else run.curvature
-    residual = run.length(r) / run.size if run.size > 0 else 0.0
-    return Solution(scale(unit, x) if unit != 1 else x, "cg", decrease, residual, run.products, curvature)
+    return Solution(x, "cg", decrease, space.length(r) / run.size if run.size > 0 else 0.0, space.products, curvature)
 
 
 class _Recursion:
-    """The iterate x, its residual r and the next direction p, with a bound ``drift`` on what rounding has done to r."""
+    """The recursion: x, its residual r and the next direction p, with a bound on what rounding has done to r."""
+
+    def __init__(self, space: _TangentSystem, rtol: float) -> None:
+        self.space, self.x = space, scale(0.0, space.g)
+        self.curvature, self.steepest, self.goal = "positive", 0.0, 0.0
+        self._begin(space.g)
+        self.size, self.goal = self.left, rtol * self.left
+        # beside a long x along a flat direction rounding may leave more residual than x = 0 has, though x is near
+        self.first = math.inf
+
+    def _begin(self, r: Tangent) -> None:
+        """Go on from the residual r of x, with no memory."""
+        self.r, self.left, self.drift = r, self.space.length(r), 0.0
+        self.first = self.left
+        self.checked, self.left_then = self.space.products, self.left
+        z = self.space.precondition(r)
+        self.p, self.rz = z, self.space.inner(r, z)
+        self._look_for_rounding(z)
+        self.kept = _Residuals(r, is_plain=z is r, ambient=self.space.ambient)
+        self.kept.add(r, z, self.rz)
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether the truth may be another one than r."""
+        return self.drift > self.left / 2
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time to spend a product on the truth."""
+        rested = self.space.products >= 2 * self.checked or self.left <= self.left_then / 4
+        return self.is_doubtful and (rested or self.left <= self.goal)
+
+    def find_the_truth(self) -> bool:
+        """Believe r if it is near the truth, else go on from that.
+
+        Returns:
+            Whether no smaller residual is to be had.
+        """
+        truth, before = self.space.residual(self.x), self.first
+        gap = self.space.length(combine(1.0, truth, -1.0, self.r))
+        if gap <= self.left / 2 and self.left > self.goal:
+            self.drift, self.checked, self.left_then = gap, self.space.products, self.left
+            return False
+        self._begin(truth)
+        return not self.left < before / 2
+
+    def step(self) -> None:
+        """One step, with one product, unless there is no curvature along the direction."""
+        space, p = self.space, self.p
+        product = space.product(p)
+        along, length = space.inner(p, product), space.inner(p, p)
+        if not math.isfinite(along):
+            self.x, self.curvature = scale(math.nan, self.x), "not finite"
+            return
+        # a curvature at the rounding level of the steepest one seen is no curvature: dividing by it would blow up x
+        self.steepest = max(self.steepest, abs(along) / length) if length > 0 else self.steepest
+        rounding = 10 * space.eps * self.steepest * length
+        if not along > rounding:
+            self.curvature = "negative" if along < -rounding else "zero"
+            return
+        alpha = self.rz / along
+        self.x = combine(1.0, self.x, alpha, p)
+        self.r, removed = self.kept.remove(combine(1.0, self.r, -alpha, product))
+        self.left = space.length(self.r)
+        if space.eps * space.products * self.size > OUTSIDE * self.left:
+            self.r = space.project(self.r)
+            self.left = space.length(self.r)
+        self.drift += space.eps * (self.steepest * space.length(self.x) + self.left) + removed
+        z = space.precondition(self.r)
+        before, self.rz = self.rz, space.inner(self.r, z)
+        self._look_for_rounding(z)
+        self.p = combine(1.0, z, self.rz / before, p)
+        self.kept.add(self.r, z, self.rz)
+
+    def _look_for_rounding(self, z: Tangent) -> None:
+        """A singular preconditioner has nothing to say about some r: its z is 0, or rounding at right angles to r."""
+        if z is not self.r and self.left > self.goal and self.rz <= 10 * self.space.eps * self.left * self.space.length(z):
+            self.curvature = "zero"
+
+
+class _TangentSystem:
+    """The damped system (F + λ I) d = g, kept on the tangent space, with the products spent on it."""
 
     def __init__(self, operator: FisherOperator, g: Tangent, damping: float) -> None:
         self.operator, self.damping, self.products = operator, damping, 0
-        self.eps, self.steepest, self.curvature = torch.finfo(leaves(g)[0].dtype).eps, 0.0, "positive"
+        self.eps, self.ambient = torch.finfo(leaves(g)[0].dtype).eps, operator.manifold.ambient_metric
         self.g = self.project(g)
-        self.x = scale(0.0, self.g)
-        self.begin(self.g)
-        self.size = self.left
 
     def inner(self, u: Tangent, v: Tangent) -> float:
-        manifold = self.operator.manifold
-        return float(dot(u, v) if manifold.ambient_metric else manifold.inner(self.operator.point, u, v))
+        return float(dot(u, v) if self.ambient else self.operator.manifold.inner(self.operator.point, u, v))
 
     def length(self, v: Tangent) -> float:
         return self.inner(v, v) ** 0.5
@@ -121,56 +201,12 @@ class _Recursion:
         self.products += 1
         return combine(1.0, self.operator._matvec(v), self.damping, v)
 
-    def true_residual(self) -> Tangent:
-        return self.project(combine(1.0, self.g, -1.0, self.product(self.x)))
+    def residual(self, x: Tangent) -> Tangent:
+        return self.project(combine(1.0, self.g, -1.0, self.product(x)))
 
     def precondition(self, r: Tangent) -> Tangent:
         z = self.operator.precondition(r, self.damping)
         return r if z is r else self.project(z)
-
-    def begin(self, r: Tangent) -> None:
-        """Start from the residual r of x, with no memory."""
-        self.r, self.left, self.drift = r, self.length(r), 0.0
-        self.p = self.precondition(r)
-        self.rz = self.inner(r, self.p)
-        self.kept = _Residuals(r, is_plain=self.p is r, ambient=self.operator.manifold.ambient_metric)
-        self.kept.add(r, self.p, self.rz)
-
-    def go_on(self, goal: float, products: int) -> None:
-        """Steps, with one product each, to the goal, the end of the budget or of positive curvature."""
-        last = self.products + products
-        z = self.p
-        while self.products < last and self.left > goal and self.curvature == "positive":
-            # a singular preconditioner has nothing to say about some r: its z is 0, or rounding at right angles to r
-            if z is not self.r and self.rz <= 10 * self.eps * self.left * self.length(z):
-                self.curvature = "zero"
-                return
-            p = self.p
-            product = self.product(p)
-            along, square = self.inner(p, product), self.inner(p, p)
-            if not math.isfinite(along):
-                self.x, self.curvature = scale(math.nan, self.x), "not finite"
-                return
-            # a curvature at the rounding level of the steepest one seen is no curvature: 1/0 would blow up x
-            self.steepest = max(self.steepest, abs(along) / square) if square > 0 else self.steepest
-            rounding = 10 * self.eps * self.steepest * square
-            if not along > rounding:
-                self.curvature = "negative" if along < -rounding else "zero"
-                return
-            alpha = self.rz / along
-            self.x = combine(1.0, self.x, alpha, p)
-            self.r, removed = self.kept.remove(combine(1.0, self.r, -alpha, product))
-            self.left = self.length(self.r)
-            if self.eps * self.products * self.size > OUTSIDE * self.left:
-                self.r = self.project(self.r)
-                self.left = self.length(self.r)
-            self.drift += self.eps * (self.steepest * self.length(self.x) + self.left) + removed
-            z = self.precondition(self.r)
-            before, self.rz = self.rz, self.inner(self.r, z)
-            self.p = combine(1.0, z, self.rz / before, p)
-            self.kept.add(self.r, z, self.rz)
-            if self.drift > self.left / 2 and self.left <= self.size / 4:
-                return
 
 
 class _Residuals:

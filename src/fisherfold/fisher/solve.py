@@ -106,8 +106,7 @@ def solve(
             raise ValueError(f"{kind} on {operator.manifold!r} has no {method} solve; use method='cg'")
     elif method == "woodbury":
         if operator.n_rows is None or not operator.manifold.ambient_metric:
-            kind = type(operator).__name__
-            raise ValueError(f"{kind} has no orthonormal factor in sample space; use method='cg' or 'dense'")
+            raise ValueError(f"{type(operator).__name__} has no factor in sample space; use method='cg' or 'dense'")
         x = _in_sample_space(operator, g, damping)
     elif method == "dense":
         x = _in_tangent_basis(operator, g, damping)
