@@ -176,7 +176,8 @@ class _Recursion:
 
     def _look_for_rounding(self, z: Tangent) -> None:
         """A singular preconditioner has nothing to say about some r: its z is 0, or rounding at right angles to r."""
-        if z is not self.r and self.left > self.goal and self.rz <= 10 * self.space.eps * self.left * self.space.length(z):
+        rounding = 10 * self.space.eps * self.left
+        if z is not self.r and self.left > self.goal and self.rz <= rounding * self.space.length(z):
             self.curvature = "zero"
 
 
