@@ -214,7 +214,7 @@ class ExponentialFamily(Likelihood):
 
 def _check_real(y: Tensor, shape: tuple[int, ...]) -> None:
     if y.shape != shape:
-        raise ValueError(f"y must have the shape {shape} that goes with the model's output, got {tuple(y.shape)}")
+        raise ValueError(f"y must have the shape {shape} of the model's output, got {tuple(y.shape)}")
     if y.is_complex():
         raise ValueError(f"y must be real, got {y.dtype}")
     if not bool(torch.isfinite(y).all()):
