@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 
 from fisherfold.fisher.autodiff import jvp
-from fisherfold.fisher.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Poisson
+from fisherfold.fisher.likelihoods import Bernoulli, Categorical, ExponentialFamily, Gaussian, Poisson
 from fisherfold.manifolds import Euclidean, Grassmann, Manifold, Oblique, Product, Sphere, Stiefel
 from fisherfold.manifolds.base import Point, dot, leaves, scale
 from fisherfold.manifolds.verdict import slope
 from fisherfold.problems import NLLProblem
 from fisherfold.reproduce.theory.report import Finding, Settings, holds_if
 
-LIKELIHOODS: dict[str, Likelihood] = {
+LIKELIHOODS: dict[str, ExponentialFamily] = {
     "gaussian": Gaussian(), "categorical": Categorical(), "bernoulli": Bernoulli(), "poisson": Poisson(),
 }  # fmt: skip
 MANIFOLDS: dict[str, Manifold] = {
@@ -42,7 +42,7 @@ _NOISE = 8 * torch.finfo(torch.float64).eps
 
 
 def make_problem(
-    manifold: Manifold, likelihood: Likelihood, *, seed: int, device: str = "cpu"
+    manifold: Manifold, likelihood: ExponentialFamily, *, seed: int, device: str = "cpu"
 ) -> tuple[NLLProblem, Point]:
     """A small nonlinear model on a manifold, and a random point.
 
@@ -114,7 +114,7 @@ def riemannian_hessian(problem: NLLProblem, theta: Tensor, d: Tensor, *, as_prin
     return problem.manifold.project(theta, curved - d @ (overlap + overlap.mT) / 2)
 
 
-def entropy_hessian_error(likelihood: Likelihood, *, frozen: bool, seed: int, device: str = "cpu") -> float:
+def entropy_hessian_error(likelihood: ExponentialFamily, *, frozen: bool, seed: int, device: str = "cpu") -> float:
     """‖∇²Φ - F‖/‖F‖ for Φ(θ) = -E_{y ~ p_θ} log p(y | f(x, θ)), which the paper calls the population loss."""
     problem, theta = make_problem(MANIFOLDS["euclidean"], likelihood, seed=seed, device=device)
     frozen_mean = likelihood.mean(problem.model(problem.inputs, theta))
