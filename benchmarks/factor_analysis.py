@@ -110,7 +110,8 @@ def main() -> None:
             theirs = log_likelihood(torch.from_numpy(covariance), y)
             rows.setdefault((model, "scikit-learn"), []).append((steps, spent, theirs))
     for (model, by), runs in rows.items():
-        best = [max(run[2] for run in pair) for pair in zip(*(r for (m, _), r in rows.items() if m == model), strict=True)]
+        both = zip(*(found for (name, _), found in rows.items() if name == model), strict=True)
+        best = [max(run[2] for run in pair) for pair in both]
         lost = max(b - run[2] for b, run in zip(best, runs, strict=True))
         steps, spent, value = (median(run[k] for run in runs) for k in range(3))
         table.add_row(model, by, f"{steps:.0f}", f"{1e3 * spent:.0f}", f"{value:.8f}", f"{lost:.1e}")
