@@ -3,7 +3,7 @@
     python benchmarks/standard_errors.py
 
 Three models on three manifolds; every data set is fitted by ``minimize``, and intervals of functions of the estimate
-come from ``result.covariance().interval(f)``. Regions are ``contains(truth)``. The last column is two standard errors of
+come from ``result.covariance().interval(f)``. Regions are ``contains(truth)``. ± is two standard errors of
 the coverage, by simulation; intervals of one data set are not independent, and are counted as one observation.
 """
 
