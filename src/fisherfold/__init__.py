@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         subspace,
         testing,
     )
-    from fisherfold.completion import LowRankImputer, MatrixCompletion, MatrixCompletionCV
+    from fisherfold.completion import ImplicitCompletion, LowRankImputer, MatrixCompletion, MatrixCompletionCV
     from fisherfold.fisher import Bernoulli, Categorical, Gaussian, Likelihood, Poisson
     from fisherfold.manifolds import check_retraction
     from fisherfold.optim import KFAC, MKFAC, SGDG, SGDP, AdamP, find_scale_invariant
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     # estimators
+    "ImplicitCompletion": "completion",
     "LowRankImputer": "completion",
     "MatrixCompletion": "completion",
     "MatrixCompletionCV": "completion",
@@ -77,6 +78,7 @@ __all__ = [
     "Bernoulli",
     "Categorical",
     "Gaussian",
+    "ImplicitCompletion",
     "Likelihood",
     "LossProblem",
     "LowRankImputer",

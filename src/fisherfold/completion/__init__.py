@@ -2,8 +2,16 @@
 
 from fisherfold.completion.cross_validation import MatrixCompletionCV
 from fisherfold.completion.estimator import MatrixCompletion
+from fisherfold.completion.implicit import ImplicitCompletion
 from fisherfold.completion.imputer import LowRankImputer
 from fisherfold.completion.problem import CompletionProblem
 from fisherfold.completion.ratings import Ratings
 
-__all__ = ["CompletionProblem", "LowRankImputer", "MatrixCompletion", "MatrixCompletionCV", "Ratings"]
+__all__ = [
+    "CompletionProblem",
+    "ImplicitCompletion",
+    "LowRankImputer",
+    "MatrixCompletion",
+    "MatrixCompletionCV",
+    "Ratings",
+]

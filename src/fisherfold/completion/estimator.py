@@ -555,6 +555,10 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             The fitted estimator.
         """
         arrays, meta = load_folder(path, KIND)
+        if meta.get("estimator") == "ImplicitCompletion":
+            from fisherfold.completion.implicit import ImplicitCompletion
+
+            cls = ImplicitCompletion
         with sound(model_file(path), KIND):
             model = unpack(arrays, meta, str(validation.torch_device()("device", device)))
             params = validation.loaded_parameters(meta.get("params"), CHECKS | cls._checks | SEARCH_CHECKS)

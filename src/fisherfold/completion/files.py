@@ -19,7 +19,7 @@ from fisherfold.completion.prior_mean import SetEffects
 from fisherfold.tables.folders import expect, expect_number, pack_index, unpack_index
 
 KIND = "completion"
-INFERENCES = ("variational", "point")
+INFERENCES = ("variational", "point", "implicit")
 Arrays = dict[str, npt.NDArray[Any]]
 _SIDES = ("rows", "columns")
 _COUNTS = ("n_merged", "n_at_start", "n_since_start", "n_since_look")
@@ -38,6 +38,7 @@ def pack(model: CompletionModel) -> tuple[Arrays, dict[str, Any]]:
     arrays, meta = pack_posterior(model.posterior)
     meta |= {name: float(getattr(model, name)) for name in ("center", "scale", "low", "high")}
     meta |= {name: int(getattr(model, name)) for name in _COUNTS} | {"inference": model.inference}
+    meta["unobserved_weight"] = model.unobserved_weight
     arrays |= pack_index(model.row_ids, "rows") | pack_index(model.column_ids, "columns")
     if model.seen is not None:
         arrays |= {f"seen.{name}": getattr(model.seen, name) for name in ("offsets", "columns", "values")}
@@ -68,6 +69,7 @@ def unpack(arrays: Mapping[str, Any], meta: Mapping[str, Any], device: str = "cp
         expect_number(meta, "center"), expect_number(meta, "scale", least=1e-300), expect_number(meta, "low"),
         expect_number(meta, "high"), _seen(tensors, n, m), meta["inference"],
         **{name: expect_number(meta, name, least=0, integer=True) for name in _COUNTS},
+        unobserved_weight=expect_number({"unobserved_weight": 0.0} | dict(meta), "unobserved_weight", least=0),
     )  # fmt: skip
 
 

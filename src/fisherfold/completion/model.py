@@ -19,9 +19,11 @@ from torch import Tensor
 
 from fisherfold.completion.entries import Codes, Floats, merge
 from fisherfold.completion.fit import Settings, prepare, solve
+from fisherfold.completion.implicit_als import new_rows
 from fisherfold.completion.posterior import CompletionPosterior
-from fisherfold.completion.ratings import Ratings
+from fisherfold.completion.ratings import Chunk, Ratings
 from fisherfold.completion.stream import absorb, grow, look_back
+from fisherfold.distributed import Axis
 from fisherfold.plain import counted
 from fisherfold.tables.ids import IdIndex
 
@@ -106,6 +108,11 @@ class Seen:
         return place, self.columns[starts[place] + inside].astype(np.int64)
 
 
+def _seen(rows: Codes, columns: Codes, values: Floats, n_rows: int) -> Seen:
+    nothing = Seen(np.zeros(1, dtype=np.int64), np.zeros(0, dtype=np.int32), np.zeros(0))
+    return nothing.with_more(rows, columns, values, n_rows)
+
+
 @dataclass
 class CompletionModel:
     """Everything that prediction, recommendation, new ratings and files need.
@@ -119,11 +126,12 @@ class CompletionModel:
         low: the smallest observed value.
         high: the largest observed value.
         seen: the ratings; None if the model does not keep them.
-        inference: ``variational`` or ``point``.
+        inference: ``variational``, ``point`` or ``implicit``.
         n_merged: how many entries were merged into another one.
         n_at_start: the number of ratings when the factors were last found from scratch.
         n_since_start: how many have come since.
         n_since_look: how many have come since all of them were last gone through.
+        unobserved_weight: of ``implicit``.
     """
 
     row_ids: IdIndex
@@ -139,6 +147,7 @@ class CompletionModel:
     n_at_start: int
     n_since_start: int = 0
     n_since_look: int = 0
+    unobserved_weight: float = 0.0
 
     @property
     def device(self) -> torch.device:
@@ -250,6 +259,8 @@ class CompletionModel:
         Returns:
             The model; a row without entries is any of those of the fit.
         """
+        if self.inference == "implicit":
+            return self._with_new_implicit_rows(count, rows, columns, values)
         self._check_reach(values)
         known = self.posterior
         # what the columns know about which rows rated them is of no use here: it speaks of the rows of the fit
@@ -263,9 +274,16 @@ class CompletionModel:
         empty, unknown = side.counts == 0, known.rows.unknown_member()
         side.mean[empty], side.covariance[empty] = unknown.mean, unknown.covariance
         posterior.rows, posterior.columns = replace(side, set_effects=None), known.columns
-        order = np.argsort(rows, kind="stable")
-        offsets = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=count))]).astype(np.int64)
-        return replace(self, posterior=posterior, seen=Seen(offsets, columns[order].astype(np.int32), values[order]))
+        return replace(self, posterior=posterior, seen=_seen(rows, columns, values, count))
+
+    def _with_new_implicit_rows(self, count: int, rows: Codes, columns: Codes, values: Floats) -> CompletionModel:
+        chunk = Chunk(rows.astype(np.int32), columns.astype(np.int32), values)
+        ratings = Ratings.from_chunks(
+            [chunk], (Axis.whole(count), Axis.whole(len(self.column_ids))), dtype=self.posterior.rows.mean.dtype,
+            duplicates="sum", device=self.device,
+        )  # fmt: skip
+        posterior = replace(self.posterior, rows=new_rows(self.posterior, ratings, self.unobserved_weight))
+        return replace(self, posterior=posterior, seen=_seen(rows, columns, values, count))
 
     def _batch(self, rows: Codes, columns: Codes, values: Floats) -> tuple[Ratings, Tensor, Tensor]:
         """New entries as a small matrix of the rows and columns that they touch."""

@@ -1,0 +1,228 @@
+"""Recommend from implicit feedback: clicks, plays, purchases.
+
+``ImplicitCompletion`` is ``MatrixCompletion`` for pairs that were observed or not: the loss is that of implicit ALS
+(``fisherfold.completion.implicit_als``), serving and files are the same.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+
+from fisherfold.completion.entries import Codes, Entries, Floats, read_entries, read_pairs
+from fisherfold.completion.estimator import MatrixCompletion
+from fisherfold.completion.implicit_als import fit_implicit
+from fisherfold.completion.metrics import ranking_metrics
+from fisherfold.completion.model import UNSEEN, CompletionModel, Seen
+from fisherfold.completion.ratings import Ratings
+from fisherfold.tables import validation
+from fisherfold.tables.frames import frame_kind
+from fisherfold.tables.ids import IdIndex
+from fisherfold.threads import threads
+from fisherfold.warn import warn
+
+CHECKS: dict[str, validation.Check] = {
+    "rank": validation.integer(1), "unobserved_weight": validation.number(0, above=True),
+    "max_iter": validation.integer(1), "tol": validation.number(0), "unseen": validation.choice(*UNSEEN),
+    "duplicates": validation.choice("sum", "mean", "last"), "random_state": validation.seed(),
+    "device": validation.torch_device(), "dtype": validation.torch_dtype(), "n_jobs": validation.jobs(),
+    "verbose": validation.verbosity(),
+}  # fmt: skip
+_SHARES = "implicit feedback is fitted by one process; call fit"
+
+
+class ImplicitCompletion(MatrixCompletion):
+    """Low-rank recommendation from pairs that were observed, such as clicks, with nothing to tune.
+
+    ``fit`` takes pairs of ids, with a weight each if they are not all alike, a data frame of them, or a sparse matrix.
+    A prediction is large where a row is likely to take up a column; its scale means nothing else.
+
+    Args:
+        rank: the number of factors; less, with a warning, where the table is smaller.
+        unobserved_weight: the weight of "no interest" in every pair, where an observed pair has the weight 1 of
+            interest. Between 1 and 10 it matters little.
+        max_iter: the largest number of passes over the data.
+        tol: stop when a pass raises the bound by less than this per observed pair.
+        unseen: for ids not seen in ``fit``: ``prior`` (an average row or column), ``nan`` or ``error``.
+        duplicates: of pairs given twice the weights are added (``sum``) or averaged (``mean``), or the ``last`` counts.
+        random_state: seed of the starting point.
+        device: where to compute, for example ``cpu`` or ``cuda``.
+        dtype: ``float32`` or ``float64``.
+        n_jobs: the number of threads of the fit; None leaves it to torch, -1 takes all cores.
+        verbose: whether to print a line per pass.
+
+    Example:
+        >>> tastes = ("tea", "milk", "cake"), ("gin", "rum", "beer")
+        >>> users = range(12)  # each takes two of the three
+        >>> pairs = [(u, item) for u in users for k, item in enumerate(tastes[u % 2]) if k != u // 2 % 3]
+        >>> model = ImplicitCompletion(rank=2).fit(pairs)
+        >>> model.recommend(0, k=1)["column"].to_list()
+        ['tea']
+        >>> model.recommend_new({"rum": 1, "gin": 1}, k=1)["column"].to_list()
+        ['beer']
+    """
+
+    clip = False
+
+    _checks = CHECKS
+
+    def __init__(
+        self, rank: int = 32, *, unobserved_weight: float = 4.0, max_iter: int = 20, tol: float = 1e-2,
+        unseen: str = "prior", duplicates: str = "sum", random_state: int | None = 0, device: str | None = None,
+        dtype: str = "float32", n_jobs: int | None = None, verbose: bool = False,
+    ) -> None:  # fmt: skip
+        self.rank = rank
+        self.unobserved_weight = unobserved_weight
+        self.max_iter = max_iter
+        self.tol = tol
+        self.unseen = unseen
+        self.duplicates = duplicates
+        self.random_state = random_state
+        self.device = device
+        self.dtype = dtype
+        self.n_jobs = n_jobs
+        self.verbose = verbose
+
+    def fit(self, X: Any, y: Any = None, *, columns: Any = None, matrix: bool | None = None) -> ImplicitCompletion:
+        """Fit the model.
+
+        Args:
+            X: (n, 2) ids of the observed pairs; or a data frame with two such columns, and a third for weights; or a
+                sparse matrix of weights.
+            y: a weight for each pair, such as the number of plays or its logarithm; 1 if not given.
+            columns: the row id, the column id and perhaps the weight column of a data frame.
+            matrix: as for ``MatrixCompletion``.
+
+        Returns:
+            This estimator.
+        """
+        self._given()
+        return self.fit_entries(_read(X, y, columns, matrix))
+
+    def fit_entries(self, entries: Entries) -> ImplicitCompletion:
+        """Fit the model to entries that were read already, for example from a file.
+
+        Args:
+            entries: the observed pairs and their weights.
+
+        Returns:
+            This estimator.
+        """
+        given = self._given()
+        with threads(self.n_jobs):
+            row_ids, column_ids, i, j = entries.indexed()
+            model = self._fit_codes((row_ids, column_ids), i, j, entries.values, given)
+        self._remember(entries)._adopt(model)
+        return self
+
+    def _given(self) -> dict[str, Any]:
+        return validation.check_parameters(self.get_params(deep=False), self._checks)
+
+    def _fit_codes(
+        self, ids: tuple[IdIndex, IdIndex], i: Codes, j: Codes, weights: Floats, given: dict[str, Any]
+    ) -> CompletionModel:
+        if not (weights > 0).all():
+            raise ValueError(
+                f"the weights of observed pairs must be positive, got {weights[~(weights > 0)][0]:g}; leave out pairs "
+                "that were not observed, and use MatrixCompletion for ratings"
+            )
+        shape = len(ids[0]), len(ids[1])
+        if (rank := min(given["rank"], *shape)) < given["rank"]:
+            warn(f"rank={given['rank']} is more than a table of {shape[0]} x {shape[1]} allows; rank={rank} is used")
+        ratings = Ratings(
+            i, j, weights, shape, dtype=given["dtype"], duplicates=given["duplicates"], device=given["device"]
+        )
+
+        def show(posterior: Any) -> None:
+            if given["verbose"]:
+                print("  ".join(f"{name} {value:.5g}" for name, value in posterior.trace[-1].items()))
+
+        posterior = fit_implicit(
+            ratings, rank, unobserved_weight=given["unobserved_weight"], max_iter=given["max_iter"], tol=given["tol"],
+            seed=validation.draw_seed(self.random_state), callback=show,
+        )  # fmt: skip
+        return CompletionModel(
+            *ids, posterior, 0.0, 1.0, 0.0, 1.0, Seen.of(ratings), "implicit", len(weights) - ratings.n_ratings,
+            ratings.n_ratings, unobserved_weight=given["unobserved_weight"],
+        )  # fmt: skip
+
+    def partial_fit(
+        self, X: Any, y: Any = None, *, columns: Any = None, matrix: bool | None = None
+    ) -> ImplicitCompletion:
+        """Add observed pairs, and fit the model to all so far.
+
+        Args:
+            X: as for ``fit``.
+            y: as for ``fit``.
+            columns: as for ``fit``.
+            matrix: as for ``fit``.
+
+        Returns:
+            This estimator.
+        """
+        if not hasattr(self, "model_"):
+            return self.fit(X, y, columns=columns, matrix=matrix)
+        given, entries, model = self._given(), _read(X, y, columns, matrix), self.model_
+        rows, old_columns, weights = model.given()
+        more = Entries(
+            np.concatenate([model.row_ids.decode(rows), np.asarray(entries.rows)]),
+            np.concatenate([model.column_ids.decode(old_columns), np.asarray(entries.columns)]),
+            np.concatenate([weights, entries.values]), self.names_, self.frame_,
+        )  # fmt: skip
+        with threads(self.n_jobs):
+            row_ids, column_ids, i, j = more.indexed()
+            self._adopt(self._fit_codes((row_ids, column_ids), i, j, more.values, given))
+        return self
+
+    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
+        """nDCG@10 of the recommendations for the rows of held-out pairs, what the rows had in the fit left out.
+
+        Args:
+            X: the held-out pairs, as for ``fit``.
+            y: their gains; 1 if not given.
+            sample_weight: not used.
+
+        Returns:
+            Between 0 and 1, the mean over the rows.
+        """
+        entries = _read(X, y, None, None)
+        rows = IdIndex.fit(entries.rows)[0].labels
+        return ranking_metrics(self.recommend(rows, 10), (entries.rows, entries.columns, entries.values), 10)["ndcg"]
+
+    def fit_share(self, *args: Any, **options: Any) -> Any:
+        """Not offered for implicit feedback.
+
+        Args:
+            *args: not used.
+            **options: not used.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        raise NotImplementedError(_SHARES)
+
+    def fit_file_share(self, *args: Any, **options: Any) -> Any:
+        """Not offered for implicit feedback.
+
+        Args:
+            *args: not used.
+            **options: not used.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        raise NotImplementedError(_SHARES)
+
+
+def _read(X: Any, y: Any, columns: Any, matrix: bool | None) -> Entries:
+    """Entries, with weight 1 where none are given."""
+    if y is not None or matrix or scipy.sparse.issparse(X):
+        return read_entries(X, y, columns=columns, matrix=matrix)
+    is_frame = frame_kind(X) is not None
+    width = len(columns) if columns is not None else X.shape[1] if is_frame else np.asarray(X[:1]).shape[-1]
+    if width != 2:
+        return read_entries(X, columns=columns, matrix=matrix)
+    rows, others, names, frame = read_pairs(X, columns)
+    return Entries(rows, others, np.ones(len(rows)), (names[0], names[1], "weight"), frame)
