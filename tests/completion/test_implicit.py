@@ -1,6 +1,7 @@
 """Implicit feedback: the loss over all pairs against a dense reference, and the estimator against its promises."""
 
 import itertools
+import json
 
 import numpy as np
 import pandas as pd
@@ -8,8 +9,10 @@ import polars as pl
 import pytest
 import scipy.sparse
 import torch
+from typer.testing import CliRunner
 
 from fisherfold import ImplicitCompletion, MatrixCompletion
+from fisherfold.cli import app
 from fisherfold.completion import Ratings
 from fisherfold.completion.gram import moments
 from fisherfold.completion.implicit_als import _update_side, fit_implicit, new_rows
@@ -91,7 +94,7 @@ def two_tastes(n=60, m=20, seed=0):
     pairs = [(u, i) for u in range(n) for i in range(m) if u % 2 == i % 2 and rng.random() < 0.7]
     held = {u: int(rng.choice([i for v, i in pairs if v == u])) for u in range(n)}
     kept = [(u, i) for u, i in pairs if held[u] != i]
-    return kept, [(u, i) for u, i in held.items()]
+    return kept, list(held.items())
 
 
 @pytest.fixture(scope="module")
@@ -171,3 +174,17 @@ def test_mistakes_have_clear_messages(call, message):
 def test_a_rank_above_the_table_is_reduced_with_a_warning():
     with pytest.warns(UserWarning, match="rank=32 is more than a table of 60 x 20 allows; rank=20 is used"):
         ImplicitCompletion().fit(two_tastes()[0])
+
+
+def test_the_command_line_fits_and_recommends(tmp_path):
+    path, folder = tmp_path / "plays.csv", tmp_path / "model"
+    path.write_text("\n".join(["user,item,plays", *(f"{u},{i},1" for u, i in two_tastes()[0])]))
+    words = ["complete", "fit", str(path), "-o", str(folder), "--implicit", "--rank", "3"]
+    run = CliRunner().invoke(app, [*words, "--json"])
+    assert json.loads(run.stdout)["rank"] == 3
+    assert ImplicitCompletion.load(folder).names_ == ("user", "item", "plays")
+    run = CliRunner().invoke(app, ["complete", "recommend", str(folder), "4", "-k", "2", "-o", "-"])
+    assert run.exit_code == 0
+    assert len(run.stdout.splitlines()) == 3
+    run = CliRunner().invoke(app, [*words, "--inference", "point"])
+    assert "--inference is for ratings and has no meaning with --implicit" in str(run.exception)

@@ -81,6 +81,12 @@ Duplicates = Annotated[
     ),
 ]  # fmt: skip
 Threads = Annotated[int | None, typer.Option("--threads", help="Threads of the fit; torch decides if not given.")]
+Implicit = Annotated[
+    bool,
+    typer.Option(
+        "--implicit", help="Values are weights of observed pairs (clicks, plays); what is missing is no interest."
+    ),
+]  # fmt: skip
 MaxIter = Annotated[int, typer.Option("--max-iter", help="The largest number of passes.")]
 Lists = Annotated[
     Path,
@@ -98,6 +104,7 @@ K = Annotated[int, typer.Option("-k", min=1, help="How many for each id.")]
     examples=[
         "fisherfold complete fit ratings.csv --rank 10 --seed 0 -o model/",
         "fisherfold complete fit ratings.dat --separator :: --rank auto -o model/",
+        "fisherfold complete fit plays.csv --implicit --rank 32 -o model/",
     ],
 )
 def fit(
@@ -106,16 +113,21 @@ def fit(
     header: Header = None, encoding: Encoding = None, skip_bad_lines: SkipBad = False, unpack_limit: UnpackLimit = 4.0,
     inference: Inference = "variational", solver: Solver = "auto", offsets: Offsets = "both", ridge: Ridge = None,
     duplicates: Duplicates = "mean", max_iter: MaxIter = 50, threads: Threads = None, checkpoint: Checkpoint = None,
+    implicit: Implicit = False,
 ) -> None:  # fmt: skip
     """Fit a model to a file of ratings and write it into a folder; under torchrun its processes share the work."""
     from fisherfold.completion.files import KIND
     from fisherfold.distributed import joined, under_torchrun
 
     check_output(output, KIND)
-    model = _estimator(
-        rank, random_state=seed, inference=inference, solver=solver, offsets=offsets, ridge=ridge,
-        duplicates=duplicates, max_iter=max_iter, n_jobs=threads, verbose=voice.verbose,
-    )  # fmt: skip
+    if implicit:
+        _only_implicit(inference=inference, solver=solver, offsets=offsets, ridge=ridge)
+        model = _implicit(rank, duplicates, random_state=seed, max_iter=max_iter, n_jobs=threads, verbose=voice.verbose)
+    else:
+        model = _estimator(
+            rank, random_state=seed, inference=inference, solver=solver, offsets=offsets, ridge=ridge,
+            duplicates=duplicates, max_iter=max_iter, n_jobs=threads, verbose=voice.verbose,
+        )  # fmt: skip
     if checkpoint is not None and not under_torchrun():
         raise ValueError("--checkpoint is for fits over several processes, under torchrun")
     began = time.perf_counter()
@@ -144,13 +156,14 @@ def fit(
     found: dict[str, Any] = {"file": str(file)} | (_account(table) if table else {"processes": processes.size}) | {
         f"{model.names_[0]}s": len(inside.row_ids), f"{model.names_[1]}s": len(inside.column_ids),
         "ratings": inside.posterior.n_ratings, "merged": model.n_duplicates_, "rank": inside.posterior.rank,
-        "passes": model.n_iter_, "converged": model.converged_, **_fit_error(model), "noise": model.noise_,
-        "seconds": seconds, "model": str(output),
+        "passes": model.n_iter_, "converged": model.converged_,
+        **({} if implicit else _fit_error(model) | {"noise": model.noise_}), "seconds": seconds, "model": str(output),
     }  # fmt: skip
     if hasattr(model, "cv_results_"):
         found["cv_rmse"] = dict(zip(map(str, model.cv_results_["rank"]), model.cv_results_["mean_rmse"], strict=True))
     voice.result(f"Completed {file.name}", found)
-    voice.remark(_MEANING)
+    if not implicit:
+        voice.remark(_MEANING)
     voice.remark(f"next: fisherfold complete recommend {typed(output, inside.row_ids.labels[0])}")
 
 
@@ -452,6 +465,22 @@ def _load(folder: Path) -> MatrixCompletion:
     from fisherfold.completion.estimator import MatrixCompletion
 
     return MatrixCompletion.load(folder)
+
+
+def _only_implicit(**given: Any) -> None:
+    """Reject options of ratings."""
+    usual = {"inference": "variational", "solver": "auto", "offsets": "both", "ridge": None}
+    if wrong := [name for name, value in given.items() if value != usual[name]]:
+        raise ValueError(f"--{wrong[0]} is for ratings and has no meaning with --implicit")
+
+
+def _implicit(rank: str, duplicates: str, **options: Any) -> MatrixCompletion:
+    from fisherfold.completion.implicit import ImplicitCompletion
+
+    if not rank.isdigit():
+        raise ValueError(f"--rank must be a whole number with --implicit, got {rank!r}")
+    # weights of pairs that occur twice are added, unless told otherwise
+    return ImplicitCompletion(int(rank), duplicates="sum" if duplicates == "mean" else duplicates, **options)
 
 
 def _read(file: Path, **reading: Any) -> RatingTable:
