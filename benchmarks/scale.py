@@ -77,9 +77,9 @@ def resident() -> int:
 
 def ready(stream: Popular, group: Any) -> Any:
     """The ratings of this rank."""
-    import torch
-    from fisherfold.completion.shared_ratings import Batch, Share, share_out
-
+    from fisherfold.completion import MatrixCompletion
+    from fisherfold.completion.distributed_fit import share_out
+    from fisherfold.completion.entries import Entries
     from fisherfold.completion.ratings import Chunk, Ratings
     from fisherfold.distributed import Axis
 
@@ -87,18 +87,17 @@ def ready(stream: Popular, group: Any) -> Any:
         axes = Axis.whole(stream.users), Axis.whole(stream.items)
         return Ratings.from_chunks((Chunk(*piece) for piece in stream.pieces()), axes)
 
-    def batches() -> Iterator[Batch]:
-        for users, items, values in stream.pieces(group.rank, group.size):
-            yield Batch(users.astype(np.int64), items.astype(np.int64), values.astype(np.float64))
-
-    return share_out(Share(batches), group, dtype=torch.float32, duplicates="error", centred=True).ratings
+    pieces = [np.concatenate(parts) for parts in zip(*stream.pieces(group.rank, group.size), strict=True)]
+    share = Entries(pieces[0].astype(np.int64), pieces[1].astype(np.int64), pieces[2].astype(np.float64))
+    settings = MatrixCompletion(duplicates="error")._settings()
+    return share_out(share, settings, group)[0].ratings
 
 
 def one(count: int) -> dict[str, Any]:
     """Build and go through the ratings of one rank."""
     import torch
 
-    from fisherfold.completion import shared_ratings  # noqa: F401  # imported before memory is measured
+    from fisherfold.completion import distributed_fit  # noqa: F401  # imported before memory is measured
     from fisherfold.completion.als import Penalty, TwoSided, additive_model, grow
     from fisherfold.completion.problem import CompletionProblem
     from fisherfold.distributed import joined

@@ -42,7 +42,7 @@ def ratings_of(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
 def completion(rng: np.random.Generator, folder: Path) -> None:
     X, y = ratings_of(rng)
     for inference in ("variational", "point"):
-        model = MatrixCompletion(rank=4, inference=inference, checkpoint=folder / "c").fit(X, y)
+        model = MatrixCompletion(rank=4, inference=inference).fit(X, y)
         model.predict(X, return_std=inference == "variational")
         model.save(folder / "model")
         again = MatrixCompletion.load(folder / "model")

@@ -26,8 +26,8 @@ def main() -> Figure:
     ratings = table[seen] + 0.3 * rng.normal(size=len(pairs))
 
     model = MatrixCompletion(rank=5).fit(pairs, ratings)
-    films, scores = model.recommend(299, k=3)
-    print("for person 299:", ", ".join(f"film {film} ({score:.2f})" for film, score in zip(films, scores, strict=True)))
+    best = model.recommend(299, k=3)
+    print("for person 299:", ", ".join(f"film {film} ({score:.2f})" for _, film, score in best.rows()))
 
     fresh = np.argwhere(~seen)
     mean, std = model.predict(fresh, return_std=True)

@@ -9,8 +9,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fisherfold.cli.common import command, group
-from fisherfold.cli.options import Checkpoint, Encoding, UnpackLimit, in_bytes, one_of
-from fisherfold.cli.outputs import Output, check_output, write_or_rescue
+from fisherfold.cli.options import (
+    Checkpoint,
+    Decimal,
+    Encoding,
+    Header,
+    Output,
+    Predictions,
+    Separator,
+    SkipBadLines,
+    Timeout,
+    UnpackLimit,
+    check_output,
+    check_predictions,
+    in_bytes,
+    one_of,
+    write_or_rescue,
+)  # fmt: skip
 from fisherfold.cli.voice import Voice
 from fisherfold.cli.words import named, typed
 from fisherfold.plain import counted
@@ -38,17 +53,6 @@ File = Annotated[
 Folder = Annotated[Path, typer.Argument(help="The folder of a fitted model.", callback=named("the model", "a folder"))]
 Columns = Annotated[
     str | None, typer.Option("--columns", "-c", help="Columns by name or position, as in user,item,rating or 1,2,3.")
-]
-Separator = Annotated[
-    str | None, typer.Option("--separator", help="What separates fields: one character or ::; detected if not given.")
-]
-Decimal = Annotated[str, typer.Option("--decimal", help="The decimal mark of numbers, . or ,.", metavar="MARK")]
-Header = Annotated[
-    bool | None,
-    typer.Option("--header/--no-header", help="Whether the first line names the columns.", show_default="auto"),
-]
-SkipBad = Annotated[
-    bool, typer.Option("--skip-bad-lines", help="Go on although more than 1 % of the lines cannot be used.")
 ]
 Rank = Annotated[str, typer.Option("--rank", "-r", help="The number of factors, or auto (chosen by cross-validation).")]
 Seed = Annotated[int, typer.Option("--seed", "-s", help="Seed of everything random.")]
@@ -88,10 +92,6 @@ Implicit = Annotated[
     ),
 ]  # fmt: skip
 MaxIter = Annotated[int, typer.Option("--max-iter", help="The largest number of passes.")]
-Lists = Annotated[
-    Path,
-    typer.Option("--output", "-o", help="The table to write: .csv, .csv.gz or .parquet; - prints CSV."),
-]
 Shown = Annotated[
     Path | None,
     typer.Option("--output", "-o", help="A file for the table: .csv, .csv.gz or .parquet; - prints CSV."),
@@ -109,11 +109,12 @@ K = Annotated[int, typer.Option("-k", min=1, help="How many for each id.")]
 )
 def fit(
     voice: Voice, file: File, output: Output,
-    rank: Rank = "10", seed: Seed = 0, columns: Columns = None, separator: Separator = None, decimal: Decimal = ".",
-    header: Header = None, encoding: Encoding = None, skip_bad_lines: SkipBad = False, unpack_limit: UnpackLimit = 4.0,
-    inference: Inference = "variational", solver: Solver = "auto", offsets: Offsets = "both", ridge: Ridge = None,
-    duplicates: Duplicates = "mean", max_iter: MaxIter = 50, threads: Threads = None, checkpoint: Checkpoint = None,
-    implicit: Implicit = False,
+    rank: Rank = "10", seed: Seed = 0, columns: Columns = None, separator: Separator = None, decimal: Decimal = None,
+    header: Header = None, encoding: Encoding = None, skip_bad_lines: SkipBadLines = False,
+    unpack_limit: UnpackLimit = 4.0, inference: Inference = "variational", solver: Solver = "auto",
+    offsets: Offsets = "both", ridge: Ridge = None, duplicates: Duplicates = "mean", max_iter: MaxIter = 50,
+    threads: Threads = None, checkpoint: Checkpoint = None,
+    timeout: Timeout = 300, implicit: Implicit = False,
 ) -> None:  # fmt: skip
     """Fit a model to a file of ratings and write it into a folder; under torchrun its processes share the work."""
     from fisherfold.completion.files import KIND
@@ -131,9 +132,9 @@ def fit(
     if checkpoint is not None and not under_torchrun():
         raise ValueError("--checkpoint is for fits over several processes, under torchrun")
     began = time.perf_counter()
-    with joined() as processes:
+    with joined(timeout) as processes:
         reading = {
-            "columns": _split(columns), "separator": separator, "decimal": decimal, "header": header,
+            "columns": _split(columns), "separator": separator, "decimal": decimal or ".", "header": header,
             "encoding": encoding, "skip_bad_lines": skip_bad_lines, "max_bytes": in_bytes(unpack_limit),
         }  # fmt: skip
         if under_torchrun():
@@ -181,19 +182,19 @@ def predict(
         Path,
         typer.Argument(help="A table whose first two columns are row id and column id; - reads standard input."),
     ],
-    output: Lists = Path("-"),
-    columns: Columns = None, separator: Separator = None, decimal: Decimal = ".", header: Header = None,
+    output: Predictions = Path("-"),
+    columns: Columns = None, separator: Separator = None, decimal: Decimal = None, header: Header = None,
     encoding: Encoding = None, unpack_limit: UnpackLimit = 4.0,
     std: Annotated[bool, typer.Option("--std", help="Add the predictive standard deviation, column std.")] = False,
     name: Annotated[str, typer.Option("--name", help="The name of the column of predictions.")] = "prediction",
 ) -> None:  # fmt: skip
     """Predict pairs: the table is written with a last column `prediction`."""
     import numpy as np
-    import polars as pl
 
     from fisherfold.tables.readers import read_pairs
+    from fisherfold.tables.writers import add_columns, write_table
 
-    _check_writable(output, voice)
+    check_predictions(output, voice)
     model = _load(folder)
     named_columns = _split(columns)
     given = read_pairs(
@@ -203,9 +204,8 @@ def predict(
     known = list(model.names_[:2])
     if columns is None and given.names != known and {*known} <= {*given.table.frame.columns}:
         given = _by_name(given, known)
-    frame, added = given.table.frame, [name, *(["std"] if std else [])]
-    if taken := [each for each in added if each in frame.columns]:
-        raise ValueError(f"{pairs} has a column {taken[0]!r} already: rename it, or choose another --name")
+    frame = given.table.frame
+    add_columns(frame.head(0), {each: [] for each in [name, *(["std"] if std else [])]}, given.table.path)
     inside = model.model_
     if std and inside.inference == "point":
         raise ValueError("--std needs a model of --inference variational: a point estimate has no error bars")
@@ -213,7 +213,7 @@ def predict(
     with voice.progress(f"predicting {counted(len(frame), 'pair', form=',')}"):
         mean, spread = inside.predict(i, j, with_std=std, clip=model.clip, unseen=model.unseen)
     extra = {} if spread is None else {"std": spread}
-    _write(frame.with_columns(**{k: pl.Series(v) for k, v in (extra | {name: mean}).items()}), output, decimal)
+    write_table(add_columns(frame, extra | {name: mean}, given.table.path), output, decimal or ".")
     unknown = int(np.count_nonzero((i < 0) | (j < 0)))
     _say(voice, "Predicted", {"pairs": len(mean), "with ids not seen in the fit": unknown}, output)
 
@@ -250,7 +250,8 @@ def recommend(
 
     if (ids is None or not ids) + (not everyone) + (rated is None) != 2:
         raise ValueError("give row ids, or --all, or --rated FILE: one of the three")
-    _check_writable(output, voice)
+    if output is not None:
+        check_predictions(output, voice)
     model = _load(folder)
     options: dict[str, Any] = {"exclude_seen": not include_seen, "by": by}
     if candidates is not None:
@@ -276,7 +277,8 @@ def similar(
     output: Shown = None,
 ) -> None:
     """List the columns that are rated most like some."""
-    _check_writable(output, voice)
+    if output is not None:
+        check_predictions(output, voice)
     found = _load(folder).similar(ids, k, of="rows" if rows else "columns")
     _show(voice, found, output, "Similar")
 
@@ -287,8 +289,8 @@ def update(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="A folder for the model, if not that of the old one.")
     ] = None,
-    columns: Columns = None, separator: Separator = None, decimal: Decimal = ".", header: Header = None,
-    encoding: Encoding = None, skip_bad_lines: SkipBad = False,
+    columns: Columns = None, separator: Separator = None, decimal: Decimal = None, header: Header = None,
+    encoding: Encoding = None, skip_bad_lines: SkipBadLines = False,
 ) -> None:  # fmt: skip
     """Add new ratings, rows and columns to a model."""
     from fisherfold.completion.files import KIND
@@ -297,7 +299,7 @@ def update(
     check_output(place, KIND)
     model = _load(folder)
     table = _read(
-        file, columns=_split(columns), separator=separator, decimal=decimal, header=header, encoding=encoding,
+        file, columns=_split(columns), separator=separator, decimal=decimal or ".", header=header, encoding=encoding,
         skip_bad_lines=skip_bad_lines,
     )  # fmt: skip
     with voice.progress("updating"):
@@ -337,8 +339,8 @@ def evaluate(
     relevant: Annotated[
         float | None, typer.Option("--relevant", help="For --top: the least rating that counts; the mean if not given.")
     ] = None,
-    columns: Columns = None, separator: Separator = None, decimal: Decimal = ".", header: Header = None,
-    encoding: Encoding = None, skip_bad_lines: SkipBad = False, unpack_limit: UnpackLimit = 4.0,
+    columns: Columns = None, separator: Separator = None, decimal: Decimal = None, header: Header = None,
+    encoding: Encoding = None, skip_bad_lines: SkipBadLines = False, unpack_limit: UnpackLimit = 4.0,
     inference: Inference = "variational", solver: Solver = "auto", offsets: Offsets = "both", ridge: Ridge = None,
     duplicates: Duplicates = "mean", max_iter: MaxIter = 50, threads: Threads = None,
 ) -> None:  # fmt: skip
@@ -353,7 +355,7 @@ def evaluate(
     if time_column is not None:
         names = (*(names or _first_three(file, separator, header, encoding)), time_column)
     reading = {
-        "separator": separator, "decimal": decimal, "header": header, "encoding": encoding,
+        "separator": separator, "decimal": decimal or ".", "header": header, "encoding": encoding,
         "skip_bad_lines": skip_bad_lines, "max_bytes": in_bytes(unpack_limit),
     }  # fmt: skip
     table = _read(file, columns=names, **reading)
@@ -529,42 +531,6 @@ def _split(columns: str | None) -> tuple[str, ...] | None:
     return None if columns is None else tuple(part.strip() for part in columns.split(","))
 
 
-def _check_writable(output: Path | None, voice: Voice) -> None:
-    """Check the name of a table to write before the work is done."""
-    if output is None:
-        return
-    if str(output) == "-":
-        if voice.as_json:
-            raise ValueError("--json and --output - both write to standard output: give a file")
-        return
-    if output.is_dir() or output.name.endswith((".safetensors", ".json", ".xlsx", ".zip")):
-        raise ValueError(f"--output is written as CSV or Parquet, as x.csv, x.csv.gz or x.parquet, got {output}")
-
-
-def _write(frame: Any, output: Path, decimal: str = ".") -> None:
-    """Write a table; all of it, or fail."""
-    import gzip
-    import io
-    import sys
-
-    from fisherfold.files import write_atomically
-
-    if output.suffix.lower() in (".parquet", ".pq"):
-        buffer = io.BytesIO()
-        frame.write_parquet(buffer)
-        write_atomically(output, buffer.getvalue())
-        return
-    content = frame.write_csv(decimal_comma=decimal == ",").encode()
-    if str(output) == "-":
-        rest = memoryview(content)
-        while rest:  # an unbuffered stream writes what its reader has room for
-            rest = rest[sys.stdout.buffer.write(rest) :]
-        sys.stdout.flush()
-        return
-    # no time in the header: the same table gives the same bytes
-    write_atomically(output, gzip.compress(content, mtime=0) if output.suffix.lower() == ".gz" else content)
-
-
 def _say(voice: Voice, title: str, facts: dict[str, Any], output: Path) -> None:
     """Say what was written; on standard error where the table itself is on the output."""
     if str(output) == "-":
@@ -580,10 +546,11 @@ def _show(voice: Voice, found: Any, output: Path | None, title: str) -> None:
     from rich.table import Table
 
     from fisherfold.cli.words import cell, printable
+    from fisherfold.tables.writers import write_table
 
     frame = found if isinstance(found, pl.DataFrame) else pl.from_pandas(found)
     if output is not None:
-        _write(frame, output)
+        write_table(frame, output)
         _say(voice, title, {"lines": frame.height, "ids": frame.to_series(0).n_unique()}, output)
         return
     table = Table(title=title)
