@@ -68,7 +68,7 @@ def main() -> Figure:
     turn = torch.linspace(0, 2 * math.pi, 100, dtype=torch.float64)[:, None]
     basis = SPHERE.tangent_basis(mean)
     rim = SPHERE.exp(mean.expand(100, 3), cone * (turn.cos() * basis[0] + turn.sin() * basis[1]))
-    for points, style, label in ((y, ".", "observed"), (rim, "-", "95 % cone of the mean"), (truth[None], "k+", "truth")):
+    for points, style, label in ((y, ".", "observed"), (rim, "-", "95 % cone"), (truth[None], "k+", "truth")):
         panel.plot(torch.atan2(points[:, 1], points[:, 0]), torch.asin(points[:, 2]), style, label=label)
     panel.grid(alpha=0.3)
     panel.legend(frameon=False, loc="lower right")

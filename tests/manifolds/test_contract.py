@@ -10,7 +10,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fisherfold.manifolds import Euclidean, Grassmann, Manifold, Oblique, Product, Sphere, Stiefel
+from fisherfold.manifolds import (
+    SPD,
+    Euclidean,
+    Grassmann,
+    Manifold,
+    Oblique,
+    Power,
+    Product,
+    Rotations,
+    Sphere,
+    Stiefel,
+)
 from fisherfold.manifolds.base import combine, dot, is_finite, leaves, scale, tolerance, tree_map
 
 MANIFOLDS = [
@@ -20,8 +31,11 @@ MANIFOLDS = [
     Stiefel(6, 3),
     Grassmann(6, 2),
     Grassmann(6, 2, wide=True),
+    Rotations(3),
+    Power(Sphere(3), 2),
+    SPD(3),
 ]
-CURVED = MANIFOLDS[1:]
+CURVED = MANIFOLDS[1:-1]
 
 
 def draw(manifold, *batch, seed=0, **options):
@@ -284,7 +298,7 @@ def test_a_manifold_of_dimension_zero_has_only_the_zero_vector():
     seed=st.integers(0, 2**31),
 )
 def test_retractions_land_on_the_manifold_for_any_shape_and_step(n, p, batch, dtype, length, seed):
-    manifolds: list[Manifold] = [Sphere(n), Oblique(p, n), Stiefel(n, min(p, n))]
+    manifolds: list[Manifold] = [Sphere(n), Oblique(p, n), Stiefel(n, min(p, n)), Power(Sphere(n), p)]
     if p < n:
         manifolds += [Grassmann(n, p), Grassmann(n, p, wide=True)]
     for manifold in manifolds:

@@ -133,7 +133,7 @@ class Manifold(ABC):
 
     def _hessian(self, x: Any, e: Any, h: Any, v: Any) -> Any:
         """The Riemannian Hessian product from the Euclidean gradient e and Hessian product h: P (h + (D_v P) e)."""
-        bend = torch.func.jvp(lambda y: self._project(y, e), (x,), (v,))[1]
+        bend = torch.autograd.functional.jvp(lambda y: self._project(y, e), x, v)[1]  # type: ignore[no-untyped-call]
         return self._project(x, h + bend)
 
     def _transport(self, x: Any, y: Any, v: Any, method: str) -> Any:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fisherfold.manifolds import frames
 from fisherfold.manifolds.alignment import eigh, inverse_root, rotation_between
-from fisherfold.manifolds.base import Manifold
+from fisherfold.manifolds.base import Manifold, tolerance
 from fisherfold.manifolds.lengths import holds, length
 
 # half angles up to π/2 are halved so often, and artanh x = Σ x^{2k+1}/(2k+1) is exact to rounding at tan(π/32)
@@ -132,10 +132,11 @@ def _skew(matrix: Tensor) -> Tensor:
 
 
 def _renewed(y: Tensor) -> Tensor:
-    """Two Newton-Schulz steps to the polar factor, so that rounding does not add up over many steps."""
+    """Two Newton-Schulz steps to the polar factor, so that rounding does not add up; NaN after steps far too long."""
     for _ in range(2):
         y = 1.5 * y - 0.5 * y @ (y.mT @ y)
-    return y
+    gap = y.detach().mT @ y.detach() - torch.eye(y.shape[-1], dtype=y.dtype, device=y.device)
+    return torch.where(gap.abs().amax(dim=(-2, -1), keepdim=True) < tolerance(y.dtype), y, torch.nan)
 
 
 def _root(turn: Tensor) -> Tensor:

@@ -83,7 +83,9 @@ class LossProblem(Problem):
     @override
     def loss(self, x: Point, batch: Tensor | None = None) -> Tensor:
         self.manifold.check_point(x, name="theta")
-        return self._mean(x, batch)
+        if any(leaf.requires_grad for leaf in leaves(x)) or torch.is_inference_mode_enabled():
+            return self._mean(x, batch)
+        return self._evaluated(x, batch)[0][1].detach()
 
     @override
     def gradient(self, x: Point, batch: Tensor | None = None) -> Tangent:
@@ -92,9 +94,7 @@ class LossProblem(Problem):
     @override
     def loss_and_gradient(self, x: Point, batch: Tensor | None = None) -> tuple[Tensor, Tangent]:
         self.manifold.check_point(x, name="theta")
-        self._last.clear()
-        x = arranged(x, self.manifold.point_shape)
-        variables, value = graph = record(lambda theta: self._mean(theta, batch), x)
+        variables, value = graph = self._evaluated(x, batch)[0]
         if not value.requires_grad:
             raise ValueError("loss must depend on theta through torch operations, but it has no gradient")
         with torch.enable_grad():
@@ -103,13 +103,21 @@ class LossProblem(Problem):
             )
         self._last.put(x, (graph, gradients if self._curved else None), batch)
         remaining = iter(gradients)
-        egrad = tree_map(lambda _: next(remaining).detach(), x)
+        egrad = tree_map(lambda _: next(remaining).detach(), variables)
         return value.detach(), self.manifold.riemannian_gradient(x, egrad)
+
+    def _evaluated(self, x: Point, batch: Tensor | None) -> tuple[Graph, tuple[Tensor, ...] | None]:
+        """The loss with its graph, for whoever asks for the gradient and the Hessian next."""
+        if (kept := self._last.get(x, batch)) is not None:
+            return kept
+        self._last.clear()
+        arranged_x = arranged(x, self.manifold.point_shape)
+        return self._last.put(x, (record(lambda theta: self._mean(theta, batch), arranged_x), None), batch)
 
     @override
     def hessian(self, x: Point, batch: Tensor | None = None) -> Hessian:
-        x, self._curved = arranged(x, self.manifold.point_shape), True
-        graph, gradients = self._last.get(x, batch) or (None, None)  # a solver asks for the gradient first
+        self._curved = True
+        graph, gradients = self._evaluated(x, batch)
         return Hessian(self.manifold, x, lambda theta: self._mean(theta, batch), graph=graph, gradients=gradients)
 
     @override

@@ -115,7 +115,7 @@ class LBFGS(Method):
 
     def _direction(self, x: Point, gradient: Tangent, pairs: list[tuple[Tangent, Tangent]]) -> Tangent:
         """-B g by the two-loop recursion."""
-        inner = self.manifold.inner
+        inner = self.manifold._inner  # the hook: vectors made here need no checks
         q, steps = gradient, []
         for s, y in reversed(pairs):
             curvature = float(inner(x, s, y))
@@ -123,16 +123,15 @@ class LBFGS(Method):
             steps.append((share, curvature))
             q = combine(1.0, q, -share, y)
         s, y = pairs[-1]
-        q = scale(float(inner(x, s, y)) / float(inner(x, y, y)), q)
+        q = scale(steps[0][1] / float(inner(x, y, y)), q)
         for (s, y), (share, curvature) in zip(pairs, reversed(steps), strict=True):
             q = combine(1.0, q, share - float(inner(x, y, q)) / curvature, s)
         return scale(-1.0, q)
 
     def _carried(self, x: Point, y: Point, pairs: list[tuple[Tangent, Tangent]]) -> list[tuple[Tangent, Tangent]]:
-        """All vectors in the tangent space at y, carried as one batch."""
+        """All vectors in the tangent space at y, carried at once."""
         stacked = tree_map(lambda *vectors: torch.stack(vectors), *(vector for pair in pairs for vector in pair))
-        here, there = (tree_map(lambda leaf: leaf.expand(2 * len(pairs), *leaf.shape), point) for point in (x, y))
-        moved = self.manifold.transport(here, there, stacked)
+        moved = self.manifold.transport(x, y, stacked)
         vectors = [tree_map(lambda leaf, k=k: leaf[k], moved) for k in range(2 * len(pairs))]
         return list(zip(vectors[::2], vectors[1::2], strict=True))
 
