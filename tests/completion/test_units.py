@@ -57,12 +57,6 @@ FITS = {
     "regression, deviations": deviations,
     "regression, point": lambda c: regressed(c, inference="point"),
     "regression, point, no intercept": lambda c: regressed(c, inference="point", fit_intercept=False, ridge=1.0),
-    **{
-        f"regression, {solver}": lambda c, solver=solver: regressed(
-            c, inference="point", ridge=1.0, solver=solver, max_iter=10
-        )
-        for solver in ("rngd-vr", "rsgd", "rsvrg", "rcg")
-    },
 }
 
 
