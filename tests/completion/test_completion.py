@@ -434,3 +434,14 @@ def test_batches_that_are_no_column_numbers_are_refused(batch, message):
     for ask in (problem.loss, problem.gradient, problem.fisher):
         with pytest.raises(ValueError, match=message):
             ask(frame_of(problem), batch)
+
+
+def test_trust_regions_take_the_hessian():
+    """Newton's method with the coefficients eliminated: a gradient at rounding after a few steps."""
+    rng = np.random.default_rng(0)
+    truth = rng.normal(size=(40, RANK)) @ rng.normal(size=(RANK, 30)) + 0.3 * rng.normal(size=(40, 30))
+    seen = np.nonzero(rng.random(truth.shape) < 0.6)
+    problem = CompletionProblem(Ratings(*seen, truth[seen], truth.shape), RANK, ridge=0.1, orientation="rows")
+    result = minimize(problem, problem.spectral_start(), "trust-region", max_iter=25)
+    assert result.status == "converged"
+    assert float(problem.gradient(result.x).norm()) < 1e-7

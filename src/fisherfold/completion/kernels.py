@@ -25,41 +25,17 @@ _ROWS = 2**12
 
 
 def plain_sum(side: Grouped, table: Tensor) -> Tensor:
-    """Σ of the table rows over every group.
-
-    Args:
-        side: the ratings in one order.
-        table: one row per member of the other side.
-
-    Returns:
-        One row per group.
-    """
+    """Σ of the table rows (one per member of the other side) over every group."""
     return side.total(side.sums({0: table})[0])
 
 
 def value_sum(side: Grouped, table: Tensor) -> Tensor:
-    """Σ of the table rows over every group, weighted with the values.
-
-    Args:
-        side: the ratings in one order.
-        table: one row per member of the other side.
-
-    Returns:
-        One row per group.
-    """
+    """Σ of the table rows over every group, weighted with the values."""
     return side.total(side.sums({1: table})[0])
 
 
 def square_sum(side: Grouped, dtype: torch.dtype) -> Tensor:
-    """Σ x² over every group.
-
-    Args:
-        side: the ratings in one order.
-        dtype: the dtype of the sums.
-
-    Returns:
-        One number per group.
-    """
+    """Σ x² over every group."""
     one = torch.ones(side.n_others, 1, dtype=dtype, device=side.offsets.device)
     return side.total(side.sums({2: one})[0]).squeeze(1)
 
@@ -85,35 +61,17 @@ class ColumnFit:
     fallback_inverse: Tensor
 
     def penalised_squares(self, squares: Tensor) -> Tensor:
-        """‖U_i a_i - x_i‖² + λ_i ‖a_i‖² of every column.
-
-        Args:
-            squares: ‖x_i‖².
-
-        Returns:
-            One number per column.
-        """
+        """‖U_i a_i - x_i‖² + λ_i ‖a_i‖² of every column, from the ‖x_i‖²."""
         a = self.coefficients
         product = matvec(self.gram, a) + self.ridge[:, None] * a
         return (squares + (a * (product - 2 * self.rhs)).sum(1)).clamp(min=0)
 
     def residual_squares(self, squares: Tensor) -> Tensor:
-        """‖U_i a_i - x_i‖² of every column.
-
-        Args:
-            squares: ‖x_i‖².
-
-        Returns:
-            One number per column.
-        """
+        """‖U_i a_i - x_i‖² of every column, from the ‖x_i‖²."""
         return (self.penalised_squares(squares) - self.ridge * self.coefficients.square().sum(1)).clamp(min=0)
 
     def inverse(self) -> Tensor:
-        """M_i⁻¹, the pseudo-inverse where M_i is singular.
-
-        Returns:
-            One p×p matrix per column.
-        """
+        """M_i⁻¹ of every column, the pseudo-inverse where M_i is singular."""
         square = unpack(self.gram)
         square.diagonal(dim1=1, dim2=2).add_(self.ridge[:, None])
         square[self.fallback] = torch.eye(square.shape[1], dtype=square.dtype, device=square.device)
@@ -187,30 +145,13 @@ def _least_norm_block(side: Grouped, frame: Tensor, ridge: Tensor, columns: Tens
 
 
 def moments(side: Grouped, frame: Tensor, *more: Tensor) -> tuple[Tensor, Tensor]:
-    """Σ u uᵀ and Σ x u over the ratings of every group that are here, what a least-squares fit to them needs.
-
-    Args:
-        side: the ratings in one order.
-        frame: u, one row per member of the other side.
-        *more: tables to sum beside the outer products.
-
-    Returns:
-        The packed second moments with the further sums to their right, and the sums weighted with the values.
-    """
+    """Packed Σ u uᵀ, with the sums of further tables to the right, and Σ x u over the ratings in this process."""
     second, weighted = side.sums({0: outer_table(frame, *more), 1: frame})
     return second, weighted
 
 
 def matvec(packed: Tensor, x: Tensor) -> Tensor:
-    """The products of packed symmetric matrices with the rows of a table.
-
-    Args:
-        packed: a (n, p(p+1)/2) table.
-        x: a (n, p) table.
-
-    Returns:
-        A (n, p) table.
-    """
+    """The products of packed symmetric matrices, a (n, p(p+1)/2) table, with the rows of a (n, p) table."""
     # Entry by entry, each a vector over a run of rows that stays in the cache: no (n, p, p) tensor is formed.
     size = x.shape[1]
     positions = packed_positions(size, x.device).flatten()

@@ -114,7 +114,7 @@ class CompletionProblem(Problem):
         self._squares = kernels.square_sum(self.ratings.by_column, torch.float64)
         self._size = self.samples.add(self._squares) / (2 * self.n_samples)
         self._last: LastPoint[kernels.ColumnFit] = LastPoint()
-        self._moments: tuple[kernels.ColumnFit, Tensor, Tensor] | None = None
+        self._moments: LastPoint[tuple[Tensor, Tensor]] = LastPoint()
 
     def fit(self, x: Tensor, batch: Tensor | None = None) -> kernels.ColumnFit:
         """The coefficients of the columns at a frame.
@@ -138,15 +138,7 @@ class CompletionProblem(Problem):
         return self._last.put(x, kernels.fit_columns(self.ratings.by_column, x, ridge))
 
     def ridges(self, counts: Tensor, like: Tensor) -> Tensor:
-        """λ_i of columns with so many ratings.
-
-        Args:
-            counts: the number of ratings of each column.
-            like: a tensor of the wanted dtype.
-
-        Returns:
-            One number per column.
-        """
+        """λ_i of columns with so many ratings, in the dtype of ``like``."""
         weights = counts if self.ridge_weighting == "count" else torch.ones_like(counts)
         return self.ridge * weights.to(like.dtype)
 
@@ -169,17 +161,12 @@ class CompletionProblem(Problem):
         fit = self.fit(x, batch)
         return self._loss(x, batch, fit), self._gradient(x, batch, fit)
 
-    def loss_rounding(self, x: Tensor, loss: float) -> float:
-        """The size of the rounding error of a loss, which is a difference of sums of the size of Σ x².
+    def loss_rounding(self, x: Tensor, loss: float) -> float:  # noqa: D102
+        # a difference of sums of the size of Σ x²
+        return super().loss_rounding(x, max(abs(loss), self._size))
 
-        Args:
-            x: a frame, for its dtype.
-            loss: the loss there.
-
-        Returns:
-            A thousand units in the last place of the larger of the loss and Σ x²/2N.
-        """
-        return 1e3 * torch.finfo(x.dtype).eps * max(abs(loss), self._size)
+    def hessian(self, x: Tensor, batch: Tensor | None = None) -> FisherOperator:  # noqa: D102
+        return self.fisher(x, batch, kind="observed")
 
     def _loss(self, x: Tensor, batch: Tensor | None, fit: kernels.ColumnFit) -> Tensor:
         squares = self._squares if batch is None else self._squares[self.samples.local(batch)[1]]
@@ -197,9 +184,8 @@ class CompletionProblem(Problem):
     def _row_moments(self, fit: kernels.ColumnFit) -> tuple[Tensor, Tensor]:
         # Of the columns that are here. Kept for the Fisher matrices, which a solver asks for where it has just had the
         # gradient.
-        if self._moments is None or self._moments[0] is not fit:
-            self._moments = (fit, *kernels.moments(self.ratings.by_row, fit.coefficients))
-        return self._moments[1], self._moments[2]
+        a = fit.coefficients
+        return self._moments.get(a) or self._moments.put(a, kernels.moments(self.ratings.by_row, a))
 
     def column_gradients(self, batch: Tensor, *points: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
         """Σ_i P_iᵀ (U_i a_i - x_i) a_iᵀ over a batch, for given coefficients.
