@@ -29,8 +29,10 @@ from torch import Tensor
 
 from fisherfold.completion.gram import moments, second_moment_of_products
 from fisherfold.completion.grouped import Grouped
+from fisherfold.completion.likelihoods import Ordinal
 from fisherfold.completion.packed import pack, packed_positions, unpack
-from fisherfold.completion.prior_mean import SET_STRENGTH, SetEffects
+from fisherfold.completion.prior_mean import SET_STRENGTH, FeatureEffects, SetEffects, Strangers
+from fisherfold.completion.time_effects import TimeEffects
 from fisherfold.distributed import Axis
 
 WEIGHT_STRENGTH = 20.0  # ν, chosen on a validation part of MovieLens-1M; 10 and 40 do as well to 0.0005
@@ -56,6 +58,7 @@ class Side:
         start_variance: the diagonal of the starting prior covariance.
         has_offset: whether the offset is free; it is held at zero otherwise.
         set_effects: the rated-set part of the prior mean, if there is one.
+        features: the part of the prior mean that features of the members explain, if there are any.
         log_det: log|V_i|.
         axis: which members are here; all of them if not given.
         others: the same for the other side.
@@ -72,9 +75,11 @@ class Side:
     has_offset: bool
     log_det: Tensor
     set_effects: SetEffects | None = None
+    features: FeatureEffects | None = None
     axis: Axis | None = None
     others: Axis | None = None
     _unknown: Side | None = field(default=None, init=False, repr=False)
+    _strangers: Strangers | None = field(default=None, init=False, repr=False)
 
     @classmethod
     def start(
@@ -120,9 +125,10 @@ class Side:
     @property
     def prior_mean(self) -> Tensor:
         """m_i as a (n, q) table, or (1, q) if it is the same for all."""
-        if self.set_effects is None:
-            return self.center[None]
-        return self.center[None] + self.set_effects.shift(self.counts)
+        mean = self.center[None]
+        if self.set_effects is not None:
+            mean = mean + self.set_effects.shift(self.counts)
+        return mean if self.features is None else mean + self.features.shift()
 
     @property
     def size(self) -> int:
@@ -186,11 +192,13 @@ class Side:
             x = self.set_effects.effects
             within = (x.T @ x).double()
             second += SET_STRENGTH * (within if self.others is None else self.others.total(within))
+        if self.features is not None:
+            second += self.features.penalty()
         return second
 
     def update_prior(self) -> None:
         """Set c and K to the values that maximise the bound."""
-        if self.set_effects is None:
+        if self.set_effects is None and self.features is None:
             self.center = self._mean(self.mean)
         else:
             self.center = self.center + self._mean(self.mean - self.prior_mean)
@@ -214,6 +222,12 @@ class Side:
             zero = self.mean.new_zeros(other.n_groups, self.mean.shape[1])
             self.set_effects = SetEffects.of(zero, self.counts, own, other)
         self.set_effects = self.set_effects.improved(self.mean - self.prior_mean, self.counts, own, other)
+
+    def update_features(self) -> None:
+        """Set the effects of the features, and how strongly they are held at zero, to their optimum."""
+        if self.features is not None:
+            off = self.mean - self.prior_mean + self.features.shift()
+            self.features = self.features.improved(off, self.precision, self.n_free)
 
     def fix_prior(self, precision: float) -> None:
         """Use a given multiple of the identity as the prior precision.
@@ -245,6 +259,8 @@ class Side:
         extra = PRIOR_ROWS if learnt else 0.0
         prior = float((n + extra) * torch.logdet(k) - (k * self.deviation()).sum())
         prior -= extra * float(k.diagonal() @ self.start_variance)
+        if self.features is not None:
+            prior += self.n_free * self.features.log_volume()
         gauss = 0.5 * (prior + float(self.total(self.log_det.sum(dtype=torch.float64))) + n * self.n_free)
         return gauss + (self._weight_bound(weight_strength) if weight_strength else 0.0)
 
@@ -270,6 +286,7 @@ class Side:
         return replace(
             self, mean=self.center[None].clone(), covariance=pack(covariance[None]).to(self.mean), weight=zero + 1,
             shortfall=zero, counts=zero, log_det=-torch.logdet(self.precision).to(zero)[None], set_effects=None,
+            features=None,
         )  # fmt: skip
 
     def unknown_member(self) -> Side:
@@ -288,11 +305,11 @@ class Side:
 
     def changed(self) -> None:
         """Forget what was derived from the members, because they have changed."""
-        self._unknown = None
+        self._unknown = self._strangers = None
 
     def _any_member(self) -> Side:
         unknown, rated = self.prior_member(), self.counts > 0
-        if self.set_effects is None or not bool(rated.any()):
+        if (self.set_effects is None and self.features is None) or not bool(rated.any()):
             return unknown
         mean = self.mean[rated].double().mean(0)
         off = self.mean[rated].double() - mean
@@ -303,12 +320,24 @@ class Side:
         covariance = (off.T @ off + spread + PRIOR_ROWS * start) / (len(off) + PRIOR_ROWS)
         return replace(unknown, mean=mean[None].to(self.mean), covariance=pack(covariance[None]).to(self.mean))
 
+    def strangers(self) -> Strangers:
+        """What the features of a member without ratings tell: a regression of the members that have ratings."""
+        if self._strangers is None:
+            assert self.features is not None
+            rated = self.counts > 0
+            spread = unpack(_column_sums(self.covariance[rated])[None])[0]
+            start = torch.diag(self.start_variance) * PRIOR_ROWS
+            if not self.has_offset:
+                start[-1, -1] = 0
+            self._strangers = Strangers.of(self.features, self.mean, rated, spread + start, self.n_free)
+        return self._strangers
+
     def at(self, index: Tensor, name: str) -> Tensor:
         """Rows of one of the tables ``mean``, ``covariance``, ``shortfall`` and ``counts``; nothing else is copied.
 
         Args:
             index: numbers of members, -1 for one never seen. A member without ratings has no rated set and counts as
-                never seen, if rated sets inform the prior.
+                never seen, if rated sets inform the prior; its features, if there are any, tell what it is like.
             name: which table.
 
         Returns:
@@ -322,6 +351,10 @@ class Side:
         found = table[place] if len(table) else table.new_zeros(len(index), *table.shape[1:])
         if bool(unknown.any()):
             found[unknown] = getattr(self.unknown_member(), name)[0]
+        if self.features is not None and name in ("mean", "covariance"):
+            empty = (index >= 0) & (self.counts[place] == 0)
+            if bool(empty.any()):
+                found[empty] = getattr(self.strangers(), name)(self.features.table[place[empty]]).to(found)
         return found
 
 
@@ -347,6 +380,9 @@ class CompletionPosterior:
         misfit: Σ_ij α_i β_j E[e_ij²].
         trace: one record per pass: iteration, seconds, bound per rating, noise level.
         converged: whether the bound has settled.
+        ordinal: the categories and their cut points, if values are ordered categories.
+        time_effects: the effects of rows and of columns in periods of time.
+        extra_bound: what latent values and effects of time add to the bound.
     """
 
     rows: Side
@@ -358,6 +394,9 @@ class CompletionPosterior:
     misfit: float = 0.0
     trace: list[dict[str, float]] = field(default_factory=list)
     converged: bool = False
+    ordinal: Ordinal | None = None
+    time_effects: tuple[TimeEffects | None, TimeEffects | None] = (None, None)
+    extra_bound: float = 0.0
 
     @property
     def rank(self) -> int:
@@ -367,6 +406,22 @@ class CompletionPosterior:
     def copied(self) -> CompletionPosterior:
         """A posterior that can be changed in place while this one stays as it is."""
         return replace(self, rows=self.rows.copied(), columns=self.columns.copied(), trace=list(self.trace))
+
+    def category_probabilities(self, rows: Tensor, columns: Tensor, *, times: Tensor | None = None) -> Tensor:
+        """The probability of each category.
+
+        Args:
+            rows: as for ``predict``.
+            columns: as for ``predict``.
+            times: as for ``predict``.
+
+        Returns:
+            A float64 table with one row per entry.
+        """
+        assert self.ordinal is not None
+        mean, std = self.predict(rows, columns, with_std=True, times=times)
+        assert std is not None
+        return self.ordinal.probabilities(mean, std)
 
     def gathered(self) -> CompletionPosterior:
         """The posterior with all rows and columns, on every process."""
@@ -394,18 +449,21 @@ class CompletionPosterior:
         data = 0.5 * self.n_ratings * math.log(tau / (2 * math.pi)) - 0.5 * tau * self.misfit
         learnt = self.fixed_ridge is None
         sides = sum(side.bound(self.weight_strength, learnt=learnt) for side in (self.rows, self.columns))
-        return (data + sides) / self.n_ratings
+        return (data + sides + self.extra_bound) / self.n_ratings
 
-    def predict(self, rows: Tensor, columns: Tensor, *, with_std: bool = False) -> tuple[Tensor, Tensor | None]:
+    def predict(
+        self, rows: Tensor, columns: Tensor, *, with_std: bool = False, times: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """The predictive mean, and if wanted the standard deviation, of k entries, at the cost of these k alone.
 
         Args:
             rows: row numbers, -1 for a row never seen.
             columns: column numbers, -1 for a column never seen.
             with_std: whether the standard deviations are computed.
+            times: of the entries (float64, NaN for none), for a model with effects of time.
 
         Returns:
-            The means, and the standard deviations (float64) or None.
+            The means, and the standard deviations (float64) or None; of the latent values if these are categories.
         """
         # written in place: small results kept between the large tables of the chunks would hold on to their memory
         mean = self.rows.mean.new_empty(len(rows))
@@ -424,6 +482,13 @@ class CompletionPosterior:
                 second = second_moment_of_products(left, right)
                 noise = self._noise(self.rows, i) * self._noise(self.columns, j) / self.noise_precision
                 std[part] = ((second - mean[part].double().square()).clamp(min=0) + noise).sqrt()
+            if times is not None:
+                for effect, members in zip(self.time_effects, (i, j), strict=True):
+                    if effect is not None:
+                        shift, doubt = effect.find(members, times[part])
+                        mean[part] += shift
+                        if std is not None:
+                            std[part] = (std[part].square() + doubt).sqrt()
         return mean, std
 
     def _noise(self, side: Side, index: Tensor) -> Tensor:

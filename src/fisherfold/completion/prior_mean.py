@@ -1,6 +1,10 @@
-"""The prior mean of a member: what the mere set of its ratings tells about it.
+"""The prior mean of a member: what its features and the mere set of its ratings tell about it.
 
-    m_i = c + n_i^{-1/2} Σ_{j ∈ Ω_i} x_j,     x_j ~ N(0, (γK)⁻¹)
+    m_i = c + Wᵀ f_i + n_i^{-1/2} Σ_{j ∈ Ω_i} x_j,     w_k ~ N(0, (λ_k K)⁻¹),     x_j ~ N(0, (γK)⁻¹)
+
+Given the ū_i, W has the posterior N(A⁻¹ Fᵀ(Ū - …), A⁻¹ ⊗ K⁻¹) with A = FᵀF + diag(λ), in which K cancels. It adds
+½ q (Σ_k log λ_k - log|A|) - ½ tr(K Σ_k λ_k w_k w_kᵀ) to the bound, which is raised over λ: one strength for all columns
+of the table of features that come from one feature, λ = q p / Σ_k (w_kᵀ K w_k + q (A⁻¹)_kk).
 
 The effects x_j minimise Σ_i ‖ū_i - m_i‖²_K + γ Σ_j ‖x_j‖²_K, a ridge problem in which K cancels. A few conjugate
 gradient steps after each update of the ū_i suffice, because each goes on from the last.
@@ -8,13 +12,14 @@ gradient steps after each update of the ū_i suffice, because each goes on from 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from fisherfold.completion.grouped import Grouped
 from fisherfold.completion.kernels import plain_sum
+from fisherfold.completion.packed import pack
 
 # γ, chosen on a validation part of MovieLens-1M; raising the bound over it instead is slower and no more accurate.
 SET_STRENGTH = 3.0
@@ -92,3 +97,142 @@ class SetEffects:
 
 def _inverse_root(counts: Tensor) -> Tensor:
     return counts.clamp(min=1).rsqrt()[:, None]
+
+
+@dataclass(frozen=True)
+class FeatureEffects:
+    """What features of the members tell.
+
+    Attributes:
+        table: F, one row per member, centred; zero for a member without features.
+        groups: which feature each column of F comes from.
+        weights: the posterior mean of W.
+        strength: λ of each column of F.
+        inverse: A⁻¹, in float64.
+    """
+
+    table: Tensor
+    groups: Tensor
+    weights: Tensor
+    strength: Tensor
+    inverse: Tensor
+
+    @classmethod
+    def start(cls, table: Tensor, groups: Tensor, size: int) -> FeatureEffects:
+        """Features of which nothing is known yet.
+
+        Args:
+            table: F.
+            groups: which feature each of its columns comes from.
+            size: q.
+
+        Returns:
+            The effects, all zero.
+        """
+        strength = torch.full((table.shape[1],), 10.0, dtype=torch.float64, device=table.device)
+        return cls(table, groups, table.new_zeros(table.shape[1], size), strength, torch.diag(1 / strength))
+
+    def shift(self) -> Tensor:
+        """The term Wᵀ f_i of the prior mean of each member."""
+        return self.table @ self.weights
+
+    def penalty(self) -> Tensor:
+        """Σ_k λ_k w_k w_kᵀ in float64."""
+        w = self.weights.double()
+        return (w * self.strength[:, None]).T @ w
+
+    def log_volume(self) -> float:
+        """Σ_k log λ_k - log|A|."""
+        return float(self.strength.log().sum() + torch.logdet(self.inverse))
+
+    def improved(self, target: Tensor, precision: Tensor, n_free: int) -> FeatureEffects:
+        """The optimum of λ, then of W.
+
+        Args:
+            target: ū_i less all other terms of its prior mean.
+            precision: K.
+            n_free: q.
+
+        Returns:
+            Better effects.
+        """
+        table = self.table
+        gram, pull = (table.T @ table).double(), (table.T @ target).double()
+        strength = _strengths(self.weights.double(), self.inverse, precision, self.groups, n_free)
+        inverse = _inverse_of(gram, strength)
+        return replace(self, weights=(inverse @ pull).to(target), strength=strength, inverse=inverse)
+
+    def widened(self, extra: int) -> FeatureEffects:
+        """The same for more factors, between the old ones and the offset."""
+        w = self.weights
+        return replace(self, weights=torch.cat([w[:, :-1], w.new_zeros(len(w), extra), w[:, -1:]], dim=1))
+
+
+@dataclass(frozen=True)
+class Strangers:
+    """What features tell of a member without ratings, whose rated set is not known: a regression of the others.
+
+    Attributes:
+        center: the mean of a member with average features.
+        weights: the effects of the features.
+        inverse: their posterior covariance is this times ``spread``.
+        spread: how members differ whose features are alike.
+    """
+
+    center: Tensor
+    weights: Tensor
+    inverse: Tensor
+    spread: Tensor
+
+    @classmethod
+    def of(
+        cls, features: FeatureEffects, means: Tensor, rated: Tensor, doubt: Tensor, n_free: int, *, steps: int = 20
+    ) -> Strangers:
+        """Regress the posterior means of members with ratings on their features; strengths are learnt.
+
+        Args:
+            features: the features of all members.
+            means: the posterior means of all members.
+            rated: which members have ratings.
+            doubt: the sum of their posterior covariances.
+            n_free: how many coefficients are free.
+            steps: how often strengths and spread are updated.
+
+        Returns:
+            The regression.
+        """
+        table, target = features.table[rated].double(), means[rated].double()
+        level, center = table.mean(0), target.mean(0)
+        table, target = table - level, target - center
+        gram, pull, n = table.T @ table, table.T @ target, len(table) + 1
+        strength, eye = features.strength, torch.eye(len(doubt), dtype=torch.float64, device=doubt.device)
+        inverse = _inverse_of(gram, strength)
+        weights = inverse @ pull
+        for _ in range(steps):
+            off = target - table @ weights
+            spread = (off.T @ off + doubt) / n
+            strength = _strengths(weights, inverse, torch.linalg.inv(spread + 1e-12 * eye), features.groups, n_free)
+            inverse = _inverse_of(gram, strength)
+            weights = inverse @ pull
+        return cls(center - level @ weights, weights, inverse, spread)
+
+    def mean(self, features: Tensor) -> Tensor:
+        """The means of some strangers."""
+        return self.center + features.double() @ self.weights
+
+    def covariance(self, features: Tensor) -> Tensor:
+        """The packed covariances of some strangers."""
+        f = features.double()
+        return (1 + ((f @ self.inverse) * f).sum(1))[:, None] * pack(self.spread[None])
+
+
+def _inverse_of(gram: Tensor, strength: Tensor) -> Tensor:
+    return torch.cholesky_inverse(torch.linalg.cholesky(gram + torch.diag(strength)))
+
+
+def _strengths(weights: Tensor, inverse: Tensor, precision: Tensor, groups: Tensor, n_free: int) -> Tensor:
+    """λ_k = q p / Σ (w_kᵀ K w_k + q (A⁻¹)_kk) over the p columns of the table that belong to the feature of k."""
+    size = ((weights @ precision) * weights).sum(1) + n_free * inverse.diagonal()
+    count = int(groups.max()) + 1
+    total, columns = size.new_zeros(count).index_add_(0, groups, size), torch.bincount(groups, minlength=count)
+    return (n_free * columns / total).clamp(1e-3, 1e6)[groups]

@@ -22,6 +22,7 @@ from torch import Tensor
 from fisherfold.completion.grouped import Grouped, bag_sum
 from fisherfold.completion.packed import pack, unpack
 from fisherfold.completion.posterior import WEIGHT_STRENGTH, CompletionPosterior, Side
+from fisherfold.completion.prior_mean import FeatureEffects
 from fisherfold.completion.ratings import Ratings
 from fisherfold.distributed import Axis
 
@@ -30,11 +31,13 @@ _STEPS = 3
 _OVERSAMPLING = 4
 _LEAST_SHARE = 0.01  # of the residual variance, given to all new factors together at least
 _CHUNK = 2**18
+FeatureTable = tuple[Tensor, Tensor]
 
 
 def start_posterior(
     ratings: Ratings, rank: int, *, ridge: float | None = None, row_offsets: bool = True, column_offsets: bool = True,
     weight_strength: float = WEIGHT_STRENGTH, seed: int = 0, blank: bool = False,
+    features: tuple[FeatureTable | None, FeatureTable | None] = (None, None),
 ) -> CompletionPosterior:  # fmt: skip
     """Where a fit starts: offsets and the singular vectors of the residuals, or nothing at all.
 
@@ -47,6 +50,7 @@ def start_posterior(
         weight_strength: see there.
         seed: see there.
         blank: know nothing but the mean of all ratings; this takes no pass over them.
+        features: of the rows and of the columns, centred, each with the feature that every column of it comes from.
 
     Returns:
         The posterior.
@@ -77,6 +81,9 @@ def start_posterior(
         torch.cat([v, c[:, None]], dim=1), ratings.column_counts, variances[1], has_offset=column_offsets,
         axis=axes[1], others=axes[0],
     )  # fmt: skip
+    for side, given in zip((rows, columns), features, strict=True):
+        if given is not None:
+            side.features = FeatureEffects.start(*given, rank + 1)
     return CompletionPosterior(rows, columns, noise_precision, weight_strength, ratings.n_ratings, ridge)
 
 
@@ -135,9 +142,10 @@ def _widen(side: Side, factors: Tensor, variance: Tensor) -> Side:
     effects = side.set_effects
     if effects is not None:
         effects = replace(effects, effects=_insert(effects.effects, extra), sums=_insert(effects.sums, extra))
+    features = side.features and side.features.widened(extra)
     return replace(
-        side, mean=torch.cat([side.mean[:, :-1], factors, side.mean[:, -1:]], dim=1), covariance=pack(square),
-        precision=precision, center=_insert(side.center[None], extra)[0], set_effects=effects,
+        side, features=features, mean=torch.cat([side.mean[:, :-1], factors, side.mean[:, -1:]], dim=1),
+        covariance=pack(square), precision=precision, center=_insert(side.center[None], extra)[0], set_effects=effects,
         start_variance=torch.cat([side.start_variance[:-1], fresh, side.start_variance[-1:]]),
         log_det=side.log_det.clone(),
     )  # fmt: skip

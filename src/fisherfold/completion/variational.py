@@ -22,10 +22,11 @@ from torch import Tensor
 
 from fisherfold.completion.gram import Evidence, Summands, moments
 from fisherfold.completion.grouped import Grouped
+from fisherfold.completion.observations import Observations
 from fisherfold.completion.packed import invert_batch_last, triangle
 from fisherfold.completion.posterior import WEIGHT_STRENGTH, CompletionPosterior, Side
 from fisherfold.completion.ratings import Ratings
-from fisherfold.completion.start import raise_rank, start_posterior
+from fisherfold.completion.start import FeatureTable, raise_rank, start_posterior
 
 _RATINGS_EACH = 3  # for each coefficient of the first rank: with 2 a factor dies in every fifth table of 500 ids
 # On the way, a rank is left when a pass gains less than this, or after so many passes.
@@ -41,6 +42,8 @@ def fit_variational(
     row_offsets: bool = True, column_offsets: bool = True, set_effects: bool = True,
     weight_strength: float = WEIGHT_STRENGTH, seed: int = 0,
     callback: Callable[[CompletionPosterior], None] | None = None, init: CompletionPosterior | None = None,
+    observations: Observations | None = None,
+    features: tuple[FeatureTable | None, FeatureTable | None] = (None, None),
 ) -> CompletionPosterior:  # fmt: skip
     """Fit the posterior by coordinate ascent on the evidence lower bound.
 
@@ -57,6 +60,8 @@ def fit_variational(
         seed: of the random test matrix of the starting point.
         callback: called after every pass with the posterior so far.
         init: the posterior to start from; by default ``start_posterior``. One with a trace is a fit to go on with.
+        observations: weights, times and categories of the ratings, if there are any.
+        features: of the rows and of the columns, as for ``start_posterior``.
 
     Returns:
         The posterior.
@@ -70,14 +75,16 @@ def fit_variational(
     if init is None:
         init = start_posterior(
             ratings, rank, ridge=ridge, row_offsets=row_offsets, column_offsets=column_offsets,
-            weight_strength=weight_strength, seed=seed,
+            weight_strength=weight_strength, seed=seed, features=features,
         )  # fmt: skip
     posterior, began = init, time.perf_counter()
     before = posterior.trace[-1]["seconds"] if posterior.trace else 0.0
     floor = noise_floor(ratings.dtype)
     rows, columns = posterior.rows, posterior.columns
-    row_step = ratings.by_row, ratings.by_column, set_effects, floor
-    column_step = ratings.by_column, ratings.by_row, set_effects, floor
+    row_step = ratings.by_row, ratings.by_column, set_effects, floor, observations, 0
+    column_step = ratings.by_column, ratings.by_row, set_effects, floor, observations, 1
+    if observations is not None:
+        observations.begin(posterior)
     table, ahead = moments(columns.mean, columns.covariance), None
     for iteration in range(len(posterior.trace) + 1, 1 if posterior.converged else max_iter + 1):
         last = posterior.trace[-1]["bound"] if posterior.trace else -math.inf
@@ -109,13 +116,15 @@ def fit_variational(
 
 def _half_pass(
     posterior: CompletionPosterior, side: Side, given: Side, table: Tensor, groups: Grouped, others: Grouped,
-    set_effects: bool, floor: float,
+    set_effects: bool, floor: float, observations: Observations | None, order: int,
 ) -> Tensor:  # fmt: skip
     """Update one side given the other, then noise, prior mean and prior; this side's table of moments."""
-    table, residual = update_side(side, table.mul_(given.weight[:, None]), groups, posterior.noise_precision)
+    values = groups if observations is None else observations.refresh(posterior)[order]
+    table, residual = update_side(side, table.mul_(given.weight[:, None]), values, posterior.noise_precision)
     _update_noise(posterior, side, residual, floor)
     if set_effects:
         side.update_set_effects(groups, others)
+    side.update_features()
     _update_prior(posterior, side)
     side.changed()
     return table
@@ -124,17 +133,19 @@ def _half_pass(
 class _Kept:
     """What a half-pass changes besides the members of its side, to be taken back."""
 
-    _NAMES = ("weight", "shortfall", "precision", "center", "set_effects")
+    _NAMES = ("weight", "shortfall", "precision", "center", "set_effects", "features")
+    _OWN = ("noise_precision", "misfit", "ordinal", "time_effects", "extra_bound")
 
     def __init__(self, posterior: CompletionPosterior) -> None:
         self.sides = [[getattr(s, name) for name in self._NAMES] for s in (posterior.rows, posterior.columns)]
-        self.noise = posterior.noise_precision, posterior.misfit
+        self.own = [getattr(posterior, name) for name in self._OWN]
 
     def restore(self, posterior: CompletionPosterior) -> None:
         for side, values in zip((posterior.rows, posterior.columns), self.sides, strict=True):
             for name, value in zip(self._NAMES, values, strict=True):
                 setattr(side, name, value)
-        posterior.noise_precision, posterior.misfit = self.noise
+        for name, value in zip(self._OWN, self.own, strict=True):
+            setattr(posterior, name, value)
 
 
 def gradual_start(ratings: Ratings, rank: int, *, set_effects: bool = True, **model: Any) -> CompletionPosterior:
@@ -237,7 +248,8 @@ def _update_noise(posterior: CompletionPosterior, side: Side, residual: Tensor, 
         for each in (posterior.rows, posterior.columns):
             amount += each.size * each.n_free
             total += posterior.fixed_ridge * float(each.deviation().trace())
-    posterior.noise_precision = amount / max(total, floor * amount)
+    if posterior.ordinal is None:
+        posterior.noise_precision = amount / max(total, floor * amount)
 
 
 def _update_prior(posterior: CompletionPosterior, side: Side) -> None:

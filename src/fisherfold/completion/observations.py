@@ -1,0 +1,187 @@
+"""How values come about from a prediction: ordered categories, effects of time, weights of the ratings.
+
+    z_ij = η_ij + d_{i, t} + e_{j, t} + noise,    η_ij = b_i + c_j + ⟨u_i, v_j⟩
+
+Effects of time. d and e belong to a row (column) and a period, with priors N(0, s²) and Gaussian posteriors.
+
+Ordered probit. The category k is seen if κ_{k-1} < z ≤ κ_k; the cut points κ are learnt. With ω = τ α_i β_j and Z the
+probability of the category, log Z has at the mean of η the gradient √ω r and the curvature -ω h: its quadratic
+approximation is that of a rating η + r/(h √ω) of weight h. (The textbook bound, which takes a truncated normal z for
+observed, has h = 1: a rating of five stars where five were sure would tell as much as any other, and more factors
+would do harm.) τ keeps the value of a Gaussian fit, because the cut points carry the scale. Two categories are the
+probit model.
+
+``Observations.refresh`` brings these up to date and returns the *working values* that the Gaussian updates
+of rows and columns take in place of the ratings. A rating of weight w counts as w ratings.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from fisherfold.completion.grouped import Grouped, bag_sum
+from fisherfold.completion.likelihoods import Ordinal, better_cuts, truncated
+from fisherfold.completion.posterior import CompletionPosterior
+from fisherfold.completion.ratings import Ratings
+from fisherfold.completion.time_effects import TimeEffects
+
+_CHUNK = 2**18
+_LEAST_SHARE = 0.02
+
+
+@dataclass(frozen=True)
+class WorkingGroup(Grouped):
+    """Ratings in one order with weights, and with E[z²] beside the mean of z.
+
+    Attributes:
+        weights: w of each rating, None if all are 1.
+        squares: E[z²] of each rating.
+    """
+
+    weights: Tensor | None = None
+    squares: Tensor = field(default_factory=lambda: torch.empty(0))
+
+    def sums(  # noqa: D102
+        self, tables: Mapping[int, Tensor], first: int = 0, last: int | None = None
+    ) -> tuple[Tensor, ...]:
+        last = self.n_groups if last is None else last
+        start, stop = int(self.offsets[first]), int(self.offsets[last])
+        w = None if self.weights is None else self.weights[start:stop]
+        factors: dict[int, Tensor | None] = {0: w}
+        for power, values in ((1, self.stored_values), (2, self.squares)):
+            factors[power] = values[start:stop] if w is None else values[start:stop] * w
+        indices, offsets = self.stored_indices[start:stop], self.offsets[first : last + 1] - start
+        return tuple(bag_sum(table, indices, offsets, factors[power]) for power, table in tables.items())
+
+
+class Observations:
+    """The ratings of a fit with what turns them into working values.
+
+    Attributes:
+        ratings: the ratings.
+        weights: of each rating in row order, None if all are 1.
+    """
+
+    def __init__(
+        self, ratings: Ratings, *, likelihood: str = "gaussian", weights: Tensor | None = None,
+        times: Tensor | None = None, periods: tuple[Tensor | None, Tensor | None] = (None, None),
+    ) -> None:  # fmt: skip
+        """Prepare for a fit.
+
+        Args:
+            ratings: the ratings, in one process.
+            likelihood: ``gaussian``, ``ordered`` or ``binary``.
+            weights: of each rating in row order.
+            times: of each rating in row order.
+            periods: where the periods of rows and of columns start; None for no effects of time on that side.
+        """
+        self.ratings, self.weights = ratings, weights
+        by_row = ratings.by_row
+        self._i, self._j, self._x = by_row.groups().long(), by_row.indices().long(), by_row.values()
+        self._to_columns = torch.argsort(by_row.indices(), stable=True)
+        self._total = float(weights.double().sum()) if weights is not None else float(ratings.n_ratings)
+        self._places: list[Tensor | None] = [None, None]
+        self._starts = periods
+        self._keys: list[Tensor | None] = [None, None]
+        for k, members in enumerate((self._i, self._j)):
+            starts = periods[k]
+            if starts is not None and times is not None:
+                key = members * (len(starts) + 1) + torch.bucketize(times, starts, right=True)
+                self._keys[k], self._places[k] = torch.unique(key, return_inverse=True)
+        self._category: Tensor | None = None
+        if likelihood != "gaussian":
+            self._values, self._category = torch.unique(self._x, return_inverse=True)
+
+    def begin(self, posterior: CompletionPosterior) -> None:
+        """Give a posterior what it needs to know of time and categories, if it does not have it.
+
+        Args:
+            posterior: changed in place.
+        """
+        posterior.n_ratings = round(self._total)
+        if self.weights is not None:
+            for side, members in ((posterior.rows, self._i), (posterior.columns, self._j)):
+                side.counts = torch.zeros_like(side.counts).index_add_(0, members, self.weights)
+        effects = list(posterior.time_effects)
+        for k, keys in enumerate(self._keys):
+            starts = self._starts[k]
+            if keys is not None and starts is not None and effects[k] is None:
+                zero = self._x.new_zeros(len(keys))
+                effects[k] = TimeEffects(starts, keys, zero, zero + 0.01, 0.01)
+        posterior.time_effects = (effects[0], effects[1])
+        if self._category is not None and posterior.ordinal is None:
+            posterior.ordinal = Ordinal((self._values[1:] + self._values[:-1]) / 2, self._values)
+
+    def refresh(self, posterior: CompletionPosterior) -> tuple[Grouped, Grouped]:
+        """Update effects of time, cut points and latent values at a posterior.
+
+        Args:
+            posterior: changed in place.
+
+        Returns:
+            The working values by row and by column.
+        """
+        rows, columns, x = posterior.rows, posterior.columns, self._x
+        base = torch.empty_like(x)
+        for start in range(0, len(x), _CHUNK):
+            part = slice(start, start + _CHUNK)
+            u, v = rows.mean[self._i[part]], columns.mean[self._j[part]]
+            base[part] = (u[:, :-1] * v[:, :-1]).sum(1) + u[:, -1] + v[:, -1]
+        omega = posterior.noise_precision * rows.weight[self._i] * columns.weight[self._j]
+        shifts = [self._shift(posterior, k) for k in (0, 1)]
+        shift, extra = shifts[0][0] + shifts[1][0], shifts[0][1] + shifts[1][1]
+        entropy, spread, weights = 0.0, torch.zeros_like(x), self.weights
+        if posterior.ordinal is not None:
+            x, spread, share, entropy = self._linearised(posterior, base + shift, omega)
+            weights = share if weights is None else weights * share
+        effects = list(posterior.time_effects)
+        for k, effect in enumerate(effects):
+            place = self._places[k]
+            if effect is not None and place is not None:
+                left = x - base - shifts[1 - k][0]
+                effects[k] = effect.improved(place, left, omega if weights is None else omega * weights)
+                posterior.time_effects = (effects[0], effects[1])
+                shifts[k] = self._shift(posterior, k)
+        shift, extra = shifts[0][0] + shifts[1][0], shifts[0][1] + shifts[1][1]
+        posterior.extra_bound = entropy + sum(e.bound() for e in effects if e is not None)
+        working = x - shift
+        squares = working * working + spread + extra
+        by_row, by_column = self.ratings.by_row, self.ratings.by_column
+        groups = []
+        for order, group in ((None, by_row), (self._to_columns, by_column)):
+            value, square, weight = (
+                t if order is None or t is None else t[order] for t in (working, squares, weights)
+            )
+            groups.append(
+                WorkingGroup(group.offsets, group.stored_indices, value, group.n_others, None, weight, square)
+            )
+        return groups[0], groups[1]
+
+    def _shift(self, posterior: CompletionPosterior, k: int) -> tuple[Tensor, Tensor]:
+        effect, place = posterior.time_effects[k], self._places[k]
+        if effect is None or place is None:
+            return torch.zeros_like(self._x), torch.zeros_like(self._x)
+        return effect.mean[place], effect.variance[place]
+
+    def _linearised(
+        self, posterior: CompletionPosterior, mean: Tensor, omega: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, float]:
+        """Working values, what is added to their squares, the share of ω that they are worth, and the entropy of z."""
+        ordinal, category, root = posterior.ordinal, self._category, omega.sqrt()
+        assert ordinal is not None and category is not None
+        ordinal = replace(ordinal, cuts=better_cuts(ordinal, category, mean, root, self.weights))
+        posterior.ordinal = ordinal
+        low, high = (edge[category] for edge in ordinal.bounds())
+        ratio, slope, log_mass = truncated(((low - mean) * root).double(), ((high - mean) * root).double())
+        share = (ratio * ratio - slope).clamp(_LEAST_SHARE, 1)
+        values = mean + (ratio / (share * root.double())).to(mean)
+        # so that ω share E[(value - η)²] is ω E[(z - η)²] of the truncated normal z where the mean of η stays
+        spread = (((1 + slope) / share - (ratio / share) ** 2) / omega.double()).to(mean)
+        entropy = 0.5 * math.log(2 * math.pi * math.e) - 0.5 * omega.double().log() + log_mass + 0.5 * slope
+        total = entropy if self.weights is None else entropy * self.weights
+        return values, spread, share.to(mean), float(total.sum())

@@ -1,0 +1,90 @@
+"""Effects of rows and columns that drift: one for every member and period of time, d ~ N(0, s²) with s² learnt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class TimeEffects:
+    """Effects of the members of one side in periods of time.
+
+    Attributes:
+        starts: where each period but the first starts.
+        keys: member times number of periods plus period, ascending, of those with ratings.
+        mean: the posterior mean of each.
+        variance: the posterior variance of each.
+        prior: s².
+    """
+
+    starts: Tensor
+    keys: Tensor
+    mean: Tensor
+    variance: Tensor
+    prior: float
+
+    def find(self, members: Tensor, times: Tensor) -> tuple[Tensor, Tensor]:
+        """The effects of some members at some times.
+
+        Args:
+            members: numbers, negative for one never seen.
+            times: times; NaN for none.
+
+        Returns:
+            Means and variances: zero and s² where the member has no rating in that period, and zero where there is no
+            time.
+        """
+        period = torch.bucketize(times, self.starts, right=True)
+        key = members.long() * (len(self.starts) + 1) + period
+        place = torch.searchsorted(self.keys, key).clamp(max=len(self.keys) - 1)
+        known = (self.keys[place] == key) & (members >= 0)
+        mean = torch.where(known, self.mean[place], torch.zeros_like(self.mean[place]))
+        variance = torch.where(known, self.variance[place], torch.full_like(self.mean[place], self.prior))
+        timeless = torch.isnan(times)
+        return mean.masked_fill(timeless, 0.0), variance.masked_fill(timeless, 0.0)
+
+    def bound(self) -> float:
+        """Minus the divergence of q from the prior."""
+        share = (self.variance / self.prior).double()
+        return 0.5 * float((share.log() + 1 - share - self.mean.double().square() / self.prior).sum())
+
+    def improved(self, place: Tensor, left: Tensor, omega: Tensor) -> TimeEffects:
+        """The optimum of the effects given what the other terms leave, then of their prior variance.
+
+        Args:
+            place: which effect belongs to each rating.
+            left: the rating less all other terms.
+            omega: its precision.
+
+        Returns:
+            Better effects.
+        """
+        precision = torch.zeros_like(self.mean).index_add_(0, place, omega)
+        pull = torch.zeros_like(self.mean).index_add_(0, place, omega * left)
+        variance = 1 / (precision + 1 / self.prior)
+        mean = variance * pull
+        prior = float((mean.double().square() + variance.double()).mean())
+        return replace(self, mean=mean, variance=variance, prior=max(prior, 1e-8))
+
+
+def periods_of(times: npt.NDArray[np.float64], length: float | None, most: int) -> Tensor:
+    """Where periods of time start, of a given length or with about equally many ratings in each.
+
+    Args:
+        times: the times of the ratings, in seconds or any other unit.
+        length: the length of a period; None for equally many ratings.
+        most: how many periods at most.
+
+    Returns:
+        The start of every period but the first.
+    """
+    if length is not None:
+        days = np.unique(np.floor(times / length))
+        if len(days) <= most:
+            return torch.from_numpy(days[1:] * length)
+    return torch.from_numpy(np.unique(np.quantile(times, np.linspace(0, 1, most + 1)[1:-1])))
