@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -20,15 +21,17 @@ from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted
 
 from fisherfold.completion.entries import RULES, Codes, Entries, Floats, merge, read_entries, read_pairs
+from fisherfold.completion.features import FeatureColumns, as_times, encode_features
 from fisherfold.completion.files import KIND, pack, unpack
-from fisherfold.completion.fit import Settings
+from fisherfold.completion.fit import Extras, Settings
+from fisherfold.completion.likelihoods import LIKELIHOODS
 from fisherfold.completion.model import UNSEEN, CompletionModel, fitted
 from fisherfold.completion.point import SOLVERS
 from fisherfold.completion.recommend import BY, best_columns, factors, inner_product_vectors, most_similar
 from fisherfold.files import sound
 from fisherfold.tables import validation
 from fisherfold.tables.folders import load_folder, model_file, save_folder
-from fisherfold.tables.frames import frame_kind, make_frame, numbers
+from fisherfold.tables.frames import columns_of, frame_kind, make_frame, numbers
 from fisherfold.tables.ids import IdIndex, Ids
 from fisherfold.threads import threads
 from fisherfold.warn import warn
@@ -41,6 +44,7 @@ CHECKS: dict[str, validation.Check] = {
     "clip": validation.flag(), "unseen": validation.choice(*UNSEEN), "duplicates": validation.choice(*RULES),
     "random_state": validation.seed(), "device": validation.torch_device(), "dtype": validation.torch_dtype(),
     "n_jobs": validation.jobs(), "verbose": validation.verbosity(),
+    "likelihood": validation.choice(*LIKELIHOODS),
 }  # fmt: skip
 
 
@@ -80,6 +84,8 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         dtype: ``float32`` or ``float64``; with a warning, float64 where a value far from all others rules their scale.
         n_jobs: the number of threads of the fit; None leaves it to torch, -1 takes all cores.
         verbose: whether to print a line per pass.
+        likelihood: ``gaussian``; ``ordered`` for a few values that are steps of a scale, as stars are (ordered probit
+            with learnt cut points); or ``binary`` for two values (probit).
 
     Attributes:
         row_ids_: the ids of the rows.
@@ -111,7 +117,7 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self, rank: int = 10, *, ridge: float | None = None, offsets: str = "both", inference: str = "variational",
         solver: str = "auto", rated_sets: bool = True, max_iter: int = 50, tol: float = 3e-4, clip: bool = True,
         unseen: str = "prior", duplicates: str = "mean", random_state: int | None = 0, device: str | None = None,
-        dtype: str = "float32", n_jobs: int | None = None, verbose: bool = False,
+        dtype: str = "float32", n_jobs: int | None = None, verbose: bool = False, likelihood: str = "gaussian",
     ) -> None:  # fmt: skip
         self.rank = rank
         self.ridge = ridge
@@ -129,10 +135,14 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self.dtype = dtype
         self.n_jobs = n_jobs
         self.verbose = verbose
+        self.likelihood = likelihood
 
     _checks = CHECKS
 
-    def fit(self, X: Any, y: Any = None, *, columns: Any = None, matrix: bool | None = None) -> MatrixCompletion:
+    def fit(
+        self, X: Any, y: Any = None, *, columns: Any = None, matrix: bool | None = None, row_features: Any = None,
+        column_features: Any = None, time: Any = None, sample_weight: Any = None,
+    ) -> MatrixCompletion:  # fmt: skip
         """Fit the model.
 
         Args:
@@ -140,28 +150,83 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             y: the values of the pairs.
             columns: the row id, column id and value columns of a data frame whose names are not the usual ones.
             matrix: True says that X is a matrix where it could be entries too.
+            row_features: what is known of the rows: a data frame with a column of ids, or a pair (ids, matrix). Ids
+                without ratings can be predicted from their features; ids without features are average ones.
+            column_features: the same for the columns.
+            time: when each value was observed, as numbers (seconds) or dates, or the name of a column of X: rows then
+                drift from day to day, columns over longer periods.
+            sample_weight: a weight per value; a value of weight 2 counts as two.
 
         Returns:
             This estimator.
         """
         self._settings()
-        return self.fit_entries(read_entries(X, y, columns=columns, matrix=matrix))
+        entries = read_entries(X, y, columns=columns, matrix=matrix)
+        return self.fit_entries(entries, self._extras(X, entries, row_features, column_features, time, sample_weight))
 
-    def fit_entries(self, entries: Entries) -> MatrixCompletion:
+    def _extras(
+        self, X: Any, entries: Entries, row_features: Any, column_features: Any, time: Any, sample_weight: Any
+    ) -> Extras:
+        """Features, times and weights in the engine's form."""
+        encoded = [
+            None if given is None else encode_features(given, side, entries.names[k])
+            for k, (given, side) in enumerate(((row_features, "row"), (column_features, "column")))
+        ]
+        count = len(entries.values)
+        if isinstance(time, str):
+            time = self._column(X, time, "time")
+        if isinstance(sample_weight, str):
+            sample_weight = self._column(X, sample_weight, "sample_weight")
+        if entries.is_matrix and (time is not None or sample_weight is not None):
+            raise ValueError("time and sample_weight need entries: pass pairs of ids, or a data frame of entries")
+        times = None if time is None else as_times(time, count)
+        weights = None
+        if sample_weight is not None:
+            weights = numbers(sample_weight, "sample_weight")
+            if len(weights) != count or not (np.isfinite(weights).all() and (weights > 0).all()):
+                raise ValueError(f"sample_weight must hold {count} positive finite numbers, leave out the others")
+        return Extras((encoded[0], encoded[1]), times, weights)
+
+    @staticmethod
+    def _column(X: Any, name: str, what: str) -> Any:
+        if frame_kind(X) is None or name not in (found := columns_of(X)):
+            raise ValueError(f"{what}={name!r} must name a column of the data frame X, or hold one entry per rating")
+        return found[name]
+
+    def fit_entries(self, entries: Entries, extras: Extras | None = None) -> MatrixCompletion:
         """Fit the model to entries that were read already, for example from a file.
 
         Args:
             entries: the observed entries.
+            extras: features, times and weights, if there are any.
 
         Returns:
             This estimator.
+
+        Raises:
+            ValueError: if a point estimate is given what it cannot use.
         """
-        settings = self._settings()
+        settings, extras = self._settings(), extras or Extras()
+        if settings.inference == "point" and (settings.likelihood != "gaussian" or extras != Extras()):
+            raise ValueError("features, time, sample_weight and likelihood need inference='variational'")
         with threads(self.n_jobs):
             row_ids, column_ids, i, j = entries.indexed()
             settings = settings.for_table(len(row_ids), len(column_ids))
-            model = fitted((row_ids, column_ids), i, j, entries.values, settings)
+            for index, given, side in zip((row_ids, column_ids), extras.features, ("row", "column"), strict=True):
+                if given is not None:
+                    self._join(index, given, side)
+            model = fitted((row_ids, column_ids), i, j, entries.values, settings, extras)
         return self._remember(entries)._adopt(model)
+
+    @staticmethod
+    def _join(index: IdIndex, features: FeatureColumns, side: str) -> None:
+        """Number the ids that have features and no ratings, after the others."""
+        known = index.encode(features.ids, side) >= 0
+        if not known.any():
+            raise ValueError(f"none of the ids of {side}_features has ratings: do they name the {side}s?")
+        if known.sum() < len(index) / 2:
+            warn(f"{len(index) - known.sum()} of {len(index)} {side}s have no line in {side}_features: average ones")
+        index.extend(features.ids, side)
 
     def _settings(self, **chosen: Any) -> Settings:
         """The checked parameters of a fit."""
@@ -170,7 +235,7 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError(
                 f"solver must be 'auto' for inference='variational', got {self.solver!r}; 'point' takes others"
             )
-        given = {"rank": 1, "ridge": None} | given | chosen
+        given = {"rank": 1, "ridge": None, "likelihood": "gaussian"} | given | chosen
         ridges = [given["ridge"], *given.get("ridges", ())]
         if given["inference"] == "variational" and 0 in ridges:
             raise ValueError("ridge must be positive for inference='variational', got 0; None lets it be learnt")
@@ -199,20 +264,78 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self, "model_")
         return self.model_
 
-    def predict(self, X: Any, *, return_std: bool = False) -> Floats | tuple[Floats, Floats]:
+    def predict(self, X: Any, *, return_std: bool = False, time: Any = None) -> Floats | tuple[Floats, Floats]:
         """Predict entries.
 
         Args:
             X: (n, 2) row and column ids; of a data frame the columns with the names of the fit.
             return_std: whether the predictive standard deviations are returned as well (``variational`` only).
+            time: when, as for ``fit``; without it drift counts as zero.
 
         Returns:
             The predictions, or predictions and standard deviations.
         """
         model = self._fitted()
+        i, j, times = self._asked(X, time)
+        return self._predict(model, i, j, return_std, times)
+
+    def _asked(self, X: Any, time: Any) -> tuple[Codes, Codes, Floats | None]:
         rows, columns, _, _ = read_pairs(X, self._columns_of(X))
         i, j = self._located(rows, columns)
-        return self._predict(model, i, j, return_std)
+        if isinstance(time, str):
+            time = self._column(X, time, "time")
+        return i, j, None if time is None else as_times(time, len(i))
+
+    def predict_proba(self, X: Any, *, time: Any = None) -> Floats:
+        """The probability of each category, for ``likelihood="ordered"`` or ``"binary"``.
+
+        Args:
+            X: (n, 2) row and column ids.
+            time: as for ``predict``.
+
+        Returns:
+            One row per pair, one column per entry of ``categories_``.
+
+        Raises:
+            ValueError: if the values are no categories.
+        """
+        model = self._fitted()
+        if model.posterior.ordinal is None:
+            raise ValueError("predict_proba needs likelihood='ordered' or 'binary'")
+        return model.probabilities(*self._asked(X, time))
+
+    @property
+    def categories_(self) -> Floats:
+        """The values of ordered categories, ascending."""
+        return self._fitted().categories
+
+    def predict_interval(self, X: Any, coverage: float = 0.9, *, time: Any = None) -> tuple[Floats, Floats]:
+        """Intervals that hold a new value with a given probability, within the range or the steps of the scale.
+
+        Args:
+            X: (n, 2) row and column ids.
+            coverage: the probability, between 0 and 1.
+            time: as for ``predict``.
+
+        Returns:
+            Lower and upper ends.
+
+        Raises:
+            ValueError: if the coverage is no probability, or the fit is a point estimate.
+        """
+        model = self._fitted()
+        if not 0 < coverage < 1:
+            raise ValueError(f"coverage must lie between 0 and 1, got {coverage!r}")
+        i, j, times = self._asked(X, time)
+        tail = (1 - coverage) / 2
+        if model.posterior.ordinal is not None:
+            below = np.cumsum(model.probabilities(i, j, times), axis=1)
+            ends = [(below < q).sum(1).clip(max=len(self.categories_) - 1) for q in (tail, 1 - tail)]
+            return self.categories_[ends[0]], self.categories_[ends[1]]
+        mean, std = self._predict(model, i, j, True, times)
+        half = NormalDist().inv_cdf(1 - tail) * std
+        low, high = (model.low, model.high) if self.clip else (-np.inf, np.inf)
+        return np.clip(mean - half, low, high), np.clip(mean + half, low, high)
 
     def _located(self, rows: Any, columns: Any) -> tuple[Codes, Codes]:
         """Numbers of pairs, with a warning where most of them are strangers."""
@@ -227,11 +350,11 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return i, j
 
     def _predict(
-        self, model: CompletionModel, i: Codes, j: Codes, return_std: bool
+        self, model: CompletionModel, i: Codes, j: Codes, return_std: bool, times: Floats | None = None
     ) -> Floats | tuple[Floats, Floats]:
         if return_std and model.inference == "point":
             raise ValueError("return_std needs inference='variational': a point estimate has no error bars")
-        mean, std = model.predict(i, j, with_std=return_std, clip=self.clip, unseen=self.unseen)
+        mean, std = model.predict(i, j, with_std=return_std, clip=self.clip, unseen=self.unseen, times=times)
         return mean if std is None else (mean, std)
 
     def _locate(self, ids: Any, side: str) -> Codes:

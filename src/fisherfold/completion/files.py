@@ -13,9 +13,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fisherfold.completion.likelihoods import Ordinal
 from fisherfold.completion.model import CompletionModel, Seen
 from fisherfold.completion.posterior import CompletionPosterior, Side
-from fisherfold.completion.prior_mean import SetEffects
+from fisherfold.completion.prior_mean import FeatureEffects, SetEffects
+from fisherfold.completion.time_effects import TimeEffects
 from fisherfold.tables.folders import expect, expect_number, pack_index, unpack_index
 
 KIND = "completion"
@@ -107,7 +109,17 @@ def pack_posterior(posterior: CompletionPosterior) -> tuple[Arrays, dict[str, An
         tensors |= {f"{name}.{key}": getattr(side, key) for key in _shapes(1, 1)}
         if side.set_effects is not None:
             tensors |= {f"{name}.set.{key}": getattr(side.set_effects, key) for key in ("effects", "sums", "shares")}
-    names = ("noise_precision", "weight_strength", "misfit", "n_ratings", "fixed_ridge", "converged", "trace")
+        if side.features is not None:
+            tensors |= {f"{name}.features.{key}": value for key, value in vars(side.features).items()}
+    for name, effect in zip(_SIDES, posterior.time_effects, strict=True):
+        if effect is not None:
+            prior = torch.tensor([effect.prior], dtype=torch.float64)
+            tensors |= {f"{name}.time.{key}": value for key, value in (vars(effect) | {"prior": prior}).items()}
+    if posterior.ordinal is not None:
+        tensors |= {f"ordinal.{key}": value for key, value in vars(posterior.ordinal).items()}
+    names = (
+        "noise_precision", "weight_strength", "misfit", "n_ratings", "fixed_ridge", "converged", "trace", "extra_bound",
+    )  # fmt: skip
     meta: dict[str, Any] = {name: getattr(posterior, name) for name in names}
     meta["has_offset"] = [posterior.rows.has_offset, posterior.columns.has_offset]
     return {name: tensor.detach().cpu().contiguous().numpy() for name, tensor in tensors.items()}, meta
@@ -145,6 +157,8 @@ def unpack_posterior(
         n_ratings=expect_number(meta, "n_ratings", least=1, integer=True),
         fixed_ridge=None if ridge is None else expect_number(meta, "fixed_ridge", least=0, most=_LARGEST),
         misfit=expect_number(meta, "misfit", least=0), converged=bool(meta.get("converged")),
+        ordinal=_ordinal(tensors, device), time_effects=(_time(tensors, 0, device), _time(tensors, 1, device)),
+        extra_bound=expect_number(meta, "extra_bound") if "extra_bound" in meta else 0.0,
         trace=[{str(name): float(value) for name, value in row.items()} for row in trace],
     )  # fmt: skip
 
@@ -162,4 +176,35 @@ def _side(tensors: Mapping[str, Tensor], k: int, sizes: list[int], q: int, has_o
         shapes = {"effects": (others, q), "sums": (n, q), "shares": (others,)}
         sets = {key: expect(tensors, f"{name}.set.{key}", shape).to(device) for key, shape in shapes.items()}
         effects = SetEffects(**sets)
-    return Side(**parts, has_offset=has_offset, set_effects=effects)
+    features = None
+    if f"{name}.features.table" in tensors:
+        p = expect(tensors, f"{name}.features.table", (n, None)).shape[1]
+        shapes = {"table": (n, p), "weights": (p, q), "strength": (p,), "inverse": (p, p)}
+        found = {key: expect(tensors, f"{name}.features.{key}", shape).to(device) for key, shape in shapes.items()}
+        groups = expect(tensors, f"{name}.features.groups", (p,), integers=True, least=0).long().to(device)
+        features = FeatureEffects(groups=groups, **found)
+    return Side(**parts, has_offset=has_offset, set_effects=effects, features=features)
+
+
+def _time(tensors: Mapping[str, Tensor], k: int, device: str) -> TimeEffects | None:
+    """The effects of time of one side, if there are any."""
+    name = f"{_SIDES[k]}.time"
+    if f"{name}.keys" not in tensors:
+        return None
+    keys = expect(tensors, f"{name}.keys", (None,), integers=True, least=0).long()
+    if not len(keys) or not bool((keys.diff() > 0).all()):
+        raise ValueError(f"{name}.keys must ascend")
+    starts, prior = expect(tensors, f"{name}.starts", (None,)), expect(tensors, f"{name}.prior", (1,), positive=True)
+    mean, variance = (expect(tensors, f"{name}.{key}", (len(keys),)).to(device) for key in ("mean", "variance"))
+    return TimeEffects(starts.double().to(device), keys.to(device), mean, variance, float(prior))
+
+
+def _ordinal(tensors: Mapping[str, Tensor], device: str) -> Ordinal | None:
+    """The categories, if there are any."""
+    if "ordinal.values" not in tensors:
+        return None
+    values = expect(tensors, "ordinal.values", (None,))
+    cuts = expect(tensors, "ordinal.cuts", (len(values) - 1,))
+    if len(values) < 2 or not bool((values.diff() > 0).all() & (cuts.diff() > 0).all()):
+        raise ValueError("ordinal.values and ordinal.cuts must ascend")
+    return Ordinal(cuts.to(device), values.to(device))

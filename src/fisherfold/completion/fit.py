@@ -14,13 +14,20 @@ import numpy as np
 import torch
 
 from fisherfold.completion.entries import Codes, Floats, merge
+from fisherfold.completion.features import FeatureColumns
+from fisherfold.completion.observations import Observations
 from fisherfold.completion.point import fit_point
 from fisherfold.completion.posterior import CompletionPosterior
 from fisherfold.completion.ratings import Ratings
+from fisherfold.completion.start import FeatureTable
+from fisherfold.completion.time_effects import periods_of
 from fisherfold.completion.variational import fit_variational, gradual_start
 from fisherfold.tables.ids import IdIndex
 from fisherfold.warn import warn
 
+# A row drifts from day to day, a column over so many periods with as many ratings each.
+_DAY, _MOST_DAYS, _PERIODS = 86400.0, 20_000, 20
+_MOST_CATEGORIES = 100
 _MOST, _WIDTH = (0.05, 0.95), 3.29  # most values lie between these quantiles; of a Gaussian so many deviations apart
 _RULED = 1 / 30  # where most values spread over less than this part of the scale, float32 cannot tell them apart
 
@@ -42,6 +49,7 @@ class Settings:
     device: str
     dtype: torch.dtype
     verbose: bool = False
+    likelihood: str = "gaussian"
 
     @property
     def model(self) -> dict[str, Any]:
@@ -74,6 +82,41 @@ class Settings:
         return replace(self, rank=largest)
 
 
+@dataclass(frozen=True)
+class Extras:
+    """What a fit knows besides pairs and values.
+
+    Attributes:
+        features: of the rows and of the columns.
+        times: of the entries, in seconds or any other unit.
+        weights: of the entries.
+    """
+
+    features: tuple[FeatureColumns | None, FeatureColumns | None] = (None, None)
+    times: Floats | None = None
+    weights: Floats | None = None
+
+    def tables(self, ids: tuple[IdIndex, IdIndex], ratings: Ratings) -> tuple[FeatureTable | None, FeatureTable | None]:
+        """The features of all rows and of all columns, as the engine takes them.
+
+        Args:
+            ids: the names behind the numbers; they hold all ids that have features.
+            ratings: the ratings.
+
+        Returns:
+            A table and the feature behind each of its columns, for rows and for columns.
+        """
+        found: list[FeatureTable | None] = []
+        for given, index in zip(self.features, ids, strict=True):
+            if given is None:
+                found.append(None)
+                continue
+            table = torch.from_numpy(given.of(index.encode(given.ids), len(index)))
+            groups = torch.from_numpy(given.groups)
+            found.append((table.to(ratings.device, ratings.dtype), groups.to(ratings.device)))
+        return found[0], found[1]
+
+
 @dataclass
 class Table:
     """Ratings as the solvers want them, and how to get back.
@@ -85,6 +128,7 @@ class Table:
         low: the smallest value.
         high: the largest value.
         n_merged: how many entries were merged into another one.
+        observations: weights, times and categories of the ratings, if there are any.
     """
 
     ratings: Ratings
@@ -93,11 +137,13 @@ class Table:
     low: float
     high: float
     n_merged: int
+    observations: Observations | None = None
 
 
 def prepare(
-    rows: Codes, columns: Codes, values: Floats, ids: tuple[IdIndex, IdIndex], settings: Settings
-) -> Table:
+    rows: Codes, columns: Codes, values: Floats, ids: tuple[IdIndex, IdIndex], settings: Settings,
+    extras: Extras | None = None,
+) -> Table:  # fmt: skip
     """Merge pairs given twice, centre and scale, and sort both ways.
 
     Args:
@@ -106,11 +152,15 @@ def prepare(
         values: values.
         ids: the names behind the numbers.
         settings: how to fit.
+        extras: times and weights of the entries.
 
     Returns:
         The table.
     """
     given = len(values)
+    times, weights = (None, None) if extras is None else (extras.times, extras.weights)
+    if times is not None or weights is not None:
+        rows, columns, values, times, weights = _once(rows, columns, values, times, weights, ids, settings.duplicates)
     if settings.duplicates != "mean":  # a mean is taken on the way, of values that were all observed
         rows, columns, values = merge(rows, columns, values, settings.duplicates, ids)
     center, scale = level_and_scale(values, centred=settings.offsets != "none")
@@ -120,7 +170,53 @@ def prepare(
         rows, columns, (values - center) / scale, (len(ids[0]), len(ids[1])), dtype=dtype, duplicates="mean",
         device=settings.device,
     )  # fmt: skip
-    return Table(ratings, center, scale, low, high, given - ratings.n_ratings)
+    table = Table(ratings, center, scale, low, high, given - ratings.n_ratings)
+    if times is not None or weights is not None or settings.likelihood != "gaussian":
+        _check_categories(values, settings.likelihood)
+        order = np.lexsort((columns, rows))
+        in_order = [None if given is None else torch.from_numpy(given[order]) for given in (times, weights)]
+        mean_one = None if in_order[1] is None else (in_order[1] / in_order[1].mean()).to(dtype)
+        periods = (None, None) if times is None else _periods(times)
+        table.observations = Observations(
+            ratings, likelihood=settings.likelihood, weights=mean_one, times=in_order[0], periods=periods,
+            categories=torch.from_numpy((np.unique(values) - center) / scale),
+        )
+    return table
+
+
+def _once(
+    rows: Codes, columns: Codes, values: Floats, times: Floats | None, weights: Floats | None,
+    ids: tuple[IdIndex, IdIndex], rule: str,
+) -> tuple[Codes, Codes, Floats, Floats | None, Floats | None]:  # fmt: skip
+    """Each pair once: values by the rule, the last time, the sum of the weights."""
+    key = rows * (int(columns.max(initial=0)) + 1) + columns
+    unique, place = np.unique(key, return_inverse=True)
+    if len(unique) == len(key):
+        return rows, columns, values, times, weights
+    i, j, joined = merge(rows, columns, values, rule, ids)
+    if times is not None:
+        last = np.full(len(unique), -np.inf)
+        np.maximum.at(last, place, times)
+        times = last
+    return i, j, joined, times, None if weights is None else np.bincount(place, weights=weights)
+
+
+def _periods(times: Floats) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where the periods of rows and of columns start: days, if times are seconds, and runs of as many ratings each."""
+    runs = periods_of(times, None, _PERIODS)
+    days = periods_of(times, _DAY, _MOST_DAYS)
+    return days if len(days) > 1 else runs, runs
+
+
+def _check_categories(values: Floats, likelihood: str) -> None:
+    count = len(np.unique(values))
+    if likelihood == "binary" and count != 2:
+        raise ValueError(f"likelihood='binary' needs two different values, got {count}")
+    if likelihood == "ordered" and not 2 <= count <= _MOST_CATEGORIES:
+        raise ValueError(
+            f"likelihood='ordered' needs 2 to {_MOST_CATEGORIES} different values, got {count}; "
+            "use 'gaussian' for values that are measured"
+        )
 
 
 def level_and_scale(values: Floats, *, centred: bool) -> tuple[float, float]:
@@ -174,7 +270,8 @@ def resolving(values: Floats, low: float, high: float, scale: float, dtype: torc
 
 def solve(
     ratings: Ratings, settings: Settings, init: CompletionPosterior | None = None,
-    callback: Callable[[CompletionPosterior], None] | None = None,
+    callback: Callable[[CompletionPosterior], None] | None = None, observations: Observations | None = None,
+    features: tuple[FeatureTable | None, FeatureTable | None] = (None, None),
 ) -> tuple[CompletionPosterior, float]:  # fmt: skip
     """Run the solver.
 
@@ -183,6 +280,8 @@ def solve(
         settings: how to fit.
         init: where to start (``variational`` only).
         callback: called after every pass (``variational`` only).
+        observations: weights, times and categories of the ratings, if there are any (``variational`` only).
+        features: of the rows and of the columns (``variational`` only).
 
     Returns:
         The posterior, and a constant to add to all predictions, in scaled units.
@@ -201,9 +300,17 @@ def solve(
             _print_record(posterior.trace[-1])
 
     if init is None:
-        init = gradual_start(ratings, settings.rank, **settings.model)
+        init = gradual_start(ratings, settings.rank, features=features, **settings.model)
+        if settings.likelihood != "gaussian" and observations is not None:
+            # the scale of the latent values is that of a fit to the categories as numbers
+            init = fit_variational(
+                ratings, settings.rank, max_iter=settings.max_iter, tol=3 * settings.tol, init=init,
+                observations=observations.as_numbers(), **settings.model,
+            )  # fmt: skip
+            init.trace, init.converged = [], False
     posterior = fit_variational(
         ratings, settings.rank, max_iter=settings.max_iter, tol=settings.tol, init=init, callback=after_pass,
+        observations=observations,
         **settings.model,
     )  # fmt: skip
     return posterior, 0.0

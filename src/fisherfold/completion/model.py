@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fisherfold.completion.entries import Codes, Floats, merge
-from fisherfold.completion.fit import Settings, prepare, solve
+from fisherfold.completion.fit import Extras, Settings, prepare, solve
 from fisherfold.completion.implicit_als import new_rows
 from fisherfold.completion.posterior import CompletionPosterior
 from fisherfold.completion.ratings import Chunk, Ratings
@@ -191,7 +191,8 @@ class CompletionModel:
         return codes
 
     def predict(
-        self, rows: Codes, columns: Codes, *, with_std: bool = False, clip: bool = True, unseen: str = "prior"
+        self, rows: Codes, columns: Codes, *, with_std: bool = False, clip: bool = True, unseen: str = "prior",
+        times: Floats | None = None,
     ) -> tuple[Floats, Floats | None]:
         """Predict entries by number.
 
@@ -201,13 +202,22 @@ class CompletionModel:
             with_std: whether standard deviations are wanted.
             clip: whether means are clipped to the observed range.
             unseen: ``nan`` gives NaN where the row or the column is unknown.
+            times: of the entries, for a model with effects of time.
 
         Returns:
             Means and standard deviations (or None) in the units of the values.
         """
-        means, spreads = self.posterior.predict(self.tensor(rows), self.tensor(columns), with_std=with_std)
-        mean = means.double().cpu().numpy() * self.scale + self.center
-        std = None if spreads is None else spreads.cpu().numpy() * self.scale
+        if self.posterior.ordinal is None:
+            when = None if times is None else torch.from_numpy(times).to(self.device)
+            means, spreads = self.posterior.predict(
+                self.tensor(rows), self.tensor(columns), with_std=with_std, times=when
+            )
+            mean = means.double().cpu().numpy() * self.scale + self.center
+            std = None if spreads is None else spreads.cpu().numpy() * self.scale
+        else:
+            chances, categories = self.probabilities(rows, columns, times), self.categories
+            mean = chances @ categories
+            std = np.sqrt(np.maximum(chances @ categories**2 - mean**2, 0)) if with_std else None
         if clip:
             np.clip(mean, self.low, self.high, out=mean)
         if unseen == "nan":
@@ -216,6 +226,28 @@ class CompletionModel:
             if std is not None:
                 std[unknown] = np.nan
         return mean, std
+
+    @property
+    def categories(self) -> Floats:
+        """The values of ordered categories."""
+        assert self.posterior.ordinal is not None
+        values = self.posterior.ordinal.values.double().cpu().numpy() * self.scale + self.center
+        return np.asarray(np.round(values, 9 - int(np.floor(np.log10(max(abs(self.low), abs(self.high), 1e-9))))))
+
+    def probabilities(self, rows: Codes, columns: Codes, times: Floats | None = None) -> Floats:
+        """The probabilities of ordered categories.
+
+        Args:
+            rows: as for ``predict``.
+            columns: as for ``predict``.
+            times: as for ``predict``.
+
+        Returns:
+            One row per entry.
+        """
+        when = None if times is None else torch.from_numpy(times).to(self.device)
+        found = self.posterior.category_probabilities(self.tensor(rows), self.tensor(columns), times=when)
+        return np.asarray(found.cpu().numpy())
 
     def given(self) -> tuple[Codes, Codes, Floats]:
         """All ratings so far.
@@ -319,6 +351,10 @@ class CompletionModel:
         Returns:
             The model.
         """
+        plain = self.posterior
+        extended = plain.ordinal or any(plain.time_effects) or plain.rows.features or plain.columns.features
+        if extended is not None and extended is not False:
+            raise ValueError("a model with features, times or categories takes no new ratings: fit it to all of them")
         old_rows, old_columns, old_values = self.given()
         row_ids, column_ids = copy.copy(self.row_ids), copy.copy(self.column_ids)
         i, j = row_ids.extend(rows, "row"), column_ids.extend(columns, "column")
@@ -353,8 +389,9 @@ class CompletionModel:
 
 
 def fitted(
-    ids: tuple[IdIndex, IdIndex], rows: Codes, columns: Codes, values: Floats, settings: Settings
-) -> CompletionModel:
+    ids: tuple[IdIndex, IdIndex], rows: Codes, columns: Codes, values: Floats, settings: Settings,
+    extras: Extras | None = None,
+) -> CompletionModel:  # fmt: skip
     """Fit a model to numbered entries.
 
     Args:
@@ -363,12 +400,14 @@ def fitted(
         columns: column numbers.
         values: values.
         settings: how to fit.
+        extras: features, times and weights.
 
     Returns:
         The model.
     """
-    table = prepare(rows, columns, values, ids, settings)
-    posterior, level = solve(table.ratings, settings)
+    table = prepare(rows, columns, values, ids, settings, extras)
+    features = (None, None) if extras is None else extras.tables(ids, table.ratings)
+    posterior, level = solve(table.ratings, settings, observations=table.observations, features=features)
     return CompletionModel(
         *ids, posterior, table.center + level * table.scale, table.scale, table.low, table.high,
         Seen.of(table.ratings, level), settings.inference, table.n_merged, table.ratings.n_ratings,

@@ -17,6 +17,7 @@ of rows and columns take in place of the ratings. A rating of weight w counts as
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -70,6 +71,7 @@ class Observations:
     def __init__(
         self, ratings: Ratings, *, likelihood: str = "gaussian", weights: Tensor | None = None,
         times: Tensor | None = None, periods: tuple[Tensor | None, Tensor | None] = (None, None),
+        categories: Tensor | None = None,
     ) -> None:  # fmt: skip
         """Prepare for a fit.
 
@@ -79,6 +81,7 @@ class Observations:
             weights: of each rating in row order.
             times: of each rating in row order.
             periods: where the periods of rows and of columns start; None for no effects of time on that side.
+            categories: the exact values of the categories, ascending; those of the ratings if not given.
         """
         self.ratings, self.weights = ratings, weights
         by_row = ratings.by_row
@@ -95,7 +98,16 @@ class Observations:
                 self._keys[k], self._places[k] = torch.unique(key, return_inverse=True)
         self._category: Tensor | None = None
         if likelihood != "gaussian":
-            self._values, self._category = torch.unique(self._x, return_inverse=True)
+            found, self._category = torch.unique(self._x, return_inverse=True)
+            self.categories = found.double() if categories is None else categories
+
+    def as_numbers(self) -> Observations | None:
+        """The same with categories taken for numbers; None if no weights and no times are left then."""
+        if self.weights is None and self._places == [None, None]:
+            return None
+        new = copy.copy(self)
+        new._category = None
+        return new
 
     def begin(self, posterior: CompletionPosterior) -> None:
         """Give a posterior what it needs to know of time and categories, if it does not have it.
@@ -115,7 +127,8 @@ class Observations:
                 effects[k] = TimeEffects(starts, keys, zero, zero + 0.01, 0.01)
         posterior.time_effects = (effects[0], effects[1])
         if self._category is not None and posterior.ordinal is None:
-            posterior.ordinal = Ordinal((self._values[1:] + self._values[:-1]) / 2, self._values)
+            values = self.categories
+            posterior.ordinal = Ordinal(((values[1:] + values[:-1]) / 2).to(self._x), values)
 
     def refresh(self, posterior: CompletionPosterior) -> tuple[Grouped, Grouped]:
         """Update effects of time, cut points and latent values at a posterior.
@@ -173,7 +186,8 @@ class Observations:
     ) -> tuple[Tensor, Tensor, Tensor, float]:
         """Working values, what is added to their squares, the share of ω that they are worth, and the entropy of z."""
         ordinal, category, root = posterior.ordinal, self._category, omega.sqrt()
-        assert ordinal is not None and category is not None
+        assert ordinal is not None
+        assert category is not None
         ordinal = replace(ordinal, cuts=better_cuts(ordinal, category, mean, root, self.weights))
         posterior.ordinal = ordinal
         low, high = (edge[category] for edge in ordinal.bounds())

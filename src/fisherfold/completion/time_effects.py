@@ -86,5 +86,5 @@ def periods_of(times: npt.NDArray[np.float64], length: float | None, most: int) 
     if length is not None:
         days = np.unique(np.floor(times / length))
         if len(days) <= most:
-            return torch.from_numpy(days[1:] * length)
+            return torch.from_numpy(np.append(days[1:], days[-1] + 1) * length)  # after the last day nothing is known
     return torch.from_numpy(np.unique(np.quantile(times, np.linspace(0, 1, most + 1)[1:-1])))

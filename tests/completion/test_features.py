@@ -1,0 +1,309 @@
+"""Features, time, ordered categories and weights: against dense computations and quadrature, and what mistakes say."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+import reference_completion as reference
+import scipy.integrate
+import scipy.sparse
+import scipy.stats
+import torch
+from reference_completion import low_rank
+
+from fisherfold import MatrixCompletion
+from fisherfold.completion.features import encode_features
+from fisherfold.completion.gram import moments
+from fisherfold.completion.likelihoods import Ordinal, better_cuts, truncated
+from fisherfold.completion.observations import Observations
+from fisherfold.completion.prior_mean import FeatureEffects
+from fisherfold.completion.time_effects import periods_of
+from fisherfold.completion.variational import fit_variational, update_side
+
+
+def feature_table(n: int, groups: list[int], seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    table = torch.from_numpy(np.random.default_rng(seed).normal(size=(n, len(groups))))
+    return table - table.mean(0), torch.tensor(groups)
+
+
+def test_feature_effects_are_the_dense_gaussian_posterior():
+    """W given Ū is a linear regression, and its part of the bound is the log marginal likelihood of Ū."""
+    table, groups = feature_table(12, [0, 0, 1], 0)
+    rng = np.random.default_rng(1)
+    target, root = torch.from_numpy(rng.normal(size=(12, 2))), torch.from_numpy(rng.normal(size=(2, 2)))
+    precision = root @ root.T + torch.eye(2)
+    inverse_of_k = torch.linalg.inv(precision).contiguous()
+    effects = FeatureEffects.start(table, groups, 2).improved(target, precision, 2)
+    whole = torch.kron(torch.eye(12, dtype=torch.float64), inverse_of_k)
+    prior = torch.kron(torch.diag(1 / effects.strength), inverse_of_k)
+    design = torch.kron(table, torch.eye(2, dtype=torch.float64))
+    marginal = design @ prior @ design.T + whole
+    mean = prior @ design.T @ torch.linalg.solve(marginal, target.flatten())
+    torch.testing.assert_close(effects.weights.flatten(), mean)
+    covariance = prior - prior @ design.T @ torch.linalg.solve(marginal, design @ prior)
+    torch.testing.assert_close(torch.kron(effects.inverse.contiguous(), inverse_of_k), covariance)
+    off = target - effects.shift()
+    bound = 6 * torch.logdet(precision) - 0.5 * (precision * (off.T @ off + effects.penalty())).sum()
+    bound += effects.log_volume() - 12 * math.log(2 * math.pi)
+    expected = scipy.stats.multivariate_normal.logpdf(target.flatten().numpy(), cov=marginal.numpy())
+    assert float(bound) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("what", ["features", "more features than rows", "weights", "time", "all"])
+def test_bound_never_decreases(what):
+    ratings, _ = low_rank(60, 40, 3, 0.3, 0.4, 3)
+    rng, options = np.random.default_rng(0), {}
+    if what in ("features", "all"):
+        options["features"] = feature_table(60, [0, 0, 1], 1), feature_table(40, [0, 1], 2)
+    if what == "more features than rows":
+        options["features"] = feature_table(60, [0] * 90, 1), None
+    if what in ("weights", "time", "all"):
+        times = torch.from_numpy(rng.random(ratings.n_ratings)) if what != "weights" else None
+        starts = torch.tensor([0.3, 0.6], dtype=torch.float64)
+        weights = torch.from_numpy(rng.integers(1, 4, ratings.n_ratings).astype(float)) if what != "time" else None
+        options["observations"] = Observations(ratings, times=times, weights=weights, periods=(starts, starts))
+    trace = fit_variational(ratings, 3, max_iter=40, tol=-np.inf, **options).trace
+    assert len(trace) == 40
+    assert (np.diff([record["bound"] for record in trace]) > -1e-9).all()
+
+
+def test_a_rating_of_weight_two_counts_as_two():
+    ratings, _ = low_rank(9, 7, 2, 0.6, 0.3, 0)
+    weights = torch.from_numpy(np.random.default_rng(0).integers(1, 4, ratings.n_ratings).astype(float))
+    observations = Observations(ratings, weights=weights)
+    posterior = fit_variational(ratings, 2, max_iter=3, tol=0, observations=observations)
+    by_row, tau = observations.refresh(posterior)[0], posterior.noise_precision
+    before, given = posterior.rows.copied(), posterior.columns
+    update_side(posterior.rows, moments(given.mean, given.covariance) * given.weight[:, None], by_row, tau)
+    offsets = ratings.by_row.offsets.tolist()
+    for i in range(9):
+        part = slice(offsets[i], offsets[i + 1])
+        entries = [
+            (int(j), float(x))
+            for j, x, w in zip(
+                ratings.by_row.indices()[part], ratings.by_row.values()[part], weights[part], strict=True
+            )
+            for _ in range(int(w))
+        ]  # fmt: skip
+        mean, _ = reference.posterior_of_row(before, given, i, entries, tau)
+        torch.testing.assert_close(posterior.rows.mean[i], mean)
+
+
+@pytest.mark.parametrize(("low", "high"), [(-1.0, 0.5), (0.7, np.inf), (-np.inf, -2.0), (6.0, 6.5), (-9.0, np.inf)])
+def test_truncated_moments_are_those_of_quadrature(low, high):
+    mass, mean, square = (
+        scipy.integrate.quad(
+            lambda z, k=k: z**k * scipy.stats.norm.pdf(z), max(low, -30), min(high, 30), points=[np.clip(0, low, high)]
+        )[0]
+        for k in range(3)
+    )  # fmt: skip
+    found = [float(part) for part in truncated(torch.tensor([low]).double(), torch.tensor([high]).double())]
+    assert found[0] == pytest.approx(mean / mass, rel=1e-5)
+    assert 1 + found[1] == pytest.approx(square / mass, rel=1e-5)
+    assert found[2] == pytest.approx(math.log(mass), rel=1e-5)
+
+
+def test_cut_points_maximise_the_likelihood():
+    rng = np.random.default_rng(0)
+    mean, cuts = rng.normal(size=20000), np.array([-1.0, 0.2, 1.1])
+    category = torch.from_numpy(np.searchsorted(cuts, mean + 0.7 * rng.normal(size=20000)))
+    ordinal = Ordinal(torch.tensor([-0.5, 0.0, 0.5]).double(), torch.arange(4.0).double())
+    root = torch.full((20000,), 1 / 0.7, dtype=torch.float64)
+    for _ in range(8):
+        ordinal = Ordinal(better_cuts(ordinal, category, torch.from_numpy(mean), root, None), ordinal.values)
+    torch.testing.assert_close(ordinal.cuts, torch.from_numpy(cuts), atol=0.03, rtol=0)
+    again = better_cuts(ordinal, category, torch.from_numpy(mean), root, None)
+    torch.testing.assert_close(again, ordinal.cuts, atol=1e-5, rtol=0)
+
+
+def test_ordered_posterior_is_that_of_quadrature():
+    """With all else at its mean, q(offset) is close to the exact posterior."""
+    rng = np.random.default_rng(3)
+    entries = [(i, j) for i in range(40) for j in range(30)]
+    offsets = rng.normal(size=40)
+    latent = np.array([offsets[i] for i, _ in entries]) + rng.normal(size=len(entries))
+    y = np.digitize(latent, [-1.0, 0.0, 1.0]) + 1.0
+    model = MatrixCompletion(
+        1, likelihood="ordered", offsets="rows", rated_sets=False, dtype="float64", tol=1e-7, max_iter=300
+    ).fit(entries, y)
+    posterior = model.model_.posterior
+    side, ordinal = posterior.rows, posterior.ordinal
+    prior = float(side.precision[-1, -1])
+    grid = np.linspace(-3, 3, 4001)
+    for i in range(0, 40, 7):
+        rated = np.array([k for k, (row, _) in enumerate(entries) if row == i])
+        columns = torch.tensor([entries[k][1] for k in rated])
+        fixed = posterior.columns.mean[columns, :-1] @ side.mean[i, :-1]
+        root = (posterior.noise_precision * side.weight[i] * posterior.columns.weight[columns]).sqrt().numpy()
+        low, high = (edge[torch.from_numpy(y[rated] - 1).long()].numpy() for edge in ordinal.bounds())
+        eta = grid[:, None] + fixed.numpy()
+        chance = scipy.stats.norm.cdf((high - eta) * root) - scipy.stats.norm.cdf((low - eta) * root)
+        log = np.log(chance).sum(1) - 0.5 * prior * (grid - float(side.prior_mean[0, -1])) ** 2
+        density = np.exp(log - log.max())
+        density /= density.sum()
+        mean = float((grid * density).sum())
+        std = math.sqrt(float(((grid - mean) ** 2 * density).sum()))
+        assert float(side.mean[i, -1]) == pytest.approx(mean, abs=0.15 * std)
+        assert math.sqrt(float(side.covariance[i, -1])) == pytest.approx(std, rel=0.1)
+
+
+def simulated(seed: int = 0) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+    """Ratings whose column factors and offsets follow two features, and both tables of features."""
+    rng = np.random.default_rng(seed)
+    genre, year = rng.integers(0, 4, 120), rng.integers(1950, 2020, 120)
+    by_genre = rng.normal(size=(4, 3))
+    v = by_genre[genre] + 0.3 * rng.normal(size=(120, 3))
+    c = 0.02 * (year - 1985) + 0.2 * rng.normal(size=120)
+    u = rng.normal(size=(200, 3))
+    i, j = np.nonzero(rng.random((200, 120)) < 0.2)
+    x = 3 + (u[i] * v[j]).sum(1) / 2 + c[j] + 0.4 * rng.normal(size=len(i))
+    frame = pd.DataFrame({"user": i, "item": j, "rating": x})
+    items = pd.DataFrame({"item": np.arange(120), "genre": [f"g{k}" for k in genre], "year": year})
+    users = pd.DataFrame({"user": np.arange(200), "odd": rng.normal(size=200)})
+    return frame, users, items
+
+
+@pytest.mark.parametrize("kind", ["pandas", "polars", "pair"])
+def test_columns_without_ratings_are_predicted_from_their_features(kind):
+    frame, users, items = simulated()
+    cold = frame["item"] % 6 == 0
+    train, test = frame[~cold], frame[cold]
+    given = {"pandas": items, "polars": pl.from_pandas(items)}.get(kind)
+    if given is None:
+        encoded = encode_features(items, "column", "item")
+        given = (items["item"].to_numpy(), scipy.sparse.csr_matrix(encoded.table))
+    model = MatrixCompletion(4, clip=False).fit(train, row_features=users, column_features=given)
+    without = MatrixCompletion(4, clip=False).fit(train)
+    pairs, y = test[["user", "item"]], test["rating"].to_numpy()
+    with pytest.warns(UserWarning, match="were not seen in fit"):
+        blind = np.sqrt(np.mean((without.predict(pairs) - y) ** 2))
+    mean, std = model.predict(pairs, return_std=True)
+    assert np.sqrt(np.mean((mean - y) ** 2)) < 0.7 * blind
+    low, high = model.predict_interval(pairs, 0.9)
+    assert abs(np.mean((low <= y) & (y <= high)) - 0.9) < 0.06
+    assert (std > 0).all()
+
+
+def test_drift_is_followed_and_a_time_without_ratings_is_the_level():
+    rng = np.random.default_rng(0)
+    day = rng.integers(0, 10, 20000)
+    i, j = rng.integers(0, 200, 20000), rng.integers(0, 100, 20000)
+    keep = np.unique(i * 100 + j, return_index=True)[1]
+    i, j, day = i[keep], j[keep], day[keep]
+    drift = rng.normal(size=(200, 10))
+    y = drift[i, day] + 0.5 * rng.normal(size=len(i))
+    when = pd.to_datetime("2020-01-01") + pd.to_timedelta(day, unit="D")
+    frame = pd.DataFrame({"user": i, "item": j, "rating": y, "at": when})
+    held = rng.random(len(frame)) < 0.1
+    model = MatrixCompletion(1).fit(frame[~held], time="at", columns=("user", "item", "rating"))
+    pairs = frame[held][["user", "item"]]
+    errors = [
+        np.sqrt(np.mean((model.predict(pairs, time=time) - y[held]) ** 2)) for time in (frame[held]["at"], None)
+    ]
+    assert errors[0] < 0.75 < errors[1]
+    later = pd.Series(pd.to_datetime(["2021-01-01"] * len(pairs)))
+    np.testing.assert_allclose(model.predict(pairs, time=later), model.predict(pairs), atol=0.6)
+    _, doubt = model.predict(pairs, return_std=True, time=frame[held]["at"])
+    _, certain = model.predict(pairs, return_std=True)
+    assert (doubt >= certain - 1e-6).all()
+
+
+@pytest.mark.parametrize("likelihood", ["ordered", "binary"])
+def test_category_probabilities_are_calibrated(likelihood, tmp_path):
+    rng = np.random.default_rng(0)
+    u, v = rng.normal(size=(300, 2)), rng.normal(size=(120, 2))
+    i, j = np.nonzero(rng.random((300, 120)) < 0.3)
+    z = (u[i] * v[j]).sum(1) + 0.7 * rng.normal(size=len(i))
+    y = np.digitize(z, [-1.0, 0.0, 0.3, 1.5]) + 1.0 if likelihood == "ordered" else np.where(z > 0.4, 7.0, -2.0)
+    held, pairs = rng.random(len(y)) < 0.2, np.stack([i, j], axis=1)
+    model = MatrixCompletion(3, likelihood=likelihood).fit(pairs[~held], y[~held])
+    chance = model.predict_proba(pairs[held])
+    assert model.categories_.tolist() == np.unique(y).tolist()
+    np.testing.assert_allclose(chance.sum(1), 1)
+    seen = y[held][:, None] == model.categories_
+    np.testing.assert_allclose(chance.mean(0), seen.mean(0), atol=0.02)
+    sure = chance > 0.7
+    assert abs(seen[sure].mean() - chance[sure].mean()) < 0.04
+    mean, _ = model.predict(pairs[held], return_std=True)
+    np.testing.assert_allclose(mean, chance @ model.categories_)
+    low, high = model.predict_interval(pairs[held], 0.8)
+    assert np.mean((low <= y[held]) & (y[held] <= high)) > 0.78
+    assert set(np.unique(np.r_[low, high])) <= set(model.categories_.tolist())
+    model.save(tmp_path / "model")
+    again = MatrixCompletion.load(tmp_path / "model")
+    np.testing.assert_array_equal(again.predict_proba(pairs[held]), chance)
+
+
+def test_a_model_with_features_and_times_is_saved(tmp_path):
+    frame, users, items = simulated()
+    when = np.arange(len(frame)) * 600.0
+    model = MatrixCompletion(2).fit(frame, column_features=items, row_features=users, time=when)
+    pairs, times = frame[["user", "item"]][:50], np.arange(50) * 600.0
+    model.save(tmp_path / "model")
+    again = MatrixCompletion.load(tmp_path / "model")
+    np.testing.assert_array_equal(again.predict(pairs, time=times), model.predict(pairs, time=times))
+    with pytest.raises(ValueError, match="takes no new ratings: fit it to all of them"):
+        model.partial_fit(frame[:3])
+
+
+def test_weights_and_times_of_a_pair_given_twice_are_joined():
+    pairs = [(0, 0), (0, 1), (1, 0), (1, 1), (0, 0)]
+    twice = MatrixCompletion(1).fit(pairs, [1.0, 2.0, 3.0, 4.0, 1.0], sample_weight=[1, 1, 1, 1, 1])
+    once = MatrixCompletion(1).fit(pairs[:4], [1.0, 2.0, 3.0, 4.0], sample_weight=[2, 1, 1, 1])
+    assert twice.n_duplicates_ == 1
+    np.testing.assert_allclose(twice.predict(pairs), once.predict(pairs), rtol=1e-5)
+
+
+def test_missing_numbers_and_constant_features_are_named():
+    items = {"item": [1, 2, 3, 4], "year": [1.0, None, 2.0, 3.0], "same": ["a"] * 4, "genre": ["x|y", "y", None, "x"]}
+    with pytest.warns(UserWarning, match=r"'year': 1 missing number set to the mean"):
+        found = encode_features(pd.DataFrame(items).drop(columns="same"), "column", "item")
+    assert found.names == ["year", "genre"]
+    assert found.table[1, 0] == 0
+    with pytest.warns(UserWarning, match="column_features: same left out: the same for all"):
+        encode_features({"item": items["item"], "same": items["same"], "genre": items["genre"]}, "column", "item")
+    with pytest.raises(ValueError, match="column_features has no feature that differs between members"), pytest.warns():
+        encode_features({"item": [1, 2], "same": ["a", "a"]}, "column", "item")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"row_features": {"user": [8, 9], "age": [1.0, 2.0]}}, "none of the ids of row_features has ratings"),
+        ({"row_features": {"user": [0, 1], "age": [1.0, np.inf]}}, "'age' must be finite, got 1 infinite number"),
+        ({"row_features": {"user": [0, 0], "age": [1.0, 2.0]}}, "must have one line for each id"),
+        ({"row_features": np.eye(2)}, "must be a data frame with a column of ids, or a pair"),
+        ({"row_features": ([0, 1], np.eye(3))}, r"must be 2 ids and a matrix of as many lines, got shape \(3, 3\)"),
+        ({"row_features": ([0, 1], np.array([["a"], ["b"]]))}, "must hold numbers, got dtype <U1; use a data frame"),
+        ({"time": ["monday"] * 4}, "time must hold numbers or dates, got dtype object"),
+        ({"time": [1.0, 2.0]}, "time must have one entry per rating"),
+        ({"time": [1.0, 2.0, np.nan, 3.0]}, "time must be finite, got 1 missing time"),
+        ({"time": "when"}, "time='when' must name a column of the data frame X"),
+        ({"sample_weight": [1, 1, 0, 1]}, "sample_weight must hold 4 positive finite numbers"),
+    ],
+)
+def test_mistakes_are_explained(options, message):
+    pairs, y = [(0, 0), (0, 1), (1, 0), (1, 1)], [1.0, 2.0, 3.0, 5.0]
+    with pytest.raises((ValueError, TypeError), match=message):
+        MatrixCompletion(1).fit(pairs, y, **options)
+
+
+def test_likelihoods_that_do_not_fit_the_values_are_named():
+    pairs, rng = [(i, j) for i in range(20) for j in range(10)], np.random.default_rng(0)
+    with pytest.raises(ValueError, match="likelihood='binary' needs two different values, got 200"):
+        MatrixCompletion(1, likelihood="binary").fit(pairs, rng.normal(size=200))
+    with pytest.raises(ValueError, match="likelihood='ordered' needs 2 to 100 different values, got 200"):
+        MatrixCompletion(1, likelihood="ordered").fit(pairs, rng.normal(size=200))
+    with pytest.raises(ValueError, match="need inference='variational'"):
+        MatrixCompletion(1, likelihood="binary", inference="point").fit(pairs, rng.integers(0, 2, 200))
+    with pytest.raises(ValueError, match="predict_proba needs likelihood='ordered' or 'binary'"):
+        MatrixCompletion(1).fit(pairs, rng.normal(size=200)).predict_proba(pairs)
+
+
+def test_periods_are_days_or_runs_of_as_many_ratings():
+    assert periods_of(np.array([0.0, 5.0, 86400.0, 3 * 86400.0]), 86400.0, 10).tolist() == [86400.0, 259200.0, 345600.0]
+    assert periods_of(np.arange(100.0), None, 4).tolist() == [24.75, 49.5, 74.25]
