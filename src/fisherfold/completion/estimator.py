@@ -162,7 +162,9 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         """
         self._settings()
         entries = read_entries(X, y, columns=columns, matrix=matrix)
-        return self.fit_entries(entries, self._extras(X, entries, row_features, column_features, time, sample_weight))
+        if all(given is None for given in (row_features, column_features, time, sample_weight)):
+            return self.fit_entries(entries)
+        return self.fit_extended(entries, self._extras(X, entries, row_features, column_features, time, sample_weight))
 
     def _extras(
         self, X: Any, entries: Entries, row_features: Any, column_features: Any, time: Any, sample_weight: Any
@@ -193,20 +195,36 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"{what}={name!r} must name a column of the data frame X, or hold one entry per rating")
         return found[name]
 
-    def fit_entries(self, entries: Entries, extras: Extras | None = None) -> MatrixCompletion:
+    def fit_entries(self, entries: Entries) -> MatrixCompletion:
         """Fit the model to entries that were read already, for example from a file.
 
         Args:
             entries: the observed entries.
-            extras: features, times and weights, if there are any.
+
+        Returns:
+            This estimator.
+        """
+        return self.fit_extended(entries, Extras())
+
+    def fit_extended(self, entries: Entries, extras: Extras) -> MatrixCompletion:
+        """Fit the model to entries, features, times and weights that were read already.
+
+        Args:
+            entries: the observed entries.
+            extras: features, times and weights.
 
         Returns:
             This estimator.
 
         Raises:
-            ValueError: if a point estimate is given what it cannot use.
+            ValueError: if this kind of fit cannot use them.
         """
-        settings, extras = self._settings(), extras or Extras()
+        if not hasattr(self, "rank"):
+            raise ValueError(
+                "the search over ranks takes no features, times or weights; choose the rank with MatrixCompletion on a "
+                "validation part"
+            )
+        settings = self._settings()
         if settings.inference == "point" and (settings.likelihood != "gaussian" or extras != Extras()):
             raise ValueError("features, time, sample_weight and likelihood need inference='variational'")
         with threads(self.n_jobs):

@@ -198,7 +198,8 @@ def _once(
         last = np.full(len(unique), -np.inf)
         np.maximum.at(last, place, times)
         times = last
-    return i, j, joined, times, None if weights is None else np.bincount(place, weights=weights)
+    together = None if weights is None else np.bincount(place, weights=weights).astype(np.float64)
+    return i, j, joined, times, together
 
 
 def _periods(times: Floats) -> tuple[torch.Tensor, torch.Tensor]:

@@ -85,7 +85,9 @@ class ImplicitCompletion(MatrixCompletion):
         self.n_jobs = n_jobs
         self.verbose = verbose
 
-    def fit(self, X: Any, y: Any = None, *, columns: Any = None, matrix: bool | None = None) -> ImplicitCompletion:
+    def fit(  # type: ignore[override]
+        self, X: Any, y: Any = None, *, columns: Any = None, matrix: bool | None = None
+    ) -> ImplicitCompletion:
         """Fit the model.
 
         Args:

@@ -352,8 +352,8 @@ class CompletionModel:
             The model.
         """
         plain = self.posterior
-        extended = plain.ordinal or any(plain.time_effects) or plain.rows.features or plain.columns.features
-        if extended is not None and extended is not False:
+        extended = (plain.ordinal, *plain.time_effects, plain.rows.features, plain.columns.features)
+        if any(part is not None for part in extended):
             raise ValueError("a model with features, times or categories takes no new ratings: fit it to all of them")
         old_rows, old_columns, old_values = self.given()
         row_ids, column_ids = copy.copy(self.row_ids), copy.copy(self.column_ids)

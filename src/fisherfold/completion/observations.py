@@ -165,15 +165,15 @@ class Observations:
         working = x - shift
         squares = working * working + spread + extra
         by_row, by_column = self.ratings.by_row, self.ratings.by_column
-        groups = []
-        for order, group in ((None, by_row), (self._to_columns, by_column)):
-            value, square, weight = (
-                t if order is None or t is None else t[order] for t in (working, squares, weights)
-            )
-            groups.append(
-                WorkingGroup(group.offsets, group.stored_indices, value, group.n_others, None, weight, square)
-            )
-        return groups[0], groups[1]
+        order, n_rows, n_columns = self._to_columns, by_column.n_others, by_row.n_others
+        weights_by_column = None if weights is None else weights[order]
+        return (
+            WorkingGroup(by_row.offsets, by_row.stored_indices, working, n_columns, None, weights, squares),
+            WorkingGroup(
+                by_column.offsets, by_column.stored_indices, working[order], n_rows, None, weights_by_column,
+                squares[order],
+            ),
+        )  # fmt: skip
 
     def _shift(self, posterior: CompletionPosterior, k: int) -> tuple[Tensor, Tensor]:
         effect, place = posterior.time_effects[k], self._places[k]
