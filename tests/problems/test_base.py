@@ -9,14 +9,13 @@ from fisherfold import (
     Bernoulli,
     Categorical,
     Gaussian,
-    Likelihood,
     NLLProblem,
     Problem,
     check_fisher,
     minimize,
 )
 from fisherfold.completion import CompletionProblem, Ratings
-from fisherfold.fisher import DenseFisher
+from fisherfold.fisher import DenseFisher, ExponentialFamily
 from fisherfold.manifolds import Euclidean, Grassmann, Oblique, Sphere
 from fisherfold.problems.base import Snapshot
 from fisherfold.subspace.logistic import LabelledRows, LogisticSubspaceProblem
@@ -79,7 +78,7 @@ def test_the_fisher_information_of_an_own_problem_is_checked_against_its_diverge
 class Plain(Bernoulli):
     """With the divergence as a difference of log-partition functions, which rounding leaves fewer digits of."""
 
-    kl = Likelihood.kl
+    kl = ExponentialFamily.kl
 
 
 @pytest.mark.parametrize("units", [1e-10, 1e-4, 1e-2, 1.0, 1e4, 1e8])

@@ -18,16 +18,7 @@ from fisherfold.manifolds.trees import tree_map
 
 
 def jvp(function: Callable[[Any], Tensor], at: Any, v: Any) -> Tensor:
-    """The forward-mode product Df(at) v.
-
-    Args:
-        function: f.
-        at: a tensor or a dictionary of tensors.
-        v: a vector of the same form.
-
-    Returns:
-        A tensor like f(at).
-    """
+    """The forward-mode product Df(at) v."""
     _load_forward_mode()
     # an expanded tensor, such as one output for all samples, is refused by forward mode: its entries share memory
     at, v = (tree_map(Tensor.contiguous, tree) for tree in (at, v))

@@ -20,19 +20,7 @@ _ENTRIES = 2**17
 
 
 def sweep(matrices: Tensor) -> Tensor:
-    """Replace every matrix of a batch-last tensor by its negative inverse.
-
-    Args:
-        matrices: a (q, q, n) tensor of symmetric matrices; overwritten.
-
-    Returns:
-        The (q, n) pivots; one that is not positive spoils its inverse.
-
-    Example:
-        >>> a = torch.tensor([[2.0, 1.0], [1.0, 3.0]]).unsqueeze(-1)
-        >>> sweep(a)[:, 0].tolist(), a[..., 0].neg().mul(5).round(decimals=4).tolist()
-        ([2.0, 2.5], [[3.0, -1.0], [-1.0, 2.0]])
-    """
+    """Replace every matrix of a batch-last tensor by its negative inverse."""
     pivots = matrices.new_empty(len(matrices), matrices.shape[2])
     for k in range(len(matrices)):
         row = matrices[k].clone()
@@ -47,15 +35,7 @@ def sweep(matrices: Tensor) -> Tensor:
 
 
 def inverse_blocks(blocks: Tensor) -> Tensor | None:
-    """The inverses of many small well-conditioned matrices.
-
-    Args:
-        blocks: a (n, q, q) tensor of symmetric positive definite matrices.
-
-    Returns:
-        Their inverses; None where LAPACK should be asked: few or large matrices, or a pivot that has lost half of the
-        digits of the diagonal entry it came from.
-    """
+    """The inverses of many small well-conditioned matrices."""
     count, size, _ = blocks.shape
     if count < _FEWEST or size > _LARGEST_ORDER:
         return None
@@ -73,13 +53,5 @@ def inverse_blocks(blocks: Tensor) -> Tensor | None:
 
 
 def apply_blocks(blocks: Tensor, x: Tensor) -> Tensor:
-    """The products of small matrices with the rows of a table.
-
-    Args:
-        blocks: a (n, q, q) tensor.
-        x: a (n, q) table.
-
-    Returns:
-        A (n, q) table.
-    """
+    """The products of small matrices with the rows of a table."""
     return torch.bmm(blocks, x.unsqueeze(2)).squeeze(2)

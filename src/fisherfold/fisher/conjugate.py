@@ -133,11 +133,7 @@ class _Recursion:
         return self.is_doubtful and (rested or self.left <= self.goal)
 
     def find_the_truth(self) -> bool:
-        """Believe r if it is near the truth, else go on from that.
-
-        Returns:
-            Whether no smaller residual is to be had.
-        """
+        """Believe r if it is near the truth, else go on from that."""
         truth, before = self.space.residual(self.x), self.first
         gap = self.space.length(combine(1.0, truth, -1.0, self.r))
         if gap <= self.left / 2 and self.left > self.goal:

@@ -23,27 +23,12 @@ _UNITS = 32
 
 
 def flatten(v: Point) -> Tensor:
-    """All entries as one vector.
-
-    Args:
-        v: a point or vector.
-
-    Returns:
-        A tensor of one dimension.
-    """
+    """All entries as one vector."""
     return torch.cat([leaf.reshape(-1) for leaf in leaves(v)])
 
 
 def unflatten(vector: Tensor, like: Point) -> Point:
-    """The inverse of ``flatten``.
-
-    Args:
-        vector: a tensor whose last dimension holds the entries; further leading dimensions are kept.
-        like: a point of the wanted form.
-
-    Returns:
-        A point of that form.
-    """
+    """The inverse of ``flatten``."""
     position = 0
 
     def take(leaf: Tensor) -> Tensor:
@@ -57,14 +42,7 @@ def unflatten(vector: Tensor, like: Point) -> Point:
 
 
 def gram(rows: Tensor) -> Tensor:
-    """The matrix WᵀW, summed in float64 over blocks of rows, so that rounding does not grow with their number.
-
-    Args:
-        rows: W.
-
-    Returns:
-        A symmetric matrix in the dtype of W.
-    """
+    """The matrix WᵀW, summed in float64 over blocks of rows, so that rounding does not grow with their number."""
     total = torch.zeros(rows.shape[1], rows.shape[1], dtype=torch.float64, device=rows.device)
     for block in torch.split(rows, _BLOCK_ROWS):
         total += block.T @ block
@@ -72,27 +50,11 @@ def gram(rows: Tensor) -> Tensor:
 
 
 def rounding_share(size: int, dtype: torch.dtype) -> float:
-    """The share of the largest eigenvalue of a matrix of sums at or below which another one is 0.
-
-    Args:
-        size: the number of rows of the matrix.
-        dtype: its dtype.
-
-    Returns:
-        Some rounding units.
-    """
+    """The share of the largest eigenvalue of a matrix of sums at or below which another one is 0."""
     return max(size, _UNITS) * torch.finfo(dtype).eps
 
 
 def reciprocal_condition(matrix: Tensor, inverse: Tensor) -> float:
-    """A lower bound of λ_min/λ_max, at most by a factor of the size below it.
-
-    Args:
-        matrix: symmetric and positive definite.
-        inverse: its inverse.
-
-    Returns:
-        The bound.
-    """
+    """A lower bound of λ_min/λ_max, at most by a factor of the size below it."""
     largest, least = (part.abs().sum(dim=-1).amax() for part in (matrix, inverse))
     return float(1 / largest / least)

@@ -31,18 +31,7 @@ Graph: TypeAlias = "tuple[Point, Tensor]"
 
 
 def record(outputs: Callable[[Point], Tensor], point: Point) -> Graph:
-    """Evaluate a model and keep its graph.
-
-    Args:
-        outputs: the map θ -> z.
-        point: θ.
-
-    Returns:
-        θ as variables, and z computed from them.
-
-    Raises:
-        RuntimeError: inside of ``torch.inference_mode()``, where no graph is kept: all derivatives would be 0.
-    """
+    """Evaluate a model and keep its graph."""
     if torch.is_inference_mode_enabled():
         raise RuntimeError("there are no gradients inside torch.inference_mode(); leave it, no_grad() does no harm")
     variables = tree_map(lambda leaf: leaf.detach().requires_grad_(), point)
@@ -117,14 +106,7 @@ class JacobianFisher(FisherOperator):
         """S of shape (N, q, r) with B_i = S_i S_iᵀ."""
 
     def push_forward(self, v: Tangent) -> Tensor:
-        """The Jacobian product J v.
-
-        Args:
-            v: a tangent vector.
-
-        Returns:
-            A tensor like the outputs.
-        """
+        """The Jacobian product J v."""
         if not self._graph.requires_grad:
             return torch.zeros_like(self.z)
         if self.adjoint.passed is None:
@@ -191,14 +173,7 @@ class JacobianFisher(FisherOperator):
         )
 
     def pull_back(self, w: Tensor) -> Tangent:
-        """The adjoint product P Jᵀ w, in the metric of the manifold.
-
-        Args:
-            w: a tensor like the outputs.
-
-        Returns:
-            A tangent vector.
-        """
+        """The adjoint product P Jᵀ w, in the metric of the manifold."""
         return self.manifold.riemannian_gradient(self.point, self._tree(self._backward(w)))
 
     @override
@@ -305,15 +280,6 @@ class EmpiricalFisher(_ScoreFisher):
 
 
 def score(likelihood: Likelihood, z: Tensor, y: Tensor) -> Tensor:
-    """The derivative of the negative log-likelihood in its natural parameter, sample by sample.
-
-    Args:
-        likelihood: the output distribution.
-        z: natural parameters.
-        y: targets.
-
-    Returns:
-        A tensor of shape (samples, outputs).
-    """
+    """The derivative of the negative log-likelihood in its natural parameter, sample by sample."""
     derivative = torch.func.grad(lambda t: likelihood.nll(t, y).sum())(z)
     return cast("Tensor", derivative).flatten(1) if z.ndim > 1 else cast("Tensor", derivative)[:, None]

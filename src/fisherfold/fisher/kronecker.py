@@ -17,7 +17,6 @@ from typing_extensions import override
 
 from fisherfold.fisher.flat import rounding_share
 from fisherfold.fisher.operators import FisherOperator
-from fisherfold.manifolds import Euclidean, Grassmann
 from fisherfold.manifolds.base import Manifold
 from fisherfold.manifolds.lengths import length
 
@@ -53,9 +52,9 @@ class KroneckerFisher(FisherOperator):
         for name, factor, size in (("left", left, point.shape[0]), ("right", right, point.shape[1])):
             if factor is not None and factor.shape != (size, size):
                 raise ValueError(f"{name} must have shape ({size}, {size}), got {tuple(factor.shape)}")
-        if left is not None and isinstance(manifold, Grassmann) and not manifold.wide:
+        if left is not None and manifold.projector_side == "left":
             left = _complement(point, left)
-        if right is not None and isinstance(manifold, Grassmann) and manifold.wide:
+        if right is not None and manifold.projector_side == "right":
             right = _complement(point.mT, right)
         self.left, self.right, self.keep_trace = left, right, keep_trace
         # for gradients M, tr E[M Mᵀ] = tr E[Mᵀ M] = E‖M‖² is the trace of F, and that of R ⊗ L is its square
@@ -89,8 +88,8 @@ class KroneckerFisher(FisherOperator):
         if not (isinstance(anchor_batch, KroneckerFisher) and isinstance(batch, KroneckerFisher)):
             return super().moved(anchor_batch, batch, samples, weight)
         # on Grassmann, what stays at the anchor turns with the frame: the short factor R becomes Qᵀ R Q
-        turn = frame_turn(self.manifold, self.point, batch.point)
-        wide = isinstance(self.manifold, Grassmann) and self.manifold.wide
+        turn = self.manifold.alignment(self.point, batch.point)
+        wide = self.manifold.projector_side == "right"
         left = _moved(self.left, anchor_batch.left, batch.left, weight, turn if wide else None)
         right = _moved(self.right, anchor_batch.right, batch.right, weight, None if wide else turn)
         return KroneckerFisher(self.manifold, batch.point, left=left, right=right, keep_trace=self.keep_trace)
@@ -98,7 +97,7 @@ class KroneckerFisher(FisherOperator):
     @property
     @override
     def is_structured(self) -> bool:
-        return isinstance(self.manifold, (Euclidean, Grassmann))
+        return self.manifold.projector_side in {"none", "left", "right"}
 
     @override
     def _matvec(self, v: Tensor) -> Tensor:
@@ -121,18 +120,9 @@ class KroneckerFisher(FisherOperator):
         return self._inverse(v, damping, factored=False)
 
     def precondition_hessian(self, v: Tensor, damping: float) -> Tensor:
-        """Precondition a Hessian of which this is the Fisher information, with little trust in small eigenvalues.
-
-        What residuals add to the Hessian is no smaller where the Fisher information is: along its flat directions the
-        inverse would be far too large. A tenth of the mean eigenvalue bounds it.
-
-        Args:
-            v: a tangent vector.
-            damping: λ ≥ 0.
-
-        Returns:
-            A tangent vector.
-        """
+        """Precondition a Hessian of which this is the Fisher information, with little trust in small eigenvalues."""
+        # What residuals add to the Hessian is no smaller where the Fisher information is: along its flat directions the
+        # inverse would be far too large. A tenth of the mean eigenvalue bounds it.
         mean = self.factor
         for side in (self.left, self.right):
             mean *= float(side.diagonal().mean()) if side is not None else 1.0
@@ -173,23 +163,6 @@ def _complement(frame: Tensor, factor: Tensor) -> Tensor:
     """(I - U Uᵀ) L (I - U Uᵀ) without forming the projector."""
     factor = factor - frame @ (frame.mT @ factor)
     return factor - (factor @ frame) @ frame.mT
-
-
-def frame_turn(manifold: Manifold, x: Tensor, y: Tensor) -> Tensor | None:
-    """The rotation Q by which the frame y differs from the one next to x, as the transport of a Grassmannian uses it.
-
-    Args:
-        manifold: the manifold.
-        x: a matrix of it.
-        y: a matrix of it.
-
-    Returns:
-        The orthogonal factor of xᵀy (tall) or x yᵀ (wide); None on manifolds that are no quotients.
-    """
-    if not isinstance(manifold, Grassmann):
-        return None
-    left, _, right = torch.linalg.svd(x @ y.mT if manifold.wide else x.mT @ y)
-    return left @ right
 
 
 def _moved(

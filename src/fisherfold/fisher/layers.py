@@ -73,23 +73,7 @@ def layer_fisher(
     generator: torch.Generator | None,
     weights: Tensor | None = None,
 ) -> FisherOperator:
-    """E[a aᵀ] ⊗ E[g gᵀ] for a matrix, or for every matrix of a dictionary of parameters.
-
-    Args:
-        manifold: where the parameter lives; for a dictionary a product.
-        point: the parameter.
-        outputs: the map θ -> z over all samples.
-        likelihood: the output distribution.
-        draws: targets per sample.
-        generator: the source of randomness.
-        weights: of the samples; all 1 if not given.
-
-    Returns:
-        A Kronecker operator, or one such block per parameter.
-
-    Raises:
-        ValueError: if a matrix is not applied as one linear layer.
-    """
+    """E[a aᵀ] ⊗ E[g gᵀ] for a matrix, or for every matrix of a dictionary of parameters."""
     variables = tree_map(lambda leaf: leaf.detach().requires_grad_(), point)
     watch = _Watch({"": variables} if isinstance(variables, Tensor) else variables)
     with torch.enable_grad(), watch:

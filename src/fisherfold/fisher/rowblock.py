@@ -16,9 +16,7 @@ from typing_extensions import override
 
 from fisherfold.fisher.blocks import apply_blocks, inverse_blocks
 from fisherfold.fisher.flat import rounding_share
-from fisherfold.fisher.kronecker import frame_turn
 from fisherfold.fisher.operators import FisherOperator
-from fisherfold.manifolds import Euclidean, Grassmann, Oblique
 from fisherfold.manifolds.base import Manifold
 
 # a residual of so many rounding units is none
@@ -70,19 +68,18 @@ class RowBlockFisher(FisherOperator):
         self, anchor_batch: FisherOperator, batch: FisherOperator, samples: Tensor, weight: float
     ) -> FisherOperator:
         # the rows of a wide frame mix when it turns, and blocks would not stay blocks
-        mixed = isinstance(self.manifold, Grassmann) and self.manifold.wide
+        mixed = self.manifold.projector_side == "right"
         if mixed or not (isinstance(anchor_batch, RowBlockFisher) and isinstance(batch, RowBlockFisher)):
             return super().moved(anchor_batch, batch, samples, weight)
         rest = self.blocks - weight * anchor_batch.blocks
-        turn = frame_turn(self.manifold, self.point, batch.point)
+        turn = self.manifold.alignment(self.point, batch.point)
         rest = rest if turn is None else turn.mT @ rest @ turn
         return RowBlockFisher(self.manifold, batch.point, weight * batch.blocks + rest)
 
     @property
     @override
     def is_structured(self) -> bool:
-        tall = isinstance(self.manifold, Grassmann) and not self.manifold.wide
-        return tall or isinstance(self.manifold, (Euclidean, Oblique))
+        return self.manifold.projector_side in {"none", "rows", "left"}
 
     @override
     def _matvec(self, v: Tensor) -> Tensor:
@@ -93,10 +90,10 @@ class RowBlockFisher(FisherOperator):
         if factored or not self.is_structured:
             return None
         x, blocks = self.point, self.blocks
-        if isinstance(self.manifold, Oblique):
+        if self.manifold.projector_side == "rows":
             blocks = _complement(x, blocks)
         inverse, singular = _damped_inverse(blocks, damping)
-        if isinstance(self.manifold, (Euclidean, Oblique)):
+        if self.manifold.projector_side != "left":
             return self.manifold.project(x, apply_blocks(inverse, g))
         if singular:
             return None

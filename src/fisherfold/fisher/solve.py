@@ -36,14 +36,7 @@ FACTOR_ENTRIES_UP_TO = 2**25
 
 
 def choose(operator: FisherOperator) -> str:
-    """The method that the rule of this module picks.
-
-    Args:
-        operator: the Fisher operator.
-
-    Returns:
-        A name of ``METHODS``.
-    """
+    """The method that the rule of this module picks."""
     if operator.is_structured:
         return "structured"
     dim, rows = operator.manifold.dim, operator.n_rows
@@ -127,29 +120,13 @@ def _inner(operator: FisherOperator, u: Tangent, v: Tangent) -> float:
 
 
 def tangent_basis(manifold: Manifold, point: Point) -> Tensor:
-    """An orthonormal basis of the tangent space in the metric of the manifold. For small manifolds.
-
-    Args:
-        manifold: the manifold.
-        point: a point of it.
-
-    Returns:
-        A matrix with flattened ambient vectors as its ``manifold.dim`` columns.
-    """
+    """An orthonormal basis of the tangent space in the metric of the manifold. For small manifolds."""
     stacked = arranged(manifold.tangent_basis(point), manifold.point_shape)
     return torch.cat([leaf.reshape(manifold.dim, -1) for leaf in leaves(stacked)], dim=1).mT
 
 
 def in_basis(operator: FisherOperator, basis: Tensor) -> tuple[Tensor, Tensor | None]:
-    """The matrix <b_i, F b_j> of an operator in an orthonormal basis, and W there if F has a factor F = WᵀW.
-
-    Args:
-        operator: the Fisher operator F.
-        basis: the vectors of ``tangent_basis`` as rows.
-
-    Returns:
-        A symmetric matrix, and W or None.
-    """
+    """The matrix <b_i, F b_j> of an operator in an orthonormal basis, and W there if F has a factor F = WᵀW."""
     if operator.n_rows is not None:
         factor = operator.rows() @ basis.mT
         return gram(factor), factor
@@ -159,17 +136,7 @@ def in_basis(operator: FisherOperator, basis: Tensor) -> tuple[Tensor, Tensor | 
 
 
 def coordinates(manifold: Manifold, point: Point, basis: Tensor, vectors: Tensor) -> Tensor:
-    """The inner products <b_j, v_i> in the metric of the manifold.
-
-    Args:
-        manifold: the manifold.
-        point: the point at which they are tangent.
-        basis: flattened vectors b_j as rows.
-        vectors: flattened vectors v_i as rows.
-
-    Returns:
-        A matrix with one row for every v_i.
-    """
+    """The inner products <b_j, v_i> in the metric of the manifold."""
     if manifold.ambient_metric:
         return vectors @ basis.mT
     points = tree_map(lambda leaf: leaf.expand(len(basis), *leaf.shape), point)
@@ -256,15 +223,7 @@ def _in_sample_space(operator: FisherOperator, g: Tangent, damping: float) -> Ta
 
 
 def pseudo_inverse(operator: FisherOperator, g: Tangent) -> Tangent:
-    """F† g, through sample space if the factor has fewer rows than the manifold dimensions.
-
-    Args:
-        operator: the Fisher operator F.
-        g: a tangent vector.
-
-    Returns:
-        The vector of least length that solves F d = g on the range of F.
-    """
+    """F† g, through sample space if the factor has fewer rows than the manifold dimensions."""
     small = operator.n_rows is not None and operator.n_rows < operator.manifold.dim
     if small and operator.manifold.ambient_metric:
         return _in_sample_space(operator, g, 0.0)

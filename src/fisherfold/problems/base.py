@@ -251,16 +251,7 @@ class Snapshot:
 
 
 def check_batch(batch: Tensor, n_samples: int) -> None:
-    """Raise unless the batch is a non-empty vector of sample indices.
-
-    Args:
-        batch: what should be indices.
-        n_samples: the number of samples.
-
-    Raises:
-        TypeError: if it is not a tensor.
-        ValueError: if it is empty, not of int64 or int32, not a vector or out of range.
-    """
+    """Raise unless the batch is a non-empty vector of sample indices."""
     if not isinstance(batch, Tensor):
         raise TypeError(f"batch must be a tensor of sample indices, got {type(batch).__name__}")
     # bytes are a mask to PyTorch, not indices, and other short integers nothing at all

@@ -34,30 +34,13 @@ class LastPoint(Generic[T]):
         self._value: T | None = None
 
     def get(self, x: Point, batch: Tensor | None = None) -> T | None:
-        """What was kept for this point and batch.
-
-        Args:
-            x: a point.
-            batch: sample indices, or None for all samples.
-
-        Returns:
-            The value, or None.
-        """
+        """What was kept for this point and batch."""
         tensors = _tensors(x, batch)
         same = len(tensors) == len(self._tensors) and all(a is b for a, b in zip(tensors, self._tensors, strict=True))
         return self._value if same and self._versions == [tensor._version for tensor in tensors] else None
 
     def put(self, x: Point, value: T, batch: Tensor | None = None) -> T:
-        """Keep a value in place of the last one.
-
-        Args:
-            x: a point.
-            value: what was computed there.
-            batch: sample indices, or None for all samples.
-
-        Returns:
-            The value.
-        """
+        """Keep a value in place of the last one."""
         tensors = _tensors(x, batch)
         self._tensors, self._value = tensors, value
         # tensors of inference mode count no versions, and nothing can be kept for them

@@ -21,22 +21,9 @@ BELONGS = "numbers that belong to single samples, such as exposures or weights, 
 
 @torch.no_grad()
 def check_independence(model: Callable[[Any, Any], Tensor], theta: Point, x: Tensor) -> bool:
-    """Raise where the first of a few samples has other outputs alone, or the model cannot do without the others.
-
-    Its Jacobian, taken alone, would then not be that of the loss, and Fisher matrices would be wrong without a word. A
-    model that only drops the dimension of a single sample is left to those who ask it for one.
-
-    Args:
-        model: a function of inputs and parameter.
-        theta: the parameter.
-        x: inputs.
-
-    Returns:
-        Whether these outputs could tell: zeros, which a linear model gives at 0, rounding errors and NaN cannot.
-
-    Raises:
-        ValueError: if outputs differ that must not.
-    """
+    """Raise where the first of a few samples has other outputs alone, or the model cannot do without the others."""
+    # Its Jacobian, taken alone, would then not be that of the loss, and Fisher matrices would be wrong without a word.
+    # A model that only drops the dimension of a single sample is left to those who ask it for one.
     few, whole = x[:FEW], _outputs_of(model, theta, x, FEW)
     rows = len(whole) if isinstance(whole, Tensor) and whole.ndim else 0
     if len(x) < 2 or rows != len(few) or not whole.is_floating_point():
@@ -74,14 +61,7 @@ def _outputs_of(model: Callable[[Any, Any], Tensor], theta: Point, x: Tensor, co
 
 
 def check_layers(module: nn.Module) -> None:
-    """Raise where a batch norm or a dropout is in training mode.
-
-    Args:
-        module: the network.
-
-    Raises:
-        ValueError: with the name of the layer.
-    """
+    """Raise where a batch norm or a dropout is in training mode."""
     for name, part in module.named_modules():
         mixes = isinstance(part, nn.modules.batchnorm._BatchNorm) and (part.training or part.running_mean is None)
         draws = isinstance(part, nn.modules.dropout._DropoutNd) and part.training and part.p > 0
@@ -91,15 +71,7 @@ def check_layers(module: nn.Module) -> None:
 
 
 def check_behaviour(module: nn.Module, x: Tensor) -> None:
-    """Run a few samples: what draws or mixes without being a layer for it (a function, the dropout of a GRU) shows.
-
-    Args:
-        module: the network; its buffers are left as they are.
-        x: inputs.
-
-    Raises:
-        ValueError: if outputs differ that must not.
-    """
+    """Run a few samples: what draws or mixes without being a layer for it (a function, the dropout of a GRU) shows."""
     first = next(module.parameters())
     if first.device != x.device or (x.is_floating_point() and first.dtype != x.dtype):
         return  # the first evaluation says so

@@ -37,77 +37,34 @@ class Method(ABC):
 
     @abstractmethod
     def start(self, state: State) -> None:
-        """Fill in a fresh state that holds the starting point.
-
-        Args:
-            state: the state, changed in place.
-        """
+        """Fill in a fresh state that holds the starting point."""
 
     @abstractmethod
     def step(self, state: State) -> None:
-        """Make one iteration.
-
-        Args:
-            state: the state, changed in place.
-        """
+        """Make one iteration."""
 
     def retreat(self, state: State) -> None:
-        """Go back to the best point after a step to one whose full loss is not finite; a method shortens its steps.
-
-        Args:
-            state: the state, changed in place.
-        """
+        """Go back to the best point after a step to one whose full loss is not finite; a method shortens its steps."""
         state.x = state.best
 
     def norm(self, x: Point, v: Tangent) -> float:
-        """The length of a tangent vector as a number.
-
-        Args:
-            x: the point.
-            v: the vector.
-
-        Returns:
-            Its length.
-        """
+        """The length of a tangent vector as a number."""
         return float(self.manifold.norm(x, v))
 
     def value(self, x: Point, batch: Tensor | None = None) -> float:
-        """The loss as a number, without what else it may be differentiated in.
-
-        Args:
-            x: the point.
-            batch: sample indices; all samples if not given.
-
-        Returns:
-            The mean loss over the batch.
-        """
+        """The loss as a number, without what else it may be differentiated in."""
         loss = self.problem.loss(x, batch)
         return float(loss.detach() if isinstance(loss, Tensor) else loss)
 
     def evaluate(self, state: State) -> Tangent:
-        """Put the loss and gradient norm over all samples into the state.
-
-        Args:
-            state: the state, changed in place.
-
-        Returns:
-            The gradient.
-        """
+        """Put the loss and gradient norm over all samples into the state."""
         loss, gradient = self.problem.loss_and_gradient(state.x)
         state.loss, state.gradient_norm = float(loss), self.norm(state.x, gradient)
         return gradient
 
     def curvature(self, state: State) -> float:
-        """The curvature κ of the loss along its gradient, from gradients ahead, the last where κ puts the minimum.
-
-        Over a step that is too short the gradient changes by rounding only; that says no more than how far to look.
-
-        Args:
-            state: the state; what is evaluated here is no work of the method, and not counted.
-
-        Returns:
-            κ, infinite where the gradients ahead are not finite.
-        """
+        """The curvature κ of the loss along its gradient, from gradients ahead, the last where κ puts the minimum."""
+        # Over a step that is too short the gradient changes by rounding only; that says no more than how far to look.
         x, gradient = state.x, self.problem.gradient(state.x)
         norm, size = self.norm(x, gradient), math.hypot(*(float(leaf.norm()) for leaf in leaves(x)))
         if not 0 < norm < math.inf:
@@ -130,39 +87,14 @@ class Method(ABC):
         return found if math.isfinite(found) else math.inf
 
     def fall(self, x: Point, y: Point, move: Tangent, here: Tangent, there: Tangent) -> float:
-        """How far the loss falls in a step, from the slopes at both ends, to third order.
-
-        Near a minimum losses differ by less than their rounding (``Problem.loss_rounding``); gradients still tell.
-
-        Args:
-            x: where the step begins.
-            y: where it ends.
-            move: the step, a tangent vector at x.
-            here: the gradient at x.
-            there: the gradient at y.
-
-        Returns:
-            Ψ(x) - Ψ(y).
-        """
+        """How far the loss falls in a step, from the slopes at both ends, to third order."""
+        # Near a minimum losses differ by less than their rounding (``Problem.loss_rounding``); gradients still tell.
         ahead = float(self.manifold.inner(y, there, self.manifold.transport(x, y, move)))
         return -0.5 * (float(self.manifold.inner(x, here, move)) + ahead)
 
 
 def positive(name: str, value: float, *, zero: bool = False) -> float:
-    """Check a number.
-
-    Args:
-        name: the argument's name.
-        value: its value.
-        zero: whether 0 is allowed.
-
-    Returns:
-        The value as a float.
-
-    Raises:
-        TypeError: if it is no number.
-        ValueError: if it is not finite, negative, or 0 where that is not allowed.
-    """
+    """Check a number."""
     if not isinstance(value, numbers.Real) or isinstance(value, bool):
         raise TypeError(f"{name} must be a number, got {type(value).__name__}")
     if not math.isfinite(value) or value < 0 or (value == 0 and not zero):
@@ -171,54 +103,21 @@ def positive(name: str, value: float, *, zero: bool = False) -> float:
 
 
 def whole_number(name: str, value: int) -> int:
-    """Check a whole number.
-
-    Args:
-        name: the argument's name.
-        value: its value.
-
-    Returns:
-        The value.
-
-    Raises:
-        TypeError: if it is anything else.
-    """
+    """Check a whole number."""
     if not isinstance(value, numbers.Integral) or isinstance(value, bool):
         raise TypeError(f"{name} must be a whole number, got {value!r}")
     return value
 
 
 def at_least_one(name: str, value: int) -> int:
-    """Check a count.
-
-    Args:
-        name: the argument's name.
-        value: its value.
-
-    Returns:
-        The value.
-
-    Raises:
-        ValueError: if it is less than 1.
-    """
+    """Check a count."""
     if not whole_number(name, value) >= 1:
         raise ValueError(f"{name} must be at least 1, got {value}")
     return value
 
 
 def check_kind(kind: str | None, problem: Problem) -> str:
-    """The kind of Fisher information, the problem's first if not given.
-
-    Args:
-        kind: what the caller asked for.
-        problem: the problem.
-
-    Returns:
-        The kind.
-
-    Raises:
-        ValueError: if the problem does not have it.
-    """
+    """The kind of Fisher information, the problem's first if not given."""
     kind = problem.fisher_kinds[0] if kind is None else kind
     if kind not in problem.fisher_kinds:
         raise ValueError(f"fisher must be one of {list(problem.fisher_kinds)}, got {kind!r}")
@@ -226,16 +125,7 @@ def check_kind(kind: str | None, problem: Problem) -> str:
 
 
 def at(name: str, schedule: Schedule, k: int) -> float:
-    """The value of a constant, which was checked before, or of a schedule, which is checked here.
-
-    Args:
-        name: the argument's name.
-        schedule: a number, or a function of the iteration.
-        k: the iteration.
-
-    Returns:
-        The value.
-    """
+    """The value of a constant, which was checked before, or of a schedule, which is checked here."""
     if not callable(schedule):
         return schedule
     value = schedule(k)
@@ -243,19 +133,7 @@ def at(name: str, schedule: Schedule, k: int) -> float:
 
 
 def check_batch_size(batch_size: int | None, n_samples: int, name: str = "batch_size") -> int:
-    """The batch size, all samples if not given.
-
-    Args:
-        batch_size: what the caller asked for.
-        n_samples: the number of samples.
-        name: the argument's name.
-
-    Returns:
-        The batch size.
-
-    Raises:
-        ValueError: if it is not between 1 and the number of samples.
-    """
+    """The batch size, all samples if not given."""
     size = n_samples if batch_size is None else whole_number(name, batch_size)
     if not 1 <= size <= n_samples:
         raise ValueError(f"{name} must be between 1 and n_samples={n_samples}, got {batch_size}")
@@ -287,17 +165,7 @@ class Draws:
         self.n_samples, self.batch_size, self.sampling, self.stream = n_samples, batch_size, sampling, stream
 
     def epoch(self, state: State) -> Iterator[Tensor]:
-        """The batches of the epoch that the state is about to make.
-
-        Args:
-            state: gives the number of the epoch, the randomness and the device.
-
-        Yields:
-            Sample indices.
-
-        Raises:
-            ValueError: if a recorded stream has no such epoch.
-        """
+        """The batches of the epoch that the state is about to make."""
         device = leaves(state.x)[0].device
         if self.stream is not None:
             if state.iteration >= len(self.stream):

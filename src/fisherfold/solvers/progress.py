@@ -46,23 +46,12 @@ class Display:
             self.progress.stop()
 
     def show(self, state: State) -> None:
-        """Draw the state.
-
-        Args:
-            state: the state after an iteration.
-        """
+        """Draw the state."""
         self.progress.update(self.task, completed=state.iteration, figures=figures(state))
 
 
 def figures(state: State) -> str:
-    """The figures of the last iteration in one line.
-
-    Args:
-        state: the state after an iteration.
-
-    Returns:
-        Text such as ``loss 1.2e-03  ‖g‖ 3.4e-05  ρ 0.98  σ 1.0e-03``.
-    """
+    """The figures of the last iteration in one line."""
     parts = [f"loss {state.loss:.4e}", f"‖g‖ {state.gradient_norm:.1e}"]
     if "rho" in state.record:
         parts.append(f"ρ {state.record['rho']:.2f}")

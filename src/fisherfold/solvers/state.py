@@ -68,11 +68,7 @@ class State:
     _COUNTERS = ("loss", "gradient_norm", "iteration", "samples", "products", "seconds", "best_loss")
 
     def copy(self) -> State:
-        """The state as it is now, untouched by later steps; tensors are shared, since no step changes one in place.
-
-        Returns:
-            The copy.
-        """
+        """The state as it is now, untouched by later steps; tensors are shared, since no step changes one in place."""
         generator = torch.Generator()
         generator.set_state(self.generator.get_state())
         memory = (dict(self.numbers), dict(self.vectors), dict(self.record), Trace(list(self.trace.rows)))
@@ -80,13 +76,7 @@ class State:
         return replace(self, generator=generator, numbers=numbers, vectors=vectors, record=record, trace=trace)
 
     def save(self, path: str | os.PathLike[str], *, method: str, tag: str = "") -> None:
-        """Write a checkpoint, atomically.
-
-        Args:
-            path: the file.
-            method: the name of the method, checked on resume.
-            tag: names the problem, checked on resume.
-        """
+        """Write a checkpoint, atomically."""
         tensors = {"generator": self.generator.get_state()}
         memory = {f"vectors.{name}": tree for name, tree in self.vectors.items()}
         for name, tree in {"x": self.x, "best": self.best, **memory}.items():
@@ -102,18 +92,7 @@ class State:
     def load(
         cls, path: str | os.PathLike[str], *, method: str, like: Point, tag: str = "", group: Group = ALONE
     ) -> State | None:
-        """Read a checkpoint, if the file exists.
-
-        Args:
-            path: the file.
-            method: the method that will go on.
-            like: a point of the problem, for the form and the device.
-            tag: names the problem.
-            group: the processes of the run; the first one reads the file and tells the others.
-
-        Returns:
-            The state, the same bits on every process.
-        """
+        """Read a checkpoint, if the file exists."""
         found: Content | None = None
         with group.together():
             if group.is_first and Path(path).exists():

@@ -39,14 +39,7 @@ class Criterion(ABC):
         """
 
     def met(self, state: State) -> tuple[str, str] | None:
-        """The status and the reason, if the run should end.
-
-        Args:
-            state: the state after an iteration.
-
-        Returns:
-            ``(status, sentence)`` or None.
-        """
+        """The status and the reason, if the run should end."""
         sentence = self.reason(state)
         return None if sentence is None else ("converged" if self.converged else "stopped", sentence)
 
