@@ -17,9 +17,8 @@ from PIL import Image
 
 ROOT = Path(__file__).parents[1]
 ORDER = (
-    "natural_gradient", "ratings", "impute", "choose_rank", "many_regressions", "rotation", "rotation_averaging", "ica",
-    "directions", "train_digits",
-    "scale_invariance", "read_the_trace",
+    "natural_gradient", "standard_errors", "ratings", "impute", "choose_rank", "many_regressions", "rotation",
+    "rotation_averaging", "ica", "directions", "train_digits", "scale_invariance", "read_the_trace",
 )  # fmt: skip
 HEAD = """# Gallery
 

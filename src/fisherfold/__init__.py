@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from fisherfold.fisher import Bernoulli, Categorical, Gaussian, Likelihood, Poisson
     from fisherfold.manifolds import check_retraction
     from fisherfold.optim import KFAC, MKFAC, SGDG, SGDP, AdamP, find_scale_invariant
-    from fisherfold.problems import LossProblem, NLLProblem, Problem, check_fisher, check_gradient
+    from fisherfold.problems import GaussianModel, LossProblem, NLLProblem, Problem, check_fisher, check_gradient
     from fisherfold.solvers import Result, minimize
     from fisherfold.subspace import SubspaceClassifier, SubspaceRegressor
 
@@ -42,6 +42,7 @@ _HOMES = {
     "SubspaceClassifier": "subspace",
     "SubspaceRegressor": "subspace",
     # problems and their likelihoods
+    "GaussianModel": "problems",
     "LossProblem": "problems",
     "NLLProblem": "problems",
     "Problem": "problems",
@@ -78,6 +79,7 @@ __all__ = [
     "Bernoulli",
     "Categorical",
     "Gaussian",
+    "GaussianModel",
     "ImplicitCompletion",
     "Likelihood",
     "LossProblem",
