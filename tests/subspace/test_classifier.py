@@ -194,7 +194,7 @@ def test_bad_input_is_named():
 
 
 @needs_data
-@pytest.mark.parametrize("name", ["mhc", "letter"])
+@pytest.mark.parametrize("name", ["mhc", pytest.param("letter", marks=pytest.mark.slow)])
 def test_real_sets_are_no_worse_than_a_classifier_per_task(name):
     data = datasets.load_tasks(name)
     ours, alone = [], []

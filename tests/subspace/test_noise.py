@@ -134,7 +134,7 @@ def test_of_weights_that_add_up_to_a_few_rows_nothing_is_learnt() -> None:
     assert found.common == common_noise(prior.noise, "task", statistics.all_tasks)
 
 
-@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("rows", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_fresh_targets_lie_in_the_intervals_with_few_rows_in_each_task(rows: int) -> None:
     """With the noise at the maximum of the likelihood, 90 % intervals held 46 and 33 % of them."""
     level, inside = 0.9, []
