@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from fisherfold.completion import ImplicitCompletion, LowRankImputer, MatrixCompletion, MatrixCompletionCV
     from fisherfold.fisher import Bernoulli, Categorical, Gaussian, Likelihood, Poisson
     from fisherfold.manifolds import check_retraction
-    from fisherfold.optim import KFAC, MKFAC, SGDG, SGDP, AdamP, find_scale_invariant
+    from fisherfold.optim import KFAC, MKFAC, SGDG, SphereOptimizer, find_scale_invariant
     from fisherfold.problems import GaussianModel, LossProblem, NLLProblem, Problem, check_fisher, check_gradient
     from fisherfold.solvers import Result, minimize
     from fisherfold.subspace import SubspaceClassifier, SubspaceRegressor
@@ -58,11 +58,10 @@ _HOMES = {
     "minimize": "solvers",
     "Result": "solvers",
     # optimizers for networks
-    "AdamP": "optim",
     "KFAC": "optim",
     "MKFAC": "optim",
     "SGDG": "optim",
-    "SGDP": "optim",
+    "SphereOptimizer": "optim",
     "find_scale_invariant": "optim",
 }
 _PACKAGES = (
@@ -74,8 +73,6 @@ __all__ = [
     "KFAC",
     "MKFAC",
     "SGDG",
-    "SGDP",
-    "AdamP",
     "Bernoulli",
     "Categorical",
     "Gaussian",
@@ -90,6 +87,7 @@ __all__ = [
     "Poisson",
     "Problem",
     "Result",
+    "SphereOptimizer",
     "SubspaceClassifier",
     "SubspaceRegressor",
     "__version__",

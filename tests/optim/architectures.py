@@ -14,8 +14,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.parametrizations import weight_norm
 
-from fisherfold.optim.models import vgg16_bn, wide_resnet
-
 
 class Net(nn.Module):
     """A module from named layers and a forward function."""
@@ -26,8 +24,8 @@ class Net(nn.Module):
             setattr(self, name, layer)
         self.rule = forward
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.rule(self, *args, **kwargs)
+    def forward(self, x: Any) -> Any:
+        return self.rule(self, x)
 
 
 def conv(i: int, o: int, k: int = 3, **options: Any) -> nn.Conv2d:
@@ -204,12 +202,14 @@ def branches() -> nn.Module:
     return Net(forward, p=conv(3, 6), q=conv(3, 6), head=head(), **norms)
 
 
-def two_inputs() -> nn.Module:
-    def forward(s: Any, x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-        hidden = F.relu(s.norm(s.p(x)) * scale)
-        return s.q(hidden), hidden
+class TwoInputs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.p, self.norm, self.q = nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)
 
-    return Net(forward, p=nn.Linear(5, 6), norm=nn.BatchNorm1d(6), q=nn.Linear(6, 3))
+    def forward(self, x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = F.relu(self.norm(self.p(x)) * scale)
+        return self.q(hidden), hidden
 
 
 def dropout_net() -> nn.Module:
@@ -233,8 +233,6 @@ def two_norms() -> nn.Module:
     )
 
 
-VGG_ROWS = {f"0.{i}.weight": "row" for i in (0, 3, 7, 10, 14, 17, 20, 24, 27, 30, 34, 37, 40)} | {"1.1.weight": "row"}
-WRN_ROWS = {"conv.weight": "row"} | {f"blocks.{i}.conv1.weight": "row" for i in range(6)}
 ROW = {"0.weight": "row"}
 TENSOR = {"0.weight": "tensor"}
 NOTHING: dict[str, str] = {}
@@ -279,7 +277,7 @@ SUITE: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], dict[str, str
     "bn-on-running-stats": (eval_mode, images, NOTHING),
     "functional-bn": (functional_norm, images, {"p.weight": "row"}),
     "two-branches": (branches, images, {"p.weight": "row"}),
-    "two-inputs": (two_inputs, lambda: (vectors(), torch.tensor(2.0)), {"p.weight": "row"}),
+    "two-inputs": (TwoInputs, lambda: (vectors(), torch.tensor(2.0)), {"p.weight": "row"}),
     "dropout": (dropout_net, vectors, ROW),
     "unused-layer": (unused_layer, vectors, {"p.weight": "row"}),
     "conv1d-bn": (
@@ -300,8 +298,6 @@ SUITE: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], dict[str, str
         {"q.weight": "group", "k.weight": "group"},
     ),
     "vision-transformer": (VisionTransformer, images, NOTHING),
-    "wrn-16-4": (wide_resnet, lambda: images(4, 3, 16, 16), WRN_ROWS),
-    "vgg16-bn": (vgg16_bn, lambda: images(4, 3, 32, 32), VGG_ROWS),
 }  # fmt: skip
 
 

@@ -64,15 +64,14 @@ def training(folder):
     model = nn.Sequential(
         nn.Linear(64, 64, bias=False), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 10)
     )
-    opt = fisherfold.MKFAC(model, lr=0.1, manifold_lr=0.1, damping=0.01, factor_decay=0.8, example_input=x[:32])
+    opt = fisherfold.MKFAC(model, lr=0.1, manifold_lr=0.1, damping=0.01, every=3, example_input=x[:32])
     file, done = Path(folder) / "training.checkpoint", 0
     if file.exists():
         done = resume(file, model, opt)
     for step in range(done, STEPS):
         batch = torch.randperm(500)[:100]
-        with opt.statistics(enabled=step % 3 == 0):
-            opt.zero_grad()
-            nn.functional.cross_entropy(model(x[batch]), y[batch]).backward()
+        opt.zero_grad()
+        nn.functional.cross_entropy(model(x[batch]), y[batch]).backward()
         opt.step()
         keep(file, model, opt, step + 1)
     write_tensors(Path(folder) / "model.safetensors", model.state_dict(), kind="net", version=1, header={})

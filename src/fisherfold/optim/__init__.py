@@ -1,25 +1,7 @@
-"""Optimizers for networks with normalisation: Kronecker-factored curvature joined to the geometry of their weights."""
+"""Optimizers for networks with normalisation layers, in the form of ``torch.optim``."""
 
-from fisherfold.optim.adamp import AdamP
-from fisherfold.optim.invariance import Finding, find_scale_invariant
-from fisherfold.optim.kfac import KFAC, SGDG
-from fisherfold.optim.mkfac import MKFAC
-from fisherfold.optim.scaling import ScaleAscent
-from fisherfold.optim.sgdp import SGDP
-from fisherfold.optim.structure import guess_from_structure
-from fisherfold.optim.turning import RowAhead, RowAscent, RowNoise
+from fisherfold.optim.invariance import Finding, find_scale_invariant, guess_from_structure
+from fisherfold.optim.optimizer import SphereOptimizer
+from fisherfold.optim.presets import KFAC, MKFAC, SGDG
 
-__all__ = [
-    "KFAC",
-    "MKFAC",
-    "SGDG",
-    "SGDP",
-    "AdamP",
-    "Finding",
-    "RowAhead",
-    "RowAscent",
-    "RowNoise",
-    "ScaleAscent",
-    "find_scale_invariant",
-    "guess_from_structure",
-]
+__all__ = ["KFAC", "MKFAC", "SGDG", "Finding", "SphereOptimizer", "find_scale_invariant", "guess_from_structure"]

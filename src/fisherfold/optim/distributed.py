@@ -1,8 +1,8 @@
-"""Curvature over several processes: sums are reduced, inverses are shared out by cost and broadcast.
+"""Several processes: one reduction for all factors, and weights that are sharded along their rows.
 
-Every rank sees its own samples and forms Σ a aᵀ and Σ (D ∂L/∂s)(D ∂L/∂s)ᵀ with its own D; the sums over ranks, divided
-by the summed counts, are the factors of the joint batch. Each inverse is computed by one rank and sent to all, so that
-parameters stay identical to the bit.
+Data-parallel gradients are averaged by the wrapper of the model; factors are summed here. Under FSDP2 parameters,
+gradients and the state of the optimizer are DTensors with rows shared out: row spheres are local, whatever needs
+whole matrices gathers them.
 """
 
 from __future__ import annotations
@@ -11,164 +11,66 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, distributed, nn
+import torch.distributed as dist
+from torch import Tensor
 
-from fisherfold.optim.factors import FactorSums, TrackedWeight
-from fisherfold.optim.precondition import Preconditioner
-
-
-def world_size(group: Any = None) -> int:
-    """The number of processes that share the work.
-
-    Args:
-        group: a process group; the default one if not given.
-
-    Returns:
-        1 where torch.distributed is not in use.
-    """
-    return distributed.get_world_size(group) if distributed.is_available() and distributed.is_initialized() else 1
+try:
+    from torch.distributed.tensor import DTensor, distribute_tensor
+except ImportError:  # a build of torch without distributed
+    DTensor = None  # type: ignore[assignment,misc]
 
 
-def rank(group: Any = None) -> int:
-    """This process's number.
-
-    Args:
-        group: a process group; the default one if not given.
-
-    Returns:
-        0 where torch.distributed is not in use.
-    """
-    return distributed.get_rank(group) if world_size(group) > 1 else 0
+def is_sharded(t: Tensor) -> bool:
+    """Whether a tensor is a DTensor."""
+    return DTensor is not None and isinstance(t, DTensor)
 
 
-def refuse_sharded(parameters: Sequence[nn.Parameter]) -> None:
-    """Raise if a parameter is sharded by FSDP: its rows, and with them its curvature, lie on several ranks.
-
-    Args:
-        parameters: what is to be optimised.
-
-    Raises:
-        ValueError: if there is a flattened or distributed parameter.
-    """
-    for parameter in parameters:
-        kind = type(parameter).__name__
-        local = type(getattr(parameter, "data", parameter)).__name__
-        if "FlatParameter" in kind or "DTensor" in kind or "DTensor" in local:
-            raise ValueError(
-                f"parameters sharded by FSDP are not supported (got a {kind} of shape {tuple(parameter.shape)}): "
-                "use DistributedDataParallel, which keeps whole weights on every rank"
-            )
+def local(t: Tensor) -> Tensor:
+    """The part of a tensor that this process holds, in the same memory."""
+    return t.to_local() if is_sharded(t) else t  # type: ignore[attr-defined]
 
 
-def refuse_sharded_parts(model: nn.Module) -> None:
-    """Raise if FSDP has sharded a module or a part of it, before anybody tries to copy it.
-
-    Args:
-        model: whose parameters may look like ordinary ones (``use_orig_params=True``) and be pieces of them.
-
-    Raises:
-        ValueError: if there is a part that FSDP wraps.
-    """
-    for name, module in model.named_modules():
-        if type(module).__name__ == "FullyShardedDataParallel":
-            raise ValueError(
-                f"parameters sharded by FSDP are not supported (it wraps {name or 'the model'}): "
-                "use DistributedDataParallel, which keeps whole weights on every rank"
-            )
-    refuse_sharded(list(model.parameters()))
+def whole(t: Tensor, like: Tensor) -> Tensor:
+    """The whole of what this process holds a part of, gathered as a parameter is shared out."""
+    if not is_sharded(like):
+        return t
+    mesh, placements = like.device_mesh, like.placements  # type: ignore[attr-defined]
+    sharded = DTensor.from_local(t, mesh, placements, run_check=False, shape=like.shape, stride=like.stride())
+    return sharded.full_tensor()
 
 
-def reduce_sums(
-    sums: dict[str, FactorSums], weights: Sequence[TrackedWeight], group: Any = None
-) -> dict[str, FactorSums]:
-    """Add up the statistics of all ranks.
-
-    Args:
-        sums: this rank's sums; a weight that it did not use may be missing.
-        weights: all tracked weights, in the same order on every rank.
-        group: a process group; the default one if not given.
-
-    Returns:
-        The joint sums of every weight that some rank used.
-    """
-    if world_size(group) == 1:
-        return sums
-    joint = {}
-    for tracked in weights:
-        mine = sums.get(tracked.name) or tracked.new_sums()
-        paired = torch.tensor([float(mine.paired)], device=mine.a.device)
-        a, g, counts = mine.tensors()
-        for tensor in (a, g, counts, paired):
-            distributed.all_reduce(tensor, group=group)
-        samples, rows = (float(c) for c in counts)
-        if samples > 0:
-            joint[tracked.name] = FactorSums(a, g, samples, rows, paired=bool(paired > 0))
-    return joint
+def part(t: Tensor, like: Tensor) -> Tensor:
+    """This process's part of a tensor that is whole, shared out as a parameter is."""
+    if not is_sharded(like):
+        return t
+    shared = distribute_tensor(t, like.device_mesh, like.placements, src_data_rank=None)  # type: ignore[attr-defined]
+    return shared.to_local()
 
 
-def share_out(costs: dict[str, float], ranks: int) -> dict[str, int]:
-    """Give each task to the least loaded rank, the dearest tasks first.
-
-    Args:
-        costs: what each task costs.
-        ranks: how many ranks there are.
-
-    Returns:
-        The rank of each task.
-
-    Example:
-        >>> share_out({"a": 5.0, "b": 3.0, "c": 3.0}, 2)
-        {'a': 0, 'b': 1, 'c': 1}
-    """
-    load = [0.0] * ranks
-    owner = {}
-    for name in sorted(costs, key=lambda key: (-costs[key], key)):
-        least = min(range(ranks), key=lambda r: load[r])
-        owner[name] = least
-        load[least] += costs[name]
-    return owner
+def in_several(group: Any) -> bool:
+    """Whether statistics have to be shared with other processes."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size(group) > 1
 
 
-def exchange(
-    mine: dict[str, Preconditioner | str], owner: dict[str, int], like: dict[str, Tensor], group: Any = None
-) -> dict[str, Preconditioner | str]:
-    """Send every inverse from its owner to all ranks.
-
-    Args:
-        mine: what this rank computed: an inverse, or the message of its failure.
-        owner: the rank of each weight.
-        like: for each weight a tensor of the device and dtype of its inverse.
-        group: a process group; the default one if not given.
-
-    Returns:
-        The inverses (or messages) of all weights, the same on every rank.
-    """
-    if world_size(group) == 1:
-        return mine
-    described: list[Any] = [None] * world_size(group)
-    distributed.all_gather_object(described, {name: _describe(value) for name, value in mine.items()}, group=group)
-    everything: dict[str, Preconditioner | str] = {}
-    for name in sorted(owner):
-        description = described[owner[name]][name]
-        if isinstance(description, str):
-            everything[name] = description
-            continue
-        shapes, top, error = description
-        own = mine.get(name)
-        source = own.tensors() if isinstance(own, Preconditioner) else {}
-        tensors = {}
-        for key, shape in shapes.items():
-            tensor = source[key].contiguous() if key in source else like[name].new_empty(shape)
-            root = owner[name] if group is None else distributed.get_global_rank(group, owner[name])
-            distributed.broadcast(tensor, src=root, group=group)
-            tensors[key] = tensor
-        everything[name] = Preconditioner(
-            tensors["left"], tensors["right"], tensors.get("coefficients"), tensors.get("base"), top, error
-        )
-    return everything
+def sum_over_processes(tensors: Sequence[Tensor], group: Any) -> None:
+    """Sum tensors over processes in place: one reduction per dtype and device."""
+    if not in_several(group):
+        return
+    kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    for t in tensors:
+        kinds.setdefault((t.dtype, t.device), []).append(t)
+    for members in kinds.values():
+        bucket = torch.cat([t.reshape(-1) for t in members])
+        dist.all_reduce(bucket, group=group)
+        for t, summed in zip(members, torch.split(bucket, [t.numel() for t in members]), strict=True):
+            t.copy_(summed.view_as(t))
 
 
-def _describe(value: Preconditioner | str) -> Any:
-    if isinstance(value, str):
-        return value
-    return {key: tuple(t.shape) for key, t in value.tensors().items()}, value.top, value.error
+def any_process(flag: bool, group: Any) -> bool:
+    """Whether a flag is set in any process."""
+    if not in_several(group):
+        return flag
+    backend = dist.get_backend(group)
+    seen = torch.tensor(float(flag), device="cuda" if backend == "nccl" else "cpu")
+    dist.all_reduce(seen, dist.ReduceOp.MAX, group=group)
+    return bool(seen)

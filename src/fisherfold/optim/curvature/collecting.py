@@ -1,0 +1,247 @@
+"""Curvature that collects itself: when hooks are installed, running means of the factors, and their inverses.
+
+Factors, running means and inverses are kept in the state of the optimizer, by parameter, so that checkpoints, copies
+and wrappers see them. Factors are collected in the second step and then in every ``every``-th; inverses are renewed
+after collections number 1, 2, 4, 8, 16 and then after every tenth.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fisherfold.optim.curvature.hooks import Collector
+from fisherfold.optim.curvature.inverse import FactorError, Preconditioner, exact, own_precision, relative
+from fisherfold.optim.curvature.layers import MATRIX_LAYERS
+from fisherfold.optim.distributed import any_process, in_several, is_sharded, sum_over_processes
+from fisherfold.warn import warn
+
+DECAY = 0.95  # of the running means
+MAX_ORDER = 8192  # of a factor: a vocabulary has none
+PATIENCE = 50  # steps without curvature before a warning
+INVERSE = ("left", "right", "coefficients", "base")
+State = dict[str, Tensor]
+
+
+class Curvature:
+    """The curvature of the weights whose direction is natural.
+
+    Args:
+        every: steps between collections; 0 for none.
+        process_group: whose ranks share the factors.
+        relative: whether damping is relative to the mean eigenvalues of the factors.
+        mean: whether losses are means over their terms, not sums.
+    """
+
+    def __init__(self, every: int, process_group: Any, *, relative: bool, mean: bool = True) -> None:
+        self.every, self.group, self.relative, self.mean = every, process_group, relative, mean
+        self.collector: Collector | None = None
+        self.layers: dict[str, list[nn.Module]] = {}
+        self.model: nn.Module | None = None
+        self.refused: dict[str, str] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "group": None, "collector": None}
+
+    def follow(self, model: nn.Module | None, entries: Mapping[str, Any]) -> None:
+        """Find the layers of the weights to follow."""
+        if model is None or not entries:
+            return
+        self.model = model
+        names = {id(entry.parameter): name for name, entry in entries.items()}
+        users: dict[str, list[nn.Module | None]] = {}
+        for module in model.modules():
+            for key, parameter in module._parameters.items():
+                if parameter is not None and id(parameter) in names:
+                    good = isinstance(module, MATRIX_LAYERS) and key == "weight"
+                    users.setdefault(names[id(parameter)], []).append(module if good else None)
+        for name, modules in users.items():
+            order = max(len(entries[name].parameter), entries[name].parameter[0].numel())
+            if any(module is None for module in modules):
+                self.refused[name] = "no Linear or convolution: first order"
+            elif order > MAX_ORDER:
+                self.refused[name] = f"a factor would have order {order}: first order"
+            else:
+                self.layers[name] = modules  # type: ignore[assignment]
+
+    # ------------------------------------------------------------------ inside of step
+
+    def prepare(self, steps: int) -> None:
+        """Install the hooks if the step after so many is one that collects."""
+        if self.collector is not None:
+            self.collector.detach()
+        if self.layers and self.every and steps and (steps == 1 or steps % self.every == 0):
+            self._collector().attach()
+
+    def take_up(self, optimizer: Any, steps: int) -> None:
+        """Take up what the passes since the last step have collected."""
+        if not self.layers:
+            return
+        if steps == PATIENCE and not any("A" in optimizer.state[e.parameter] for e in optimizer._curved().values()):
+            warn(
+                "no curvature has been collected in 50 steps, so the direction is that of the gradient; train through "
+                "the module that the optimizer was given, or call refresh(batches, loss_fn)"
+            )
+        if self.collector is None or not self.collector.attached:
+            return
+        self.collector.detach()
+        entries = optimizer._curved()
+        if any(is_sharded(e.parameter) for e in entries.values()):
+            raise NotImplementedError(
+                "direction='natural' and 'kfac' do not work with sharded parameters (FSDP2); use direction='spectral'"
+            )
+        with own_precision(next(iter(entries.values())).parameter.device):
+            self._fold(optimizer, entries, DECAY)
+
+    def _collector(self) -> Collector:
+        if self.collector is None:
+            assert self.model is not None
+            self.collector = Collector(self.model, self.layers)
+        return self.collector
+
+    def _fold(self, optimizer: Any, entries: Mapping[str, Any], decay: float) -> None:
+        """Merge new factors into the running means, and renew the inverses when it is their turn."""
+        collector = self._collector()
+        for name in collector.refused:
+            self.refused[name] = "its module does not multiply by its weight: first order"
+        bad = not all(bool(torch.isfinite(t).all()) for s in collector.sums.values() for t in (s.sum_a, s.sum_g))
+        if any_process(bad, self.group):
+            if not decay:  # with a GradScaler some steps are not finite
+                warn("the curvature of these batches is not finite; the last one stays")
+            return
+        if not any_process(bool(collector.sums), self.group):
+            return
+        scale = 1.0 if self.relative else _loss_scale(collector, entries)
+        self._share(collector, entries)
+        for name, (a, g) in collector.factors(mean=self.mean).items():
+            entry, state = entries[name], optimizer.state[entries[name].parameter]
+            g.div_(scale**2)
+            if entry.spheres:  # at unit norm
+                blocks = entry.parameter.detach().reshape(entry.spheres, -1).to(g.dtype)
+                lengths = torch.linalg.vector_norm(blocks, dim=1).repeat_interleave(len(g) // entry.spheres)
+                g.mul_(lengths[:, None]).mul_(lengths[None, :])
+            if decay and "A" in state:
+                state["A"].lerp_(a, 1 - decay)
+                state["G"].lerp_(g, 1 - decay)
+                state["collections"] += 1
+            else:
+                state["A"], state["G"], state["collections"] = a, g, torch.ones((), device="cpu")
+            count = int(state["collections"])
+            if not decay or count % 10 == 0 or (count < 20 and math.log2(count).is_integer()):
+                self._invert(state, name, optimizer)
+        collector.sums = {}
+
+    def _invert(self, state: State, name: str, optimizer: Any) -> None:
+        damping = float(next(g["damping"] for g in optimizer.param_groups if name in g.get("param_names", ())))
+        try:
+            if self.relative:
+                inverse = relative(state["A"], state["G"], damping, name=name)
+            else:
+                inverse = exact(state["A"], state["G"], damping, start=self.inverse(state), name=name)
+        except FactorError as error:
+            warn(f"{error}; the last inverse stays")
+            return
+        for key in INVERSE:
+            state.pop(key, None)
+        state.update(inverse.tensors())
+
+    def inverse(self, state: State) -> Preconditioner | None:
+        """The damped inverse in the state of a parameter, if there is one."""
+        return Preconditioner(*(state.get(key) for key in INVERSE)) if "left" in state else None  # type: ignore[arg-type]
+
+    def _share(self, collector: Collector, entries: Mapping[str, Any]) -> None:
+        """Sum statistics over processes, in the same order everywhere."""
+        if not in_several(self.group):
+            return
+        device = next(iter(entries.values())).parameter.device
+        terms = torch.tensor(collector.terms, dtype=torch.float64, device=device)
+        tensors = [terms] + [t for name in sorted(collector.sums) for t in collector.sums[name].tensors()]
+        sum_over_processes(tensors, self.group)
+        collector.terms = float(terms)
+        ranks = torch.distributed.get_world_size(self.group)
+        for sums in collector.sums.values():  # each rank's loss is a mean over its own terms
+            if self.mean:
+                sums.g.div_(ranks**2)
+                sums.sum_g.div_(ranks)
+
+    # ------------------------------------------------------------------ on demand
+
+    def refresh(self, optimizer: Any, batches: Iterable[Any], loss_fn: Callable[..., Tensor], sampler: Any) -> None:
+        """Collect from whole batches and renew the inverses at once; see ``SphereOptimizer.refresh``."""
+        if not self.layers or self.model is None:
+            raise ValueError("no weight of this optimizer has a natural direction: there is nothing to refresh")
+        draw = _sampler(sampler, loss_fn)
+        entries, collector = optimizer._curved(), self._collector()
+        with _untouched(self.model, [e.parameter for e in optimizer._entries()]), torch.enable_grad():
+            collector.attach()
+            try:
+                for batch in batches:
+                    _backward(self.model, batch, loss_fn, draw)
+            finally:
+                collector.detach()
+        if not any_process(bool(collector.sums), self.group):
+            raise ValueError("refresh got no batch that reaches a weight with a natural direction")
+        with torch.no_grad(), own_precision(next(iter(entries.values())).parameter.device):
+            self._fold(optimizer, entries, 0.0)
+
+
+def _backward(model: nn.Module, batch: Any, loss_fn: Callable[..., Tensor], draw: Callable[..., Tensor] | None) -> None:
+    if not isinstance(batch, tuple | list) or len(batch) < 2:
+        raise ValueError(f"refresh takes pairs of inputs and targets, got {type(batch).__name__}")
+    inputs, targets = batch[0], batch[1]
+    outputs = model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
+    if draw is not None:
+        with torch.no_grad():
+            targets = draw(outputs.detach())
+    loss_fn(outputs, targets).backward()  # type: ignore[no-untyped-call]
+
+
+def _sampler(sampler: Any, loss_fn: Any) -> Callable[..., Tensor] | None:
+    """What draws targets from outputs."""
+    if sampler is None or callable(sampler):
+        return sampler
+    if sampler != "mc":
+        raise ValueError(f"sampler must be 'mc' or a function of the outputs, got {sampler!r}")
+    if isinstance(loss_fn, nn.CrossEntropyLoss) or loss_fn is nn.functional.cross_entropy:
+        return lambda z: torch.distributions.Categorical(logits=z.movedim(1, -1).float()).sample()  # type: ignore[no-untyped-call]
+    if isinstance(loss_fn, nn.BCEWithLogitsLoss) or loss_fn is nn.functional.binary_cross_entropy_with_logits:
+        return lambda z: torch.bernoulli(torch.sigmoid(z))
+    if isinstance(loss_fn, nn.MSELoss) or loss_fn is nn.functional.mse_loss:
+        return lambda z: z + torch.randn_like(z)
+    raise ValueError(f"no way is known to sample the targets of {loss_fn!r}: give sampler=, a function of the outputs")
+
+
+@contextmanager
+def _untouched(model: nn.Module, parameters: list[nn.Parameter]) -> Iterator[None]:
+    """A context after which gradients, buffers and the training mode of a model are what they were."""
+    gradients = [p.grad for p in parameters]
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    modes = [(module, module.training) for module in model.modules()]
+    for p in parameters:
+        p.grad = None
+    model.train()
+    try:
+        yield
+    finally:
+        for p, gradient in zip(parameters, gradients, strict=True):
+            p.grad = gradient
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)
+        for module, training in modes:
+            module.training = training
+
+
+def _loss_scale(collector: Collector, entries: Mapping[str, Any]) -> float:
+    """By what a GradScaler has multiplied the loss, whose gradients have been divided by it since: a power of two."""
+    cross, entry = collector.cross, entries.get(collector.measured)
+    if cross is None or entry is None or entry.parameter.grad is None:
+        return 1.0
+    gradient = entry.parameter.grad.reshape(cross.shape).to(cross.dtype)
+    ratio = float((cross * gradient).sum() / gradient.square().sum().clamp_min(1e-30))
+    return 2.0 ** round(math.log2(ratio)) if 16 <= ratio < math.inf else 1.0  # clipping divides by less

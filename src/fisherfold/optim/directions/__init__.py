@@ -1,0 +1,1 @@
+"""Directions: what becomes of the momentum of a weight before it is projected onto its tangent space."""

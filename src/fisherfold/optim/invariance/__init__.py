@@ -1,0 +1,7 @@
+"""Which weights of a network are scale invariant: measured by a probe, or guessed from its structure."""
+
+from fisherfold.optim.invariance.finding import Finding
+from fisherfold.optim.invariance.graph import guess_from_structure
+from fisherfold.optim.invariance.probe import find_scale_invariant
+
+__all__ = ["Finding", "find_scale_invariant", "guess_from_structure"]
