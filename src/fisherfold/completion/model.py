@@ -10,7 +10,8 @@ costs nothing else. An id that was not seen takes part as any of those that were
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -148,11 +149,37 @@ class CompletionModel:
     n_since_start: int = 0
     n_since_look: int = 0
     unobserved_weight: float = 0.0
+    _directions: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def device(self) -> torch.device:
         """Where the posterior lives."""
         return self.posterior.rows.mean.device
+
+    @cached_property
+    def column_table(self) -> tuple[Tensor, Tensor]:
+        """The factors of the columns, one line per factor, and their offsets, as rankings want them."""
+        mean = self.posterior.columns.mean
+        return mean[:, :-1].T.contiguous(), mean[:, -1].contiguous()
+
+    def directions(self, side: int) -> Tensor:
+        """Unit vectors of the rows (0) or columns (1) whose inner products are correlations of predicted values.
+
+        Args:
+            side: which side.
+
+        Returns:
+            One vector per member; they are computed once.
+        """
+        if side not in self._directions:
+            sides = self.posterior.rows, self.posterior.columns
+            other = sides[1 - side].mean[:, :-1].double()
+            off = other - other.mean(0)
+            values, vectors = torch.linalg.eigh(off.T @ off / len(off))
+            table = sides[side].mean[:, :-1].double() @ vectors * values.clamp(min=0).sqrt()
+            table = table / table.norm(dim=1, keepdim=True).clamp(min=1e-300)
+            self._directions[side] = table.to(sides[side].mean)
+        return self._directions[side]
 
     def tensor(self, codes: Codes) -> Tensor:
         """Numbers of rows or columns where the posterior lives.

@@ -8,6 +8,8 @@ Rows are scored in blocks, one matrix product each; nothing of the size of rows 
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
+from threading import local
 
 import numpy as np
 import torch
@@ -16,10 +18,11 @@ from torch import Tensor
 from fisherfold.completion.entries import Codes, Floats
 from fisherfold.completion.model import CompletionModel
 from fisherfold.completion.packed import triangle, unpack
+from fisherfold.threads import threads
 
 BY = ("mean", "upper", "sample")
 UPPER = 1.645  # standard deviations: nineteen of twenty expected values lie below
-_BLOCK = 2**22  # scores at once
+_BLOCK = 2**19  # scores at once: they stay in the cache
 
 
 def best_columns(
@@ -45,34 +48,47 @@ def best_columns(
     k, at = min(k, len(columns)), model.tensor(columns)
     generator = torch.Generator().manual_seed(seed)
     row_side, side = model.posterior.rows, model.posterior.columns
-    v, v_covariance = side.at(at, "mean"), side.at(at, "covariance") if by != "mean" else None
-    if by == "sample" and v_covariance is not None:
-        v = _draw(v, v_covariance, generator)
-    weights, levels = v[:, :-1].T.contiguous(), v[:, -1].contiguous()
+    if candidates is None and by == "mean":
+        weights, levels = model.column_table
+    else:
+        v, v_covariance = side.at(at, "mean"), side.at(at, "covariance")
+        if by == "sample":
+            v = _draw(v, v_covariance, generator)
+        weights, levels = v[:, :-1].T.contiguous(), v[:, -1].contiguous()
     place_of = np.full(len(model.column_ids), -1)
     place_of[columns] = np.arange(len(columns))
-    found: list[tuple[Codes, Codes, Floats]] = []
-    size = max(1, _BLOCK // max(len(columns), 1))
-    for start in range(0, len(rows), size):
-        block = rows[start : start + size]
-        i = model.tensor(block)
-        u = row_side.at(i, "mean")
-        if by == "sample":
-            u = _draw(u, row_side.at(i, "covariance"), generator)
-        scores = torch.addmm(levels, u[:, :-1], weights)
-        if by == "upper" and v_covariance is not None:
-            left, right = _spread_features(u, row_side.at(i, "covariance"), v, v_covariance)
+    blocks = np.array_split(np.arange(len(rows)), max(1, -(-len(rows) * len(columns) // _BLOCK))) if len(rows) else []
+    drawn = row_side.at(model.tensor(rows), "mean")
+    if by == "sample":
+        drawn = _draw(drawn, row_side.at(model.tensor(rows), "covariance"), generator)
+    here = local()  # a table of scores for each thread: fresh pages for every block would cost more
+
+    def best(part: Codes) -> tuple[Codes, Codes, Floats]:
+        if not hasattr(here, "scores"):
+            here.scores = weights.new_empty(len(blocks[0]), len(columns))
+        u = drawn[part[0] : part[-1] + 1]
+        scores = torch.addmm(levels, u[:, :-1], weights, out=here.scores[: len(part)])
+        if by == "upper":
+            left, right = _spread_features(u, row_side.at(model.tensor(rows[part]), "covariance"), v, v_covariance)
             scores += UPPER * (left @ right.T).clamp_(min=0).sqrt_()
         if exclude_seen:
-            seen_rows, seen_columns = model.seen_by(block)
+            seen_rows, seen_columns = model.seen_by(rows[part])
             place = place_of[seen_columns]
             inside = place >= 0
             scores[model.tensor(seen_rows[inside]), model.tensor(place[inside])] = -math.inf
-        best, where = scores.topk(k, dim=1)
-        good = torch.isfinite(best)
-        value = (best + u[:, -1:])[good].double().cpu().numpy() * model.scale + model.center
-        owner = torch.arange(len(block), device=best.device)[:, None].expand_as(best)[good]
-        found.append((start + owner.cpu().numpy(), columns[where[good].cpu().numpy()], value))
+        top, where = scores.topk(k, dim=1)
+        good = torch.isfinite(top)
+        value = (top + u[:, -1:])[good].double().cpu().numpy() * model.scale + model.center
+        owner = torch.arange(len(part), device=top.device)[:, None].expand_as(top)[good]
+        return part[0] + owner.cpu().numpy(), columns[where[good].cpu().numpy()], value
+
+    workers = torch.get_num_threads() if model.device.type == "cpu" else 1
+    with threads(1):  # one block per thread; threads within a block would wait for each other
+        if workers > 1 and len(blocks) > workers:
+            with ThreadPoolExecutor(workers) as pool:
+                found = list(pool.map(best, blocks))
+        else:
+            found = [best(part) for part in blocks]
     if not found:
         return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), np.zeros(0)
     return tuple(np.concatenate(parts) for parts in zip(*found, strict=True))  # type: ignore[return-value]
@@ -112,12 +128,7 @@ def most_similar(model: CompletionModel, members: Codes, k: int, *, side: int = 
     Returns:
         The place of the member among ``members``, the similar member and the correlation, best first.
     """
-    sides = model.posterior.rows, model.posterior.columns
-    other = sides[1 - side].mean[:, :-1].double()
-    off = other - other.mean(0)
-    values, vectors = torch.linalg.eigh(off.T @ off / len(off))
-    table = sides[side].mean[:, :-1].double() @ vectors * values.clamp(min=0).sqrt()
-    table = (table / table.norm(dim=1, keepdim=True).clamp(min=1e-300)).to(sides[side].mean)
+    table = model.directions(side)
     k, found = min(k, len(table) - 1), []
     size = max(1, _BLOCK // max(len(table), 1))
     for start in range(0, len(members), size):
