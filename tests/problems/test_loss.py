@@ -106,6 +106,21 @@ def test_robust_pose_from_matches_as_a_product():
     assert float(pose.dist(result.x, truth)) < 1e-3
 
 
+def test_covariances_come_from_the_hessian_and_the_sandwich():
+    a = MATRIX @ MATRIX.T + torch.eye(6)
+    plain = minimize(LossProblem(Euclidean(6), lambda w: 0.5 * w @ a @ w), torch.ones(6, dtype=FLOAT), "trust-region")
+    torch.testing.assert_close(plain.covariance(lambda w: w), torch.linalg.inv(a))
+    # least squares with unequal variances: the textbook sandwich
+    x = randn(200, 3)
+    y = x.sum(1) + x[:, 0] * randn(200, seed=1)
+    problem = LossProblem(Euclidean(3), lambda d, w: (d[0] @ w - d[1]).square() / 2, (x, y))
+    result = minimize(problem, torch.zeros(3, dtype=FLOAT), "trust-region")
+    inverse, residual = torch.linalg.inv(x.T @ x), x @ result.x - y
+    torch.testing.assert_close(result.covariance(lambda w: w), inverse)
+    sandwich = inverse @ (x * residual[:, None] ** 2).T @ x @ inverse
+    torch.testing.assert_close(result.covariance(lambda w: w, robust=True), sandwich)
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
@@ -140,9 +155,13 @@ def test_bad_points_and_kinds_are_named():
     problem = LossProblem(Sphere(3), lambda w: w[0])
     with pytest.raises(ValueError, match=r"theta is not a point of Sphere\(3\)"):
         problem.loss(torch.ones(3))
-    with pytest.raises(ValueError, match="a plain cost has no samples, and so no Fisher information; use method="):
+    with pytest.raises(ValueError, match=r"theta must have the dtype torch.float64 of the data x, got torch.float32"):
+        LossProblem(Sphere(3), torch.mv, randn(5, 3)).loss(torch.eye(3)[0])
+    with pytest.raises(ValueError, match="theta must be on meta like the data, got cpu"):
+        LossProblem(Sphere(3), torch.mv, torch.ones(5, 3, dtype=torch.int64, device="meta")).loss(torch.eye(3)[0])
+    with pytest.raises(ValueError, match="a plain cost has no samples, and so no empirical Fisher information; use"):
         minimize(problem, torch.eye(3, dtype=FLOAT)[1], "rngd")
-    with pytest.raises(ValueError, match=r"kind must be one of \['empirical'\], got 'exact'; NLLProblem has more"):
+    with pytest.raises(ValueError, match=r"kind must be one of \['empirical', 'observed'\], got 'exact'"):
         problem.fisher(torch.eye(3, dtype=FLOAT)[0], kind="exact")
 
     class Bare(Problem):

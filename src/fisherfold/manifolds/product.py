@@ -19,6 +19,24 @@ from fisherfold.manifolds.base import Manifold, Point, Shape, Tangent, positive_
 from fisherfold.manifolds.lengths import length
 
 
+def _factorwise(hook: str) -> Callable[..., Any]:
+    """The hook of every factor on its part of the arguments."""
+
+    def combined(self: Product, *trees: Point) -> Point:
+        return self._each(lambda factor, *parts: getattr(factor, hook)(*parts), *trees)
+
+    return combined
+
+
+def _of_copies(hook: str) -> Callable[..., Any]:
+    """The hook of the manifold of which a power has copies."""
+
+    def delegated(self: Power, *arguments: Any) -> Any:
+        return getattr(self.manifold, hook)(*arguments)
+
+    return delegated
+
+
 @dataclass(frozen=True, init=False, repr=False)
 class Product(Manifold):
     """The product of named manifolds; factors may be products themselves.
@@ -108,26 +126,14 @@ class Product(Manifold):
         """The operation of every factor on its part of the arguments."""
         return {key: operation(factor, *(tree[key] for tree in trees)) for key, factor in self.items}
 
-    def _project(self, x: Point, v: Tangent) -> Tangent:
-        return self._each(lambda m, s, t: m._project(s, t), x, v)
-
-    def _gradient(self, x: Point, e: Tangent) -> Tangent:
-        return self._each(lambda m, s, t: m._gradient(s, t), x, e)
-
-    def _hessian(self, x: Point, e: Tangent, h: Tangent, v: Tangent) -> Tangent:
-        return self._each(lambda m, *parts: m._hessian(*parts), x, e, h, v)
+    _project, _gradient, _hessian = _factorwise("_project"), _factorwise("_gradient"), _factorwise("_hessian")
+    _exp, _log = _factorwise("_exp"), _factorwise("_log")
 
     def _retract(self, x: Point, v: Tangent, method: str) -> Point:
         return self._each(lambda m, s, t: m._retract(s, t, m.retraction), x, v)
 
     def _transport(self, x: Point, y: Point, v: Tangent, method: str) -> Tangent:
         return self._each(lambda m, s, t, u: m._transport(s, t, u, m.transport_method), x, y, v)
-
-    def _exp(self, x: Point, v: Tangent) -> Point:
-        return self._each(lambda m, s, t: m._exp(s, t), x, v)
-
-    def _log(self, x: Point, y: Point) -> Tangent:
-        return self._each(lambda m, s, t: m._log(s, t), x, y)
 
     def _dist(self, x: Point, y: Point) -> Tensor:
         parts = self._each(lambda m, s, t: m._dist(s, t), x, y)
@@ -202,7 +208,7 @@ class Power(Manifold):
 
     @property
     def dim(self) -> int:
-        """K times the dimension."""
+        """The dimension, k times that of the manifold."""
         return self.k * self.manifold.dim
 
     @property
@@ -215,41 +221,14 @@ class Power(Manifold):
         """Whether the metric of the manifold is ambient."""
         return self.manifold.ambient_metric
 
-    def _project(self, x: Point, v: Tangent) -> Tangent:
-        return self.manifold._project(x, v)
-
-    def _gradient(self, x: Point, e: Tangent) -> Tangent:
-        return self.manifold._gradient(x, e)
-
-    def _hessian(self, x: Point, e: Tangent, h: Tangent, v: Tangent) -> Tangent:
-        return self.manifold._hessian(x, e, h, v)
-
-    def _retract(self, x: Point, v: Tangent, method: str) -> Point:
-        return self.manifold._retract(x, v, method)
-
-    def _transport(self, x: Point, y: Point, v: Tangent, method: str) -> Tangent:
-        return self.manifold._transport(x, y, v, method)
-
-    def _exp(self, x: Point, v: Tangent) -> Point:
-        return self.manifold._exp(x, v)
-
-    def _log(self, x: Point, y: Point) -> Tangent:
-        return self.manifold._log(x, y)
+    # the hooks of the manifold take batches
+    _project, _gradient, _hessian = _of_copies("_project"), _of_copies("_gradient"), _of_copies("_hessian")
+    _retract, _transport, _exp, _log = (_of_copies(name) for name in ("_retract", "_transport", "_exp", "_log"))
+    _random, _constraint_error = _of_copies("_random"), _of_copies("_constraint_error")
+    _complaint, _symmetry = _of_copies("_complaint"), _of_copies("_symmetry")
 
     def _dist(self, x: Point, y: Point) -> Tensor:
         return length(self.manifold._dist(x, y))
 
     def _inner(self, x: Point, u: Tangent, v: Tangent) -> Tensor:
         return self.manifold._inner(x, u, v).sum(dim=-1)
-
-    def _random(self, shape: Shape, generator: torch.Generator | None, dtype: torch.dtype, device: Any) -> Point:
-        return self.manifold._random(shape, generator, dtype, device)
-
-    def _constraint_error(self, x: Point) -> Tensor:
-        return self.manifold._constraint_error(x)
-
-    def _complaint(self, x: Point) -> str | None:
-        return self.manifold._complaint(x)
-
-    def _symmetry(self, generator: torch.Generator) -> Callable[[Point], Point] | None:
-        return self.manifold._symmetry(generator)

@@ -3,7 +3,8 @@
     Ψ(θ) = f(θ)    or    Ψ(θ) = (1/N) Σ_i ℓ(x_i, θ),    θ ∈ M
 
 Gradient, Hessian and, of losses of samples, the empirical Fisher information (1/N) Σ grad ℓ_i grad ℓ_iᵀ come from
-automatic differentiation.
+automatic differentiation. If the losses are negative log-likelihoods (a plain cost: that of all data), the Hessian is
+the observed Fisher information and gives standard errors; if not, the sandwich of both does (M-estimation).
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class LossProblem(Problem):
         ('converged', 1.0)
     """
 
-    fisher_kinds: ClassVar[tuple[str, ...]] = ("empirical",)
+    fisher_kinds: ClassVar[tuple[str, ...]] = ("empirical", "observed")
 
     def __init__(
         self,
@@ -82,7 +83,7 @@ class LossProblem(Problem):
 
     @override
     def loss(self, x: Point, batch: Tensor | None = None) -> Tensor:
-        self.manifold.check_point(x, name="theta")
+        self._check_theta(x)
         if any(leaf.requires_grad for leaf in leaves(x)) or torch.is_inference_mode_enabled():
             return self._mean(x, batch)
         return self._evaluated(x, batch)[0][1].detach()
@@ -93,7 +94,7 @@ class LossProblem(Problem):
 
     @override
     def loss_and_gradient(self, x: Point, batch: Tensor | None = None) -> tuple[Tensor, Tangent]:
-        self.manifold.check_point(x, name="theta")
+        self._check_theta(x)
         variables, value = graph = self._evaluated(x, batch)[0]
         if not value.requires_grad:
             raise ValueError("loss must depend on theta through torch operations, but it has no gradient")
@@ -122,25 +123,29 @@ class LossProblem(Problem):
 
     @override
     def fisher(self, x: Point, batch: Tensor | None = None, *, kind: str = "empirical") -> FisherOperator:
-        """The empirical Fisher information at ``x``, the second moment of the gradients of the samples.
+        """The observed or the empirical Fisher information at ``x``.
 
         Args:
             x: a point of the manifold.
             batch: sample indices; all samples if not given.
-            kind: only ``empirical``.
+            kind: ``empirical``, the second moment of the gradients of the samples; ``observed``, the Hessian, from
+                which ``Result.covariance`` takes standard errors.
 
         Returns:
             The operator.
 
         Raises:
-            ValueError: if the kind is unknown, or the loss is a plain cost without samples.
+            ValueError: if the kind is unknown, or empirical and the loss is a plain cost without samples.
         """
-        self.manifold.check_point(x, name="theta")
+        self._check_theta(x)
         if kind not in self.fisher_kinds:
             raise ValueError(f"kind must be one of {list(self.fisher_kinds)}, got {kind!r}; NLLProblem has more")
+        if kind == "observed":
+            return self.hessian(x, batch)
         if not self.inputs:
             raise ValueError(
-                "a plain cost has no samples, and so no Fisher information; use method='trust-region', 'lbfgs' or 'rcg'"
+                "a plain cost has no samples, and so no empirical Fisher information; use method='trust-region', "
+                "'lbfgs' or 'rcg'"
             )
         samples = self._samples(batch)
 
@@ -152,6 +157,15 @@ class LossProblem(Problem):
             return tree_map(Tensor.detach, rows(x, samples))
 
         return _GradientMoment(self.manifold, x, lambda theta: self._losses(theta, samples), jacobian, Gaussian())
+
+    def _check_theta(self, theta: Point) -> None:
+        self.manifold.check_point(theta, name="theta")
+        first = next((part for part in self.inputs if part.is_floating_point()), None)
+        for leaf in leaves(theta):
+            if self.inputs and leaf.device != self.inputs[0].device:
+                raise ValueError(f"theta must be on {self.inputs[0].device} like the data, got {leaf.device}")
+            if first is not None and leaf.dtype != first.dtype:
+                raise ValueError(f"theta must have the dtype {first.dtype} of the data x, got {leaf.dtype}")
 
     def _mean(self, theta: Point, batch: Tensor | None) -> Tensor:
         if self.inputs:

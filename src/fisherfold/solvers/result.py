@@ -142,7 +142,7 @@ class Result:
             name = type(self.problem).__name__
             raise ValueError(f"robust=True needs the Fisher kind 'empirical', {name} has {list(kinds)}")
         scores = self.problem.fisher(self.x, kind="empirical") if robust else None
-        kind = "exact" if "exact" in kinds else kinds[0]
+        kind = next(kind for kind in ("exact", "observed", *kinds) if kind in kinds)
         found = covariance(self.problem.fisher(self.x, kind=kind), self.problem.n_samples / dispersion, scores=scores)
         return found if f is None else found.of(f)[1]
 
