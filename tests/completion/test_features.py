@@ -307,3 +307,23 @@ def test_likelihoods_that_do_not_fit_the_values_are_named():
 def test_periods_are_days_or_runs_of_as_many_ratings():
     assert periods_of(np.array([0.0, 5.0, 86400.0, 3 * 86400.0]), 86400.0, 10).tolist() == [86400.0, 259200.0, 345600.0]
     assert periods_of(np.arange(100.0), None, 4).tolist() == [24.75, 49.5, 74.25]
+
+
+def test_the_command_line_reads_features(tmp_path):
+    from typer.testing import CliRunner
+
+    from fisherfold.cli import app
+
+    frame, _, items = simulated()
+    frame[frame["item"] > 0].to_csv(tmp_path / "ratings.csv", index=False)
+    items.to_csv(tmp_path / "items.csv", index=False)
+    pl.DataFrame({"user": [1], "item": [0]}).write_csv(tmp_path / "pairs.csv")
+    run = CliRunner()
+    command = ["complete", "fit", f"{tmp_path}/ratings.csv", "--column-features", f"{tmp_path}/items.csv", "-o"]
+    found = run.invoke(app, [*command, f"{tmp_path}/model"])
+    assert found.exit_code == 0, found.output
+    model = MatrixCompletion.load(tmp_path / "model")
+    assert model.model_.posterior.columns.features.groups.tolist() == [0, 0, 0, 0, 1]
+    wanted = model.predict([(1, 0)])
+    result = run.invoke(app, ["complete", "predict", f"{tmp_path}/model", f"{tmp_path}/pairs.csv"])
+    assert f"{wanted[0]:.3f}"[:4] in result.output

@@ -33,6 +33,7 @@ from fisherfold.plain import counted
 if TYPE_CHECKING:
     from fisherfold.completion.entries import Entries
     from fisherfold.completion.estimator import MatrixCompletion
+    from fisherfold.completion.fit import Extras
     from fisherfold.tables.readers import RatingTable
 
 app = group(
@@ -65,6 +66,21 @@ Solver = Annotated[
     typer.Option(
         "--solver", help="Of --inference point: auto, or a solver of the paper's problem: rngd, rngd-vr, rcg, rgd.",
         autocompletion=one_of("auto", "rngd", "rngd-vr", "rcg", "rgd"),
+    ),
+]  # fmt: skip
+RowFeatures = Annotated[
+    Path | None,
+    typer.Option("--row-features", help="A table with a column of row ids and, beside it, what is known of them."),
+]
+ColumnFeatures = Annotated[
+    Path | None,
+    typer.Option("--column-features", help="The same for column ids; fields of several are written as a|b."),
+]
+Likelihood = Annotated[
+    str,
+    typer.Option(
+        "--likelihood", help="gaussian, ordered (values are steps of a scale) or binary (two values).",
+        autocompletion=one_of("gaussian", "ordered", "binary"),
     ),
 ]  # fmt: skip
 Offsets = Annotated[
@@ -114,7 +130,8 @@ def fit(
     unpack_limit: UnpackLimit = 4.0, inference: Inference = "variational", solver: Solver = "auto",
     offsets: Offsets = "both", ridge: Ridge = None, duplicates: Duplicates = "mean", max_iter: MaxIter = 50,
     threads: Threads = None, checkpoint: Checkpoint = None,
-    timeout: Timeout = 300, implicit: Implicit = False,
+    timeout: Timeout = 300, implicit: Implicit = False, row_features: RowFeatures = None,
+    column_features: ColumnFeatures = None, likelihood: Likelihood = "gaussian",
 ) -> None:  # fmt: skip
     """Fit a model to a file of ratings and write it into a folder; under torchrun its processes share the work."""
     from fisherfold.completion.files import KIND
@@ -122,15 +139,21 @@ def fit(
 
     check_output(output, KIND)
     if implicit:
-        _only_implicit(inference=inference, solver=solver, offsets=offsets, ridge=ridge)
+        _only_implicit(
+            inference=inference, solver=solver, offsets=offsets, ridge=ridge, likelihood=likelihood,
+            row_features=row_features, column_features=column_features,
+        )  # fmt: skip
         model = _implicit(rank, duplicates, random_state=seed, max_iter=max_iter, n_jobs=threads, verbose=voice.verbose)
     else:
         model = _estimator(
             rank, random_state=seed, inference=inference, solver=solver, offsets=offsets, ridge=ridge,
             duplicates=duplicates, max_iter=max_iter, n_jobs=threads, verbose=voice.verbose,
+            **({} if rank == "auto" and likelihood == "gaussian" else {"likelihood": likelihood}),
         )  # fmt: skip
     if checkpoint is not None and not under_torchrun():
         raise ValueError("--checkpoint is for fits over several processes, under torchrun")
+    if under_torchrun() and (row_features or column_features or likelihood != "gaussian"):
+        raise ValueError("features and likelihoods other than gaussian need a fit in one process, without torchrun")
     began = time.perf_counter()
     with joined(timeout) as processes:
         reading = {
@@ -144,7 +167,11 @@ def fit(
             table = _read(file, **reading)
             began = time.perf_counter()
             with voice.progress("fitting"):
-                model.fit_entries(_entries(table))
+                entries = _entries(table)
+                if row_features is None and column_features is None:
+                    model.fit_entries(entries)
+                else:
+                    model.fit_extended(entries, _features(entries, (row_features, column_features)))
         seconds = time.perf_counter() - began
         with processes.together():
             if processes.is_first:
@@ -471,9 +498,12 @@ def _load(folder: Path) -> MatrixCompletion:
 
 def _only_implicit(**given: Any) -> None:
     """Reject options of ratings."""
-    usual = {"inference": "variational", "solver": "auto", "offsets": "both", "ridge": None}
+    usual = {
+        "inference": "variational", "solver": "auto", "offsets": "both", "ridge": None, "likelihood": "gaussian",
+        "row_features": None, "column_features": None,
+    }  # fmt: skip
     if wrong := [name for name, value in given.items() if value != usual[name]]:
-        raise ValueError(f"--{wrong[0]} is for ratings and has no meaning with --implicit")
+        raise ValueError(f"--{wrong[0].replace('_', '-')} is for ratings and has no meaning with --implicit")
 
 
 def _implicit(rank: str, duplicates: str, **options: Any) -> MatrixCompletion:
@@ -497,6 +527,19 @@ def _entries(table: RatingTable) -> Entries:
     default = ("row", "column", "value")
     names = default if table.header is None else (table.names[0], table.names[1], table.names[2])
     return Entries(table.rows, table.columns, table.values, names, "polars")
+
+
+def _features(entries: Entries, files: tuple[Path | None, Path | None]) -> Extras:
+    """The features in some files, encoded."""
+    from fisherfold.completion.features import encode_features, with_numbers
+    from fisherfold.completion.fit import Extras
+    from fisherfold.tables.readers import read_table
+
+    found = [
+        None if file is None else encode_features(with_numbers(read_table(file).frame, name), side, name)
+        for file, side, name in zip(files, ("row", "column"), entries.names[:2], strict=True)
+    ]
+    return Extras((found[0], found[1]))
 
 
 def _first_three(file: Path, separator: str | None, header: bool | None, encoding: str | None) -> list[str]:

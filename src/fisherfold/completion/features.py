@@ -121,6 +121,31 @@ def encode_features(features: Any, side: str, id_name: str | None = None) -> Fea
     return FeatureColumns(ids, table, groups, list(kept))
 
 
+def with_numbers(frame: Any, id_name: str) -> dict[str, Any]:
+    """The columns of a table that was read as text, those of numbers as numbers.
+
+    Args:
+        frame: a polars data frame.
+        id_name: the column that stays as it is, if it is there.
+
+    Returns:
+        Columns by name.
+    """
+    import polars as pl
+
+    key = id_name if id_name in frame.columns else frame.columns[0]
+    found = {}
+    for name in frame.columns:
+        column = frame[name]
+        if column.dtype == pl.String:
+            column = column.set(column.str.strip_chars() == "", None)
+            number = column.cast(pl.Float64, strict=False)
+            if name != key and number.null_count() == column.null_count() < len(column):
+                column = number.fill_null(float("nan"))
+        found[name] = column.to_numpy() if column.dtype != pl.String else np.array(column.to_list(), dtype=object)
+    return found
+
+
 def _encode(column: npt.NDArray[Any], what: str) -> Floats:
     if column.dtype.kind == "M":
         column = np.where(np.isnat(column), np.nan, column.astype("datetime64[s]").astype(np.float64))

@@ -329,7 +329,12 @@ class Side:
             start = torch.diag(self.start_variance) * PRIOR_ROWS
             if not self.has_offset:
                 start[-1, -1] = 0
-            self._strangers = Strangers.of(self.features, self.mean, rated, spread + start, self.n_free)
+            rows, columns = torch.tril_indices(*self.precision.shape, device=self.mean.device)
+            both = self.precision[rows, columns] * torch.where(rows == columns, 1.0, 2.0)
+            known = 1 - self.covariance[rated] @ both.to(self.mean) / self.n_free
+            self._strangers = Strangers.of(
+                self.features, self.mean, rated, spread + start, self.n_free, known.clamp(0.01, 1).double()
+            )
         return self._strangers
 
     def at(self, index: Tensor, name: str) -> Tensor:

@@ -186,8 +186,9 @@ class Strangers:
 
     @classmethod
     def of(
-        cls, features: FeatureEffects, means: Tensor, rated: Tensor, doubt: Tensor, n_free: int, *, steps: int = 20
-    ) -> Strangers:
+        cls, features: FeatureEffects, means: Tensor, rated: Tensor, doubt: Tensor, n_free: int, known: Tensor, *,
+        steps: int = 20,
+    ) -> Strangers:  # fmt: skip
         """Regress the posterior means of members with ratings on their features; strengths are learnt.
 
         Args:
@@ -196,14 +197,16 @@ class Strangers:
             rated: which members have ratings.
             doubt: the sum of their posterior covariances.
             n_free: how many coefficients are free.
+            known: how much the ratings of each told beyond the prior, between 0 and 1: its weight in the regression.
             steps: how often strengths and spread are updated.
 
         Returns:
             The regression.
         """
         table, target = features.table[rated].double(), means[rated].double()
-        level, center = table.mean(0), target.mean(0)
-        table, target = table - level, target - center
+        weight = known[:, None] * (len(known) / known.sum())
+        level, center = (weight * table).mean(0), (weight * target).mean(0)
+        table, target = weight.sqrt() * (table - level), weight.sqrt() * (target - center)
         gram, pull, n = table.T @ table, table.T @ target, len(table) + 1
         strength, eye = features.strength, torch.eye(len(doubt), dtype=torch.float64, device=doubt.device)
         inverse = _inverse_of(gram, strength)

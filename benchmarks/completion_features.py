@@ -1,0 +1,206 @@
+"""Completion with features, time and ordered categories: MovieLens-100K and -1M, and rows or columns never rated.
+
+    python benchmarks/completion_features.py ablation [--folds 1,2,3,4,5] [--rank 20]
+    python benchmarks/completion_features.py ml1m [--seeds 0,1,2] [--ranks 20,40]
+    python benchmarks/completion_features.py cold [--data 100k,1m]
+    python benchmarks/completion_features.py tune
+
+Users have gender, age group, occupation (MovieLens-1M: and the first two digits of the zip code); films have genres,
+year and half decade. ``ablation`` runs the official folds of MovieLens-100K with and without each of features, time and
+ordered categories; ``ml1m`` random tenths; ``cold`` holds out all ratings of a tenth of the films, or of the users, and
+compares with cmfrec's side information where it is installed. Printed are the held-out RMSE, the share of values within
+90 % intervals (for categories that of randomised quantiles, because whole steps hold more), how far the mean
+probability of a category is from its frequency at most, the mean log likelihood, and the CPU seconds of ``fit``.
+``tune`` compares ranks on a tenth of the training part of fold 1 (100K) and of seed 0 (1M). One thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import time
+import warnings
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+import pandas as pd
+
+from fisherfold import MatrixCompletion
+
+DATA = Path(os.environ.get("FISHERFOLD_DATA", "data"))
+PAIR = ["user", "item"]
+
+
+def load(name: str) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+    """Ratings, features of users and features of films."""
+    if name == "100k":
+        z = np.load(DATA / "movielens100k.npz")
+        columns = {"user": "user_id", "item": "item_id", "rating": "rating", "at": "timestamp", "fold": "test_fold"}
+        ratings = pd.DataFrame({new: z[old].astype(int) for new, old in columns.items()})
+        users = pd.read_csv(
+            DATA / "movielens100k_users.dat", sep="|", names=["user", "age", "gender", "job", "zip"], encoding="latin-1"
+        )
+        users["group"] = pd.cut(users["age"], [0, 18, 25, 35, 45, 50, 56, 120]).astype(str)
+        lines = [line.split("|") for line in (DATA / "movielens100k_items.dat").read_text("latin-1").splitlines()]
+        items = pd.DataFrame({
+            "item": [int(line[0]) for line in lines],
+            "year": [float(line[2][-4:]) if line[2] else math.nan for line in lines],
+            "genres": ["|".join(str(k) for k, flag in enumerate(line[5:24]) if flag == "1") for line in lines],
+        })  # fmt: skip
+        users = users.drop(columns="zip")
+    else:
+        z = np.load(DATA / "movielens1m.npz")
+        ratings = pd.DataFrame({"user": z["user_id"], "item": z["movie_id"], "rating": z["rating"]}).astype(int)
+        lines = [line.split("::") for line in (DATA / "movielens1m_users.dat").read_text().splitlines()]
+        users = pd.DataFrame(lines, columns=["user", "gender", "group", "job", "zip"])
+        users["zip"] = users["zip"].str[:2]
+        lines = [line.split("::") for line in (DATA / "movielens1m_movies.dat").read_text("latin-1").splitlines()]
+        items = pd.DataFrame(lines, columns=["item", "title", "genres"])
+        items["year"] = items.pop("title").str.extract(r"\((\d{4})\)$")[0].astype(float)
+        users["user"], items["item"] = users["user"].astype(int), items["item"].astype(int)
+    items["half"] = (items["year"] // 5).astype(str)
+    return ratings, users, items
+
+
+def fit_and_test(train, test, rank, *, features=None, timed=False, likelihood="gaussian") -> dict[str, float]:
+    """Fit, and what the held-out ratings say."""
+    given = {} if features is None else {"row_features": features[0], "column_features": features[1]}
+    began = time.process_time()
+    model = MatrixCompletion(rank, likelihood=likelihood, n_jobs=1)
+    model.fit(train, columns=(*PAIR, "rating"), time="at" if timed else None, **given)
+    seconds = time.process_time() - began
+    y, asked = test["rating"].to_numpy(float), {"time": test["at"] if timed else None}
+    error = model.predict(test[PAIR], **asked) - y
+    low, high = model.predict_interval(test[PAIR], 0.9, **asked)
+    found = {"rmse": math.sqrt(np.mean(error**2)), "covered": np.mean((low <= y) & (y <= high)), "cpu": seconds}
+    if likelihood != "gaussian":
+        chance, hit = model.predict_proba(test[PAIR], **asked), y[:, None] == model.categories_
+        position = np.cumsum(chance, axis=1)[hit] - np.random.default_rng(0).random(len(y)) * chance[hit]
+        found["covered"] = np.mean(np.abs(position - 0.5) < 0.45)
+        found |= {"off": np.abs(chance.mean(0) - hit.mean(0)).max(), "log": np.log(chance[hit]).mean()}
+    return found
+
+
+def show(name: str, runs: list[dict[str, float]]) -> None:
+    mean = {key: np.mean([run[key] for run in runs]) for key in runs[0]}
+    spread = np.std([run["rmse"] for run in runs], ddof=1) if len(runs) > 1 else math.nan
+    each = " ".join(f"{run['rmse']:.4f}" for run in runs)
+    more = f"  prob. off {mean['off']:.3f}  log lik. {mean['log']:.4f}" if "off" in mean else ""
+    figures = f"{mean['rmse']:.4f} ±{spread:.4f}  90 %: {mean['covered']:.3f}  cpu {mean['cpu']:5.1f}"
+    print(f"{name:34} {figures}{more}  [{each}]", flush=True)
+
+
+def ablation(folds: list[int], rank: int) -> None:
+    ratings, *features = load("100k")
+    for name, options in {
+        "nothing": {}, "features": {"features": features}, "time": {"timed": True},
+        "ordered": {"likelihood": "ordered"},
+        "features, time": {"features": features, "timed": True},
+        "features, ordered": {"features": features, "likelihood": "ordered"},
+        "features, time, ordered": {"features": features, "timed": True, "likelihood": "ordered"},
+    }.items():  # fmt: skip
+        parts = [(ratings[ratings["fold"] != fold], ratings[ratings["fold"] == fold]) for fold in folds]
+        show(f"100K rank {rank} {name}", [fit_and_test(train, test, rank, **options) for train, test in parts])
+
+
+def ml1m(seeds: list[int], ranks: list[int]) -> None:
+    ratings, *features = load("1m")
+    tenth = len(ratings) // 10
+    for rank in ranks:
+        for name, options in {
+            "nothing": {}, "features": {"features": features},
+            "features, ordered": {"features": features, "likelihood": "ordered"},
+        }.items():  # fmt: skip
+            runs = []
+            for seed in seeds:
+                order = np.random.default_rng(seed).permutation(len(ratings))
+                runs.append(fit_and_test(ratings.iloc[order[tenth:]], ratings.iloc[order[:tenth]], rank, **options))
+            show(f"1M rank {rank} {name}", runs)
+
+
+def cmfrec_cold(train, test, features, side: str) -> float:
+    """The error of cmfrec with side information on members without ratings."""
+    from cmfrec import CMF
+    from sklearn.preprocessing import StandardScaler
+
+    from fisherfold.completion.features import encode_features
+
+    tables = [encode_features(given, name) for given, name in zip(features, ("row", "column"), strict=True)]
+    frames = []
+    for table, key in zip(tables, ("UserId", "ItemId"), strict=True):
+        frame = pd.DataFrame(StandardScaler().fit_transform(table.table)).rename(columns=str)
+        frames.append(frame.assign(**{key: np.asarray(table.ids)}))
+    long = train.rename(columns={"user": "UserId", "item": "ItemId", "rating": "Rating"})
+    users, items = frames
+    known = [frame[frame[key].isin(long[key])] for frame, key in ((users, "UserId"), (items, "ItemId"))]
+    model = CMF(k=10, lambda_=10.0, nthreads=1, verbose=False, use_float=True)
+    model.fit(long[["UserId", "ItemId", "Rating"]], U=known[0], I=known[1])
+    if side == "item":
+        new = items.set_index("ItemId").loc[test["item"]].to_numpy()
+        predicted = model.predict_new(test["user"].to_numpy(), I=new)
+    else:
+        new = users.set_index("UserId").loc[test["user"]].to_numpy()
+        predicted = model.predict_cold_multiple(test["item"].to_numpy(), U=new)
+    return math.sqrt(np.mean((np.clip(predicted, 1, 5) - test["rating"]) ** 2))
+
+
+def cold(names: list[str]) -> None:
+    for name in names:
+        ratings, *features = load(name)
+        for side in PAIR:
+            ids = np.random.default_rng(0).permutation(ratings[side].unique())
+            held = ratings[side].isin(ids[: len(ids) // 10])
+            train, test = ratings[~held], ratings[held]
+            other = PAIR[1 - PAIR.index(side)]
+            test = test[test[other].isin(train[other])]
+            label = f"{name} cold {side}s ({len(test)} ratings)"
+            show(f"{label} nothing", [fit_and_test(train, test, 20)])
+            show(f"{label} features", [fit_and_test(train, test, 20, features=features)])
+            show(f"{label} ordered", [fit_and_test(train, test, 20, features=features, likelihood="ordered")])
+            try:
+                print(f"{label} cmfrec, side information {cmfrec_cold(train, test, features, side):.4f}", flush=True)
+            except ImportError:
+                print("cmfrec is not installed")
+
+
+def tune() -> None:
+    for name, ranks in (("100k", (10, 20, 30, 40)), ("1m", (20, 40, 60))):
+        ratings, *features = load(name)
+        if name == "100k":
+            part = ratings[ratings["fold"] != 1]
+        else:
+            order = np.random.default_rng(0).permutation(len(ratings))
+            part = ratings.iloc[order[len(ratings) // 10 :]]
+        held = np.random.default_rng(1).random(len(part)) < 0.1
+        for rank in ranks:
+            for likelihood in ("gaussian", "ordered"):
+                run = fit_and_test(part[~held], part[held], rank, features=features, likelihood=likelihood)
+                show(f"{name} validation, rank {rank} {likelihood}", [run])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("ablation", "ml1m", "cold", "tune"))
+    parser.add_argument("--folds", default="1,2,3,4,5")
+    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--ranks", default="20,40")
+    parser.add_argument("--rank", type=int, default=20)
+    parser.add_argument("--data", default="100k,1m")
+    args = parser.parse_args()
+    warnings.simplefilter("ignore", UserWarning)
+    numbers = {name: [int(v) for v in getattr(args, name).split(",")] for name in ("folds", "seeds", "ranks")}
+    if args.what == "ablation":
+        ablation(numbers["folds"], args.rank)
+    elif args.what == "ml1m":
+        ml1m(numbers["seeds"], numbers["ranks"])
+    elif args.what == "cold":
+        cold(args.data.split(","))
+    else:
+        tune()
+
+
+if __name__ == "__main__":
+    main()
