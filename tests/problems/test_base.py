@@ -18,6 +18,7 @@ from fisherfold.completion import CompletionProblem, Ratings
 from fisherfold.fisher import DenseFisher, ExponentialFamily
 from fisherfold.manifolds import Euclidean, Grassmann, Oblique, Sphere
 from fisherfold.problems.base import Snapshot
+from fisherfold.solvers import GradientNorm
 from fisherfold.subspace.logistic import LabelledRows, LogisticSubspaceProblem
 from fisherfold.subspace.problem import SubspaceProblem
 from fisherfold.subspace.tasks import TaskStatistics
@@ -201,3 +202,19 @@ def test_gradients_can_be_solved_for_where_nothing_but_rounding_is_left_of_them(
     for found in (gradient, problem.loss_and_gradient(x)[1], problem.snapshot(x).gradient(x, torch.arange(4))):
         problem.manifold.check_tangent(x, found, atol=1e-12)
     assert math.isfinite(float(problem.fisher(x).solve(gradient, 1e-3).norm()))
+
+
+@pytest.mark.parametrize("kind", ["exact", "row-block"])
+def test_noiseless_completion_ends_at_the_accuracy_of_its_gradients(kind):
+    """Its loss is a difference of squares, with rounding errors of ε‖x‖² where the truth is 0."""
+    g = torch.Generator().manual_seed(0)
+    left, right = (torch.randn(n, 3, generator=g, dtype=torch.float64) for n in (60, 200))
+    table, seen = left @ right.mT, torch.rand(60, 200, generator=g) < 0.4
+    rows, columns = seen.nonzero().mT
+    problem = CompletionProblem(Ratings(rows, columns, table[seen]), rank=3, orientation="rows")
+    start = problem.spectral_start()
+    assert minimize(problem, start, fisher=kind, max_iter=60, stop=GradientNorm(1e-12)).status == "converged"
+    result = minimize(problem, start, fisher=kind, max_iter=60, stop=GradientNorm(0.0))
+    assert result.status == "converged"
+    assert "is its rounding error" in result.message
+    assert result.trace["gradient_norm"][-1] < 1e-13

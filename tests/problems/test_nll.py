@@ -229,27 +229,13 @@ def test_a_network_that_draws_or_mixes_in_a_function_is_refused(count):
             NLLProblem.from_module(Centred(4, 3), Gaussian(), x[:, 0], y)
 
 
-class Remembering(nn.Linear):
-    """A number that every evaluation changes, and that outputs depend on or not."""
-
-    def __init__(self, weight):
-        super().__init__(4, 3)
-        self.register_buffer("seen", torch.zeros(()))
-        self.share = weight
-
-    def forward(self, x):
-        self.seen += 1
-        return super().forward(x) * (1 + self.share * self.seen)
-
-
 @pytest.mark.parametrize(
     ("network", "buffer"),
     [
         (lambda: nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4)), nn.Linear(4, 3)), "0.p.*_v"),
         (lambda: nn.Sequential(nn.utils.spectral_norm(nn.Linear(4, 4)), nn.Linear(4, 3)), "0.weight_u"),
-        (lambda: Remembering(1e-3), "seen"),
     ],
-    ids=["spectral norm", "spectral norm by hooks", "own"],
+    ids=["spectral norm", "spectral norm by hooks"],
 )
 def test_a_network_that_remembers_is_refused(network, buffer):
     """Its loss is none of the parameters: another one at the same point, after others have been tried."""
@@ -257,23 +243,13 @@ def test_a_network_that_remembers_is_refused(network, buffer):
     x, y = torch.randn(7, 4), torch.zeros(7, 3)
     made = network()
     before = [tensor.clone() for tensor in made.buffers()]
-    with pytest.raises(ValueError, match=rf"evaluating it changes its buffer '{buffer}', on which outputs depend"):
+    with pytest.raises(ValueError, match=rf"evaluating it changes its buffer '{buffer}'"):
         NLLProblem.from_module(made, Gaussian(), x, y)
     assert all(map(torch.equal, made.buffers(), before))
-    if buffer != "seen":
-        problem, start = NLLProblem.from_module(made.eval(), Gaussian(), x, y)
-        value = problem.loss(start)
-        problem.loss({name: 2 * p + 1 for name, p in start.items()})
-        assert torch.equal(problem.loss(start), value)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
-def test_what_a_network_only_counts_does_no_harm(dtype):
-    network = Remembering(0.0)
-    network.seen = network.seen.to(dtype)
-    problem, start = NLLProblem.from_module(network, Gaussian(), torch.ones(7, 4), torch.zeros(7, 3))
-    assert network.seen == 0
-    assert problem.gradient(start).keys() == start.keys()
+    problem, start = NLLProblem.from_module(made.eval(), Gaussian(), x, y)
+    value = problem.loss(start)
+    problem.loss({name: 2 * p + 1 for name, p in start.items()})
+    assert torch.equal(problem.loss(start), value)
 
 
 @pytest.mark.parametrize(
