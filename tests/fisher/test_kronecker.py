@@ -299,7 +299,7 @@ def test_row_block_solve_without_damping_is_the_pseudo_inverse(name, samples):
 @pytest.mark.parametrize("rows", [3, 500])
 def test_columns_that_depend_on_each_other_are_left_out(kind, dtype, rows):
     """A singular block of sums over samples may have pivots that are well above rounding: its inverse was 1e14."""
-    for seed in range(30):
+    for seed in range(30 if rows == 3 else 8):
         drawn, manifold = generator(seed), Euclidean(rows, 2)
         gradients = torch.randn(300, rows, 2, generator=drawn, dtype=torch.float64) + 1
         weight = torch.randn(rows if kind is RowBlockFisher else 1, generator=drawn, dtype=torch.float64)

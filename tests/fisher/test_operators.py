@@ -132,10 +132,10 @@ def test_targets_are_drawn_anew_at_every_call_so_that_their_noise_averages_out(k
         lent.append(c.problem.fisher(c.theta, kind=kind).dense())
     assert torch.equal(*lent)
     exact = case.dense_fisher()
-    operators = [case.problem.fisher(case.theta, kind=kind) for _ in range(300)]
-    mean = sum(operator.dense() for operator in operators) / 300
+    operators = [case.problem.fisher(case.theta, kind=kind) for _ in range(150)]
+    mean = sum(operator.dense() for operator in operators) / 150
     if kind == "monte-carlo":
-        assert float((mean - exact).norm()) < 0.1 * float(exact.norm())
+        assert float((mean - exact).norm()) < 0.15 * float(exact.norm())
     if kind != "row-block":  # whose projection takes a part of the trace
         assert float(mean.trace()) == pytest.approx(float(exact.trace()), rel=0.1)
 

@@ -70,6 +70,19 @@ def test_an_unrestricted_covariance_is_that_of_the_sample():
     torch.testing.assert_close(result.x["covariance"], torch.cov(y.T, correction=0))
 
 
+@pytest.mark.parametrize("kind", ["exact", "dense"])
+def test_systems_are_solved_in_the_metric_of_the_manifold(kind):
+    """On SPD(3) the affine-invariant metric makes of F half of the identity at every point."""
+    problem = GaussianModel(SPD(3), lambda t: (torch.zeros(3, dtype=torch.float64), t), normal(100, 3))
+    x = SPD(3).random_point(generator=generator(1))
+    operator, g = problem.fisher(x, kind=kind), problem.gradient(x)
+    torch.testing.assert_close(operator.matvec(g), g / 2)
+    for method in ("dense", "cg"):
+        torch.testing.assert_close(operator.solve(g, 0.1, method=method), g / 0.6)
+    solution = operator.solution(g, 0.1, method="dense")
+    assert solution.decrease == pytest.approx(float(SPD(3).inner(x, g, g)) / 1.2)
+
+
 def test_factor_analysis_has_the_likelihood_of_scikit_learn():
     decomposition = pytest.importorskip("sklearn.decomposition")
     y = factor_data(500, 8, 2)

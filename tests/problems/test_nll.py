@@ -276,7 +276,7 @@ def test_a_problem_can_be_copied_and_pickled_after_it_was_evaluated():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("manifold", [Sphere(5), Stiefel(5, 2), Product({"a": Sphere(5)})], ids=repr)
+@pytest.mark.parametrize("manifold", [Sphere(5), Stiefel(5, 2)], ids=repr)
 def test_gradients_are_tangent_where_nothing_but_rounding_is_left_of_them(manifold, dtype):
     """Noisy regression, whose Euclidean gradient does not vanish at the minimum: a loop of one's own, and rngd-vr."""
     g = torch.Generator().manual_seed(0)
@@ -291,7 +291,7 @@ def test_gradients_are_tangent_where_nothing_but_rounding_is_left_of_them(manifo
     for _ in range(40):
         theta = manifold.retract(theta, scale(-1.0, problem.fisher(theta).solve(problem.gradient(theta))))
     assert float(manifold.norm(theta, problem.gradient(theta))) < 100 * torch.finfo(dtype).eps
-    options = {"step": 0.9, "damping": 0.01, "max_iter": 45, "batch_size": 50, "stop": GradientNorm(0.0)}
+    options = {"step": 0.9, "damping": 0.01, "max_iter": 30, "batch_size": 100, "stop": GradientNorm(0.0)}
     result = minimize(problem, truth, "rngd-vr", **options)
     assert min(result.trace["gradient_norm"]) < 100 * torch.finfo(dtype).eps
 

@@ -51,14 +51,14 @@ def test_weights_reach_the_kinds_with_drawn_targets(kind):
     x, _ = data()
     weights = torch.rand(40, generator=generator(3), dtype=torch.float64) * 3
     problem = NLLProblem(
-        Euclidean(3, 1), model, Gaussian(0.5), x, x[:, :1], weights=weights, draws=3000
+        Euclidean(3, 1), model, Gaussian(0.5), x, x[:, :1], weights=weights, draws=1000
     )
     t = torch.zeros(3, 1, dtype=torch.float64)
     exact = problem.fisher(t).dense()
     found = problem.fisher(t, kind=kind).dense()
     exact = exact.diag().diag() if kind == "row-block" else exact
     # the factors of layers take the mean of a product for the product of means
-    assert float((found - exact).norm()) < (0.05 if kind != "layers" else 0.3) * float(exact.norm())
+    assert float((found - exact).norm()) < (0.08 if kind != "layers" else 0.3) * float(exact.norm())
 
 
 def test_an_offset_is_added_to_the_output():

@@ -74,27 +74,27 @@ def test_what_is_not_identified_is_named():
 
 
 def test_intervals_of_functions_of_a_subspace_cover():
-    """Grassmann(4, 1): the entries of the projector, 120 data sets."""
+    """Grassmann(4, 1): the entries of the projector, 60 data sets."""
     truth = torch.tensor([[0.6], [0.8], [0.0], [0.0]], dtype=torch.float64)
     hits = []
-    for seed in range(120):
+    for seed in range(60):
         x = normal(150, 4, seed=seed)
         y = x @ truth @ truth.T + normal(150, 4, seed=1000 + seed)
         problem = NLLProblem(Grassmann(4, 1), lambda x, u: x @ u @ u.mT, Gaussian(), x, y)
         low, high = minimize(problem, truth).covariance().interval(lambda u: (u @ u.mT)[[0, 0, 1], [1, 2, 3]], 0.9)
         value = (truth @ truth.T)[[0, 0, 1], [1, 2, 3]]
         hits.append(((low <= value) & (value <= high)).double())
-    assert 0.82 < float(torch.stack(hits)[:, :2].mean()) < 0.97
+    assert 0.8 < float(torch.stack(hits)[:, :2].mean()) < 0.98
 
 
 def test_regions_follow_the_manifold_and_hold_the_truth():
     truth, hits = Sphere(3).random_point(generator=generator(1)), []
-    for seed in range(100):
+    for seed in range(60):
         y = VonMisesFisher(3).sample(10 * truth.expand(40, 3), generator=generator(seed))
         problem = NLLProblem(Sphere(3), lambda x, m: 10 * m.expand(len(x), 3), VonMisesFisher(3), y[:, :1], y)
         region = minimize(problem, truth).covariance()
         hits.append(region.contains(truth, 0.9))
-    assert 0.82 < np.mean(hits) < 0.98
+    assert 0.8 < np.mean(hits) < 0.99
     boundary = region.boundary(50, 0.9)
     Sphere(3).check_point(boundary)
     distances = [region.distance(point) for point in boundary]

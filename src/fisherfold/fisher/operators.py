@@ -211,7 +211,7 @@ class DenseFisher(FisherOperator):
         ValueError: if the matrix is of another kind: solvers read one half of it, or go astray.
     """
 
-    approximates = "P M P for a given symmetric matrix M"
+    approximates = "P M P for a given symmetric matrix M, <v, F v> = vᵀ M v in any metric"
 
     def __init__(self, manifold: Manifold, point: Point, matrix: Tensor) -> None:
         super().__init__(manifold, point)
@@ -230,7 +230,7 @@ class DenseFisher(FisherOperator):
         self.matrix = matrix
 
     def _matvec(self, v: Tangent) -> Tangent:
-        return self.manifold.project(self.point, unflatten(self.matrix @ flatten(v), self.point))
+        return self.manifold.riemannian_gradient(self.point, unflatten(self.matrix @ flatten(v), self.point))
 
 
 class PriorFisher(FisherOperator):

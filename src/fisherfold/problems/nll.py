@@ -217,7 +217,7 @@ class NLLProblem(Problem):
             return self.likelihood.nll(self._output_of_one(theta, *rows), target_row.unsqueeze(0))[0]
 
         rows = (data.targets if targets is None else targets, *data.rows)
-        return self.manifold.project(x, self._each(torch.func.grad, one, x, *rows))
+        return self.manifold.riemannian_gradient(x, self._each(torch.func.grad, one, x, *rows))
 
     def jacobian(self, x: Point, batch: Tensor | None = None) -> Point:
         """The Euclidean Jacobian of the outputs of every sample.
