@@ -328,8 +328,7 @@ def test_an_interrupt_at_the_start_shows_no_trace(delay):
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate()
     # Python itself has a few milliseconds before the first line of ours
-    assert "Traceback" not in errors or "fisherfold" not in errors
-    assert process.returncode != 1
+    assert "fisherfold" not in errors
 
 
 @pytest.mark.parametrize("closed", ["2>&-", "<&- 2>&-"])
