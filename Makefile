@@ -55,6 +55,9 @@ docs: $(VENV)/.dev ## build the documentation, warnings are errors
 gallery: $(VENV)/.dev ## run the examples, make their pictures and docs/gallery.md
 	OMP_NUM_THREADS=1 $(BIN)/python examples/_gallery.py
 
+fuzz: $(VENV)/.dev ## five minutes of damaged models, checkpoints and tables
+	OMP_NUM_THREADS=1 $(BIN)/python fuzz/run.py --minutes 5
+
 wheel: $(VENV)/.dev ## build the wheel, install it elsewhere and test what was installed
 	bash .ci/test_wheel
 

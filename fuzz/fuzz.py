@@ -3,7 +3,7 @@
     python fuzz/fuzz.py csv -max_total_time=600
     python fuzz/fuzz.py completion tests/corpus/completion -runs=100000
 
-The target is the first word; see ``tests/trust/fuzz_targets.py``. Everything after it goes to libFuzzer; if no corpus
+The target is the first word; see ``fuzz/targets.py``. Everything after it goes to libFuzzer; if no corpus
 folder is named, a temporary copy of the target's own is used. A crash is written beside as ``crash-...``: add it to
 ``tests/corpus/<target>`` together with the fix.
 """
@@ -18,10 +18,10 @@ from pathlib import Path
 import atheris
 
 ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT / "tests" / "trust"), str(ROOT / "src")]
+sys.path[:0] = [str(ROOT / "fuzz"), str(ROOT / "src")]
 
 with atheris.instrument_imports(include=["fisherfold.files", "fisherfold.tables", "fisherfold.completion"]):
-    from fuzz_targets import TARGETS
+    from targets import TARGETS
 
 
 def main() -> None:

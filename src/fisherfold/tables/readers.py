@@ -377,6 +377,8 @@ def _read_text(
         except (UnicodeError, LookupError) as error:
             raise ValueError(f"{name} is not text in {encoding}: {error}") from None
     content = content.removeprefix(b"\xef\xbb\xbf").lstrip(b"\r\n")
+    if b"\n" not in content:  # line ends of old Macs
+        content = content.replace(b"\r", b"\n")
     line = content[: content.find(b"\n") % (len(content) + 1)].rstrip(b"\r")
     if not line.strip():
         raise ValueError(f"{name} is empty")
@@ -393,7 +395,10 @@ def _read_text(
     if len(mark.encode()) != 1:
         raise ValueError(f"--separator must be one character or ::, got {mark!r}")
     quote = None if mark == _UNIT.decode() else '"'
-    fields = next(csv.reader([first], delimiter=mark)) if quote else first.split(mark)
+    try:
+        fields = next(csv.reader([first.replace("\r", " ")], delimiter=mark)) if quote else first.split(mark)
+    except csv.Error as error:
+        raise ValueError(f"{name}: the first line cannot be read: {error}") from None
     fields = [text.strip() for text in fields]
     if header is None:
         header = not any(_is_number(text) for text in fields)

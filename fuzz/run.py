@@ -1,0 +1,46 @@
+"""Mutate the corpus of every fuzz target for some minutes; needs nothing but fisherfold.
+
+    python fuzz/run.py --minutes 5
+
+An input that breaks a target is written to ``fuzz/crash-TARGET-...``; add it to ``tests/corpus/TARGET`` with the fix.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import random
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from targets import TARGETS, mutation, seeds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=5.0)
+    parser.add_argument("--seed", type=int, default=None)
+    options = parser.parse_args()
+    chance = random.Random(options.seed)
+    failures = 0
+    for name, target in TARGETS.items():
+        corpus, count, end = seeds(name), 0, time.monotonic() + options.minutes * 60 / len(TARGETS)
+        while time.monotonic() < end:
+            content = mutation(chance, corpus)
+            try:
+                target(content)
+            except Exception as error:
+                file = Path(__file__).parent / f"crash-{name}-{hashlib.sha256(content).hexdigest()[:12]}"
+                file.write_bytes(content)
+                failures += 1
+                print(f"{name}: {type(error).__name__}: {str(error)[:200]}; input in {file}", flush=True)
+            count += 1
+        print(f"{name}: {count:,} inputs", flush=True)
+    raise SystemExit(1 if failures else 0)
+
+
+if __name__ == "__main__":
+    main()
