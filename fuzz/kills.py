@@ -5,7 +5,7 @@
 A process that has imported everything forks one child for each kill. A child fits and saves a completion model over the
 last one; every other child fits with ``minimize`` and a checkpoint, and goes on from it. After each kill the model must
 load and predict as one of the two that were being written, and the checkpoint must be absent or whole. At the end one
-run that is left alone must leave nothing but the model, and ``minimize`` must come to the bits of one that was not killed.
+run that is left alone must leave nothing but the model, and ``minimize`` must come to the bits of a run without kills.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def solve(folder: Path | None) -> torch.Tensor:
     w, start = (Sphere(6).random_point(generator=g) for _ in range(2))
     problem = NLLProblem(Sphere(6), lambda x, w: torch.tanh(x @ w), Gaussian(), x, torch.tanh(x @ w))
     kept = {} if folder is None else {"checkpoint": folder / "c", "checkpoint_every": 1, "resume": True}
-    return minimize(problem, start, "rsgd", step=0.05, max_iter=30, seed=0, **kept).point
+    return minimize(problem, start, "rsgd", step=0.05, max_iter=30, seed=0, **kept).x
 
 
 def in_child(work, *args) -> int:

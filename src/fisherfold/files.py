@@ -279,7 +279,7 @@ def _header(file: IO[bytes]) -> dict[str, Any]:
     length, size = int.from_bytes(file.read(8), "little"), os.fstat(file.fileno()).st_size
     if length > min(size, 2 * HEADER_LIMIT):
         raise ValueError(f"it claims a header of {length:,} bytes, {min(size, 2 * HEADER_LIMIT):,} are possible")
-    header = parse_json(file.read(length))
+    header = parse_json(file.read(length).decode())
     ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
     if max(ends, default=0) != size - 8 - length:
         raise ValueError(f"it claims {max(ends, default=0):,} bytes of tensors and has {size - 8 - length:,}")

@@ -38,7 +38,8 @@ def test_separators_and_headers_are_found_out(tmp_path, mark, header, packed):
 
 @pytest.mark.parametrize("change", [
     lambda t: t.replace("\n", "\r\n").encode(), lambda t: t.encode("utf-8-sig"), lambda t: t.encode("utf-16"),
-    lambda t: t.rstrip("\n").encode(), lambda t: t.replace("\n", "\r").encode(), lambda t: ("\n\n" + t + "\n\n").encode(),
+    lambda t: t.rstrip("\n").encode(), lambda t: t.replace("\n", "\r").encode(),
+    lambda t: ("\n\n" + t + "\n\n").encode(),
     lambda t: t.replace("1", '"1"').encode(), lambda t: t.replace(",", " , ").encode(),
     lambda t: "".join(f"{k}{line}" for k, line in zip(["", "0", "1"], t.replace("user", ",user").replace("\n", "\n,")
                                                         .removesuffix(",").splitlines(keepends=True), strict=True))

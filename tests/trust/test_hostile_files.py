@@ -73,11 +73,10 @@ def models(tmp_path_factory):
         (raw({"a": {"dtype": "F64", "shape": [2**40, 2**20], "data_offsets": [0, 2**63]}}), "damaged"),
         (raw({"a": {"dtype": "F64", "shape": [10**9], "data_offsets": [0, 8 * 10**9]}}, b"\0" * 64), "damaged"),
         (raw({"a": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]},
-              "b": {"dtype": "F32", "shape": [4], "data_offsets": [8, 24]}}, b"\0" * 24), "damaged"),
-        (raw({"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}, b"\0" * 4), "damaged"),
+              "b": {"dtype": "F32", "shape": [4], "data_offsets": [8, 24]}}, b"\0" * 24), "is not a thing file"),
+        (raw({"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}, b"\0" * 4), "is not a thing file"),
         (raw({"a": {"dtype": "F32", "shape": [1], "data_offsets": [4, 0]}}, b"\0" * 4), "damaged"),
-        (raw({"a": {"dtype": "EVIL", "shape": [1], "data_offsets": [0, 4]}}, b"\0" * 4), "damaged"),
-        (raw({"__metadata__": {HEADER: '{"kind": "thing", "version": 1, "version": 1}'}}), "the same key twice"),
+        (raw({"a": {"dtype": "EVIL", "shape": [1], "data_offsets": [0, 4]}}, b"\0" * 4), "is not a thing file"),
         (raw({"__metadata__": {HEADER: '{"kind": "thing", "version": ' + "9" * 5000 + "}"}}), "damaged"),
         (raw({"__metadata__": {HEADER: "[" * 100_000}}), "nested too deeply"),
         (raw({"__metadata__": {HEADER: '{"kind": "thing", "version": 1, "header": ' + "[" * 900 + "]" * 900 + "}"}}),
@@ -151,8 +150,8 @@ def test_claims_are_not_allocated(tmp_path):
 def test_a_header_beyond_the_limit_is_not_parsed(tmp_path):
     path = tmp_path / "f"
     with path.open("wb") as file:
-        file.write(struct.pack("<Q", HEADER_LIMIT + 1))
-        file.truncate(2 * HEADER_LIMIT)
+        file.write(struct.pack("<Q", 2 * HEADER_LIMIT + 1))
+        file.truncate(3 * HEADER_LIMIT)
     with pytest.raises(ValueError, match=r"claims a header of 33,554,433 bytes"):
         read_tensors(path, kind="thing", version=1)
 
@@ -179,7 +178,7 @@ FORBIDDEN = {
 
 
 def test_no_source_file_calls_what_executes_or_unpickles():
-    """One guarded unpickler, of the official CIFAR archives, knows arrays and nothing else; it is tested with them."""
+    """No load path, that of the official CIFAR archives included, reads a pickle."""
     home = Path(fisherfold.__file__).parent
     for file in home.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
@@ -256,7 +255,7 @@ def refusal(function, *args, **options):
 def use(model):
     if isinstance(model, MatrixCompletion):
         found = model.predict(np.array([("u1", "i1"), ("new", "i2")], dtype=object))
-        model.recommend("u1", 3)
+        model.recommend("u1", 3, exclude_seen=False)
         assert np.isfinite(found).all()
     else:
         model.predict(np.zeros((2, 3)), task=[0, 1])

@@ -1,9 +1,10 @@
-"""A process that has imported everything and forks a child for every line it reads: one job of ``jobs.py`` each.
+"""A process that has imported everything and forks a child for every line it reads: one command of fisherfold each.
 
-A line is JSON: the name of the job, its arguments, and limits. The number of the child is written at once; after a
+A line is JSON: the words of the command, and limits. The number of the child is written at once; after a
 further line, its exit status when it has ended. A child starts in milliseconds, so that it can be killed many times.
 """
 
+import importlib
 import json
 import os
 import resource
@@ -11,9 +12,12 @@ import sys
 
 import torch
 
+from fisherfold.cli import main
+
 torch.set_num_threads(1)
 
-import jobs  # noqa: E402  (with one thread from the start)
+for name in ("completion.estimator", "completion.cross_validation", "subspace.regressor", "subspace.files"):
+    importlib.import_module(f"fisherfold.{name}")
 
 
 def child(order):
@@ -24,7 +28,9 @@ def child(order):
         resource.setrlimit(resource.RLIMIT_FSIZE, (order["largest_file"],) * 2)
     code = 1
     try:
-        code = jobs.JOBS[order["job"]](*order["args"]) or 0
+        sys.argv = ["fisherfold", *order["args"]]
+        main()
+        code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1
     finally:
