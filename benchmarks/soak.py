@@ -27,7 +27,7 @@ from fisherfold import Gaussian, NLLProblem, minimize
 from fisherfold.completion import LowRankImputer, MatrixCompletion, MatrixCompletionCV
 from fisherfold.manifolds import Sphere
 from fisherfold.subspace import SubspaceClassifier, SubspaceRegressor
-from fisherfold.tables.tables import read_ratings
+from fisherfold.tables.readers import read_ratings
 
 MIB = 2**20
 

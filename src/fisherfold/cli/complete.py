@@ -125,7 +125,7 @@ K = Annotated[int, typer.Option("-k", min=1, help="How many for each id.")]
 )
 def fit(
     voice: Voice, file: File, output: Output,
-    rank: Rank = "10", seed: Seed = 0, columns: Columns = None, separator: Separator = None, decimal: Decimal = None,
+    rank: Rank = "10", seed: Seed = 0, columns: Columns = None, separator: Separator = None, decimal: Decimal = ".",
     header: Header = None, encoding: Encoding = None, skip_bad_lines: SkipBadLines = False,
     unpack_limit: UnpackLimit = 4.0, inference: Inference = "variational", solver: Solver = "auto",
     offsets: Offsets = "both", ridge: Ridge = None, duplicates: Duplicates = "mean", max_iter: MaxIter = 50,
@@ -210,7 +210,7 @@ def predict(
         typer.Argument(help="A table whose first two columns are row id and column id; - reads standard input."),
     ],
     output: Predictions = Path("-"),
-    columns: Columns = None, separator: Separator = None, decimal: Decimal = None, header: Header = None,
+    columns: Columns = None, separator: Separator = None, decimal: Decimal = ".", header: Header = None,
     encoding: Encoding = None, unpack_limit: UnpackLimit = 4.0,
     std: Annotated[bool, typer.Option("--std", help="Add the predictive standard deviation, column std.")] = False,
     name: Annotated[str, typer.Option("--name", help="The name of the column of predictions.")] = "prediction",
@@ -316,7 +316,7 @@ def update(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="A folder for the model, if not that of the old one.")
     ] = None,
-    columns: Columns = None, separator: Separator = None, decimal: Decimal = None, header: Header = None,
+    columns: Columns = None, separator: Separator = None, decimal: Decimal = ".", header: Header = None,
     encoding: Encoding = None, skip_bad_lines: SkipBadLines = False,
 ) -> None:  # fmt: skip
     """Add new ratings, rows and columns to a model."""
@@ -366,7 +366,7 @@ def evaluate(
     relevant: Annotated[
         float | None, typer.Option("--relevant", help="For --top: the least rating that counts; the mean if not given.")
     ] = None,
-    columns: Columns = None, separator: Separator = None, decimal: Decimal = None, header: Header = None,
+    columns: Columns = None, separator: Separator = None, decimal: Decimal = ".", header: Header = None,
     encoding: Encoding = None, skip_bad_lines: SkipBadLines = False, unpack_limit: UnpackLimit = 4.0,
     inference: Inference = "variational", solver: Solver = "auto", offsets: Offsets = "both", ridge: Ridge = None,
     duplicates: Duplicates = "mean", max_iter: MaxIter = 50, threads: Threads = None,

@@ -37,7 +37,7 @@ Separator = Annotated[
     typer.Option("--separator", help="Of fields: one character or :: (found out from the first line).", metavar="MARK"),
 ]
 Decimal = Annotated[
-    str | None, typer.Option("--decimal", help="The decimal mark of numbers, . or ,", metavar="MARK",
+    str, typer.Option("--decimal", help="The decimal mark of numbers, . or ,", metavar="MARK",
                       autocompletion=one_of(".", ",")),
 ]  # fmt: skip
 Header = Annotated[
@@ -114,11 +114,11 @@ def check_output(output: Path, kind: str) -> None:
     check_folder(output, kind)
 
 
-def check_predictions(output: Path, voice: Voice) -> None:
+def check_predictions(output: Path | None, voice: Voice) -> None:
     """Check whether predictions can be written to a file of this name, before they are computed.
 
     Args:
-        output: the file, or - for standard output.
+        output: the file, or - for standard output; None if none is written.
         voice: of the command.
 
     Raises:
@@ -126,6 +126,8 @@ def check_predictions(output: Path, voice: Voice) -> None:
     """
     from fisherfold.tables.writers import STANDARD_OUTPUT, check_table_name
 
+    if output is None:
+        return
     check_table_name(output)
     if output == STANDARD_OUTPUT and voice.as_json:
         raise ValueError("--json and --output - both write to standard output: give a file")

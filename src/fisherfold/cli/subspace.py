@@ -11,8 +11,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fisherfold.cli.common import command, group
-from fisherfold.cli.options import Encoding, UnpackLimit, in_bytes, one_of
-from fisherfold.cli.outputs import Output, Predictions, check_output, check_predictions, say_written, write_or_rescue
+from fisherfold.cli.options import (
+    Decimal,
+    Encoding,
+    Output,
+    Predictions,
+    Separator,
+    SkipBadLines,
+    Timeout,
+    UnpackLimit,
+    check_output,
+    check_predictions,
+    in_bytes,
+    one_of,
+    say_written,
+    write_or_rescue,
+)
 from fisherfold.cli.voice import Voice
 from fisherfold.cli.words import named, typed
 from fisherfold.plain import counted
@@ -32,13 +46,6 @@ _MEANING = (
 )
 
 Data = Annotated[Path, typer.Argument(help="A table with a header: CSV, TSV or Parquet; - reads standard input.")]
-Separator = Annotated[
-    str | None, typer.Option("--separator", help="What separates fields: one character or ::; detected if not given.")
-]
-Decimal = Annotated[str, typer.Option("--decimal", help="The decimal mark of numbers, . or ,.", metavar="MARK")]
-SkipBad = Annotated[
-    bool, typer.Option("--skip-bad-lines", help="Go on although more than 1 % of the lines cannot be used.")
-]
 Unseen = Annotated[
     str,
     typer.Option(
@@ -84,8 +91,9 @@ def fit(
     separator: Separator = None,
     decimal: Decimal = ".",
     encoding: Encoding = None,
-    skip_bad_lines: SkipBad = False,
+    skip_bad_lines: SkipBadLines = False,
     unpack_limit: UnpackLimit = 4.0,
+    timeout: Timeout = 300.0,
 ) -> None:
     """Fit a model and keep it in a folder; under torchrun its processes share the work."""
     from fisherfold.distributed import joined, under_torchrun
@@ -104,7 +112,7 @@ def fit(
     began = time.perf_counter()
     voice.resume = "no model was written; the same command starts again"
     reading: dict[str, Any] = {"separator": separator, "encoding": encoding, "max_bytes": in_bytes(unpack_limit)}
-    with joined() as processes:
+    with joined(timeout) as processes:
         with processes.together():
             table = read_rows(
                 data, skip_bad_lines=skip_bad_lines, part=(processes.rank, processes.size) if shared else (0, 1),

@@ -1,4 +1,4 @@
-"""What is left of a fit that does not end: the model before it and, in a file, where the fit stands.
+"""Where a fit over several processes stands, in a file.
 
 A fit that was killed goes on from the file to the same bits. The file names the fit it belongs to: a digest of the data
 and the options that decide the result. It is written atomically after every pass, read at the start if it is there, and
@@ -7,60 +7,20 @@ removed when the fit is done.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import Tensor
-from typing_extensions import ParamSpec
 
 from fisherfold.distributed import ALONE, Content, Group
 from fisherfold.files import check_place, read_tensors, write_tensors
 from fisherfold.plain import counted
 
 KIND, VERSION = "fit-checkpoint", 1
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def all_or_nothing(method: Callable[P, R]) -> Callable[P, R]:
-    """A fit that takes back what it has set if it fails or is interrupted: no old model is mixed with half a new one.
-
-    Args:
-        method: of an estimator; it sets attributes, and changes nothing in place that they held before.
-
-    Returns:
-        The method.
-
-    Example:
-        >>> class Model:
-        ...     @all_or_nothing
-        ...     def fit(self, x):
-        ...         self.x = x
-        ...         self.inverse = 1 / x
-        >>> model = Model()
-        >>> model.fit(2)
-        >>> try: model.fit(0)
-        ... except ZeroDivisionError: print(model.x)
-        2
-    """
-
-    @functools.wraps(method)
-    def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
-        state = vars(args[0])
-        before = dict(state)
-        try:
-            return method(*args, **kwargs)
-        except BaseException:
-            state.clear()
-            state.update(before)
-            raise
-
-    return guarded
 
 
 class FitCheckpoint:
@@ -140,17 +100,3 @@ class FitCheckpoint:
         """Remove the file when the fit is done; a link stays, as when it is written."""
         if self.group.is_first:
             Path(os.path.realpath(self.path)).unlink(missing_ok=True)
-
-
-def in_solver(saved: FitCheckpoint | None) -> dict[str, Any]:
-    """Options of ``minimize`` that let it keep its own state in the file of a fit, after every iteration.
-
-    Args:
-        saved: the checkpoint, if there is to be one.
-
-    Returns:
-        The options; with them it goes on from the file if there is one.
-    """
-    if saved is None:
-        return {}
-    return {"checkpoint": saved.path, "checkpoint_every": 1, "resume": True, "tag": saved.tag}

@@ -317,18 +317,6 @@ class IdIndex:
         code = self._order[np.minimum(place, len(self._order) - 1)]
         return np.where(self.labels[code] == ids, code, -1)
 
-    # names of 0.1.0, until their callers use the ones above
-    numbers, add = encode, extend
-
-    @property
-    def kind(self) -> str:
-        """``objects`` for text, else ``numbers``."""
-        return "objects" if self.is_text else "numbers"
-
-    def meant(self, ids: Ids) -> Ids:
-        """Nothing to do: an id is its text."""
-        return ids
-
 
 def _integer(text: str) -> int:
     """The integer that a text is, written as Python writes it."""
@@ -367,46 +355,3 @@ def joint_index(labels: Ids, group: Group, name: str = "row") -> IdIndex:
             index.extend(part)
         return index
     return IdIndex(np.concatenate(parts))
-
-
-# --- names of 0.1.0, until their callers have moved to the ones above ---
-id_array = as_ids
-
-
-def plain(label: Any) -> Any:
-    """Convert a NumPy scalar to Python.
-
-    Args:
-        label: an id or number.
-
-    Returns:
-        The same as a plain Python object.
-    """
-    return label.item() if hasattr(label, "item") and getattr(label, "ndim", 0) == 0 else label
-
-
-def describe(ids: Any) -> str:
-    """Show the first of some ids and its type.
-
-    Args:
-        ids: the ids.
-
-    Returns:
-        Text for a message.
-    """
-    first = plain(next(iter(ids)))
-    return f"{first!r} ({type(first).__name__})"
-
-
-def other_form(value: Any) -> Any:
-    """Give the integer of a text and the text of an integer.
-
-    Args:
-        value: an id.
-
-    Returns:
-        The other form of it.
-    """
-    if isinstance(value, str):
-        return value if (number := _integer(value)) == _NO_INTEGER else number
-    return str(value)
