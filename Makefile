@@ -8,7 +8,7 @@ OLD    := -W ignore::DeprecationWarning -W ignore::FutureWarning
 export FISHERFOLD_DATA ?= $(wildcard $(abspath ../shared/data))
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help setup demo test unit doctest lint types imports docs gallery integrations notebooks wheel clean audit lowest
+.PHONY: help setup demo test unit doctest lint types imports docs gallery integrations notebooks wheel clean audit lowest integrations
 
 help: ## show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -33,6 +33,10 @@ test: lint types imports audit unit doctest docs ## everything that CI checks, e
 unit: $(VENV)/.dev
 	$(BIN)/python -W error -c "import fisherfold"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal
+
+integrations: $(VENV)/.dev ## the optimizers in Lightning, Accelerate, Transformers and timm
+	$(BIN)/pip install -q -c constraints.txt -e '.[integrations]'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/integrations
 
 doctest: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q --doctest-modules src/fisherfold

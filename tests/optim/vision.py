@@ -12,15 +12,15 @@ KEPT = []
 
 
 def torchvision_models() -> Any:
-    pytest.importorskip("torchvision", exc_type=(ImportError, RuntimeError)) if _declared() else None
+    declare()
+    pytest.importorskip("torchvision")
     return importlib.import_module("torchvision.models")
 
 
-def _declared() -> bool:
+def declare() -> None:
     """Declare the operators that torchvision expects its library to have."""
-    if not hasattr(torch.ops.torchvision, "nms"):
-        library = torch.library.Library("torchvision", "FRAGMENT")
-        KEPT.append(library)
-        for name in ("nms", "qnms"):
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    for name in ("nms", "qnms"):
+        if not hasattr(torch.ops.torchvision, name):
             library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    return True
+    KEPT.append(library)

@@ -1,7 +1,19 @@
 """Optimizers for networks with normalisation layers, in the form of ``torch.optim``."""
 
+from fisherfold.optim.integrations import TrainerFactory, param_groups, register_with_timm
 from fisherfold.optim.invariance import Finding, find_scale_invariant, guess_from_structure
 from fisherfold.optim.optimizer import SphereOptimizer
 from fisherfold.optim.presets import KFAC, MKFAC, SGDG
 
-__all__ = ["KFAC", "MKFAC", "SGDG", "Finding", "SphereOptimizer", "find_scale_invariant", "guess_from_structure"]
+__all__ = [
+    "KFAC",
+    "MKFAC",
+    "SGDG",
+    "Finding",
+    "SphereOptimizer",
+    "TrainerFactory",
+    "find_scale_invariant",
+    "guess_from_structure",
+    "param_groups",
+    "register_with_timm",
+]

@@ -119,10 +119,10 @@ def groups_of(
     model: nn.Module,
     findings: Mapping[str, Finding],
     *,
-    lr: float,
+    lr: float | None,
     rest: str,
     rest_lr: float | None,
-    weight_decay: float,
+    weight_decay: float | None,
 ) -> list[dict[str, Any]]:
     """Parameter groups: spheres, hidden matrices, other matrices, and vectors without weight decay."""
     hidden, splits = hidden_matrices(model), split_of(model)
