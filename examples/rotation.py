@@ -3,7 +3,7 @@
     python examples/rotation.py rotation.png
 
 Stars are seen in known directions x_i, but through a camera that is rotated by an unknown R: y_i has the
-von Mises-Fisher distribution around R x_i. R is an orthogonal frame (Stiefel(3, 3)); the likelihood is ten lines. The
+von Mises-Fisher distribution around R x_i. R is a point of ``Rotations(3)``; the likelihood is ten lines. The
 inverse of the Riemannian Fisher information over N predicts the error of the estimate, and that error is seen.
 """
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fisherfold import NLLProblem, check_fisher, check_gradient, minimize
 from fisherfold.fisher import ExponentialFamily
-from fisherfold.manifolds import Stiefel
+from fisherfold.manifolds import Rotations
 
 CONCENTRATION = 20.0
 
@@ -49,12 +49,12 @@ def observe(n: int, truth: Tensor, seed: int) -> NLLProblem:
         return CONCENTRATION * x @ rotation.mT
 
     y = VonMisesFisher().sample(model(x, truth), generator=generator)
-    return NLLProblem(Stiefel(3, 3), model, VonMisesFisher(), x, y)
+    return NLLProblem(Rotations(3), model, VonMisesFisher(), x, y)
 
 
 def main() -> Figure:
     """Check the likelihood, estimate the rotation from few and from many stars, and draw error and prediction."""
-    truth = torch.linalg.qr(torch.randn(3, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)).Q
+    truth = Rotations(3).random_point(generator=torch.Generator().manual_seed(0))
     problem = observe(100, truth, 0)
     print(check_gradient(problem), check_fisher(problem), sep="\n")
     print(minimize(problem, truth))
