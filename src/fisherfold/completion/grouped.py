@@ -95,10 +95,7 @@ class Grouped:
         start, stop = int(self.offsets[first]), int(self.offsets[last])
         indices, offsets = self.stored_indices[start:stop], self.offsets[first : last + 1] - start
         values = self.stored_values[start:stop]
-        return tuple(
-            bag_sum(table, indices, offsets, None if k == 0 else values.to(table.dtype) ** k)
-            for k, table in tables.items()
-        )
+        return tuple(bag_sum(table, indices, offsets, _power(values, k, table.dtype)) for k, table in tables.items())
 
     def total(self, sums: Tensor) -> Tensor:
         """Complete sums over the groups with what other processes hold of them."""
@@ -170,6 +167,12 @@ def bag_sum(table: Tensor, indices: Tensor, offsets: Tensor, weights: Tensor | N
     if table.dtype == torch.float64:
         return _sparse_sum(table, indices, offsets, weights)
     return _embedding_sum(table, indices, offsets, weights)
+
+
+def _power(values: Tensor, power: int, dtype: torch.dtype) -> Tensor | None:
+    if power == 0:
+        return None
+    return values.to(dtype) if power == 1 else values.to(dtype) ** power
 
 
 def _embedding_sum(table: Tensor, indices: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:

@@ -10,6 +10,7 @@ tables, of p² columns each.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import torch
@@ -36,8 +37,12 @@ def value_sum(side: Grouped, table: Tensor) -> Tensor:
 
 def square_sum(side: Grouped, dtype: torch.dtype) -> Tensor:
     """Σ x² over every group."""
+    # some groups at a time: the squares in another dtype take more memory than the ratings
     one = torch.ones(side.n_others, 1, dtype=dtype, device=side.offsets.device)
-    return side.total(side.sums({2: one})[0]).squeeze(1)
+    marks = torch.arange(0, side.n_ratings, CHUNK, dtype=torch.int32, device=side.offsets.device)
+    edges = [0, *sorted(set(torch.searchsorted(side.offsets, marks[1:]).tolist())), side.n_groups]
+    parts = [side.sums({2: one}, first, last)[0] for first, last in itertools.pairwise(edges)]
+    return side.total(torch.cat(parts)).squeeze(1)
 
 
 @dataclass(frozen=True)

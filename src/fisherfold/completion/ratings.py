@@ -116,7 +116,7 @@ class Ratings:
         data = _checked_values(values, dtype)
         shape = _checked_shape(row_ids, column_ids, data, shape)
         axes = Axis.whole(shape[0]), Axis.whole(shape[1])
-        self._build((row_ids, column_ids, data), axes, duplicates, device)
+        self._build([row_ids, column_ids, data], axes, duplicates, device)
 
     @classmethod
     def from_chunks(
@@ -153,13 +153,13 @@ class Ratings:
         rows, columns, values = [c.rows for c in pieces], [c.columns for c in pieces], [c.values for c in pieces]
         del pieces, chunks
         new = cls.__new__(cls)
-        entries = _joined(rows, np.int32), _joined(columns, np.int32), _joined(values, kind)
+        entries = [_joined(rows, np.int32), _joined(columns, np.int32), _joined(values, kind)]
         new._build(entries, axes, duplicates, device, named)
         return new
 
     def _build(
         self,
-        entries: tuple[Array, Array, Array],
+        entries: list[Array],
         axes: tuple[Axis, Axis],
         duplicates: str,
         device: torch.device | str | None,
@@ -172,7 +172,7 @@ class Ratings:
                 raise ValueError(
                     f"one process can hold {_MAX_RATINGS} ratings, got {len(entries[0])}; use more processes"
                 )
-            by_row, by_column, merged = _sorted_both_ways(*entries, (len(axes[0]), len(axes[1])), duplicates, named)
+            by_row, by_column, merged = _sorted_both_ways(entries, (len(axes[0]), len(axes[1])), duplicates, named)
         self._set(axes, by_row, by_column, merged)
         if device is not None and torch.device(device).type != "cpu":
             self.__dict__ |= self.to(device).__dict__
@@ -338,15 +338,16 @@ def _group_of(axes: tuple[Axis, Axis]) -> Group:
 
 
 def _sorted_both_ways(
-    rows: Array, columns: Array, values: Array, shape: tuple[int, int], rule: str,
-    named: Callable[[RepeatedPairs], RepeatedPairs],
-) -> tuple[Grouped, Grouped, int]:  # fmt: skip
-    """Both orders, and how many entries were merged."""
+    entries: list[Array], shape: tuple[int, int], rule: str, named: Callable[[RepeatedPairs], RepeatedPairs]
+) -> tuple[Grouped, Grouped, int]:
+    """Both orders, and how many entries were merged; rows, columns and values are taken out of the list."""
     # Three stable counting sorts: by row as they came, hence by column with rows ascending and repeated pairs next to
     # each other in the order of their arrival, hence by row with columns ascending.
-    table = sparse.coo_array((values, (rows, columns)), shape=shape)
+    table = sparse.coo_array((entries[2], (entries[0], entries[1])), shape=shape)
     table.has_canonical_format = True  # keeps repeated pairs apart
-    by_column = table.tocsr().tocsc()
+    entries.clear()  # and no more than two orders are held at a time
+    table = table.tocsr()
+    by_column = table.tocsc()
     del table
     merged = _merge(by_column, rule, named)
     by_row = by_column.tocsr()
