@@ -1,7 +1,8 @@
-"""``fisherfold demo``: three small problems in under two minutes."""
+"""``fisherfold demo``: films, a network and a constrained model, in under a minute."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,58 +12,88 @@ from rich.table import Table
 from fisherfold.cli.voice import Voice
 
 if TYPE_CHECKING:
-    from fisherfold.reproduce.demo import Run
+    import polars as pl
+
+FILMS = Path("examples/data/movielens_small")
 
 
 def demo(
     voice: Voice,
     output: Annotated[Path, typer.Option("--output", "-o", help="Where picture and page go.")] = Path("demo-output"),
-    seed: Annotated[int, typer.Option("--seed", "-s", help="Seed of the data and the starts.")] = 0,
+    data: Annotated[
+        Path | None, typer.Option("--data", help="A folder with ratings.csv and movies.csv in the format of MovieLens.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", "-s", help="Seed of splits and starts.")] = 0,
 ) -> None:
-    """Fit three small problems, print a table, write a picture and a page. Needs no data and no network."""
-    from fisherfold.files import make_folder
-    from fisherfold.reproduce.demo import FITS, draw, run_demo
+    """Recommend films with intervals, train a small network, fit a model on a manifold: a table, a picture, a page."""
+    from fisherfold.demo import draw, race_gradients, race_networks, read_films, recommend_films, write_page
 
-    make_folder(output)
-    with voice.progress("starting", FITS) as bar:
-        names: list[str] = []
+    folder = _find(data)
+    output.mkdir(parents=True, exist_ok=True)
+    with voice.progress("films", 3) as bar:
+        films = recommend_films(*read_films(folder), seed=seed)
+        bar.advance()
+        bar.say("a network")
+        networks = race_networks(seed=seed)
+        bar.advance()
+        bar.say("a model on a manifold")
+        gradients = race_gradients(seed=seed)
+        bar.advance()
+    pictures = draw(films, networks, gradients), draw(films, networks, gradients, dark=True)
+    picture, page = output / "demo.png", output / "index.html"
+    picture.write_bytes(pictures[0])
+    write_page(films, pictures, page)
+    races = {
+        name: [{"method": r.method, "seconds": r.seconds[-1], "value": r.values[-1]} for r in found]
+        for name, found in (("network, test accuracy", networks), ("manifold, loss above the minimum", gradients))
+    }
+    facts = {"accuracy": films.accuracy.to_dicts(), "recommended": films.recommended.to_dicts(), **races}
+    voice.answer(
+        {**facts, "picture": picture, "page": page}, _accuracy(films.accuracy),
+        _films(f"For person {films.person}", films.recommended),
+        _films("For somebody new who rated five films", films.new_recommended), _races(races),
+        f"picture: {picture}", f"page with real titles: {page}",
+    )  # fmt: skip
 
-        def report(name: str) -> None:
-            bar.tick(len(names))
-            bar.say(f"fitting {name}")
-            names.append(name)
 
-        runs = run_demo(seed=seed, report=report)
-    picture = output / "demo.png"
-    draw(runs, picture)
-    facts = [
-        {"problem": run.problem, "method": run.method, "step": run.step, "passes": run.passes[-1],
-         "loss": run.values[-1], "seconds": run.seconds, "test accuracy": run.accuracy}
-        for run in runs
-    ]  # fmt: skip
-    shown = _table(runs), f"picture: {picture}"
-    voice.answer({"runs": facts, "picture": picture}, *shown)
-
-
-def _table(runs: list[Run]) -> Table:
-    from fisherfold.reproduce.demo import GAP, gaps
-
-    table = Table(
-        title="Natural gradient (rngd, mkfac) beside first-order methods",
-        caption=f"{GAP}; step: the best of a small grid; test: accuracy in %",
+def _find(given: Path | None) -> Path:
+    source = Path(__file__).parents[3] / FILMS
+    named = [Path(root) / "movielens_small" for root in filter(None, [os.environ.get("FISHERFOLD_DATA")])]
+    places = [given] if given is not None else [FILMS, source, *named]
+    for place in places:
+        if (place / "ratings.csv").is_file() and (place / "movies.csv").is_file():
+            return place
+    raise FileNotFoundError(
+        f"the demo needs ratings.csv and movies.csv of MovieLens ml-latest-small, looked for in {places[0]}: run it in a "
+        "clone of the repository, or name a folder with --data"
     )
-    for name in ("problem", "method", "passes", "loss", "gap", "s", "step", "test"):
-        table.add_column(name, justify="left" if name in {"problem", "method"} else "right", no_wrap=True)
-    heights, before = gaps(runs), ""
-    for run in runs:
-        if run.problem != before and before:
-            table.add_section()
-        before = run.problem
-        accuracy = "" if run.accuracy != run.accuracy else f"{100 * run.accuracy:.1f}"
-        step = "" if run.step is None else f"{run.step:.1e}"
-        style = "bold" if run.method in {"rngd", "mkfac"} else ""
-        table.add_row(
-            run.problem, run.method, f"{run.passes[-1]:.0f}", f"{run.values[-1]:.4f}",
-            f"{heights[run.problem, run.method][-1]:.1e}", f"{run.seconds:.1f}", step, accuracy, style=style,
-        )  # fmt: skip
+
+
+def _accuracy(frame: pl.DataFrame) -> Table:
+    table = Table(title="Held-out ratings (stars, a random tenth)")
+    for name in frame.columns:
+        table.add_column(name, justify="left" if name == "method" else "right")
+    for method, rmse, inside, seconds in frame.iter_rows():
+        style = "bold" if method.startswith("fisherfold") else ""
+        cells = f"{rmse:.4f}", "" if inside is None else f"{inside:.1f}", f"{seconds:.2f}"
+        table.add_row(method, *cells, style=style)
+    return table
+
+
+def _films(title: str, frame: pl.DataFrame) -> Table:
+    table = Table(title=title)
+    for name in ("film", "expected", "80 % interval"):
+        table.add_column(name, justify="left" if name == "film" else "right", no_wrap=name != "film")
+    for film, mean, low, high in frame.select("title", "expected", "low", "high").iter_rows():
+        table.add_row(film, f"{mean:.1f}", f"{low:.1f} to {high:.1f}")
+    return table
+
+
+def _races(races: dict[str, list[dict[str, object]]]) -> Table:
+    table = Table(title="Races on wall time")
+    for name in ("problem", "method", "seconds", "reached"):
+        table.add_column(name, justify="left" if name in {"problem", "method"} else "right")
+    for problem, found in races.items():
+        for row in found:
+            table.add_row(problem, str(row["method"]), f"{row['seconds']:.2f}", f"{row['value']:.4g}")
     return table

@@ -1,0 +1,139 @@
+"""The demo as a picture and as a page of one file, light and dark."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import polars as pl
+from matplotlib import style
+from matplotlib.figure import Figure
+
+from fisherfold._version import __version__
+from fisherfold.demo.films import Films
+from fisherfold.demo.races import Race
+
+COLOURS = ("#d55e00", "#0072b2", "#009e73")
+CSS = """
+:root { --paper: #fff; --ink: #1c1f23; --soft: #5b636d; --line: #dde2e8; --bar: #d55e0055; --dot: #d55e00; }
+@media (prefers-color-scheme: dark) { :root { --paper: #14171b; --ink: #e6e9ed; --soft: #a3acb7; --line: #343a42;
+  --bar: #ff8c4266; --dot: #ff8c42; } }
+body { margin: 0 auto; max-width: 62rem; padding: 1rem; background: var(--paper); color: var(--ink);
+  font: 1rem/1.5 system-ui, sans-serif; }
+h1 { font-size: 1.6rem; margin: .5rem 0; } h2 { font-size: 1.15rem; margin: 1.6rem 0 .4rem; } p { margin: .3rem 0; }
+.soft, footer { color: var(--soft); font-size: .92rem; }
+.two { display: grid; grid-template-columns: 1fr 1fr; gap: 0 2rem; }
+table { border-collapse: collapse; width: 100%; font-size: .93rem; }
+th, td { text-align: left; padding: .25rem .5rem; border-bottom: 1px solid var(--line); }
+td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+.range { position: relative; display: block; width: 8rem; height: .9rem; }
+.range i { position: absolute; top: .3rem; height: .3rem; border-radius: .2rem; background: var(--bar); }
+.range b { position: absolute; top: .15rem; width: .6rem; height: .6rem; margin-left: -.3rem; border-radius: 50%;
+  background: var(--dot); }
+img { max-width: 100%; height: auto; } .scroll { overflow-x: auto; }
+@media (max-width: 44rem) { .two { grid-template-columns: 1fr; } }
+"""
+
+
+def draw(films: Films, networks: Sequence[Race], gradients: Sequence[Race], *, dark: bool = False) -> bytes:
+    """The picture: accuracy, calibration, and both races."""
+    with style.context("dark_background" if dark else "default"), matplotlib.rc_context({"font.size": 9}):
+        figure = Figure(figsize=(11, 2.9), layout="constrained", facecolor="none" if dark else "white")
+        accuracy, calibration, network, gradient = figure.subplots(1, 4)
+        _bars(accuracy, films.accuracy)
+        calibration.plot([50, 95], [50, 95], color="grey", linewidth=1)
+        calibration.plot(100 * films.nominal, 100 * films.covered, "o-", color=COLOURS[0], markersize=4)
+        calibration.set(title="Intervals hold what they say", xlabel="nominal coverage, %", ylabel="observed, %")
+        for race, colour in zip(networks, COLOURS, strict=False):
+            network.plot(race.seconds, race.values, "o-", color=colour, markersize=3, label=race.method)
+        lowest = min(min(race.values) for race in networks)
+        network.set(title="A network with batch norm", xlabel="seconds", ylabel="test accuracy, %",
+                    ylim=(max(lowest, 90) - 1, 100.2))  # fmt: skip
+        for race, colour in zip(gradients, COLOURS, strict=False):
+            gradient.plot(race.seconds, race.values, color=colour, label=race.method)
+        gradient.set(title="A model on a manifold", xlabel="seconds", ylabel="loss above the minimum", yscale="log")
+        for panel in (network, gradient):
+            panel.legend(frameon=False, fontsize=8)
+        for panel in (calibration, network, gradient):
+            panel.grid(alpha=0.3)
+        out = io.BytesIO()
+        figure.savefig(out, format="png", dpi=130, transparent=dark)
+        return out.getvalue()
+
+
+def _bars(panel: Any, accuracy: pl.DataFrame) -> None:
+    names = [name.replace(" + ", "\n+ ").replace("fisherfold ", "fisherfold\n") for name in accuracy["method"]]
+    values = accuracy["held-out RMSE"].to_list()
+    colours = ["#8a8f96"] * (len(values) - 1) + [COLOURS[0]]
+    panel.barh(names, values, color=colours)
+    panel.invert_yaxis()
+    for place, value in enumerate(values):
+        panel.text(value - 0.005, place, f"{value:.3f}", va="center", ha="right", color="white", fontsize=8)
+    panel.set(title="Error on held-out ratings", xlabel="RMSE, stars", xlim=(min(values) - 0.15, max(values)))
+
+
+def write_page(films: Films, pictures: tuple[bytes, bytes], target: Path) -> None:
+    """Write the page."""
+    light, dark = (base64.b64encode(content).decode() for content in pictures)
+    accuracy = films.accuracy.with_columns(
+        pl.col("held-out RMSE").round(4), pl.col("80 % intervals hold (%)").round(1), pl.col("seconds").round(2)
+    )
+    picture = (
+        f'<picture><source media="(prefers-color-scheme: dark)" srcset="data:image/png;base64,{dark}">'
+        f'<img alt="Accuracy, calibration, and two races on wall time" src="data:image/png;base64,{light}"></picture>'
+    )
+    target.write_text(f"""<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,"><title>fisherfold demo</title>
+<style>{CSS}</style></head><body>
+<h1>Ten films for person {films.person}, and how sure the model is</h1>
+<p class="soft">Learnt from {films.ratings:,} ratings of {films.films:,} films by {films.people} people on this machine. Dots are expected
+ratings, bars 80 % intervals for the rating this person would give, from half a star to five. Films with fewer than
+twenty ratings are left out.</p>
+<div class="two"><div><h2>Person {films.person} likes</h2>{_plain(films.favourites)}</div>
+<div><h2>Recommended</h2>{_ranges(films.recommended)}</div></div>
+<div class="two"><div><h2>Somebody new rates five films</h2>{_plain(films.new_person)}</div>
+<div><h2>Recommended at once, without a new fit</h2>{_ranges(films.new_recommended)}</div></div>
+<h2>Accuracy on a held-out tenth of the ratings</h2>{_numbers(accuracy)}
+<div class="scroll">{picture}</div>
+<footer><p>Data: MovieLens ml-latest-small (F. M. Harper and J. A. Konstan, 2015). Written by fisherfold {__version__}.</p></footer>
+</body></html>
+""", encoding="utf-8")  # fmt: skip
+
+
+def _plain(frame: pl.DataFrame) -> str:
+    rows = (
+        f'<tr><td>{html.escape(title)}</td><td class="number">{value:g}</td></tr>'
+        for title, value in frame.select("title", "rating").iter_rows()
+    )
+    return f'<table><tr><th>film</th><th class="number">rating</th></tr>{"".join(rows)}</table>'
+
+
+def _ranges(frame: pl.DataFrame) -> str:
+    rows = []
+    for title, mean, low, high in frame.select("title", "expected", "low", "high").iter_rows():
+        left, right, dot = (100 * (value - 0.5) / 4.5 for value in (low, high, mean))
+        bar = f'<i style="left:{left:.0f}%;width:{right - left:.0f}%"></i><b style="left:{dot:.0f}%"></b>'
+        rows.append(
+            f'<tr><td>{html.escape(title)}</td><td class="number">{mean:.1f}</td>'
+            f'<td><span class="range" title="{low:.1f} to {high:.1f}">{bar}</span></td></tr>'
+        )
+    return (
+        '<table><tr><th>film</th><th class="number">expected</th><th>80 % interval</th></tr>' + "".join(rows) + "</table>"
+    )
+
+
+def _numbers(frame: pl.DataFrame) -> str:
+    head = "".join(f'<th class="{"" if i == 0 else "number"}">{html.escape(c)}</th>' for i, c in enumerate(frame.columns))
+    rows = (
+        f"<tr><td>{html.escape(row[0])}</td>"
+        + "".join(f'<td class="number">{"–" if v is None else v}</td>' for v in row[1:])
+        + "</tr>"
+        for row in frame.iter_rows()
+    )
+    return f'<div class="scroll"><table><tr>{head}</tr>{"".join(rows)}</table></div>'

@@ -1,0 +1,102 @@
+"""Two races on wall time: a small network with batch norm, and a model on the Grassmann manifold."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+
+from fisherfold.fisher import Gaussian
+from fisherfold.manifolds import Grassmann
+from fisherfold.optim import SphereOptimizer
+from fisherfold.problems import NLLProblem
+from fisherfold.solvers import GradientNorm, minimize
+from fisherfold.threads import one_thread
+
+
+@dataclass(frozen=True)
+class Race:
+    """The curve of one method: seconds, and the value reached by then."""
+
+    method: str
+    seconds: list[float] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+
+
+def race_networks(*, epochs: int = 8, seed: int = 0) -> list[Race]:
+    """Test accuracy on handwritten digits: SphereOptimizer against SGD at the best rate of a grid, equal epochs."""
+    digits = load_digits()
+    x = torch.tensor(digits.images[:, None] / 16, dtype=torch.float32)
+    y = torch.tensor(digits.target)
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
+    train, test = order[:1200], order[1200:]
+
+    def run(name: str, rate: float | None) -> Race:
+        torch.manual_seed(seed)
+        net = _network()
+        optimizer: torch.optim.Optimizer
+        if rate is None:
+            optimizer = SphereOptimizer(net, lr=0.05, example_input=x[train[:16]])
+        else:
+            optimizer = torch.optim.SGD(net.parameters(), rate, momentum=0.9, nesterov=True, weight_decay=5e-4)
+        total = epochs * (len(train) // 64)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(1 - step / total, 0.0))
+        race, spent = Race(name), 0.0
+        for epoch in range(epochs):
+            began = time.perf_counter()
+            net.train()
+            shuffled = train[torch.randperm(len(train), generator=torch.Generator().manual_seed(epoch))]
+            for part in shuffled.split(64)[: len(train) // 64]:
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(net(x[part]), y[part]).backward()
+                optimizer.step()
+                schedule.step()
+            spent += time.perf_counter() - began
+            race.seconds.append(spent)
+            race.values.append(100 * _accuracy(net, x[test], y[test]))
+        return race
+
+    with one_thread():
+        ours = run("SphereOptimizer, default", None)
+        first_order = [run(f"SGD, rate {rate:g}", rate) for rate in (0.03, 0.1, 0.3)]
+    return [ours, max(first_order, key=lambda race: race.values[-1])]
+
+
+def _network() -> nn.Module:
+    def block(inputs: int, outputs: int) -> list[nn.Module]:
+        return [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
+
+    return nn.Sequential(
+        *block(1, 32), *block(32, 32), nn.MaxPool2d(2), *block(32, 64), nn.MaxPool2d(2), nn.Flatten(),
+        nn.Linear(256, 10),
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def _accuracy(net: nn.Module, x: Tensor, y: Tensor) -> float:
+    net.eval()
+    return float((net(x).argmax(1) == y).double().mean())
+
+
+def race_gradients(*, seed: int = 0) -> list[Race]:
+    """Training loss of a regression on a 4-dimensional subspace of R^50: natural against conjugate and plain gradients."""
+    manifold = Grassmann(50, 4)
+    generator = torch.Generator().manual_seed(seed)
+    truth, start = (manifold.random_point(generator=generator) for _ in range(2))
+    x = torch.randn(400, 50, generator=generator, dtype=torch.float64) / 50**0.5
+
+    def model(x: Tensor, basis: Tensor) -> Tensor:
+        return torch.tanh((x @ basis).square().sum(-1))
+
+    problem = NLLProblem(manifold, model, Gaussian(), x, model(x, truth))
+    races = []
+    with one_thread():
+        for name, method in (("natural gradient", "rngd"), ("conjugate gradient", "rcg"), ("gradient", "rgd")):
+            found = minimize(problem, start, method, max_iter=100, stop=GradientNorm(1e-12))
+            offset = float(problem.likelihood.nll(model(x, truth), model(x, truth)).mean())
+            values = [max(float(row["loss"]) - offset, 1e-18) for row in found.trace]
+            races.append(Race(name, [float(row["seconds"]) for row in found.trace], values))
+    return races
