@@ -143,7 +143,10 @@ BASELINES = {
 
 
 def _titled(frame: pl.DataFrame, movies: pl.DataFrame) -> pl.DataFrame:
-    return frame.join(movies.select("movieId", "title"), on="movieId", how="left", maintain_order="left")
+    """With titles as people say them: the article in front, no second title."""
+    plain = pl.col("title").str.replace_all(r" \([^()]*[^()\d][^()]*\)", "")
+    spoken = plain.str.replace(r"^(.*), (The|A|An) (\(\d{4}\))$", "$2 $1 $3")
+    return frame.join(movies.select("movieId", title=spoken), on="movieId", how="left", maintain_order="left")
 
 
 def _with_interval(found: Any, predicted: Any, movies: pl.DataFrame) -> pl.DataFrame:

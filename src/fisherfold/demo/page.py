@@ -23,15 +23,16 @@ CSS = """
 :root { --paper: #fff; --ink: #1c1f23; --soft: #5b636d; --line: #dde2e8; --bar: #d55e0055; --dot: #d55e00; }
 @media (prefers-color-scheme: dark) { :root { --paper: #14171b; --ink: #e6e9ed; --soft: #a3acb7; --line: #343a42;
   --bar: #ff8c4266; --dot: #ff8c42; } }
-body { margin: 0 auto; max-width: 62rem; padding: 1rem; background: var(--paper); color: var(--ink);
+body { margin: 0 auto; max-width: 68rem; padding: 1rem; background: var(--paper); color: var(--ink);
   font: 1rem/1.5 system-ui, sans-serif; }
 h1 { font-size: 1.6rem; margin: .5rem 0; } h2 { font-size: 1.15rem; margin: 1.6rem 0 .4rem; } p { margin: .3rem 0; }
 .soft, footer { color: var(--soft); font-size: .92rem; }
-.two { display: grid; grid-template-columns: 1fr 1fr; gap: 0 2rem; }
+.two { display: grid; grid-template-columns: 2fr 4fr; gap: 0 2rem; }
 table { border-collapse: collapse; width: 100%; font-size: .93rem; }
 th, td { text-align: left; padding: .25rem .5rem; border-bottom: 1px solid var(--line); }
 td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 .range { position: relative; display: block; width: 8rem; height: .9rem; }
+.range::before { content: ""; position: absolute; top: .42rem; left: 0; right: 0; height: 1px; background: var(--line); }
 .range i { position: absolute; top: .3rem; height: .3rem; border-radius: .2rem; background: var(--bar); }
 .range b { position: absolute; top: .15rem; width: .6rem; height: .6rem; margin-left: -.3rem; border-radius: 50%;
   background: var(--dot); }
@@ -121,10 +122,11 @@ def _ranges(frame: pl.DataFrame) -> str:
         bar = f'<i style="left:{left:.0f}%;width:{right - left:.0f}%"></i><b style="left:{dot:.0f}%"></b>'
         rows.append(
             f'<tr><td>{html.escape(title)}</td><td class="number">{mean:.1f}</td>'
-            f'<td><span class="range" title="{low:.1f} to {high:.1f}">{bar}</span></td></tr>'
+            f'<td class="number">{low:.1f} to {high:.1f}</td><td><span class="range">{bar}</span></td></tr>'
         )
     return (
-        '<table><tr><th>film</th><th class="number">expected</th><th>80 % interval</th></tr>' + "".join(rows) + "</table>"
+        '<table><tr><th>film</th><th class="number">expected</th><th class="number">80 % interval</th>'
+        f"<th>0.5 to 5 stars</th></tr>{''.join(rows)}</table>"
     )
 
 
