@@ -64,8 +64,8 @@ def _find(given: Path | None) -> Path:
         if (place / "ratings.csv").is_file() and (place / "movies.csv").is_file():
             return place
     raise FileNotFoundError(
-        f"the demo needs ratings.csv and movies.csv of MovieLens ml-latest-small, looked for in {places[0]}: run it in a "
-        "clone of the repository, or name a folder with --data"
+        f"the demo needs ratings.csv and movies.csv of MovieLens ml-latest-small, looked for in {places[0]}: run it in "
+        "a clone of the repository, or name a folder with --data"
     )
 
 

@@ -32,7 +32,8 @@ table { border-collapse: collapse; width: 100%; font-size: .93rem; }
 th, td { text-align: left; padding: .25rem .5rem; border-bottom: 1px solid var(--line); }
 td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 .range { position: relative; display: block; width: 8rem; height: .9rem; }
-.range::before { content: ""; position: absolute; top: .42rem; left: 0; right: 0; height: 1px; background: var(--line); }
+.range::before { content: ""; position: absolute; top: .42rem; left: 0; right: 0; height: 1px;
+  background: var(--line); }
 .range i { position: absolute; top: .3rem; height: .3rem; border-radius: .2rem; background: var(--bar); }
 .range b { position: absolute; top: .15rem; width: .6rem; height: .6rem; margin-left: -.3rem; border-radius: 50%;
   background: var(--dot); }
@@ -57,7 +58,7 @@ def draw(films: Films, networks: Sequence[Race], gradients: Sequence[Race], *, d
                     ylim=(max(lowest, 90) - 1, 100.2))  # fmt: skip
         for race, colour in zip(gradients, COLOURS, strict=False):
             gradient.plot(race.seconds, race.values, color=colour, label=race.method)
-        gradient.set(title="A model on a manifold", xlabel="seconds", ylabel="loss above the minimum", yscale="log")
+        gradient.set(title="Regression on a sphere", xlabel="seconds", ylabel="loss above the minimum", yscale="log")
         for panel in (network, gradient):
             panel.legend(frameon=False, fontsize=8)
         for panel in (calibration, network, gradient):
@@ -93,16 +94,17 @@ def write_page(films: Films, pictures: tuple[bytes, bytes], target: Path) -> Non
 <meta name="color-scheme" content="light dark"><link rel="icon" href="data:,"><title>fisherfold demo</title>
 <style>{CSS}</style></head><body>
 <h1>Ten films for person {films.person}, and how sure the model is</h1>
-<p class="soft">Learnt from {films.ratings:,} ratings of {films.films:,} films by {films.people} people on this machine. Dots are expected
-ratings, bars 80 % intervals for the rating this person would give, from half a star to five. Films with fewer than
-twenty ratings are left out.</p>
+<p class="soft">Learnt from {films.ratings:,} ratings of {films.films:,} films by {films.people} people on this machine.
+Dots are expected ratings, bars 80 % intervals for the rating this person would give, from half a star to five. Films
+with fewer than twenty ratings are left out.</p>
 <div class="two"><div><h2>Person {films.person} likes</h2>{_plain(films.favourites)}</div>
 <div><h2>Recommended</h2>{_ranges(films.recommended)}</div></div>
 <div class="two"><div><h2>Somebody new rates five films</h2>{_plain(films.new_person)}</div>
 <div><h2>Recommended at once, without a new fit</h2>{_ranges(films.new_recommended)}</div></div>
 <h2>Accuracy on a held-out tenth of the ratings</h2>{_numbers(accuracy)}
 <div class="scroll">{picture}</div>
-<footer><p>Data: MovieLens ml-latest-small (F. M. Harper and J. A. Konstan, 2015). Written by fisherfold {__version__}.</p></footer>
+<footer><p>Data: MovieLens ml-latest-small (F. M. Harper and J. A. Konstan, 2015). Written by fisherfold {__version__}.</p>
+</footer>
 </body></html>
 """, encoding="utf-8")  # fmt: skip
 
@@ -131,7 +133,8 @@ def _ranges(frame: pl.DataFrame) -> str:
 
 
 def _numbers(frame: pl.DataFrame) -> str:
-    head = "".join(f'<th class="{"" if i == 0 else "number"}">{html.escape(c)}</th>' for i, c in enumerate(frame.columns))
+    kinds = ["", *["number"] * (frame.width - 1)]
+    head = "".join(f'<th class="{k}">{html.escape(c)}</th>' for k, c in zip(kinds, frame.columns, strict=True))
     rows = (
         f"<tr><td>{html.escape(row[0])}</td>"
         + "".join(f'<td class="number">{"–" if v is None else v}</td>' for v in row[1:])
