@@ -34,7 +34,7 @@ def demo(
         films = recommend_films(*read_films(folder), seed=seed)
         bar.advance()
         bar.say("a network")
-        networks = race_networks(seed=seed)
+        networks = race_networks()
         bar.advance()
         bar.say("a model on a manifold")
         gradients = race_gradients(seed=seed)

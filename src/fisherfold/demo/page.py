@@ -103,7 +103,8 @@ with fewer than twenty ratings are left out.</p>
 <div><h2>Recommended at once, without a new fit</h2>{_ranges(films.new_recommended)}</div></div>
 <h2>Accuracy on a held-out tenth of the ratings</h2>{_numbers(accuracy)}
 <div class="scroll">{picture}</div>
-<footer><p>Data: MovieLens ml-latest-small (F. M. Harper and J. A. Konstan, 2015). Written by fisherfold {__version__}.</p>
+<footer><p>Data: MovieLens ml-latest-small (F. M. Harper and J. A. Konstan, 2015).
+Written by fisherfold {__version__}.</p>
 </footer>
 </body></html>
 """, encoding="utf-8")  # fmt: skip
