@@ -77,7 +77,7 @@ def recommend_films(ratings: pl.DataFrame, movies: pl.DataFrame, *, seed: int = 
 
 def _judged(train: pl.DataFrame, test: pl.DataFrame) -> tuple[pl.DataFrame, Floats, Floats]:
     y = test["rating"].to_numpy()
-    rows = []
+    rows: list[tuple[str, float, float | None, float]] = []
     for name, predict in BASELINES.items():
         began = time.perf_counter()
         rows.append((name, _rmse(np.clip(predict(train, test), 0.5, 5.0), y), None, time.perf_counter() - began))

@@ -47,9 +47,10 @@ def race_networks(*, epochs: int = 6, seeds: int = 3) -> list[Race]:
             began = time.perf_counter()
             net.train()
             shuffled = train[torch.randperm(len(train), generator=torch.Generator().manual_seed(100 * seed + epoch))]
-            for part in shuffled.split(64)[: len(train) // 64]:
+            for step in range(len(train) // 64):
+                part = shuffled[64 * step : 64 * (step + 1)]
                 optimizer.zero_grad()
-                nn.functional.cross_entropy(net(x[part]), y[part]).backward()
+                torch.autograd.backward(nn.functional.cross_entropy(net(x[part]), y[part]))
                 optimizer.step()
                 schedule.step()
             spent += time.perf_counter() - began
