@@ -3,7 +3,7 @@
 from fisherfold.completion.cross_validation import MatrixCompletionCV
 from fisherfold.completion.estimator import MatrixCompletion
 from fisherfold.completion.implicit import ImplicitCompletion
-from fisherfold.completion.imputer import LowRankImputer
+from fisherfold.completion.imputer import LowRankImputer, Pooled, pool_estimates
 from fisherfold.completion.problem import CompletionProblem
 from fisherfold.completion.ratings import Ratings
 
@@ -13,5 +13,7 @@ __all__ = [
     "LowRankImputer",
     "MatrixCompletion",
     "MatrixCompletionCV",
+    "Pooled",
     "Ratings",
+    "pool_estimates",
 ]
