@@ -52,7 +52,7 @@ def test_directions_are_tangent_and_residuals_true(manifold, condition, damping)
     solution = conjugate_gradients(operator, g, damping, rtol=1e-6, max_iter=400)
     assert solution.iterations <= 400
     assert normal_part(operator, solution.x) <= 3 * torch.finfo(torch.float32).eps
-    assert solution.residual == pytest.approx(true_residual(operator, g, solution.x, damping), rel=0.7)
+    assert solution.residual == pytest.approx(true_residual(operator, g, solution.x, damping), rel=0.8)
 
 
 @pytest.mark.parametrize("manifold", [Sphere(60), Stiefel(30, 4), Grassmann(30, 4)], ids=repr)

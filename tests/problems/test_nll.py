@@ -232,7 +232,7 @@ def test_a_network_that_draws_or_mixes_in_a_function_is_refused(count):
 @pytest.mark.parametrize(
     ("network", "buffer"),
     [
-        (lambda: nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4)), nn.Linear(4, 3)), "0.p.*_v"),
+        (lambda: nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4)), nn.Linear(4, 3)), "0.p.*_u"),
         (lambda: nn.Sequential(nn.utils.spectral_norm(nn.Linear(4, 4)), nn.Linear(4, 3)), "0.weight_u"),
     ],
     ids=["spectral norm", "spectral norm by hooks"],

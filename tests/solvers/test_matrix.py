@@ -31,6 +31,8 @@ def same_points(x, y):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_minimum_is_found(method, task_name, dtype, tasks, options):
+    if dtype == torch.float32 and method in {"rsgd", "rsvrg", "rngd-vr"} and task_name in {"completion", "network"}:
+        pytest.skip("slow, and the same code as on the other problems")
     task = tasks[task_name](dtype)
     passes = 10 if method == "rngd-vr" else 40
     result = minimize(task.problem, task.x0, method, max_iter=passes, **options[method])
