@@ -11,6 +11,7 @@ import reference_completion as reference
 import torch
 from reference_completion import low_rank
 
+import fisherfold.completion.gram as gram
 import fisherfold.completion.posterior as predictive
 import fisherfold.completion.variational as module
 from fisherfold.completion.gram import moments
@@ -241,3 +242,27 @@ def test_chunks_of_predictions_are_those_of_one_and_leave_nothing_behind(monkeyp
         torch.testing.assert_close(part, all_at_once)
     assert len(alive) == 5
     assert len(set(alive[1:])) == 1  # in the first, nothing is left of one before
+
+
+def test_wide_tables_are_summed_in_slices(monkeypatch):
+    ratings, _ = low_rank(60, 40, 2, 0.4, 0.3, 1)
+    whole = fit_variational(ratings, 4, max_iter=3, tol=0)
+    for name, value in (("_WIDEST", 10), ("_SLICE", 7), ("_BLOCK_ENTRIES", 2**9)):
+        monkeypatch.setattr(gram, name, value)
+    sliced = fit_variational(ratings, 4, max_iter=3, tol=0)
+    torch.testing.assert_close(sliced.rows.mean, whole.rows.mean)
+    torch.testing.assert_close(sliced.columns.covariance, whole.columns.covariance)
+
+
+def test_momentum_that_lowers_the_bound_is_taken_back(monkeypatch):
+    ratings, _ = low_rank(60, 40, 3, 0.3, 0.4, 3)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_PLAIN", 10**9)
+        plain = fit_variational(ratings, 3, max_iter=8, tol=-np.inf)
+    quick = fit_variational(ratings, 3, max_iter=8, tol=-np.inf)
+    assert quick.bound() > plain.bound()
+    monkeypatch.setattr(module, "_MOMENTUM", 1e4)
+    hasty = fit_variational(ratings, 3, max_iter=8, tol=-np.inf)
+    torch.testing.assert_close(hasty.rows.mean, plain.rows.mean)
+    torch.testing.assert_close(hasty.columns.mean, plain.columns.mean)
+    assert hasty.bound() == pytest.approx(plain.bound())
