@@ -167,7 +167,8 @@ def gradual_start(ratings: Ratings, rank: int, *, set_effects: bool = True, **mo
             ratings, posterior.rank, max_iter=_PASSES, tol=_ON_THE_WAY, set_effects=set_effects, init=posterior, **model
         )
         larger = posterior.rank + max(1, posterior.rank // 2)
-        posterior = raise_rank(posterior, ratings, min(larger, rank), seed=model.get("seed", 0))
+        larger = rank if larger > 0.85 * rank else larger
+        posterior = raise_rank(posterior, ratings, larger, seed=model.get("seed", 0))
     return posterior
 
 
