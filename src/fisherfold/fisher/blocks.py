@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# LAPACK is quicker for few or large matrices (benchmarks/completion_kernels.py).
+# LAPACK is quicker for few or large matrices.
 _FEWEST, _LARGEST_ORDER = 400, 24
 # Entries of a batch that is swept at once: it stays in the cache.
 _ENTRIES = 2**17
