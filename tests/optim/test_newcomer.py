@@ -37,9 +37,11 @@ def cnn():
 NETWORKS = {"mlp": mlp, "cnn": cnn}
 SGD = {
     rate: lambda net, x, rate=rate: torch.optim.SGD(net.parameters(), lr=rate, momentum=0.9)
-    for rate in (0.01, 0.03, 0.1)
+    for rate in (0.03, 0.1, 0.3)
 }
+FEW_STEPS = lambda net, x: fisherfold.SphereOptimizer(net, lr=0.08, rest_lr=0.02, example_input=x)  # noqa: E731
 RECOMMENDED = {
+    "few steps": FEW_STEPS,
     "README": lambda net, x: fisherfold.SphereOptimizer(net, lr=0.02, example_input=x),
     "no example": lambda net, x: fisherfold.SphereOptimizer(net, lr=0.02),
     "larger angle": lambda net, x: fisherfold.SphereOptimizer(net, lr=0.04, example_input=x),
@@ -103,3 +105,8 @@ def test_every_recommended_setting_is_within_a_point_of_tuned_sgd(setting, netwo
 def test_no_schedule_is_needed(setting, network):
     ours = mean_accuracy(network, RECOMMENDED[setting], schedule=False)
     assert ours > tuned_sgd(network, schedule=False) - 1.0
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_few_epochs_with_large_angles_are_ahead_of_more_epochs_of_tuned_sgd(network):
+    assert mean_accuracy(network, FEW_STEPS, 4) > tuned_sgd(network, 5)
