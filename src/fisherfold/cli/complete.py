@@ -199,7 +199,7 @@ def fit(
     app,
     examples=[
         "fisherfold complete predict model/ pairs.csv -o predictions.csv",
-        "fisherfold complete predict model/ - --std < pairs.csv",
+        "fisherfold complete predict model/ - --std -o -",
     ],
 )
 def predict(
