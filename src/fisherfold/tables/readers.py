@@ -18,6 +18,7 @@ import csv
 import gzip
 import io
 import sys
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -359,7 +360,7 @@ def _content(path: str | Path, name: str, max_bytes: int) -> tuple[bytes | None,
         try:
             with gzip.GzipFile(fileobj=io.BytesIO(content)) as packed:
                 content = packed.read(max_bytes + 1)
-        except (OSError, EOFError) as error:
+        except (OSError, EOFError, zlib.error) as error:
             raise ValueError(f"{name} is a damaged gzip file: {error}") from None
         if len(content) > max_bytes:
             raise ValueError(f"{name} takes more than {max_bytes:,} bytes unpacked; --unpack-limit raises the limit")
@@ -408,14 +409,11 @@ def _read_text(
     n = len(fields)
     ours = mark.join(f"c{k}" for k in range(n + 1)).encode() + b"\n"
     options: dict[str, Any] = {"separator": mark, "infer_schema": False, "truncate_ragged_lines": True}
-    broken = False
-    try:
-        frame = pl.read_csv(io.BytesIO(ours + body), quote_char=quote, **options)
-    except pl.exceptions.PolarsError as error:
-        if "utf" in str(error):
-            raise _not_utf8(name) from None
-        # a quote that is never closed: read quotes as text, and reject the lines that have any
-        broken, frame = True, pl.read_csv(io.BytesIO(ours + body), quote_char=None, **options)
+    frame = _csv(ours + body, name, quote, options)
+    if broken := frame is None:  # a quote that is never closed: read quotes as text, and reject the lines that have any
+        frame = _csv(ours + body, name, None, options)
+    if frame is None:
+        raise ValueError(f"{name} cannot be read as text with the separator {mark!r}")
     frame = frame.filter(~pl.all_horizontal(pl.all().is_null()))
     n_lines = frame.height
     if part != (0, 1):
@@ -429,6 +427,16 @@ def _read_text(
         rejected, frame = rejected | {"malformed quotes": int(quoted.sum())}, frame.filter(~quoted)
     frame.columns = _names(fields) if header else [f"column_{k + 1}" for k in range(n)]
     return Table(frame, name, fields if header else None, n_lines, rejected)
+
+
+def _csv(content: bytes, name: str, quote: str | None, options: dict[str, Any]) -> pl.DataFrame | None:
+    """The columns of a text; None if its quotes are malformed."""
+    try:
+        return pl.read_csv(io.BytesIO(content), quote_char=quote, **options)
+    except pl.exceptions.PolarsError as error:
+        if "utf" in str(error):
+            raise _not_utf8(name) from None
+        return None
 
 
 def _read_parquet(source: Any, name: str, max_bytes: int, part: tuple[int, int]) -> Table:
