@@ -39,6 +39,8 @@ from fisherfold.threads import threads
 Table = npt.NDArray[np.floating]
 KIND = "imputer"
 _ROWS_AT_ONCE = 4096
+_ROWS_FOR_CHAIN, _BURN_IN, _THINNED = 5, 100, 20
+_NOISE_PRIOR = (1.0, 0.005)  # shape and rate of the gamma prior of the noise precision of standardised columns
 _FURTHEST = 1e100  # in standard deviations; squares of more leave float64, and a row with as much is not believed
 _CHECKS: dict[str, validation.Check] = {
     "rank": validation.integer(1), "marginals": validation.choice("gaussian", "ranks"),
@@ -180,7 +182,9 @@ class LowRankImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
     def sample(self, X: Any, m: int = 20, *, random_state: Any = None) -> Iterator[Table]:
         """Draw completed tables for multiple imputation; analyse each, then combine with ``pool_estimates``.
 
-        The factors of the columns are drawn from their posterior, those of each row given these, then the noise.
+        Where X has rows enough, a Gibbs sampler starts at the posterior and draws factors of rows and columns and the
+        noise of each column in turn, with wide priors: what is learnt shrinks, and draws that shrink would bias the
+        analyses. For a few rows, the columns are drawn from their posterior.
 
         Args:
             X: a table with NaN where a value is missing.
@@ -198,8 +202,9 @@ class LowRankImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
         seen = ~np.isnan(z)
         z = np.where(seen, z, 0)
         rows, columns = np.nonzero(holes)
+        chain = _Chain(self._posterior, z, seen, rng) if len(z) >= _ROWS_FOR_CHAIN * z.shape[1] else None
         for _ in range(m):
-            drawn = self._draw(z, seen, rng)
+            drawn = self._draw(z, seen, rng) if chain is None else chain.draw()
             filled = X.copy()
             filled[rows, columns], _ = self._back(drawn[rows, columns], columns, None)
             yield filled
@@ -344,6 +349,50 @@ class LowRankImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
         tags.input_tags.allow_nan = True
         tags.transformer_tags.preserves_dtype = ["float64", "float32"]
         return tags
+
+
+class _Chain:
+    """A Gibbs sampler of x_ij = c_j + ⟨u_i, f_j⟩ + e_ij, u_i ~ N(0, I), f_j, c_j ~ N(0, I), e_ij ~ N(0, s_j)."""
+
+    def __init__(
+        self, posterior: CompletionPosterior, z: Table, seen: npt.NDArray[np.bool_], rng: np.random.Generator
+    ) -> None:
+        self.z, self.seen, self.rng, self.fresh = z, seen.astype(np.float64), rng, True
+        side, prior = posterior.columns, posterior.rows
+        root = np.linalg.cholesky(np.linalg.inv(prior.precision.numpy()))
+        loading = np.column_stack([side.mean.numpy()[:, :-1], np.ones(len(side.mean))])
+        self.f: Table = loading @ root
+        self.c: Table = side.mean.numpy()[:, -1] + loading @ prior.center.double().numpy()
+        self.s: Table = 1 / (posterior.noise_precision * side.weight.numpy())
+
+    def draw(self) -> Table:
+        """The whole table, some sweeps after the last one."""
+        for _ in range(_BURN_IN if self.fresh else _THINNED):
+            self._sweep()
+        self.fresh = False
+        return self.u @ self.f.T + self.c + self.rng.normal(size=self.z.shape) * np.sqrt(self.s)
+
+    def _sweep(self) -> None:
+        rng, q = self.rng, self.f.shape[1]
+        weight = self.seen / self.s
+        outer = (self.f[:, :, None] * self.f[:, None, :]).reshape(len(self.f), -1)
+        precision = np.eye(q) + (weight @ outer).reshape(-1, q, q)
+        self.u = _normal(precision, (weight * (self.z - self.c)) @ self.f, rng)
+        one = np.column_stack([self.u, np.ones(len(self.u))])
+        squares = (self.seen.T @ (one[:, :, None] * one[:, None, :]).reshape(len(one), -1)).reshape(-1, q + 1, q + 1)
+        pull = (self.seen * self.z).T @ one
+        found = _normal(np.eye(q + 1) + squares / self.s[:, None, None], pull / self.s[:, None], rng)
+        self.f, self.c = found[:, :-1], found[:, -1]
+        misfit = (self.seen * (self.z - one @ found.T) ** 2).sum(axis=0)
+        shape, rate = _NOISE_PRIOR[0] + self.seen.sum(axis=0) / 2, _NOISE_PRIOR[1] + misfit / 2
+        self.s = rate / rng.gamma(shape)
+
+
+def _normal(precision: Table, pull: Table, rng: np.random.Generator) -> Table:
+    """Draws of N(Λ⁻¹h, Λ⁻¹) for a stack of precisions Λ and vectors h."""
+    lower = np.linalg.cholesky(precision)
+    half = np.linalg.solve(lower, pull[:, :, None]) + rng.normal(size=(*pull.shape, 1))
+    return np.linalg.solve(lower.transpose(0, 2, 1), half)[:, :, 0]
 
 
 def _scores(X: Table, levels: Sequence[Table]) -> Table:

@@ -1,0 +1,150 @@
+"""Ranked lists from ratings by time: MatrixCompletion and ImplicitCompletion against implicit, cornac and popularity.
+
+python benchmarks/ranking.py movielens100k
+python benchmarks/ranking.py movielens_small
+
+The last fifth of each person's ratings by time is held out; of these, ratings of 4 and more are relevant. Lists leave
+out what was rated before. Every model gets its rank and one regularisation from six settings, by nDCG@10 on the
+last fifth of the training part.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import scipy.sparse as sp
+
+from fisherfold import MatrixCompletion, datasets
+from fisherfold.completion.metrics import ranking_metrics
+
+from implicit_feedback import last_fifth  # isort: skip
+from implicit_feedback import load as load_pairs  # isort: skip
+
+GOOD = 4.0
+
+
+def load(name: str) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray, np.ndarray]:
+    """Pairs, times and ratings."""
+    pairs, times = load_pairs(name)
+    if name == "movielens100k":
+        return pairs, times, datasets.load_ratings(name).values
+    frame = pl.read_csv(Path(os.environ["FISHERFOLD_DATA"]) / "movielens_small" / "ratings.csv")
+    return pairs, times, frame["rating"].to_numpy()
+
+
+Lists = tuple[np.ndarray, np.ndarray]
+
+
+def lists_of(frame: Any) -> Lists:
+    return frame["row"].to_numpy(), frame["column"].to_numpy()
+
+
+def explicit(by: str) -> Callable[..., Lists]:
+    def run(rows: Any, columns: Any, values: Any, users: Any, rank: int, strength: float) -> Lists:
+        model = MatrixCompletion(rank, clip=False, ridge=strength or None, n_jobs=1)
+        model.fit(np.stack([rows, columns], axis=1), values)
+        return lists_of(model.recommend(users, 20, by=by, seed=0))
+
+    return run
+
+
+def ours_implicit(rows: Any, columns: Any, values: Any, users: Any, rank: int, strength: float) -> Lists:
+    from fisherfold import ImplicitCompletion
+
+    good = values >= GOOD
+    model = ImplicitCompletion(rank, n_jobs=1, **({"unobserved_weight": strength} if strength else {}))
+    model.fit(np.stack([rows[good], columns[good]], axis=1))
+    return without_seen(lambda u: lists_of(model.recommend(u, 200)), rows, columns, users)
+
+
+def without_seen(recommend: Callable[[Any], Lists], rows: Any, columns: Any, users: Any) -> Lists:
+    """The first twenty that were not rated at all: a model of good ratings does not know the bad ones."""
+    found_rows, found = recommend(users)
+    width = int(max(rows.max(), found_rows.max(initial=0))) + 1
+    fresh = ~np.isin(found * width + found_rows, columns * width + rows)
+    return found_rows[fresh], found[fresh]
+
+
+def peer_implicit(kind: str) -> Callable[..., Lists]:
+    def run(rows: Any, columns: Any, values: Any, users: Any, rank: int, strength: float) -> Lists:
+        import implicit
+
+        good = values >= GOOD
+        shape = rows.max() + 1, columns.max() + 1
+        liked = sp.csr_matrix((np.ones(good.sum(), np.float32), (rows[good], columns[good])), shape=shape)
+        options = {"factors": rank, "num_threads": 1, "random_state": 0, "iterations": 15 if kind == "als" else 100}
+        if kind == "als":
+            model = implicit.als.AlternatingLeastSquares(regularization=strength, alpha=10.0, **options)
+        else:
+            model = implicit.bpr.BayesianPersonalizedRanking(regularization=strength, **options)
+        model.fit(liked, show_progress=False)
+        rated = sp.csr_matrix((np.ones(len(rows), np.float32), (rows, columns)), shape=shape)
+        items, scores = model.recommend(users, rated[users], N=20)
+        keep = scores.reshape(-1) > -1e30
+        return np.repeat(users, items.shape[1])[keep], items.reshape(-1)[keep]
+
+    return run
+
+
+def popularity(rows: Any, columns: Any, values: Any, users: Any, rank: int, strength: float) -> Lists:
+    order = np.argsort(-np.bincount(columns[values >= GOOD], minlength=columns.max() + 1), kind="stable")[:500]
+    pairs = np.repeat(users, len(order)), np.tile(order, len(users))
+    return without_seen(lambda _: pairs, rows, columns, users)
+
+
+MODELS: dict[str, tuple[Callable[..., Lists], tuple[float, ...]]] = {
+    "MatrixCompletion, by mean": (explicit("mean"), (0.0, 3.0, 30.0)),
+    "MatrixCompletion, by upper": (explicit("upper"), (0.0, 3.0, 30.0)),
+    "ImplicitCompletion": (ours_implicit, (0.0, 0.03, 0.3)),
+    "implicit ALS": (peer_implicit("als"), (0.01, 1.0, 10.0)),
+    "implicit BPR": (peer_implicit("bpr"), (0.01, 0.03, 0.1)),
+    "popularity": (popularity, (0.0,)),
+}
+
+
+def scored(run: Callable[..., Lists], train: tuple[Any, Any, Any], test: tuple[Any, Any, Any], **how: Any) -> Any:
+    known = np.isin(test[0], train[0]) & np.isin(test[1], train[1]) & (test[2] >= GOOD)
+    wanted = test[0][known], test[1][known]
+    began = time.process_time()
+    lists = run(*train, np.unique(wanted[0]), **how)
+    seconds = time.process_time() - began
+    ten, twenty = (ranking_metrics(lists, wanted, k, trained=train[:2]) for k in (10, 20))
+    return ten["ndcg"], twenty["recall"], ten["coverage"], seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("data", choices=("movielens100k", "movielens_small"))
+    parser.add_argument("--only", default="")
+    arguments = parser.parse_args()
+    for name in ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS"):
+        os.environ[name] = "1"
+    (rows, columns), times, values = load(arguments.data)
+    held = last_fifth((rows, columns), times)
+    parts = rows.astype(np.int64), columns.astype(np.int64), values
+    train, test = (tuple(part[where] for part in parts) for where in (~held, held))
+    inside = last_fifth(train[:2], times[~held])
+    inner, valid = (tuple(part[where] for part in train) for where in (~inside, inside))
+    print(f"{arguments.data}: {len(train[0])} ratings, {len(test[0])} held out")
+    print("| | nDCG@10 | recall@20 | coverage@10 | CPU s | chosen |\n|---|---|---|---|---|---|")
+    for name, (run, strengths) in MODELS.items():
+        if arguments.only not in name:
+            continue
+        grid = list(itertools.product((8, 32) if name != "popularity" else (1,), strengths))
+        tried = [scored(run, inner, valid, rank=rank, strength=strength)[0] for rank, strength in grid]
+        rank, strength = grid[int(np.argmax(tried))]
+        ndcg, recall, coverage, seconds = scored(run, train, test, rank=rank, strength=strength)
+        figures = f"{ndcg:.4f} | {recall:.4f} | {coverage:.3f} | {seconds:.2f} | {rank}, {strength:g}"
+        print(f"| {name} | {figures} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
