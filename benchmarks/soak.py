@@ -1,6 +1,6 @@
 """Mixed fits in one process for a given time, with the memory sampled after every round.
 
-    OMP_NUM_THREADS=1 python benchmarks/soak.py --minutes 60
+    OMP_NUM_THREADS=1 python benchmarks/soak.py --minutes 30
 
 A round fits, saves, loads, streams and predicts with every estimator on tables of changing size, and takes some steps
 with MKFAC on a new network. Printed are the resident memory over time, its slope (least squares over everything after
@@ -56,7 +56,7 @@ def files(rng: np.random.Generator, folder: Path) -> None:
     X, y = ratings_of(rng)
     lines = [f"u{i},{j},{v:.4f}" for (i, j), v in zip(X, y, strict=True)]
     (folder / "r.csv").write_text("user,item,rating\n" + "\n".join([*lines, "u1,,3", "u1,2,bad"]))
-    table = read_ratings(folder / "r.csv")
+    table = read_ratings(folder / "r.csv", skip_bad_lines=True)
     MatrixCompletion(rank=2).fit(np.column_stack([table.rows, table.columns.astype(object)]), table.values)
 
 
