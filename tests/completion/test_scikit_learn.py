@@ -33,6 +33,8 @@ NOT_APPLICABLE = {
     "check_sample_weights_not_overwritten": _WIDTH,
     "check_sample_weight_equivalence_on_dense_data": _WIDTH,
     "check_sample_weight_equivalence_on_sparse_data": _WIDTH,
+    "check_all_zero_sample_weights_error": _WIDTH,
+    "check_fit_idempotent": _WIDTH,
     "check_dict_unchanged": _WIDTH,
     "check_fit2d_predict1d": _WIDTH,
     "check_estimator_sparse_tag": "sparse matrices are accepted as fit(M), without y; the check passes y",
