@@ -51,11 +51,7 @@ def _options(
 
 
 def main() -> None:
-    """Run the command line; an error becomes one sentence and a hint, and an exit code.
-
-    Raises:
-        SystemExit: always, with the exit code.
-    """
+    """Run the command line; an error becomes one sentence and a hint, and an exit code."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as ``__main__`` leaves it
         signal.signal(signal.SIGINT, signal.default_int_handler)
     _open_closed_streams()

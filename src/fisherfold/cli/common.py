@@ -72,15 +72,7 @@ class _Group(_WithoutBool, TyperGroup):
 
 
 def group(text: str, *, examples: Sequence[str]) -> typer.Typer:
-    """Make a family of commands.
-
-    Args:
-        text: its help.
-        examples: whole command lines, shown in its help.
-
-    Returns:
-        The application to attach commands to.
-    """
+    """Make a family of commands."""
     return typer.Typer(
         help=text, epilog=_epilog(examples), no_args_is_help=True, rich_markup_mode="markdown",
         pretty_exceptions_enable=False, cls=_Group,
@@ -95,16 +87,7 @@ def _epilog(examples: Sequence[str]) -> str:
 def command(
     app: typer.Typer, name: str | None = None, *, examples: Sequence[str]
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Attach a function as a command that speaks with the shared voice.
-
-    Args:
-        app: the family.
-        name: its name, that of the function if not given.
-        examples: whole command lines, shown in its help.
-
-    Returns:
-        A decorator; the function's first argument is the ``Voice``.
-    """
+    """Attach a function as a command that speaks with the shared voice."""
 
     def attach(run: Callable[..., None]) -> Callable[..., None]:
         own = list(inspect.signature(run, eval_str=True).parameters.values())[1:]
@@ -174,12 +157,6 @@ class Asked(KeyboardInterrupt):
 def exit_code(stop: BaseException) -> int:
     """Give what a stopped command returns, as shells count it.
 
-    Args:
-        stop: the interrupt.
-
-    Returns:
-        128 and the number of the signal.
-
     Examples:
         >>> exit_code(KeyboardInterrupt()), exit_code(Asked(15))
         (130, 143)
@@ -192,9 +169,6 @@ def heard() -> Iterator[None]:
     """Turn SIGTERM and SIGHUP into interrupts, except where somebody ignores them, as nohup does.
 
     Left to themselves they end a process at once: processes that it has started go on, and nobody says how to resume.
-
-    Yields:
-        Nothing.
     """
     before = {}
     # torchrun ends its processes so, and one that waits for another inside an operation would not hear it
@@ -215,16 +189,7 @@ def _stop(number: int, _: object) -> NoReturn:
 
 
 def report(error: Exception, path: str, *, as_json: bool = False) -> int:
-    """Print an error as one sentence with a hint, on standard error.
-
-    Args:
-        error: what was raised.
-        path: the command, as in ``fisherfold complete fit``.
-        as_json: as one JSON object.
-
-    Returns:
-        The exit code.
-    """
+    """Print an error as one sentence with a hint, on standard error."""
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()  # type: ignore[attr-defined]  # a family without a command: its help
         return UNUSABLE
@@ -250,12 +215,5 @@ def report(error: Exception, path: str, *, as_json: bool = False) -> int:
 
 
 def is_usage(error: Exception) -> bool:
-    """Tell whether typer raised an error for words that do not parse; typer keeps the class to itself.
-
-    Args:
-        error: what was raised.
-
-    Returns:
-        True for unknown commands and options, missing ones and values of the wrong type.
-    """
+    """Tell whether typer raised an error for words that do not parse; typer keeps the class to itself."""
     return hasattr(error, "format_message") and hasattr(error, "exit_code")

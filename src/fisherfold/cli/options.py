@@ -19,12 +19,6 @@ from fisherfold.cli.words import cell, named
 def one_of(*values: str) -> Callable[[str], list[str]]:
     """Complete a value in the shell.
 
-    Args:
-        *values: what it can be.
-
-    Returns:
-        What ``typer.Option(autocompletion=...)`` takes.
-
     Examples:
         >>> one_of("both", "rows")("b")
         ['both']
@@ -84,12 +78,6 @@ Predictions = Annotated[
 def in_bytes(limit: float) -> int:
     """Convert a limit in GiB to bytes.
 
-    Args:
-        limit: as given; it may be infinite.
-
-    Returns:
-        At most what a file can have.
-
     Examples:
         >>> in_bytes(0.5), in_bytes(float("inf")) == sys.maxsize
         (536870912, True)
@@ -98,15 +86,7 @@ def in_bytes(limit: float) -> int:
 
 
 def check_output(output: Path, kind: str) -> None:
-    """Check whether a model can be written, and what it would replace, before it is fitted.
-
-    Args:
-        output: the folder.
-        kind: what the model is.
-
-    Raises:
-        ValueError: if it is a file.
-    """
+    """Check whether a model can be written, and what it would replace, before it is fitted."""
     from fisherfold.tables.folders import check_folder
 
     if output.exists() and not output.is_dir():
@@ -115,15 +95,7 @@ def check_output(output: Path, kind: str) -> None:
 
 
 def check_predictions(output: Path | None, voice: Voice) -> None:
-    """Check whether predictions can be written to a file of this name, before they are computed.
-
-    Args:
-        output: the file, or - for standard output; None if none is written.
-        voice: of the command.
-
-    Raises:
-        ValueError: if results as JSON would be mixed with them.
-    """
+    """Check whether predictions can be written to a file of this name, before they are computed."""
     from fisherfold.tables.writers import STANDARD_OUTPUT, check_table_name
 
     if output is None:
@@ -134,14 +106,7 @@ def check_predictions(output: Path | None, voice: Voice) -> None:
 
 
 def say_written(voice: Voice, facts: Mapping[str, Any], output: Path, name: str) -> None:
-    """Report what was predicted: on standard error where the predictions themselves are on standard output.
-
-    Args:
-        voice: of the command.
-        facts: names and values.
-        output: the file.
-        name: what its name goes by among the facts.
-    """
+    """Report what was predicted: on standard error where the predictions themselves are on standard output."""
     if output == Path("-"):
         voice.remark("predicted: " + ", ".join(f"{key} {cell(value)}" for key, value in facts.items()))
     else:
@@ -149,15 +114,7 @@ def say_written(voice: Voice, facts: Mapping[str, Any], output: Path, name: str)
 
 
 def write_or_rescue(write: Callable[[Path], None], output: Path) -> None:
-    """Write a model; where its folder cannot be written, write it to a temporary one, and say so.
-
-    Args:
-        write: writes the model into a folder.
-        output: the folder.
-
-    Raises:
-        OSError: if the folder cannot be written; it says where the model is instead, if anywhere.
-    """
+    """Write a model; where its folder cannot be written, write it to a temporary one, and say so."""
     try:
         write(output)
     except OSError as error:

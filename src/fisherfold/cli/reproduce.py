@@ -188,16 +188,7 @@ def _figure(name: str, voice: Voice, **given: Any) -> None:
 
 @contextmanager
 def _under_way(name: str, options: Options, voice: Voice) -> Iterator[tuple[Options, Bar]]:
-    """Progress with the time left; Ctrl-C says how to go on.
-
-    Args:
-        name: the command.
-        options: how it is run.
-        voice: how to speak.
-
-    Yields:
-        The options, telling the progress what is under way, and the progress.
-    """
+    """Progress with the time left; Ctrl-C says how to go on."""
     before = " (what was not made again yet is then read as it was recorded before)" if options.fresh else ""
     voice.resume = f"what was finished is recorded in {options.output}. To go on{before}:\n  {options.command(name)}"
     with voice.progress(f"{name}: reading the data") as bar:

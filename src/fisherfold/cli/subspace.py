@@ -223,19 +223,7 @@ def read_rows(
     data: Path, *, separator: str | None = None, encoding: str | None = None, max_bytes: int,
     skip_bad_lines: bool = True, part: tuple[int, int] = (0, 1),
 ) -> Table:  # fmt: skip
-    """Read a table with a header.
-
-    Args:
-        data: the file.
-        separator: of fields.
-        encoding: of text.
-        max_bytes: the most that a packed file may take unpacked.
-        skip_bad_lines: whether more than 1 % of the lines may be rejected.
-        part: the share of this process.
-
-    Returns:
-        The table.
-    """
+    """Read a table with a header."""
     from fisherfold.tables.readers import check_rejected, read_table
 
     table = read_table(data, separator=separator, header=True, encoding=encoding, max_bytes=max_bytes, part=part)
@@ -244,20 +232,7 @@ def read_rows(
 
 
 def choose_features(table: Table, target: str, task: str | None, features: list[str] | None) -> list[str]:
-    """All columns but target and task are features unless some are named.
-
-    Args:
-        table: the table.
-        target: the target column.
-        task: the task column.
-        features: feature columns.
-
-    Returns:
-        The feature columns.
-
-    Raises:
-        ValueError: if a column does not exist, has two roles, or none is left.
-    """
+    """All columns but target and task are features unless some are named."""
     names = table.frame.columns
     features = None if features is None else [name.strip() for name in features if name.strip()]
     for option, name in (("--target", target), ("--task", task), *(("--features", f) for f in features or [])):
@@ -285,22 +260,7 @@ def choose_features(table: Table, target: str, task: str | None, features: list[
 def to_numbers(
     table: Table, features: list[str], target: str | None, task: str | None, *, decimal: str, classify: bool = False
 ) -> tuple[pl.DataFrame, pl.Series]:
-    """The features and tasks of a table as a data frame of numbers and ids, and its targets.
-
-    Args:
-        table: the table.
-        features: the feature columns.
-        target: the target column; None if it is not needed.
-        task: the task column, or None for a single task.
-        decimal: the decimal mark.
-        classify: whether targets are classes.
-
-    Returns:
-        The data frame, with the task column last, and the named targets.
-
-    Raises:
-        ValueError: if a column is missing, or a cell is missing or no number.
-    """
+    """The features and tasks of a table as a data frame of numbers and ids, and its targets."""
     import polars as pl
 
     from fisherfold.tables.readers import ids, numbers

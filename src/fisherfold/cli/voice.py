@@ -46,30 +46,17 @@ class Voice:
         return not self.quiet and sys.stderr.isatty()
 
     def remark(self, text: str) -> None:
-        """Say something on standard error, unless quiet.
-
-        Args:
-            text: a sentence.
-        """
+        """Say something on standard error, unless quiet."""
         if not self.quiet:
             Console(stderr=True).print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
     def detail(self, text: str) -> None:
-        """Say something that only ``--verbose`` wants to hear.
-
-        Args:
-            text: a sentence.
-        """
+        """Say something that only ``--verbose`` wants to hear."""
         if self.verbose:
             self.remark(text)
 
     def answer(self, facts: Mapping[str, Any], *shown: RenderableType) -> None:
-        """Print the result of the command.
-
-        Args:
-            facts: what machines read.
-            *shown: what people read; strings are printed as they are.
-        """
+        """Print the result of the command."""
         if self.as_json:
             # in ASCII: JSON is UTF-8, which standard output need not be, and names of files need not be text
             print(json.dumps(finite(facts), default=str))
@@ -83,12 +70,7 @@ class Voice:
             Console().print(each, highlight=False)
 
     def result(self, title: str, facts: Mapping[str, Any]) -> None:
-        """Print facts as a table of two columns, or as JSON.
-
-        Args:
-            title: the title of the table.
-            facts: names and values.
-        """
+        """Print facts as a table of two columns, or as JSON."""
         table = Table(title=escape(printable(title)), show_header=False)
         for name, value in facts.items():
             table.add_row(escape(printable(str(name))), escape(printable(cell(value))))
@@ -96,15 +78,7 @@ class Voice:
 
     @contextmanager
     def progress(self, what: str, total: int | None = None) -> Iterator[Bar]:
-        """A bar with the time left while a block runs.
-
-        Args:
-            what: what is under way.
-            total: of how many steps, if that is known.
-
-        Yields:
-            The bar.
-        """
+        """A bar with the time left while a block runs."""
         whole = Column(no_wrap=True)  # in a narrow terminal the bar gives way, not the times
         times = TimeElapsedColumn(table_column=whole), TextColumn("left"), TimeRemainingColumn(table_column=whole)
         columns = TextColumn("{task.description}"), BarColumn(bar_width=24), *times
@@ -119,35 +93,19 @@ class Voice:
 
 
 class Bar:
-    """A line of progress.
-
-    Args:
-        voice: tells it whether steps are said as well.
-        progress: where it is drawn.
-        what: what is under way.
-        total: of how many steps.
-    """
+    """A line of progress."""
 
     def __init__(self, voice: Voice, progress: Progress, what: str, total: int | None) -> None:
         self._voice, self._progress = voice, progress
         self._task = progress.add_task(escape(what), total=total)
 
     def say(self, what: str) -> None:
-        """Say what is under way now.
-
-        Args:
-            what: a few words.
-        """
+        """Say what is under way now."""
         self._progress.update(self._task, description=escape(what))
         self._voice.detail(what)
 
     def tick(self, done: float, total: float | None = None) -> None:
-        """Say how much is done.
-
-        Args:
-            done: how much.
-            total: of how much, if that has become known.
-        """
+        """Say how much is done."""
         # rich keeps the total where it is given none
         self._progress.update(self._task, completed=done, total=total)
 
@@ -156,13 +114,5 @@ class Bar:
         self._progress.advance(self._task)
 
     def another(self, what: str, total: int | None = None) -> Bar:
-        """A further line below.
-
-        Args:
-            what: what it counts.
-            total: of how many.
-
-        Returns:
-            The line.
-        """
+        """A further line below."""
         return Bar(self._voice, self._progress, what, total)

@@ -12,12 +12,6 @@ from unicodedata import category
 def cell(value: Any) -> str:
     """A value as a person reads it.
 
-    Args:
-        value: a number, a truth value, a mean with its standard error, or a mapping.
-
-    Returns:
-        Text.
-
     Examples:
         >>> cell(True), cell(0.123456), cell({"mean": 1.0, "standard error": 0.25}), cell(float("nan"))
         ('yes', '0.1235', '1.0000 ± 0.2500', 'undefined')
@@ -41,12 +35,6 @@ def cell(value: Any) -> str:
 def printable(text: str) -> str:
     r"""What a file holds must not reach the terminal as commands, and names of files that are no text can be shown.
 
-    Args:
-        text: anything.
-
-    Returns:
-        The text with ``?`` for control characters other than tabs and line ends, and for half characters.
-
     Examples:
         >>> printable("red \x1b[31m, caf\udce9, é")
         'red ?[31m, caf?, é'
@@ -56,12 +44,6 @@ def printable(text: str) -> str:
 
 def typed(*arguments: object) -> str:
     """Arguments as a shell takes them.
-
-    Args:
-        *arguments: folders, files, ids.
-
-    Returns:
-        The words, quoted, behind ``--`` if one of them would be taken for an option.
 
     Examples:
         >>> typed("my model", 42)
@@ -74,15 +56,7 @@ def typed(*arguments: object) -> str:
 
 
 def named(what: str, expected: str) -> Callable[[Path | None], Path | None]:
-    """Refuse ``-`` where it cannot stand for standard input or output.
-
-    Args:
-        what: the option or the argument.
-        expected: what it is the name of.
-
-    Returns:
-        What ``typer.Option(callback=...)`` takes.
-    """
+    """Refuse ``-`` where it cannot stand for standard input or output."""
 
     def checked(given: Path | None) -> Path | None:
         if given == Path("-"):

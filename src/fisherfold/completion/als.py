@@ -91,12 +91,7 @@ class Factors:
 
 
 class TwoSided:
-    """The problem: ratings with a penalty, and the exact steps in one side.
-
-    Args:
-        ratings: the observed entries.
-        penalty: λ, λ₀ and α.
-    """
+    """The problem: ratings with a penalty, and the exact steps in one side."""
 
     def __init__(self, ratings: Ratings, penalty: Penalty) -> None:
         self.ratings, self.penalty = ratings, penalty
@@ -117,14 +112,7 @@ class TwoSided:
         return new
 
     def column_step(self, at: Factors) -> tuple[Factors, float]:
-        """The exact minimum over R and γ for fixed L and β.
-
-        Args:
-            at: the point.
-
-        Returns:
-            The new point, and the objective there over the number of ratings.
-        """
+        """The exact minimum over R and γ for fixed L and β."""
         rank, side = at.rows.shape[1], self.ratings.by_column
         table = at.rows
         if at.with_column_offset:
@@ -145,26 +133,12 @@ class TwoSided:
         return new, (self._left(known) - explained + self._row_penalty(at)) / (2 * self.ratings.n_ratings)
 
     def row_step(self, at: Factors) -> tuple[Factors, float]:
-        """The exact minimum over L and β for fixed R and γ.
-
-        Args:
-            at: the point.
-
-        Returns:
-            The new point, and the objective there over the number of ratings.
-        """
+        """The exact minimum over L and β for fixed R and γ."""
         new, objective = self.T.column_step(at.T)
         return new.T, objective
 
     def sweep(self, at: Factors) -> tuple[Factors, float]:
-        """A step in each side from the balanced point.
-
-        Args:
-            at: the point, at the minimum over its columns.
-
-        Returns:
-            The new point, at the minimum over its columns again, and the objective.
-        """
+        """A step in each side from the balanced point."""
         return self.column_step(self.balance(self.row_step(at)[0]))
 
     def _left(self, known: Tensor) -> float:
@@ -177,14 +151,7 @@ class TwoSided:
         return self.ratings.row_axis.add(self.row_weights * lengths)
 
     def balance(self, at: Factors) -> Factors:
-        """The best S for the product L Rᵀ: coordinates in which LᵀWL and RᵀVR are equal and diagonal.
-
-        Args:
-            at: the point.
-
-        Returns:
-            The same model with the least penalty, directions sorted by strength.
-        """
+        """The best S for the product L Rᵀ: coordinates in which LᵀWL and RᵀVR are equal and diagonal."""
         left = at.rows * self.row_weights.sqrt()[:, None]
         right = at.columns * self.column_weights.sqrt()[:, None]
         left_gram = self.ratings.row_axis.second_moment(left).double()
@@ -207,18 +174,7 @@ def _value_sums(side: Grouped) -> Tensor:
 
 
 def additive_model(ratings: Ratings, penalty: Penalty, *, rows: bool, columns: bool, mean: bool) -> Factors:
-    """Offsets alone, fitted by two alternating passes.
-
-    Args:
-        ratings: the observed entries.
-        penalty: the penalty.
-        rows: whether rows have offsets.
-        columns: whether columns have offsets.
-        mean: whether there is a mean.
-
-    Returns:
-        A point of rank 0.
-    """
+    """Offsets alone, fitted by two alternating passes."""
     dtype, device = ratings.dtype, ratings.device
 
     def zeros(*shape: int) -> Tensor:
@@ -238,16 +194,7 @@ def additive_model(ratings: Ratings, penalty: Penalty, *, rows: bool, columns: b
 
 
 def residual_product(ratings: Ratings, at: Factors, table: Tensor) -> Tensor:
-    """The matrix of residuals, zero at holes, times a table with one row per column.
-
-    Args:
-        ratings: the observed entries.
-        at: the point.
-        table: one row per column of the matrix.
-
-    Returns:
-        One row per row of the matrix.
-    """
+    """The matrix of residuals, zero at holes, times a table with one row per column."""
     rank, width = at.rows.shape[1], table.shape[1]
     known = (at.column_offset + at.mean)[:, None] * table
     mixed = (at.columns.unsqueeze(2) * table.unsqueeze(1)).flatten(1)
@@ -262,18 +209,7 @@ def residual_product(ratings: Ratings, at: Factors, table: Tensor) -> Tensor:
 
 
 def grow(ratings: Ratings, at: Factors, rank: int, generator: torch.Generator, *, sweeps: int = 3) -> Factors:
-    """Raise the rank by the leading singular vectors of the residuals, holes read as zero.
-
-    Args:
-        ratings: the observed entries.
-        at: the point.
-        rank: the new rank.
-        generator: the source of randomness.
-        sweeps: subspace iterations.
-
-    Returns:
-        The point with more directions, whose columns are small: the next half-step fits them.
-    """
+    """Raise the rank by the leading singular vectors of the residuals, holes read as zero."""
     more = rank - at.rows.shape[1]
     if more <= 0:
         return at

@@ -39,20 +39,7 @@ def fit_shared(
     model: MatrixCompletion, read: Callable[[Group], Entries | None], process_group: Any,
     checkpoint: str | os.PathLike[str] | None,
 ) -> MatrixCompletion:  # fmt: skip
-    """Fit an estimator together with the other processes of a group.
-
-    Args:
-        model: the estimator.
-        read: reads this process's entries; None if it has none.
-        process_group: a group of ``torch.distributed``; its default group if not given.
-        checkpoint: a file to keep the state of the fit in, and to resume from.
-
-    Returns:
-        The estimator.
-
-    Raises:
-        ValueError: if options or data cannot be used, on all processes.
-    """
+    """Fit an estimator together with the other processes of a group."""
     group = current_group(process_group)
     entries: Entries | None = None
     with group.together():
@@ -114,16 +101,7 @@ def _identity(table: Table, settings: Settings) -> dict[str, Any]:
 
 
 def share_out(entries: Entries | None, settings: Settings, group: Group) -> tuple[Table, IdIndex, IdIndex]:
-    """Number the ids of all shares, give every process its ratings, and centre and scale their values.
-
-    Args:
-        entries: what this process has read.
-        settings: how to fit.
-        group: the processes.
-
-    Returns:
-        The table, and the ids of its rows and columns.
-    """
+    """Number the ids of all shares, give every process its ratings, and centre and scale their values."""
     with group.together():
         local = (IdIndex(), IdIndex(), *np.zeros((2, 0), dtype=np.int64)) if entries is None else entries.indexed()
     values = np.zeros(0) if entries is None else entries.values

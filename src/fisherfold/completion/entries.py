@@ -56,36 +56,18 @@ class Entries:
     is_matrix: bool = False
 
     def indexed(self) -> tuple[IdIndex, IdIndex, Codes, Codes]:
-        """Number the ids.
-
-        Returns:
-            The indices of the rows and of the columns, and the numbers of the entries in each.
-        """
+        """Number the ids."""
         row_ids, rows = IdIndex.fit(self.rows, "row")
         column_ids, columns = IdIndex.fit(self.columns, "column")
         return row_ids, column_ids, rows, columns
 
     def at(self, positions: npt.NDArray[np.int64]) -> Entries:
-        """Some of the entries.
-
-        Args:
-            positions: which ones.
-
-        Returns:
-            These alone.
-        """
+        """Some of the entries."""
         rows, columns = as_array(self.rows)[positions], as_array(self.columns)[positions]
         return replace(self, rows=rows, columns=columns, values=self.values[positions])
 
     def merged(self, rule: str) -> Entries:
-        """Each pair once.
-
-        Args:
-            rule: what becomes of a pair given twice: ``mean``, ``last``, ``sum`` or ``error``.
-
-        Returns:
-            The same entries if no pair occurs twice.
-        """
+        """Each pair once."""
         row_ids, column_ids, rows, columns = self.indexed()
         i, j, values = merge(rows, columns, self.values, rule, (row_ids, column_ids))
         if len(values) == len(self.values):
@@ -97,19 +79,6 @@ def merge(
     rows: Codes, columns: Codes, values: Floats, rule: str, ids: tuple[IdIndex, IdIndex] | None = None
 ) -> tuple[Codes, Codes, Floats]:
     """Join entries of equal pairs.
-
-    Args:
-        rows: row numbers.
-        columns: column numbers.
-        values: values.
-        rule: ``mean``, ``last``, ``sum`` or ``error``.
-        ids: the names behind the numbers, for the message of ``error``.
-
-    Returns:
-        The same arrays if no pair occurs twice, else each pair once, by row and column.
-
-    Raises:
-        ValueError: if a pair occurs twice and the rule is ``error``.
 
     Example:
         >>> entries = np.array([0, 1, 0]), np.array([2, 2, 2]), np.array([1.0, 5.0, 2.0])
@@ -141,20 +110,7 @@ def merge(
 
 
 def read_entries(X: Any, y: Any = None, *, columns: Any = None, matrix: bool | None = None) -> Entries:
-    """Read ratings in any of the accepted forms.
-
-    Args:
-        X: pairs of ids with ``y``; or a data frame of entries; or a matrix: sparse, or with NaN in its holes.
-        y: the values of the pairs.
-        columns: the names of the row id, column id and value columns of a data frame (of the first two with ``y``).
-        matrix: True says that X is a matrix, where that is not plain from its type.
-
-    Returns:
-        The observed entries.
-
-    Raises:
-        ValueError: if X could be either entries or a matrix, or pairs and values differ in number.
-    """
+    """Read ratings in any of the accepted forms."""
     if isinstance(X, Entries):
         return X
     X = _known(X)
@@ -188,19 +144,7 @@ def read_entries(X: Any, y: Any = None, *, columns: Any = None, matrix: bool | N
 
 
 def read_pairs(X: Any, columns: Any = None) -> tuple[Any, Any, tuple[str, str], str | None]:
-    """Row ids and column ids of a table of pairs.
-
-    Args:
-        X: an array or list of pairs, or a data frame.
-        columns: the names of the two columns of a data frame.
-
-    Returns:
-        Row ids, column ids, their names, and the library of the data frame.
-
-    Raises:
-        TypeError: if X is a sparse matrix.
-        ValueError: if it has no two columns.
-    """
+    """Row ids and column ids of a table of pairs."""
     X = _known(X)
     if scipy.sparse.issparse(X):
         raise TypeError("pairs of ids cannot be a sparse matrix; pass fit(M) without y, or an (n, 2) array of ids")
@@ -304,17 +248,7 @@ def _at(ids: Any, k: int) -> Any:
 
 
 def unmasked(X: Any) -> Any:
-    """Masked entries as NaN, and tensors as arrays.
-
-    Args:
-        X: numbers in any form.
-
-    Returns:
-        A plain array of floats for a masked array or a real tensor, anything else as it is.
-
-    Raises:
-        TypeError: if it is a sparse tensor.
-    """
+    """Masked entries as NaN, and tensors as arrays."""
     if np.ma.isMaskedArray(X):
         return np.ma.filled(X.astype(np.float64), np.nan)
     if isinstance(X, torch.Tensor):

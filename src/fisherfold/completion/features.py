@@ -45,15 +45,7 @@ class FeatureColumns:
     names: list[str]
 
     def of(self, codes: npt.NDArray[np.int64], n: int) -> npt.NDArray[np.float32]:
-        """The table of all members, zero (the mean) for those without features.
-
-        Args:
-            codes: the number of the member of each line.
-            n: the number of members.
-
-        Returns:
-            One line per member.
-        """
+        """The table of all members, zero (the mean) for those without features."""
         found = np.zeros((n, self.table.shape[1]), dtype=np.float32)
         found[codes] = self.table
         return found
@@ -61,18 +53,6 @@ class FeatureColumns:
 
 def encode_features(features: Any, side: str, id_name: str | None = None) -> FeatureColumns:
     """Encode the features of rows or of columns.
-
-    Args:
-        features: a data frame, or a pair of ids and a matrix.
-        side: ``row`` or ``column``, for messages.
-        id_name: the name of the ids in fit.
-
-    Returns:
-        The table.
-
-    Raises:
-        TypeError: if it is neither a data frame nor a pair.
-        ValueError: if ids occur twice, no feature is left, or a number is infinite.
 
     Example:
         >>> frame = {"item": ["a", "b", "c"], "genre": ["Drama|War", "Drama", "War"], "year": [1990, 2000, 2010]}
@@ -122,15 +102,7 @@ def encode_features(features: Any, side: str, id_name: str | None = None) -> Fea
 
 
 def with_numbers(frame: Any, id_name: str) -> dict[str, Any]:
-    """The columns of a table that was read as text, those of numbers as numbers.
-
-    Args:
-        frame: a polars data frame.
-        id_name: the column that stays as it is, if it is there.
-
-    Returns:
-        Columns by name.
-    """
+    """The columns of a table that was read as text, those of numbers as numbers."""
     import polars as pl
 
     key = id_name if id_name in frame.columns else frame.columns[0]
@@ -189,18 +161,7 @@ def _categories(values: list[str | None]) -> Floats:
 
 
 def as_times(values: Any, count: int) -> Floats:
-    """Times as numbers: seconds for dates, any unit for numbers.
-
-    Args:
-        values: numbers, or dates as NumPy, pandas and polars hold them.
-        count: how many there must be.
-
-    Returns:
-        A float64 array.
-
-    Raises:
-        ValueError: if they are neither, or missing, or of another count.
-    """
+    """Times as numbers: seconds for dates, any unit for numbers."""
     from fisherfold.tables.ids import as_array
 
     array = as_array(values)

@@ -29,14 +29,7 @@ _LARGEST = 1e30  # of precisions and their like: beyond, their products leave fl
 
 
 def pack(model: CompletionModel) -> tuple[Arrays, dict[str, Any]]:
-    """Take a model apart.
-
-    Args:
-        model: the model.
-
-    Returns:
-        Its arrays by name, and its numbers as JSON holds them.
-    """
+    """Take a model apart."""
     arrays, meta = pack_posterior(model.posterior)
     meta |= {name: float(getattr(model, name)) for name in ("center", "scale", "low", "high")}
     meta |= {name: int(getattr(model, name)) for name in _COUNTS} | {"inference": model.inference}
@@ -48,19 +41,7 @@ def pack(model: CompletionModel) -> tuple[Arrays, dict[str, Any]]:
 
 
 def unpack(arrays: Mapping[str, Any], meta: Mapping[str, Any], device: str = "cpu") -> CompletionModel:
-    """Put a model together again.
-
-    Args:
-        arrays: its arrays by name.
-        meta: its numbers.
-        device: where the posterior is to live.
-
-    Returns:
-        The model.
-
-    Raises:
-        ValueError: if the parts do not belong together, or a number is not allowed.
-    """
+    """Put a model together again."""
     tensors = {name: torch.as_tensor(array) for name, array in arrays.items()}
     posterior = unpack_posterior(tensors, meta, device)
     n, m = len(posterior.rows.mean), len(posterior.columns.mean)
@@ -96,14 +77,7 @@ def _shapes(n: int, q: int) -> dict[str, tuple[int, ...]]:
 
 
 def pack_posterior(posterior: CompletionPosterior) -> tuple[Arrays, dict[str, Any]]:
-    """Take a posterior apart.
-
-    Args:
-        posterior: the posterior.
-
-    Returns:
-        Its arrays by name, and its numbers.
-    """
+    """Take a posterior apart."""
     tensors: dict[str, Tensor] = {}
     for name, side in zip(_SIDES, (posterior.rows, posterior.columns), strict=True):
         tensors |= {f"{name}.{key}": getattr(side, key) for key in _shapes(1, 1)}
@@ -128,19 +102,7 @@ def pack_posterior(posterior: CompletionPosterior) -> tuple[Arrays, dict[str, An
 def unpack_posterior(
     tensors: Mapping[str, Tensor], meta: Mapping[str, Any], device: str = "cpu"
 ) -> CompletionPosterior:
-    """Put a posterior together again.
-
-    Args:
-        tensors: its arrays by name; others are left alone.
-        meta: its numbers.
-        device: where it is to live.
-
-    Returns:
-        The posterior.
-
-    Raises:
-        ValueError: if the parts do not belong together, or a number is not allowed.
-    """
+    """Put a posterior together again."""
     sizes = [len(expect(tensors, f"{name}.counts", (None,), least=0)) for name in _SIDES]
     q = expect(tensors, "rows.mean", (None, None)).shape[1]
     offsets, trace = meta.get("has_offset"), meta.get("trace")

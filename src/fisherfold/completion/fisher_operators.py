@@ -29,17 +29,7 @@ from fisherfold.manifolds.base import Manifold
 
 
 class CompletionFisher(FisherOperator):
-    """The exact Fisher product; CG on it is preconditioned with the row blocks.
-
-    Args:
-        manifold: the Grassmann manifold of U.
-        point: the frame U.
-        ratings: the observed entries of the columns that are summed over.
-        fit: their coefficients at U.
-        row_gram: the packed Σ_i a_i a_iᵀ of every row, over the columns that are here.
-        residual_terms: ``expected``, ``none`` or ``observed``, see ``kernels.fisher_product``.
-        noise: s_i for ``efficient``, with ``none``.
-    """
+    """The exact Fisher product; CG on it is preconditioned with the row blocks."""
 
     approximates = "nothing: the Fisher information of the partially observed model, coefficients eliminated"
 
@@ -79,15 +69,7 @@ class CompletionFisher(FisherOperator):
         return self.manifold.project(self.point, product / self.ratings.n_columns)
 
     def precondition(self, v: Tensor, damping: float) -> Tensor:
-        """P (B_j + λ)⁻¹ v_j with the row blocks B_j, which is positive definite on the tangent space.
-
-        Args:
-            v: a tangent vector.
-            damping: λ.
-
-        Returns:
-            A tangent vector.
-        """
+        """P (B_j + λ)⁻¹ v_j with the row blocks B_j, which is positive definite on the tangent space."""
         if self._blocks is None or self._blocks[0] != damping:
             blocks = unpack(self.ratings.column_axis.total(self._positive_gram)) / self.ratings.n_columns
             # A row seen less often than the rank has a singular block; a hundredth of the mean keeps it invertible.

@@ -60,18 +60,7 @@ class Settings:
         }  # fmt: skip
 
     def for_table(self, n_rows: int, n_columns: int) -> Settings:
-        """The same with a rank that a table of this size has; a warning says so where it is less.
-
-        Args:
-            n_rows: the number of rows.
-            n_columns: the number of columns.
-
-        Returns:
-            The settings.
-
-        Raises:
-            ValueError: if the solver needs a subspace and the table has room for none.
-        """
+        """The same with a rank that a table of this size has; a warning says so where it is less."""
         # the solvers of the paper need a subspace that is not the whole space
         largest = min(n_rows, n_columns) - (self.solver != "auto")
         if self.rank <= largest:
@@ -97,15 +86,7 @@ class Extras:
     weights: Floats | None = None
 
     def tables(self, ids: tuple[IdIndex, IdIndex], ratings: Ratings) -> tuple[FeatureTable | None, FeatureTable | None]:
-        """The features of all rows and of all columns, as the engine takes them.
-
-        Args:
-            ids: the names behind the numbers; they hold all ids that have features.
-            ratings: the ratings.
-
-        Returns:
-            A table and the feature behind each of its columns, for rows and for columns.
-        """
+        """The features of all rows and of all columns, as the engine takes them."""
         found: list[FeatureTable | None] = []
         for given, index in zip(self.features, ids, strict=True):
             if given is None:
@@ -144,19 +125,7 @@ def prepare(
     rows: Codes, columns: Codes, values: Floats, ids: tuple[IdIndex, IdIndex], settings: Settings,
     extras: Extras | None = None,
 ) -> Table:  # fmt: skip
-    """Merge pairs given twice, centre and scale, and sort both ways.
-
-    Args:
-        rows: row numbers.
-        columns: column numbers.
-        values: values.
-        ids: the names behind the numbers.
-        settings: how to fit.
-        extras: times and weights of the entries.
-
-    Returns:
-        The table.
-    """
+    """Merge pairs given twice, centre and scale, and sort both ways."""
     given = len(values)
     times, weights = (None, None) if extras is None else (extras.times, extras.weights)
     if times is not None or weights is not None:
@@ -223,14 +192,6 @@ def _check_categories(values: Floats, likelihood: str) -> None:
 def level_and_scale(values: Floats, *, centred: bool) -> tuple[float, float]:
     """What to subtract from the values and what to divide by.
 
-    Args:
-        values: the values.
-        centred: whether their mean is subtracted.
-
-    Returns:
-        The mean, or zero, and the root mean square of what is left; of constant values, which have no spread, their
-        size, or one.
-
     Example:
         >>> level_and_scale(np.array([1.0, 3.0]), centred=True), level_and_scale(np.array([4.0, 4.0]), centred=True)
         ((2.0, 1.0), (4.0, 4.0))
@@ -244,18 +205,7 @@ def level_and_scale(values: Floats, *, centred: bool) -> tuple[float, float]:
 
 
 def resolving(values: Floats, low: float, high: float, scale: float, dtype: torch.dtype) -> torch.dtype:
-    """float64, with a warning, where one value far from all others rules the scale; else the dtype that was asked for.
-
-    Args:
-        values: the values, or some of them.
-        low: the smallest.
-        high: the largest.
-        scale: what they are divided by.
-        dtype: what was asked for.
-
-    Returns:
-        The dtype.
-    """
+    """float64, with a warning, where one value far from all others rules the scale; else the given dtype."""
     first, last = (float(q) for q in np.quantile(values[:: max(1, len(values) // 2**17)], _MOST))
     spread = last / _WIDTH - first / _WIDTH
     far = high if high / 2 - last / 2 > first / 2 - low / 2 else low
@@ -274,19 +224,7 @@ def solve(
     callback: Callable[[CompletionPosterior], None] | None = None, observations: Observations | None = None,
     features: tuple[FeatureTable | None, FeatureTable | None] = (None, None),
 ) -> tuple[CompletionPosterior, float]:  # fmt: skip
-    """Run the solver.
-
-    Args:
-        ratings: centred and scaled.
-        settings: how to fit.
-        init: where to start (``variational`` only).
-        callback: called after every pass (``variational`` only).
-        observations: weights, times and categories of the ratings, if there are any (``variational`` only).
-        features: of the rows and of the columns (``variational`` only).
-
-    Returns:
-        The posterior, and a constant to add to all predictions, in scaled units.
-    """
+    """Run the solver."""
     if settings.inference == "point":
         return fit_point(
             ratings, settings.rank, ridge=settings.ridge, offsets=settings.offsets, solver=settings.solver,

@@ -26,15 +26,7 @@ _BLOCK_ENTRIES = 2**25
 
 
 def moments(mean: Tensor, covariance: Tensor) -> Tensor:
-    """The table of packed second moments E[a aᵀ] of a = (u, b, 1).
-
-    Args:
-        mean: the (n, q) posterior means.
-        covariance: the packed posterior covariances.
-
-    Returns:
-        A (n, (q+1)(q+2)/2) table; its last column is 1, and the last q + 1 columns are E[a].
-    """
+    """The table of packed second moments E[a aᵀ] of a = (u, b, 1)."""
     augmented = torch.cat([mean, mean.new_ones(len(mean), 1)], dim=1)
     table = outer_table(augmented)
     table[:, : covariance.shape[1]] += covariance
@@ -71,15 +63,7 @@ class Evidence:
         return self.gram.index_select(0, free).view(size, size, -1), pull
 
     def residual(self, mean: Tensor, packed: Tensor) -> tuple[Tensor, Tensor]:
-        """Σ_j β_j E[e_ij²] at a posterior.
-
-        Args:
-            mean: the (q, n) posterior means.
-            packed: the packed posterior covariances, batch-last.
-
-        Returns:
-            The second moments of (u_i, b_i, 1), packed and batch-last, and the expected weighted squared residuals.
-        """
+        """Σ_j β_j E[e_ij²] at a posterior."""
         size = len(mean)
         _, _, twin, factor = _layout(size, self.gram.device)
         rows, columns = triangle(size + 1, self.gram.device)
@@ -102,11 +86,7 @@ class Summands:
     """
 
     def __init__(self, weighted: Tensor) -> None:
-        """Prepare a table.
-
-        Args:
-            weighted: the other side's table of moments, each row times that member's noise weight β_j.
-        """
+        """Prepare a table."""
         size, width = order_of(weighted.shape[1]), weighted.shape[1]
         self.slices = [weighted]
         self.block = 1
@@ -116,16 +96,7 @@ class Summands:
         self.first, self.one = weighted[:, -size:].contiguous(), weighted[:, -1:].contiguous()
 
     def collect(self, groups: Grouped, first: int, last: int) -> Evidence:
-        """Sum the evidence for a run of groups.
-
-        Args:
-            groups: the ratings grouped by the members of this side.
-            first: the first group.
-            last: one past the last group.
-
-        Returns:
-            The evidence, complete over all processes.
-        """
+        """Sum the evidence for a run of groups."""
         parts = list(groups.sums({0: self.slices[0], 1: self.first, 2: self.one}, first, last))
         parts[1:1] = (groups.sums({0: table}, first, last)[0] for table in self.slices[1:])
         if groups.across is not None:
@@ -136,15 +107,7 @@ class Summands:
 
 
 def second_moment_of_products(left: Tensor, right: Tensor) -> Tensor:
-    """E[(k_i · a_j)²] = ⟨E[k kᵀ], E[a aᵀ]⟩ of pairs.
-
-    Args:
-        left: a table of moments, one row per pair.
-        right: the same for the other side.
-
-    Returns:
-        One number per pair.
-    """
+    """E[(k_i · a_j)²] = ⟨E[k kᵀ], E[a aᵀ]⟩ of pairs."""
     _, _, twin, factor = _layout(order_of(left.shape[1]) - 1, left.device)
     return (right * left[:, twin]) @ factor.to(left)
 

@@ -81,16 +81,7 @@ class Grouped:
         return ids.repeat_interleave(counts, output_size=stop - start)
 
     def sums(self, tables: Mapping[int, Tensor], first: int = 0, last: int | None = None) -> tuple[Tensor, ...]:
-        """Σ value^k times table rows, over the ratings in this process of a run of groups.
-
-        Args:
-            tables: for each power k, a table with one row per member of the other side.
-            first: the first group.
-            last: one past the last group; all if not given.
-
-        Returns:
-            For each table, a matrix with one row per group.
-        """
+        """Σ value^k times table rows, over the ratings in this process of a run of groups."""
         last = self.n_groups if last is None else last
         start, stop = int(self.offsets[first]), int(self.offsets[last])
         indices, offsets = self.stored_indices[start:stop], self.offsets[first : last + 1] - start
@@ -106,14 +97,7 @@ class Grouped:
         return self if self.across is None else replace(self, across=None)
 
     def select(self, groups: Tensor) -> tuple[Tensor, Tensor]:
-        """Where the ratings of some groups lie.
-
-        Args:
-            groups: group numbers; one that occurs twice is selected twice.
-
-        Returns:
-            The int64 positions of their ratings, group after group, and the int32 offsets of the selection.
-        """
+        """Where the ratings of some groups lie."""
         groups = groups.to(device=self.offsets.device, dtype=torch.int64)
         starts = self.offsets[groups].long()
         counts = self.offsets[groups + 1].long() - starts
@@ -143,15 +127,6 @@ def bag_sum(table: Tensor, indices: Tensor, offsets: Tensor, weights: Tensor | N
 
     ``embedding_bag`` is the fastest way in float32. In float64 on a CPU it has no fast path, so a sparse product takes
     its place; on a GPU one thread would walk through the whole of a popular group, so long groups are cut.
-
-    Args:
-        table: a matrix with one row per index value.
-        indices: int32 or int64 row numbers of all groups, one group after the other.
-        offsets: where each group starts, and the end of the last one; same dtype as ``indices``.
-        weights: one factor per index, of the table's dtype; all 1 if not given.
-
-    Returns:
-        A matrix with one row per group; zero for empty groups.
 
     Example:
         >>> table = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])

@@ -37,18 +37,6 @@ def fit_implicit(
 ) -> CompletionPosterior:  # fmt: skip
     """Fit the posterior by coordinate ascent on the evidence lower bound of all pairs.
 
-    Args:
-        ratings: the observed pairs; the value of one is its weight w > 0.
-        rank: the number of factors.
-        unobserved_weight: α.
-        max_iter: the largest number of passes.
-        tol: stop when a pass raises the bound by less than this per observed pair.
-        seed: of the random start of the subspace iteration.
-        callback: called after every pass with the posterior so far.
-
-    Returns:
-        The posterior.
-
     Example:
         >>> pairs = torch.tensor([[0, 0], [0, 1], [1, 0], [1, 1], [2, 2], [2, 3], [3, 2]]).T
         >>> posterior = fit_implicit(Ratings(*pairs, torch.ones(7), shape=(4, 4)), 1)
@@ -84,16 +72,7 @@ def fit_implicit(
 
 
 def new_rows(posterior: CompletionPosterior, ratings: Ratings, unobserved_weight: float) -> Side:
-    """The posterior of rows that were not in the fit, given the columns, which do not move.
-
-    Args:
-        posterior: the fitted posterior.
-        ratings: the observed pairs of the new rows with all columns.
-        unobserved_weight: α of the fit.
-
-    Returns:
-        The new rows; one without observed pairs is an average row.
-    """
+    """The posterior of rows that were not in the fit, given the columns, which do not move."""
     known, columns = posterior.rows, posterior.columns
     mean = known.center.expand(ratings.n_rows, -1).clone()
     side = Side.start(mean, ratings.row_counts, known.start_variance, has_offset=True)

@@ -92,14 +92,6 @@ def fit_columns(side: Grouped, frame: Tensor, ridge: Tensor) -> ColumnFit:
 
     A column whose normal equations are singular to working precision (fewer ratings than the rank, or rows of the
     frame that are nearly dependent) is solved again in float64 from its rows: the solution of least norm.
-
-    Args:
-        side: the ratings by column.
-        frame: U.
-        ridge: λ_i ≥ 0, one per column.
-
-    Returns:
-        The fit.
     """
     gram, rhs = (side.total(sums) for sums in moments(side, frame))
     coefficients, share = solve_positive(gram, rhs, ridge[:, None])
@@ -186,21 +178,6 @@ def fisher_product(
     w_i = M_i⁻¹ K_iᵀ a_i,  q_i = H_iᵀ r_i = K_i a_i - Σ_j x_ji h_j,  m_i = M_i⁻¹ q_i,  and row j of the product is
 
         (Σ_i a_i a_iᵀ) h_j + (Σ_i m_i a_iᵀ - a_i w_iᵀ) u_j - Σ_i x_ji m_i.
-
-    Args:
-        by_column: the ratings by column.
-        by_row: the ratings by row.
-        frame: U.
-        fit: the coefficients at U.
-        inverse: M_i⁻¹.
-        row_gram: the packed Σ_i a_i a_iᵀ of every row; Σ_i W_i if there are weights.
-        direction: H.
-        residual_terms: ``expected``: as above; ``none``: without r rᵀ, the Gauss-Newton matrix of Kaufman's form;
-            ``observed``: the Hessian, whose terms in r are -r rᵀ H M⁻¹ - U M⁻¹ Hᵀ r aᵀ - r aᵀ Hᵀ U M⁻¹.
-        weights: matrices W_i that take the place of a_i a_iᵀ, for ``none``.
-
-    Returns:
-        A matrix like H.
     """
     a, size = fit.coefficients, frame.shape[1]
     cross = plain_sum(by_column, _products(direction, frame)).view(-1, size, size)

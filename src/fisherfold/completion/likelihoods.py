@@ -25,15 +25,7 @@ class Ordinal:
     values: Tensor
 
     def probabilities(self, mean: Tensor, std: Tensor) -> Tensor:
-        """The probability of each category.
-
-        Args:
-            mean: the predictive means of z.
-            std: its predictive standard deviations.
-
-        Returns:
-            One row per prediction.
-        """
+        """The probability of each category."""
         inside = torch.special.ndtr((self.cuts.to(std) - mean.to(std)[:, None]) / std[:, None])
         below = torch.cat([torch.zeros_like(inside[:, :1]), inside], dim=1)
         return torch.cat([inside, torch.ones_like(inside[:, :1])], dim=1) - below
@@ -46,14 +38,6 @@ class Ordinal:
 
 def truncated(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Moments of the standard normal distribution on an interval.
-
-    Args:
-        low: the lower ends a.
-        high: the upper ends b.
-
-    Returns:
-        The mean (φ(a) - φ(b))/Z, the number (a φ(a) - b φ(b))/Z that is the second moment less one, and log Z with
-        Z = Φ(b) - Φ(a).
 
     Example:
         >>> mean, _, log_mass = truncated(torch.tensor([0.0]), torch.tensor([math.inf]))
@@ -72,18 +56,7 @@ def truncated(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def better_cuts(ordinal: Ordinal, category: Tensor, mean: Tensor, root: Tensor, weights: Tensor | None) -> Tensor:
-    """One Newton step of the log likelihood over the cut points, whose Hessian is tridiagonal.
-
-    Args:
-        ordinal: the categories.
-        category: of each rating.
-        mean: its prediction.
-        root: the square root of its precision.
-        weights: its weight, None if all are 1.
-
-    Returns:
-        Better cut points.
-    """
+    """One Newton step of the log likelihood over the cut points, whose Hessian is tridiagonal."""
     low, high = (edge[category] for edge in ordinal.bounds())
     a, b = ((edge - mean) * root for edge in (low, high))
     _, _, log_mass = truncated(a.double(), b.double())

@@ -55,15 +55,7 @@ class Seen:
 
     @classmethod
     def of(cls, ratings: Ratings, level: float = 0.0) -> Seen:
-        """The ratings of a fit.
-
-        Args:
-            ratings: the ratings, all in this process.
-            level: what to take off their values.
-
-        Returns:
-            The same, by row.
-        """
+        """The ratings of a fit."""
         offsets = np.concatenate([[0], np.cumsum(ratings.row_counts.cpu().numpy())]).astype(np.int64)
         by_row = ratings.by_row
         return cls(offsets, by_row.indices().cpu().numpy(), (by_row.values() - level).cpu().numpy())
@@ -74,17 +66,7 @@ class Seen:
         return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
 
     def with_more(self, rows: Codes, columns: Codes, values: Floats, n_rows: int) -> Seen:
-        """These and new ratings, which come last in their rows.
-
-        Args:
-            rows: row numbers of the new ones.
-            columns: column numbers.
-            values: values, centred and scaled.
-            n_rows: the number of rows with the new ones.
-
-        Returns:
-            All of them.
-        """
+        """These and new ratings, which come last in their rows."""
         everything = np.concatenate([self.rows, rows])
         order = np.argsort(everything, kind="stable")
         offsets = np.concatenate([[0], np.cumsum(np.bincount(everything, minlength=n_rows))]).astype(np.int64)
@@ -93,14 +75,7 @@ class Seen:
         return Seen(offsets, joint[order], together[order])
 
     def of_rows(self, rows: Codes) -> tuple[Codes, Codes]:
-        """The columns in which some rows have ratings.
-
-        Args:
-            rows: row numbers, -1 for one without any.
-
-        Returns:
-            The place of the row among those asked for, and the column, of each rating.
-        """
+        """The columns in which some rows have ratings."""
         known = rows >= 0
         starts = np.where(known, self.offsets[rows], 0)
         counts = np.where(known, self.offsets[rows + 1] - starts, 0)
@@ -163,14 +138,7 @@ class CompletionModel:
         return mean[:, :-1].T.contiguous(), mean[:, -1].contiguous()
 
     def directions(self, side: int) -> Tensor:
-        """Unit vectors of the rows (0) or columns (1) whose inner products are correlations of predicted values.
-
-        Args:
-            side: which side.
-
-        Returns:
-            One vector per member; they are computed once.
-        """
+        """Unit vectors of the rows (0) or columns (1) whose inner products are correlations of predicted values."""
         if side not in self._directions:
             sides = self.posterior.rows, self.posterior.columns
             other = sides[1 - side].mean[:, :-1].double()
@@ -182,30 +150,11 @@ class CompletionModel:
         return self._directions[side]
 
     def tensor(self, codes: Codes) -> Tensor:
-        """Numbers of rows or columns where the posterior lives.
-
-        Args:
-            codes: the numbers.
-
-        Returns:
-            The same as a tensor.
-        """
+        """Numbers of rows or columns where the posterior lives."""
         return torch.from_numpy(np.ascontiguousarray(codes)).to(self.device)
 
     def locate(self, ids: object, side: str, unseen: str) -> Codes:
-        """Numbers of ids, -1 where one is not known.
-
-        Args:
-            ids: ids of rows or of columns.
-            side: ``row`` or ``column``.
-            unseen: ``error`` rejects unknown ids.
-
-        Returns:
-            The numbers.
-
-        Raises:
-            ValueError: if ids are rejected.
-        """
+        """Numbers of ids, -1 where one is not known."""
         index = self.row_ids if side == "row" else self.column_ids
         codes = index.encode(ids, side)
         if unseen == "error" and (codes < 0).any():
@@ -221,19 +170,7 @@ class CompletionModel:
         self, rows: Codes, columns: Codes, *, with_std: bool = False, clip: bool = True, unseen: str = "prior",
         times: Floats | None = None,
     ) -> tuple[Floats, Floats | None]:
-        """Predict entries by number.
-
-        Args:
-            rows: row numbers, -1 for unknown.
-            columns: column numbers, -1 for unknown.
-            with_std: whether standard deviations are wanted.
-            clip: whether means are clipped to the observed range.
-            unseen: ``nan`` gives NaN where the row or the column is unknown.
-            times: of the entries, for a model with effects of time.
-
-        Returns:
-            Means and standard deviations (or None) in the units of the values.
-        """
+        """Predict entries by number."""
         if self.posterior.ordinal is None:
             when = None if times is None else torch.from_numpy(times).to(self.device)
             means, spreads = self.posterior.predict(
@@ -262,62 +199,26 @@ class CompletionModel:
         return np.asarray(np.round(values, 9 - int(np.floor(np.log10(max(abs(self.low), abs(self.high), 1e-9))))))
 
     def probabilities(self, rows: Codes, columns: Codes, times: Floats | None = None) -> Floats:
-        """The probabilities of ordered categories.
-
-        Args:
-            rows: as for ``predict``.
-            columns: as for ``predict``.
-            times: as for ``predict``.
-
-        Returns:
-            One row per entry.
-        """
+        """The probabilities of ordered categories."""
         when = None if times is None else torch.from_numpy(times).to(self.device)
         found = self.posterior.category_probabilities(self.tensor(rows), self.tensor(columns), times=when)
         return np.asarray(found.cpu().numpy())
 
     def given(self) -> tuple[Codes, Codes, Floats]:
-        """All ratings so far.
-
-        Returns:
-            Row numbers, column numbers and values as they were given.
-
-        Raises:
-            ValueError: if the model does not keep them.
-        """
+        """All ratings so far."""
         if self.seen is None:
             raise ValueError(_NOT_KEPT)
         values = self.seen.values.astype(np.float64) * self.scale + self.center
         return self.seen.rows, self.seen.columns.astype(np.int64), values
 
     def seen_by(self, rows: Codes) -> tuple[Codes, Codes]:
-        """The columns in which some rows have ratings.
-
-        Args:
-            rows: row numbers, -1 for one that was not seen.
-
-        Returns:
-            The place of the row among those asked for, and the column, of each rating.
-
-        Raises:
-            ValueError: if the model does not keep its ratings.
-        """
+        """The columns in which some rows have ratings."""
         if self.seen is None:
             raise ValueError(_NOT_KEPT)
         return self.seen.of_rows(rows)
 
     def with_new_rows(self, count: int, rows: Codes, columns: Codes, values: Floats) -> CompletionModel:
-        """A model of new rows, numbered from 0, and the same columns, which do not move.
-
-        Args:
-            count: how many rows.
-            rows: the row of each entry.
-            columns: the number of its column.
-            values: its value.
-
-        Returns:
-            The model; a row without entries is any of those of the fit.
-        """
+        """A model of new rows, numbered from 0, and the same columns, which do not move."""
         if self.inference == "implicit":
             return self._with_new_implicit_rows(count, rows, columns, values)
         self._check_reach(values)
@@ -368,15 +269,6 @@ class CompletionModel:
 
         A few change the rows and columns that they touch; when they have become many, all ratings are gone through
         again, or the factors are found anew.
-
-        Args:
-            rows: row ids.
-            columns: column ids.
-            values: values.
-            settings: how to fit; ``rank`` is that of this model.
-
-        Returns:
-            The model.
         """
         plain = self.posterior
         extended = (plain.ordinal, *plain.time_effects, plain.rows.features, plain.columns.features)
@@ -419,19 +311,7 @@ def fitted(
     ids: tuple[IdIndex, IdIndex], rows: Codes, columns: Codes, values: Floats, settings: Settings,
     extras: Extras | None = None,
 ) -> CompletionModel:  # fmt: skip
-    """Fit a model to numbered entries.
-
-    Args:
-        ids: the names behind the numbers.
-        rows: row numbers.
-        columns: column numbers.
-        values: values.
-        settings: how to fit.
-        extras: features, times and weights.
-
-    Returns:
-        The model.
-    """
+    """Fit a model to numbered entries."""
     table = prepare(rows, columns, values, ids, settings, extras)
     features = (None, None) if extras is None else extras.tables(ids, table.ratings)
     posterior, level = solve(table.ratings, settings, observations=table.observations, features=features)

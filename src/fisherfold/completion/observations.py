@@ -73,16 +73,7 @@ class Observations:
         times: Tensor | None = None, periods: tuple[Tensor | None, Tensor | None] = (None, None),
         categories: Tensor | None = None,
     ) -> None:  # fmt: skip
-        """Prepare for a fit.
-
-        Args:
-            ratings: the ratings, in one process.
-            likelihood: ``gaussian``, ``ordered`` or ``binary``.
-            weights: of each rating in row order.
-            times: of each rating in row order.
-            periods: where the periods of rows and of columns start; None for no effects of time on that side.
-            categories: the exact values of the categories, ascending; those of the ratings if not given.
-        """
+        """Prepare for a fit."""
         self.ratings, self.weights = ratings, weights
         by_row = ratings.by_row
         self._i, self._j, self._x = by_row.groups().long(), by_row.indices().long(), by_row.values()
@@ -110,11 +101,7 @@ class Observations:
         return new
 
     def begin(self, posterior: CompletionPosterior) -> None:
-        """Give a posterior what it needs to know of time and categories, if it does not have it.
-
-        Args:
-            posterior: changed in place.
-        """
+        """Give a posterior what it needs to know of time and categories, if it does not have it."""
         posterior.n_ratings = round(self._total)
         if self.weights is not None:
             for side, members in ((posterior.rows, self._i), (posterior.columns, self._j)):
@@ -131,14 +118,7 @@ class Observations:
             posterior.ordinal = Ordinal(((values[1:] + values[:-1]) / 2).to(self._x), values)
 
     def refresh(self, posterior: CompletionPosterior) -> tuple[Grouped, Grouped]:
-        """Update effects of time, cut points and latent values at a posterior.
-
-        Args:
-            posterior: changed in place.
-
-        Returns:
-            The working values by row and by column.
-        """
+        """Update effects of time, cut points and latent values at a posterior."""
         rows, columns, x = posterior.rows, posterior.columns, self._x
         base = torch.empty_like(x)
         for start in range(0, len(x), _CHUNK):

@@ -26,30 +26,14 @@ _RUN = 2**13
 
 @lru_cache(maxsize=256)
 def triangle(size: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Row and column numbers of the packed lower triangle.
-
-    Args:
-        size: the order p of the matrices.
-        device: where the indices are used.
-
-    Returns:
-        Two int64 vectors of length p(p+1)/2.
-    """
+    """Row and column numbers of the packed lower triangle."""
     rows, columns = torch.tril_indices(size, size, device=device)
     return rows, columns
 
 
 @lru_cache(maxsize=256)
 def packed_positions(size: int, device: torch.device) -> Tensor:
-    """Where entry (i, j) of a symmetric matrix lies in its packed form.
-
-    Args:
-        size: the order p of the matrices.
-        device: where the indices are used.
-
-    Returns:
-        A symmetric p×p matrix of positions.
-    """
+    """Where entry (i, j) of a symmetric matrix lies in its packed form."""
     rows, columns = triangle(size, device)
     positions = torch.zeros(size, size, dtype=torch.int64, device=device)
     order = torch.arange(len(rows), device=device)
@@ -59,40 +43,18 @@ def packed_positions(size: int, device: torch.device) -> Tensor:
 
 
 def order_of(length: int) -> int:
-    """The order p of matrices whose packed form has p(p+1)/2 entries.
-
-    Args:
-        length: the number of packed entries.
-
-    Returns:
-        The order.
-    """
+    """The order p of matrices whose packed form has p(p+1)/2 entries."""
     return int(((8 * length + 1) ** 0.5 - 1) // 2)
 
 
 def unpack(packed: Tensor) -> Tensor:
-    """The square matrices of a packed table.
-
-    Args:
-        packed: a (m, p(p+1)/2) table.
-
-    Returns:
-        A (m, p, p) tensor.
-    """
+    """The square matrices of a packed table."""
     size = order_of(packed.shape[-1])
     return packed.index_select(1, packed_positions(size, packed.device).flatten()).view(-1, size, size)
 
 
 def outer_table(x: Tensor, *more: Tensor) -> Tensor:
-    """The packed outer products x_j x_jᵀ of the rows of a table, and further columns beside them.
-
-    Args:
-        x: a (n, p) table.
-        *more: (n, k) tables to put to the right.
-
-    Returns:
-        A (n, p(p+1)/2 + Σ k) table.
-    """
+    """The packed outer products x_j x_jᵀ of the rows of a table, and further columns beside them."""
     size = x.shape[1]
     length = size * (size + 1) // 2
     out = x.new_empty(len(x), length + sum(m.shape[1] for m in more))
@@ -108,15 +70,6 @@ def outer_table(x: Tensor, *more: Tensor) -> Tensor:
 
 def solve_positive(packed: Tensor, rhs: Tensor, diagonal: Tensor) -> tuple[Tensor, Tensor]:
     """Solve (M_i + diag) x_i = b_i for all i.
-
-    Args:
-        packed: M_i as a (m, p(p+1)/2) table.
-        rhs: b_i as a (m, p) table.
-        diagonal: what is added to the diagonals, broadcast to (m, p).
-
-    Returns:
-        The (m, p) solutions, and for each system the smallest pivot relative to its diagonal entry, between 0 and 1:
-        at rounding level (or NaN) the solution is worthless.
 
     Example:
         >>> m = torch.tensor([[2.0, 1.0, 3.0]])
@@ -160,14 +113,7 @@ def _by_lapack(square: Tensor, rhs: Tensor, diagonal: Tensor) -> tuple[Tensor, T
 
 
 def pack(square: Tensor) -> Tensor:
-    """The packed table of symmetric matrices.
-
-    Args:
-        square: a (n, q, q) tensor.
-
-    Returns:
-        A (n, q(q+1)/2) table.
-    """
+    """The packed table of symmetric matrices."""
     rows, columns = triangle(square.shape[-1], square.device)
     return square[:, rows, columns]
 
@@ -177,15 +123,6 @@ def invert_batch_last(matrices: Tensor) -> tuple[Tensor, Tensor]:
 
     If a pivot is not positive (a matrix that is singular to working precision) the batch is inverted once more in
     float64, with its diagonal raised by 1e-10 of itself.
-
-    Args:
-        matrices: a batch-last (q, q, n) tensor.
-
-    Returns:
-        The batch-last inverses, and the logarithms of the determinants of the given matrices.
-
-    Raises:
-        ArithmeticError: if the matrices are not positive definite in float64 either.
 
     Example:
         >>> a = torch.tensor([[2.0, 1.0], [1.0, 3.0]]).unsqueeze(-1)

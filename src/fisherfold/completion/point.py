@@ -51,21 +51,6 @@ def fit_point(
 ) -> tuple[CompletionPosterior, float]:  # fmt: skip
     """Fit a point estimate and write it as a posterior.
 
-    Args:
-        ratings: the observed entries; the fit is made in their dtype and on their device.
-        rank: the number of factors; less than both sides of the matrix for the solvers of the paper.
-        ridge: λ; chosen on a validation part if None, or 0 for the solvers of the paper.
-        offsets: ``both``, ``rows``, ``columns``, ``global`` or ``none``.
-        solver: ``auto`` or one of ``SOLVERS``.
-        max_iter: the most iterations.
-        tol: stop when an iteration (five of them for the solvers of the paper) lowers the objective by less than this
-            share of it.
-        seed: of the start and of the validation part.
-        callback: called with each record of the trace.
-
-    Returns:
-        The posterior, and the global offset, which it leaves out.
-
     Example:
         >>> g = torch.Generator().manual_seed(0)
         >>> x = torch.randn(40, 2, generator=g) @ torch.randn(2, 30, generator=g)
@@ -185,16 +170,7 @@ def _part(ratings: Ratings, chosen: Tensor) -> Ratings:
 
 
 def held_out_entries(ratings: Ratings, share: float, seed: int) -> Tensor | None:
-    """Choose a share of the entries at random by a hash of their pair, whichever process holds them.
-
-    Args:
-        ratings: the entries.
-        share: between 0 and 1.
-        seed: fixes the choice.
-
-    Returns:
-        Whether each entry of this process is chosen; None if none of all entries is, or every one.
-    """
+    """Choose a share of the entries at random by a hash of their pair, whichever process holds them."""
     rows, columns, _ = ratings.entries()
     pair = (rows.cpu().numpy().astype(np.uint64) + np.uint64(ratings.row_axis.start)) << np.uint64(32)
     key = pair + columns.cpu().numpy().astype(np.uint64) + np.uint64(ratings.column_axis.start)

@@ -86,19 +86,7 @@ class Side:
         cls, mean: Tensor, counts: Tensor, variance: Tensor, *, has_offset: bool, axis: Axis | None = None,
         others: Axis | None = None,
     ) -> Side:  # fmt: skip
-        """A side known exactly, with a diagonal prior.
-
-        Args:
-            mean: the (n, q) starting point.
-            counts: the number of ratings of each member.
-            variance: the prior variance of each of the q coefficients.
-            has_offset: whether the offset is free.
-            axis: which members are here; all of them if not given.
-            others: the same for the other side.
-
-        Returns:
-            The side.
-        """
+        """A side known exactly, with a diagonal prior."""
         n, size = mean.shape
         if axis is not None and others is not None and not (axis.is_shared or others.is_shared):
             axis = others = None
@@ -112,11 +100,7 @@ class Side:
         return side
 
     def copied(self) -> Side:
-        """This side with tensors of its own.
-
-        Returns:
-            A copy.
-        """
+        """This side with tensors of its own."""
         sets = self.set_effects
         own: dict[str, Any] = {name: value.clone() for name, value in vars(self).items() if isinstance(value, Tensor)}
         own["set_effects"] = sets and sets.copied()
@@ -136,22 +120,11 @@ class Side:
         return len(self.mean) if self.axis is None else self.axis.size
 
     def total(self, sums: Tensor) -> Tensor:
-        """Complete a sum over the members.
-
-        Args:
-            sums: over the members that are here.
-
-        Returns:
-            The sum over all of them.
-        """
+        """Complete a sum over the members."""
         return sums if self.axis is None else self.axis.total(sums)
 
     def gathered(self) -> Side:
-        """The side with all members, on every process.
-
-        Returns:
-            A copy, or this side if all are here already.
-        """
+        """The side with all members, on every process."""
         if self.axis is None or self.others is None:
             return self
         keep: dict[str, Any] = {name: self.axis.gather(getattr(self, name)) for name in _PER_MEMBER}
@@ -163,15 +136,7 @@ class Side:
         return replace(self, **keep, set_effects=effects, axis=None, others=None)
 
     def shared_out(self, axis: Axis, others: Axis) -> Side:
-        """The part of a side with all members that belongs to this process.
-
-        Args:
-            axis: which members are to stay here.
-            others: the same for the other side.
-
-        Returns:
-            A copy.
-        """
+        """The part of a side with all members that belongs to this process."""
         keep: dict[str, Any] = {name: axis.part(getattr(self, name)).clone() for name in _PER_MEMBER}
         effects = self.set_effects
         if effects is not None:
@@ -212,12 +177,7 @@ class Side:
         return table.mean(0) if self.axis is None else self.axis.mean(table)
 
     def update_set_effects(self, own: Grouped, other: Grouped) -> None:
-        """Improve what the rated sets tell, from zero if nothing is known yet.
-
-        Args:
-            own: the ratings grouped by the members of this side.
-            other: the ratings grouped by the members of the other side.
-        """
+        """Improve what the rated sets tell, from zero if nothing is known yet."""
         if self.set_effects is None:
             zero = self.mean.new_zeros(other.n_groups, self.mean.shape[1])
             self.set_effects = SetEffects.of(zero, self.counts, own, other)
@@ -230,11 +190,7 @@ class Side:
             self.features = self.features.improved(off, self.precision, self.n_free)
 
     def fix_prior(self, precision: float) -> None:
-        """Use a given multiple of the identity as the prior precision.
-
-        Args:
-            precision: the multiple.
-        """
+        """Use a given multiple of the identity as the prior precision."""
         size = self.mean.shape[1]
         self._set_precision(torch.eye(size, dtype=torch.float64, device=self.mean.device) * precision)
 
@@ -246,15 +202,7 @@ class Side:
         self.precision = precision.contiguous()
 
     def bound(self, weight_strength: float, *, learnt: bool = True) -> float:
-        """This side's share of the evidence lower bound: minus its divergences from the priors, plus ½ Σ n_i E log α_i.
-
-        Args:
-            weight_strength: ν of the Gamma(ν/2, ν/2) prior of the noise weights; 0 if they are fixed at 1.
-            learnt: whether K is learnt; its own weak prior counts then.
-
-        Returns:
-            The share, up to a constant that depends on nothing learnt.
-        """
+        """This side's share of the bound: minus its divergences from the priors, plus ½ Σ n_i E log α_i."""
         n, k = self.size, self.precision
         extra = PRIOR_ROWS if learnt else 0.0
         prior = float((n + extra) * torch.logdet(k) - (k * self.deviation()).sum())
@@ -295,9 +243,6 @@ class Side:
         K says how much members differ whose rated sets are alike; strangers differ as all members do. Mean and
         covariance are those over the members, with the imaginary one of ``update_prior``. Without rated sets the prior
         says the same.
-
-        Returns:
-            The side of one member; it is kept until ``changed`` is called.
         """
         if self._unknown is None:
             self._unknown = self._any_member()
@@ -338,16 +283,7 @@ class Side:
         return self._strangers
 
     def at(self, index: Tensor, name: str) -> Tensor:
-        """Rows of one of the tables ``mean``, ``covariance``, ``shortfall`` and ``counts``; nothing else is copied.
-
-        Args:
-            index: numbers of members, -1 for one never seen. A member without ratings has no rated set and counts as
-                never seen, if rated sets inform the prior; its features, if there are any, tell what it is like.
-            name: which table.
-
-        Returns:
-            One row for each number.
-        """
+        """Rows of one of the tables ``mean``, ``covariance``, ``shortfall`` and ``counts``; nothing else is copied."""
         place = index.clamp(min=0)
         unknown = index < 0
         if self.set_effects is not None:
@@ -413,16 +349,7 @@ class CompletionPosterior:
         return replace(self, rows=self.rows.copied(), columns=self.columns.copied(), trace=list(self.trace))
 
     def category_probabilities(self, rows: Tensor, columns: Tensor, *, times: Tensor | None = None) -> Tensor:
-        """The probability of each category.
-
-        Args:
-            rows: as for ``predict``.
-            columns: as for ``predict``.
-            times: as for ``predict``.
-
-        Returns:
-            A float64 table with one row per entry.
-        """
+        """The probability of each category."""
         assert self.ordinal is not None
         mean, std = self.predict(rows, columns, with_std=True, times=times)
         assert std is not None
@@ -435,15 +362,7 @@ class CompletionPosterior:
         return replace(self, rows=self.rows.gathered(), columns=self.columns.gathered())
 
     def shared_out(self, rows: Axis, columns: Axis) -> CompletionPosterior:
-        """The part of a whole posterior that belongs to this process.
-
-        Args:
-            rows: which rows are to be here.
-            columns: which columns are to be here.
-
-        Returns:
-            A copy, or this posterior if nothing is shared out.
-        """
+        """The part of a whole posterior that belongs to this process."""
         if not (rows.is_shared or columns.is_shared):
             return self
         return replace(self, rows=self.rows.shared_out(rows, columns), columns=self.columns.shared_out(columns, rows))
@@ -459,17 +378,7 @@ class CompletionPosterior:
     def predict(
         self, rows: Tensor, columns: Tensor, *, with_std: bool = False, times: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """The predictive mean, and if wanted the standard deviation, of k entries, at the cost of these k alone.
-
-        Args:
-            rows: row numbers, -1 for a row never seen.
-            columns: column numbers, -1 for a column never seen.
-            with_std: whether the standard deviations are computed.
-            times: of the entries (float64, NaN for none), for a model with effects of time.
-
-        Returns:
-            The means, and the standard deviations (float64) or None; of the latent values if these are categories.
-        """
+        """The predictive mean, and if wanted the standard deviation, of k entries, at the cost of these k alone."""
         # written in place: small results kept between the large tables of the chunks would hold on to their memory
         mean = self.rows.mean.new_empty(len(rows))
         std = torch.empty_like(mean, dtype=torch.float64) if with_std else None

@@ -41,17 +41,7 @@ class SetEffects:
 
     @classmethod
     def of(cls, effects: Tensor, counts: Tensor, own: Grouped, other: Grouped) -> SetEffects:
-        """Effects x_j with what is needed to apply them.
-
-        Args:
-            effects: x_j.
-            counts: n_i.
-            own: the ratings grouped by the members whose prior mean they shift.
-            other: the ratings grouped by the members of the other side.
-
-        Returns:
-            The effects, their sums over each rated set, and the shares.
-        """
+        """Effects x_j with what is needed to apply them."""
         root = _inverse_root(counts)
         return cls(effects, plain_sum(own, effects.contiguous()), plain_sum(other, root * root)[:, 0])
 
@@ -64,18 +54,7 @@ class SetEffects:
         return SetEffects(self.effects.clone(), self.sums.clone(), self.shares.clone())
 
     def improved(self, off: Tensor, counts: Tensor, own: Grouped, other: Grouped, *, steps: int = 2) -> SetEffects:
-        """Improve the effects by conjugate gradients.
-
-        Args:
-            off: ū_i - m_i of each member with the effects so far.
-            counts: n_i.
-            own: the ratings grouped by the members of this side.
-            other: the ratings grouped by the members of the other side.
-            steps: the number of conjugate gradient steps.
-
-        Returns:
-            Better effects.
-        """
+        """Improve the effects by conjugate gradients."""
         root, x, sums = _inverse_root(counts), self.effects, self.sums
         tiny = torch.finfo(x.dtype).tiny
         scale = 1 / (self.shares[:, None] + SET_STRENGTH)
@@ -119,16 +98,7 @@ class FeatureEffects:
 
     @classmethod
     def start(cls, table: Tensor, groups: Tensor, size: int) -> FeatureEffects:
-        """Features of which nothing is known yet.
-
-        Args:
-            table: F.
-            groups: which feature each of its columns comes from.
-            size: q.
-
-        Returns:
-            The effects, all zero.
-        """
+        """Features of which nothing is known yet."""
         strength = torch.full((table.shape[1],), 10.0, dtype=torch.float64, device=table.device)
         return cls(table, groups, table.new_zeros(table.shape[1], size), strength, torch.diag(1 / strength))
 
@@ -146,16 +116,7 @@ class FeatureEffects:
         return float(self.strength.log().sum() + torch.logdet(self.inverse))
 
     def improved(self, target: Tensor, precision: Tensor, n_free: int) -> FeatureEffects:
-        """The optimum of λ, then of W.
-
-        Args:
-            target: ū_i less all other terms of its prior mean.
-            precision: K.
-            n_free: q.
-
-        Returns:
-            Better effects.
-        """
+        """The optimum of λ, then of W."""
         table = self.table
         gram, pull = (table.T @ table).double(), (table.T @ target).double()
         strength = _strengths(self.weights.double(), self.inverse, precision, self.groups, n_free)
@@ -189,20 +150,7 @@ class Strangers:
         cls, features: FeatureEffects, means: Tensor, rated: Tensor, doubt: Tensor, n_free: int, known: Tensor, *,
         steps: int = 20,
     ) -> Strangers:  # fmt: skip
-        """Regress the posterior means of members with ratings on their features; strengths are learnt.
-
-        Args:
-            features: the features of all members.
-            means: the posterior means of all members.
-            rated: which members have ratings.
-            doubt: the sum of their posterior covariances.
-            n_free: how many coefficients are free.
-            known: how much the ratings of each told beyond the prior, between 0 and 1: its weight in the regression.
-            steps: how often strengths and spread are updated.
-
-        Returns:
-            The regression.
-        """
+        """Regress the posterior means of members with ratings on their features; strengths are learnt."""
         table, target = features.table[rated].double(), means[rated].double()
         weight = known[:, None] * (len(known) / known.sum())
         level, center = (weight * table).mean(0), (weight * target).mean(0)

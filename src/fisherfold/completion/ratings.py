@@ -41,13 +41,7 @@ class Chunk(NamedTuple):
 
 
 class RepeatedPairs(ValueError):
-    """Entries that repeat a pair where none may.
-
-    Args:
-        count: how many.
-        row: the row of the first of them.
-        column: its column.
-    """
+    """Entries that repeat a pair where none may."""
 
     def __init__(self, count: int, row: Any, column: Any) -> None:
         super().__init__(count, row, column)  # what a pickle keeps
@@ -389,13 +383,6 @@ def _merge(order: Any, rule: str, named: Callable[[RepeatedPairs], RepeatedPairs
 
 def places(groups: Array, keys: Array) -> Array:
     """The place of each entry among those of its group, in the order of some keys.
-
-    Args:
-        groups: the number of each entry's group, from 0.
-        keys: what entries of one group are ordered by.
-
-    Returns:
-        Places from 0.
 
     Examples:
         >>> places(np.array([1, 0, 1, 1]), np.array([0.3, 0.1, 0.2, 0.4])).tolist()

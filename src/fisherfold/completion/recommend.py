@@ -29,21 +29,7 @@ def best_columns(
     model: CompletionModel, rows: Codes, k: int, *, candidates: Codes | None = None, exclude_seen: bool = True,
     by: str = "mean", seed: int = 0,
 ) -> tuple[Codes, Codes, Floats]:  # fmt: skip
-    """The columns with the largest scores for each row.
-
-    Args:
-        model: the model.
-        rows: row numbers, -1 for a row that was not seen.
-        k: how many columns for each.
-        candidates: the columns to choose from; all if not given.
-        exclude_seen: whether columns in which a row has a value are left out.
-        by: what to score by: ``mean``, ``upper`` (a bound that one of twenty exceeds) or ``sample`` (Thompson).
-        seed: of the draws of ``sample``.
-
-    Returns:
-        The place of the row among ``rows``, the column and the score (in units of the values, not clipped) of each
-        recommendation, best first within a row; fewer than ``k`` for a row if there are no more.
-    """
+    """The columns with the largest scores for each row."""
     columns = np.arange(len(model.column_ids)) if candidates is None else candidates
     k, at = min(k, len(columns)), model.tensor(columns)
     generator = torch.Generator().manual_seed(seed)
@@ -118,15 +104,6 @@ def most_similar(model: CompletionModel, members: Codes, k: int, *, side: int = 
     """The members of one side that are rated most alike.
 
     Two columns are alike if their predicted values, apart from level, are correlated over the rows of the table.
-
-    Args:
-        model: the model.
-        members: numbers of columns (or rows), all known.
-        k: how many for each.
-        side: 1 for columns, 0 for rows.
-
-    Returns:
-        The place of the member among ``members``, the similar member and the correlation, best first.
     """
     table = model.directions(side)
     k, found = min(k, len(table) - 1), []
@@ -147,13 +124,6 @@ def factors(model: CompletionModel, side: int) -> tuple[Floats, Floats, Floats]:
     """The factors, offsets and covariances of one side in units of the values.
 
     prediction = offset_ + row offset + column offset + row factors · column factors
-
-    Args:
-        model: the model.
-        side: 0 for rows, 1 for columns.
-
-    Returns:
-        Factors (n, p), offsets (n,) and covariances (n, p + 1, p + 1) of (factors, offset).
     """
     part = (model.posterior.rows, model.posterior.columns)[side]
     unit = np.full(part.mean.shape[1], model.scale**0.5)
@@ -164,14 +134,7 @@ def factors(model: CompletionModel, side: int) -> tuple[Floats, Floats, Floats]:
 
 
 def inner_product_vectors(model: CompletionModel) -> tuple[Floats, Floats]:
-    """Vectors whose inner products are the predictions: (u_i, 1, g + b_i) and (v_j, c_j, 1).
-
-    Args:
-        model: the model.
-
-    Returns:
-        One float32 vector per row, and one per column.
-    """
+    """Vectors whose inner products are the predictions: (u_i, 1, g + b_i) and (v_j, c_j, 1)."""
     (u, b, _), (v, c, _) = factors(model, 0), factors(model, 1)
     ones = np.ones(1)
     rows = np.column_stack([u, np.broadcast_to(ones, len(u)), b + model.center])

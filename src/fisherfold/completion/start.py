@@ -39,22 +39,7 @@ def start_posterior(
     weight_strength: float = WEIGHT_STRENGTH, seed: int = 0, blank: bool = False,
     features: tuple[FeatureTable | None, FeatureTable | None] = (None, None),
 ) -> CompletionPosterior:  # fmt: skip
-    """Where a fit starts: offsets and the singular vectors of the residuals, or nothing at all.
-
-    Args:
-        ratings: the ratings, centred and of about unit variance.
-        rank: the number of factors.
-        ridge: as in ``fit_variational``, like everything up to the seed.
-        row_offsets: see there.
-        column_offsets: see there.
-        weight_strength: see there.
-        seed: see there.
-        blank: know nothing but the mean of all ratings; this takes no pass over them.
-        features: of the rows and of the columns, centred, each with the feature that every column of it comes from.
-
-    Returns:
-        The posterior.
-    """
+    """Where a fit starts: offsets and the singular vectors of the residuals, or nothing at all."""
     n, m = len(ratings.row_counts), len(ratings.column_counts)
     ones = torch.ones(rank, dtype=ratings.dtype, device=ratings.device)
     b, c = (ones.new_zeros(size) for size in (n, m))
@@ -88,20 +73,7 @@ def start_posterior(
 
 
 def raise_rank(posterior: CompletionPosterior, ratings: Ratings, rank: int, *, seed: int = 0) -> CompletionPosterior:
-    """Add factors to a posterior.
-
-    Args:
-        posterior: a fitted posterior; it is left as it is.
-        ratings: the ratings it was fitted to.
-        rank: the new rank, larger than the old one.
-        seed: of the random test matrix.
-
-    Returns:
-        The start of a fit with the new rank.
-
-    Raises:
-        ValueError: if the rank does not grow.
-    """
+    """Add factors to a posterior."""
     extra = rank - posterior.rank
     if extra < 1:
         raise ValueError(f"rank must be larger than {posterior.rank}, got {rank}")

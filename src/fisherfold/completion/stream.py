@@ -30,13 +30,7 @@ from fisherfold.completion.variational import fit_variational, noise_floor
 
 
 def grow(side: Side, other: Side, n_new: int) -> None:
-    """Add members about which nothing is known: their posterior is the prior.
-
-    Args:
-        side: the side that grows; changed in place.
-        other: the other side, whose rated-set effects get zeros for the new members.
-        n_new: how many.
-    """
+    """Add members about which nothing is known: their posterior is the prior."""
     if n_new == 0:
         return
     unknown = side.prior_member()
@@ -91,19 +85,7 @@ def absorb(
     posterior: CompletionPosterior, batch: Ratings, rows: Tensor, columns: Tensor, *,
     passes: int = 3, decay: float = 1.0, move: tuple[bool, bool] = (True, True), new_rows: bool = False,
 ) -> None:  # fmt: skip
-    """Add the evidence of new ratings.
-
-    Args:
-        posterior: the posterior; changed in place. New members must have been added with ``grow``.
-        batch: the new ratings, numbered within the batch.
-        rows: the row of the posterior behind each row of the batch; no row twice.
-        columns: the same for columns.
-        passes: how often rows and columns are updated in turn.
-        decay: the factor on the old evidence of the rows and columns of the batch.
-        move: whether the rows, and whether the columns, learn from the batch.
-        new_rows: whether no row had a rating before: the effects x_j were then learnt without them, and are not known
-            to be those of their columns. Their covariances K⁻¹/(γ + d_j) add up to a wider prior.
-    """
+    """Add the evidence of new ratings."""
     sides = ((posterior.rows, rows, batch.by_row), (posterior.columns, columns, batch.by_column))
     before = [_before(side, ids, decay) for side, ids, _ in sides]
     for (side, ids, groups), other_ids, learns in zip(sides, (columns, rows), move, strict=True):
@@ -179,13 +161,7 @@ def _natural_step(
 
 
 def look_back(posterior: CompletionPosterior, ratings: Ratings, *, passes: int = 2) -> None:
-    """Passes of coordinate ascent over all ratings so far, with their priors, from where the posterior stands.
-
-    Args:
-        posterior: the posterior, with a member for every row and column; changed in place.
-        ratings: all ratings so far.
-        passes: how many.
-    """
+    """Passes of coordinate ascent over all ratings so far, with their priors, from where the posterior stands."""
     posterior.n_ratings, posterior.converged = ratings.n_ratings, False
     orders = ratings.by_row, ratings.by_column
     for side, own, other in ((posterior.rows, *orders), (posterior.columns, *orders[::-1])):

@@ -29,16 +29,7 @@ class TimeEffects:
     prior: float
 
     def find(self, members: Tensor, times: Tensor) -> tuple[Tensor, Tensor]:
-        """The effects of some members at some times.
-
-        Args:
-            members: numbers, negative for one never seen.
-            times: times; NaN for none.
-
-        Returns:
-            Means and variances: zero and s² where the member has no rating in that period, and zero where there is no
-            time.
-        """
+        """The effects of some members at some times."""
         period = torch.bucketize(times, self.starts, right=True)
         key = members.long() * (len(self.starts) + 1) + period
         place = torch.searchsorted(self.keys, key).clamp(max=len(self.keys) - 1)
@@ -54,16 +45,7 @@ class TimeEffects:
         return 0.5 * float((share.log() + 1 - share - self.mean.double().square() / self.prior).sum())
 
     def improved(self, place: Tensor, left: Tensor, omega: Tensor) -> TimeEffects:
-        """The optimum of the effects given what the other terms leave, then of their prior variance.
-
-        Args:
-            place: which effect belongs to each rating.
-            left: the rating less all other terms.
-            omega: its precision.
-
-        Returns:
-            Better effects.
-        """
+        """The optimum of the effects given what the other terms leave, then of their prior variance."""
         precision = torch.zeros_like(self.mean).index_add_(0, place, omega)
         pull = torch.zeros_like(self.mean).index_add_(0, place, omega * left)
         variance = 1 / (precision + 1 / self.prior)
@@ -73,16 +55,7 @@ class TimeEffects:
 
 
 def periods_of(times: npt.NDArray[np.float64], length: float | None, most: int) -> Tensor:
-    """Where periods of time start, of a given length or with about equally many ratings in each.
-
-    Args:
-        times: the times of the ratings, in seconds or any other unit.
-        length: the length of a period; None for equally many ratings.
-        most: how many periods at most.
-
-    Returns:
-        The start of every period but the first.
-    """
+    """Where periods of time start, of a given length or with about equally many ratings in each."""
     if length is not None:
         days = np.unique(np.floor(times / length))
         if len(days) <= most:

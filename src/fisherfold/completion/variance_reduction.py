@@ -48,11 +48,6 @@ _SMALL_PRODUCT = 10**6
 class CompletionSnapshot(Snapshot):
     """The full pass at an anchor: loss, gradient, every a_i, and C.
 
-    Args:
-        problem: the completion problem.
-        x: the anchor frame.
-        table: ``persistent`` or ``batch``.
-
     Attributes:
         anchor_coefficients: a_i at the anchor.
         coefficients: the table ã_i.
@@ -111,15 +106,7 @@ class CompletionSnapshot(Snapshot):
 
 
 def can_fuse(problem: CompletionProblem, batches: list[Tensor]) -> bool:
-    """Whether ``DenseEpoch`` can make these steps, and is quicker.
-
-    Args:
-        problem: the problem.
-        batches: the column numbers of every step.
-
-    Returns:
-        The answer: single columns without a ridge, nearly full, on one CPU.
-    """
+    """Whether ``DenseEpoch`` can make these steps, and is quicker."""
     plain = problem.ridge == 0 and problem.manifold.retraction == "polar" and not problem.samples.is_shared
     crowded = problem.ratings.density >= _CROWDED and problem.ratings.device.type == "cpu"
     return plain and crowded and all(len(batch) == 1 for batch in batches)
@@ -142,18 +129,7 @@ class _Stack:
 
 
 class DenseEpoch:
-    """Steps of single columns without a ridge, on the CPU.
-
-    Args:
-        problem: the problem.
-        x: the first iterate.
-        anchor: U₀; for steps without variance reduction any frame, with the gradient and coefficients zero.
-        gradient: G, the full gradient at the anchor.
-        coefficients: a₀ of all columns.
-        natural: whether steps are multiplied by (C + λI)⁻¹.
-        damping: λ.
-        table: ``persistent`` or ``batch``.
-    """
+    """Steps of single columns without a ridge, on the CPU."""
 
     def __init__(
         self, problem: CompletionProblem, x: Tensor, anchor: Tensor, gradient: Tensor, coefficients: Tensor, *,
@@ -181,15 +157,7 @@ class DenseEpoch:
         self.rounding = n * float(torch.finfo(x.dtype).eps)
 
     def run(self, batches: list[Tensor], step: Callable[[int], float]) -> Tensor:
-        """Make all steps.
-
-        Args:
-            batches: the column of every step.
-            step: t as a function of the number of the step, from 0.
-
-        Returns:
-            The last iterate, orthonormal to rounding; NaN after steps so large that the frame overflows.
-        """
+        """Make all steps."""
         try:
             with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
                 for k, batch in enumerate(batches):

@@ -47,25 +47,6 @@ def fit_variational(
 ) -> CompletionPosterior:  # fmt: skip
     """Fit the posterior by coordinate ascent on the evidence lower bound.
 
-    Args:
-        ratings: the ratings, centred and of about unit variance.
-        rank: the number of factors.
-        max_iter: the largest number of passes.
-        tol: stop when a pass raises the bound by less than this per rating.
-        ridge: the prior precision of all coefficients in units of τ; learnt if not given.
-        row_offsets: whether every row has an offset.
-        column_offsets: whether every column has an offset.
-        set_effects: whether the prior mean of a row (column) depends on the set of columns (rows) it was rated with.
-        weight_strength: ν, the strength of the prior of the noise weights; 0 fixes them at 1.
-        seed: of the random test matrix of the starting point.
-        callback: called after every pass with the posterior so far.
-        init: the posterior to start from; by default ``start_posterior``. One with a trace is a fit to go on with.
-        observations: weights, times and categories of the ratings, if there are any.
-        features: of the rows and of the columns, as for ``start_posterior``.
-
-    Returns:
-        The posterior.
-
     Example:
         >>> r = Ratings([0, 0, 1, 1, 2], [0, 1, 0, 1, 0], [1.0, -1.0, 1.1, -0.9, 0.2], shape=(3, 2))
         >>> posterior = fit_variational(r, 1)
@@ -149,17 +130,7 @@ class _Kept:
 
 
 def gradual_start(ratings: Ratings, rank: int, *, set_effects: bool = True, **model: Any) -> CompletionPosterior:
-    """Where a fit starts: ``start_posterior``, or a path over ranks where a coefficient has less than three ratings.
-
-    Args:
-        ratings: the ratings, centred and of about unit variance.
-        rank: the number of factors.
-        set_effects: as in ``fit_variational``.
-        **model: further options of ``start_posterior``. With a ridge no factor is switched off, and none is held back.
-
-    Returns:
-        The posterior, without a trace.
-    """
+    """Where a fit starts: ``start_posterior``, or a path over ranks where a coefficient has less than three ratings."""
     first = rank if model.get("ridge") is not None else min(rank, largest_first(ratings))
     posterior = start_posterior(ratings, first, **model)
     while posterior.rank < rank:
@@ -173,29 +144,12 @@ def gradual_start(ratings: Ratings, rank: int, *, set_effects: bool = True, **mo
 
 
 def largest_first(ratings: Ratings) -> int:
-    """The largest rank whose factors can be added at once, without some of them being switched off.
-
-    Args:
-        ratings: the ratings.
-
-    Returns:
-        At least 1.
-    """
+    """The largest rank whose factors can be added at once, without some of them being switched off."""
     return max(1, ratings.n_ratings // (_RATINGS_EACH * sum(ratings.shape)))
 
 
 def update_side(side: Side, weighted: Tensor, groups: Grouped, noise_precision: float) -> tuple[Tensor, Tensor]:
-    """Set the posterior of one side to its optimum given the moments of the other.
-
-    Args:
-        side: the side; its mean, covariance and log-determinants are replaced.
-        weighted: the other side's table of moments, each row times that member's noise weight.
-        groups: the ratings grouped by the members of this side.
-        noise_precision: τ.
-
-    Returns:
-        This side's new table of moments (unweighted), and Σ_j β_j E[e_ij²] for each member i.
-    """
+    """Set the posterior of one side to its optimum given the moments of the other."""
     n, size = side.mean.shape
     prior_mean = side.prior_mean
     chunk = max(256, _CHUNK_ENTRIES // size**2)
@@ -263,12 +217,5 @@ def _update_prior(posterior: CompletionPosterior, side: Side) -> None:
 
 
 def noise_floor(dtype: torch.dtype) -> float:
-    """The smallest noise variance, relative to that of the ratings, that the sums of a dtype can resolve.
-
-    Args:
-        dtype: the dtype of the ratings.
-
-    Returns:
-        1e-6 in float32, 1e-12 in float64.
-    """
+    """The smallest noise variance, relative to that of the ratings, that the sums of a dtype can resolve."""
     return 1e-6 if dtype == torch.float32 else 1e-12

@@ -95,15 +95,7 @@ Dataset: TypeAlias = Ratings | Tasks | Table | Images
 
 
 def decode(name: str, arrays: dict[str, Array]) -> Dataset:
-    """Make a data set of its stored arrays.
-
-    Args:
-        name: of the data set.
-        arrays: by the names of its record.
-
-    Returns:
-        The data in their kind.
-    """
+    """Make a data set of its stored arrays."""
     a = arrays
     if name == "school":
         start = a["task_start"]

@@ -52,11 +52,7 @@ def data_folder(folder: Folder = None) -> Path:
 
 
 def cache_folder() -> Path:
-    """Give the folder for fetched data: ``FISHERFOLD_CACHE``, or the user's cache of the operating system.
-
-    Returns:
-        A path, which need not exist.
-    """
+    """Give the folder for fetched data: ``FISHERFOLD_CACHE``, or the user's cache of the operating system."""
     if given := os.environ.get("FISHERFOLD_CACHE"):
         return Path(given)
     import pooch
@@ -163,15 +159,7 @@ def verify(name: str, *, folder: Folder = None) -> None:
 
 
 def check_arrays(entry: DatasetRecord, arrays: Mapping[str, Array]) -> None:
-    """Compare decoded arrays with the dtypes, shapes and checksums of their record.
-
-    Args:
-        entry: the record.
-        arrays: the arrays by name.
-
-    Raises:
-        ValueError: if an array is missing or differs.
-    """
+    """Compare decoded arrays with the dtypes, shapes and checksums of their record."""
     for key, expected in entry.arrays.items():
         if key not in arrays:
             raise ValueError(f"{entry.name}: array {key!r} is missing")
@@ -186,31 +174,12 @@ def check_arrays(entry: DatasetRecord, arrays: Mapping[str, Array]) -> None:
 
 
 def is_in(entry: DatasetRecord, folder: Path) -> bool:
-    """Tell whether a folder holds a data set, in its packed files or as one fetched file.
-
-    Args:
-        entry: the record.
-        folder: the folder.
-
-    Returns:
-        True if all that is needed is there.
-    """
+    """Tell whether a folder holds a data set, in its packed files or as one fetched file."""
     return all((folder / file).is_file() for file in entry.files) or (folder / f"{entry.name}.npz").is_file()
 
 
 def find(entry: DatasetRecord, folder: Folder = None) -> Path:
-    """Find the folder to read a data set from: the one given, else the data folder, else the cache.
-
-    Args:
-        entry: the record.
-        folder: a folder that must be used.
-
-    Returns:
-        The folder.
-
-    Raises:
-        FileNotFoundError: if it is in neither.
-    """
+    """Find the folder to read a data set from: the one given, else the data folder, else the cache."""
     given = os.environ.get("FISHERFOLD_DATA")
     if folder is not None or (given and is_in(entry, Path(given))):
         return data_folder(folder)
@@ -235,19 +204,7 @@ def _again(entry: DatasetRecord) -> str:
 
 
 def read_arrays(entry: DatasetRecord, folder: Path) -> dict[str, Array]:
-    """Read the arrays of a data set by the names of its record, in their stored dtypes.
-
-    Args:
-        entry: the record.
-        folder: where its files are.
-
-    Returns:
-        The arrays; images decoded.
-
-    Raises:
-        FileNotFoundError: if a file is missing.
-        ValueError: if a file is damaged or lacks an array.
-    """
+    """Read the arrays of a data set by the names of its record, in their stored dtypes."""
     fetched = folder / f"{entry.name}.npz"
     for file in () if fetched.is_file() else entry.files:
         if not (folder / file).is_file():
@@ -265,18 +222,7 @@ def read_arrays(entry: DatasetRecord, folder: Path) -> dict[str, Array]:
 
 @contextmanager
 def readable(path: str | os.PathLike[str], kind: str) -> Iterator[None]:
-    """Turn whatever a reader of files raises into an error that names the file.
-
-    Args:
-        path: the file.
-        kind: what it should be.
-
-    Yields:
-        Nothing.
-
-    Raises:
-        ValueError: if the file is damaged or something else.
-    """
+    """Turn whatever a reader of files raises into an error that names the file."""
     try:
         yield
     except Exception as error:  # each library has exceptions of its own for a file that it cannot read

@@ -22,14 +22,7 @@ ARCHIVE_LIMIT = 400 * 2**20
 
 
 def movielens1m(path: Path) -> dict[str, Array]:
-    """Read ``ml-1m.zip`` or its ``ratings.dat`` (``user::movie::rating::time``).
-
-    Args:
-        path: the file.
-
-    Returns:
-        The arrays of the record ``movielens1m``, sorted by user and movie.
-    """
+    """Read ``ml-1m.zip`` or its ``ratings.dat`` (``user::movie::rating::time``)."""
     text = _members(path, ["ratings.dat"])[0] if zipfile.is_zipfile(path) else path.read_bytes()
     table = _integers(text.replace(b"::", b"\t"), "ratings.dat")
     table = table[np.lexsort((table[:, 1], table[:, 0]))]
@@ -40,17 +33,7 @@ def movielens1m(path: Path) -> dict[str, Array]:
 
 
 def movielens100k(path: Path) -> dict[str, Array]:
-    """Read ``ml-100k.zip`` with ``u.data`` and the five official test parts.
-
-    Args:
-        path: the archive.
-
-    Returns:
-        The arrays of the record ``movielens100k``, in the order of ``u.data``.
-
-    Raises:
-        ValueError: if the test parts do not cover the ratings once each.
-    """
+    """Read ``ml-100k.zip`` with ``u.data`` and the five official test parts."""
     names = ["u.data", *(f"u{k}.test" for k in range(1, 6))]
     table, *parts = [_integers(text, name) for text, name in zip(_members(path, names), names, strict=True)]
     position = {(user, item): row for row, (user, item) in enumerate(table[:, :2].tolist())}
@@ -69,18 +52,7 @@ def movielens100k(path: Path) -> dict[str, Array]:
 
 
 def jester1(path: Path) -> dict[str, Array]:
-    """Read ``jester_dataset_1_1.zip`` or its ``jester-data-1.xls``: a count and 100 ratings a row, 99 = not rated.
-
-    Args:
-        path: the file.
-
-    Returns:
-        The array of the record ``jester1``.
-
-    Raises:
-        ImportError: if the reader of ``.xls`` files is not installed.
-        ValueError: if the sheet does not have 101 columns.
-    """
+    """Read ``jester_dataset_1_1.zip`` or its ``jester-data-1.xls``: a count and 100 ratings a row, 99 = not rated."""
     try:
         from python_calamine import CalamineWorkbook
     except ImportError as error:
@@ -123,27 +95,13 @@ def load_sarcos_file(path: str | Path) -> Table:
 
 
 def sarcos_test(path: Path) -> dict[str, Array]:
-    """Read ``sarcos_inv_test.mat``.
-
-    Args:
-        path: the file.
-
-    Returns:
-        The array of the record ``sarcos_test``.
-    """
+    """Read ``sarcos_inv_test.mat``."""
     table = load_sarcos_file(path)
     return {"micro": np.rint(np.hstack([table.X, table.Y]) * 1e6).astype(np.int32)}
 
 
 def cifar10(path: Path) -> dict[str, Array]:
-    """Read ``cifar-10-binary.tar.gz``.
-
-    Args:
-        path: the archive.
-
-    Returns:
-        The arrays of the record ``cifar10``.
-    """
+    """Read ``cifar-10-binary.tar.gz``."""
     parts = _members(path, [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"])
     images, labels = zip(*(_binary(part, labels=1) for part in parts), strict=True)
     return {
@@ -153,14 +111,7 @@ def cifar10(path: Path) -> dict[str, Array]:
 
 
 def cifar100(path: Path) -> dict[str, Array]:
-    """Read ``cifar-100-binary.tar.gz``.
-
-    Args:
-        path: the archive.
-
-    Returns:
-        The arrays of the record ``cifar100``.
-    """
+    """Read ``cifar-100-binary.tar.gz``."""
     arrays: dict[str, Array] = {}
     for split, content in zip(("train", "test"), _members(path, ["train.bin", "test.bin"]), strict=True):
         images, labels = _binary(content, labels=2)

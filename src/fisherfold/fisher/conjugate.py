@@ -66,16 +66,6 @@ def conjugate_gradients(
 
     A singular F without damping needs a g in its range (a gradient is); otherwise CG ends with curvature ``zero`` and
     its last iterate, and ``pinv`` is the method to name.
-
-    Args:
-        operator: the Fisher operator F.
-        g: a tangent vector.
-        damping: λ ≥ 0.
-        rtol: relative residual at which to stop.
-        max_iter: products with F that may be spent.
-
-    Returns:
-        The solution, with its residual and the sign of the curvature that ended it; NaN if F is not finite.
     """
     # a power of two, 1 for ordinary g: squares of residuals must neither overflow nor vanish
     unit = float(range_factor(torch.stack([leaf.abs().amax() for leaf in leaves(g)]).amax()))
@@ -232,14 +222,7 @@ class _Residuals:
         return rows
 
     def remove(self, r: Tangent) -> tuple[Tangent, float]:
-        """Take its parts along the residuals that are kept off r.
-
-        Args:
-            r: a residual.
-
-        Returns:
-            What is left, and the length of these parts.
-        """
+        """Take its parts along the residuals that are kept off r."""
         if self.residuals is None or self.preconditioned is None:
             return r, 0.0
         flat = flatten(r)

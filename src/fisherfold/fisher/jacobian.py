@@ -51,19 +51,7 @@ class AdjointTest:
 
 
 class JacobianFisher(FisherOperator):
-    """What the exact, Monte-Carlo and empirical operators share.
-
-    Args:
-        manifold: the manifold.
-        point: the point θ.
-        outputs: the map θ -> z from the parameter to the natural outputs of all N samples, shape (N, ...).
-        jacobian: a function that returns the Euclidean Jacobian as a point-like tree of (N, q, ...) tensors; needed
-            only by ``rows``.
-        likelihood: the output distribution.
-        weights: of the samples, shape (N,); all 1 if not given.
-        graph: θ as variables and z computed from them, if the caller has them already.
-        adjoint: the test of the model, if there are other operators of it.
-    """
+    """What the exact, Monte-Carlo and empirical operators share."""
 
     def __init__(
         self,

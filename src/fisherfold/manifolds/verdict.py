@@ -59,16 +59,6 @@ def slope_at_least(name: str, measured: float, expected: float, *, slack: float 
 def slope(steps: Sequence[float], errors: Sequence[float], noise: float, *, bend: float = 0.05) -> float:
     """The slope of ``log error`` over ``log step`` on the longest straight piece above the rounding noise.
 
-    Args:
-        steps: positive step lengths, decreasing by a constant ratio.
-        errors: the error at each of them.
-        noise: the size of the rounding errors; what is not ten times above it is left out.
-        bend: by how much the local slopes of one straight piece may differ from each other.
-
-    Returns:
-        The slope; infinite when fewer than three errors rise above the noise (there is nothing but rounding), NaN when
-        an error is not finite.
-
     Examples:
         >>> steps = [10.0**-k for k in range(1, 9)]
         >>> round(slope(steps, [t**3 + 1e-16 for t in steps], 1e-15), 3)

@@ -33,19 +33,7 @@ def unwrap(model: nn.Module) -> nn.Module:
 def findings_of(
     model: nn.Module, invariant: str | Mapping[str, str | int] | None, example_input: Any
 ) -> dict[str, Finding]:
-    """What is known about the scale invariance of every parameter.
-
-    Args:
-        model: the module.
-        invariant: ``"probe"``, ``"modules"``, ``"none"``, a mapping from names to kinds, or None to choose.
-        example_input: for the probe.
-
-    Returns:
-        One finding per name.
-
-    Raises:
-        ValueError: if there is no such way, name or kind, or the probe has no example.
-    """
+    """What is known about the scale invariance of every parameter."""
     if isinstance(invariant, Mapping):
         return _named(model, invariant)
     if invariant is None:
@@ -161,11 +149,7 @@ def _directed(parameter: Tensor, spheres: int) -> bool:
 
 
 def filled(group: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """A group with the entries that a step needs.
-
-    Raises:
-        ValueError: if an entry is out of range.
-    """
+    """A group with the entries that a step needs."""
     given, group = group, {**defaults, **group}
     params = group["params"]
     group["params"] = params = [params] if isinstance(params, Tensor) else list(params)
@@ -189,11 +173,7 @@ def filled(group: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, A
 def check_number(
     name: str, value: Any, *, above: float | None = None, least: float | None = None, below: float | None = None
 ) -> None:
-    """Check the range of a number; tensors are taken as they are, since a look at them is a synchronisation.
-
-    Raises:
-        ValueError: if it is out of range or no number.
-    """
+    """Check the range of a number; tensors are taken as they are, since a look at them is a synchronisation."""
     if isinstance(value, Tensor):
         return
     limits = (("above", above), ("at least", least), ("below", below))
@@ -205,11 +185,7 @@ def check_number(
 
 
 def choice(name: str, value: Any, known: Iterable[str]) -> None:
-    """Check that an option is one of those known.
-
-    Raises:
-        ValueError: if it is not.
-    """
+    """Check that an option is one of those known."""
     known = tuple(known)
     if value not in known:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, known))}, got {value!r}")

@@ -30,17 +30,7 @@ def tangent(w: Tensor, d: Tensor) -> Tensor:
 
 
 def rotate(w: Tensor, d: Tensor, lr: float | Tensor, *, by_angle: bool) -> Tensor:
-    """Rotate rows against directions along great circles.
-
-    Args:
-        w: blocks, one per row; further axes may come first.
-        d: directions, in the shape of ``w``.
-        lr: the angle in radians, or what turns the norm of a tangent direction into an angle.
-        by_angle: which of the two.
-
-    Returns:
-        Rows with the norms of ``w``; those with a zero direction are exactly what they were.
-    """
+    """Rotate rows against directions along great circles."""
     tiny = torch.finfo(w.dtype).tiny
     d = tangent(w, d)
     length = norms(d)

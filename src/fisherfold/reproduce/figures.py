@@ -205,20 +205,7 @@ def run_figure(
     say: Say = lambda _: None,
     tick: Tick = lambda _done, _total: None,
 ) -> FigureResult:
-    """Search the steps and run every method on every seed.
-
-    Args:
-        source: makes the plan; picklable if there are several jobs.
-        folder: runs are recorded in ``runs`` below it.
-        seeds: how many seeds, from 0.
-        jobs: how many processes.
-        fresh: make recorded runs again.
-        say: told what is being run.
-        tick: told how many runs are done and how many there will be at most.
-
-    Returns:
-        All runs.
-    """
+    """Search the steps and run every method on every seed."""
     plan, record = source(), folder / "runs"
     make_folder(record)
     runner = Runner(plan, record, fresh, say)

@@ -141,14 +141,7 @@ def check_batch_size(batch_size: int | None, n_samples: int, name: str = "batch_
 
 
 class Draws:
-    """The batches of one epoch after another.
-
-    Args:
-        n_samples: the number of samples.
-        batch_size: samples per batch; the last batch of an epoch may be shorter.
-        sampling: ``shuffle``, every sample once per epoch (so it is if not given), or ``replacement``.
-        stream: the indices of every epoch, shape (epochs, draws), to repeat a recorded run; nothing is drawn then.
-    """
+    """The batches of one epoch after another."""
 
     def __init__(
         self, n_samples: int, batch_size: int, sampling: str | None = None, stream: Tensor | None = None

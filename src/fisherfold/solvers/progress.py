@@ -12,14 +12,7 @@ from fisherfold.solvers.state import State
 
 
 class Display:
-    """A progress bar on standard error that shows the last row of the trace; silent unless asked for.
-
-    Args:
-        method: the name of the method.
-        total: the most iterations.
-        visible: whether to show anything.
-        console: where to draw; standard error if not given.
-    """
+    """A progress bar on standard error that shows the last row of the trace; silent unless asked for."""
 
     def __init__(self, method: str, total: int, *, visible: bool, console: Console | None = None) -> None:
         # in a narrow terminal the bar gives way, not the figures

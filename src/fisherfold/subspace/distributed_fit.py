@@ -41,15 +41,7 @@ class RowShare:
 
 
 def check_agreement(parameters: Mapping[str, Any], group: Group) -> None:
-    """Raise unless all processes were given the same parameters; every one of them must call this.
-
-    Args:
-        parameters: by name.
-        group: the processes.
-
-    Raises:
-        ValueError: naming a parameter that differs.
-    """
+    """Raise unless all processes were given the same parameters; every one of them must call this."""
     first, *others = group.gather_objects(saved_parameters(parameters))
     for rank, theirs in enumerate(others, start=1):
         if differing := [name for name in first if theirs.get(name) != first[name]]:
@@ -61,22 +53,7 @@ def check_agreement(parameters: Mapping[str, Any], group: Group) -> None:
 
 
 def rows_of_process(model: Any, X: Any, y: Any, task: Any, weight: Any, group: Group) -> RowShare:
-    """The checked rows of this process, with the features of all others.
-
-    Args:
-        model: the estimator; it reads the rows, and its features are set.
-        X: features, or None.
-        y: targets.
-        task: tasks.
-        weight: row weights, or None.
-        group: the processes.
-
-    Returns:
-        The rows.
-
-    Raises:
-        ValueError: if processes have different features, or there are too few rows.
-    """
+    """The checked rows of this process, with the features of all others."""
     found: RowShare | None = None
     with group.together():
         if X is not None and len(X) > 0:
@@ -111,19 +88,7 @@ def rows_of_process(model: Any, X: Any, y: Any, task: Any, weight: Any, group: G
 def distribute_rows(
     share: RowShare, group: Group, *, seed: int, intercept: bool, scale: bool
 ) -> tuple[Scaling, IdIndex, Rows, Axis]:
-    """Send every row to the process that owns its task.
-
-    Args:
-        share: the rows of this process.
-        group: the processes.
-        seed: of the random key that every row gets for splits.
-        intercept: whether to centre features and add a column of ones.
-        scale: whether to divide features by their standard deviation.
-
-    Returns:
-        The scaling and the numbering of tasks of all processes, the rows of the tasks that this process owns, and which
-        tasks these are.
-    """
+    """Send every row to the process that owns its task."""
     scaling = _joint_scaling(share, group, intercept=intercept, scale=scale)
     index = _joint_index(share.task, group)
     numbers = index.encode(share.task, "task")

@@ -29,14 +29,7 @@ _LARGEST = 1e150
 
 
 def all_or_nothing(method: Callable[P, R]) -> Callable[P, R]:
-    """Restore the attributes of an estimator if a method fails, so that no old model is mixed with half a new one.
-
-    Args:
-        method: it sets attributes, and changes nothing in place that they held before.
-
-    Returns:
-        The method.
-    """
+    """Restore the attributes of an estimator if a method fails, so that no old model is mixed with half a new one."""
 
     @functools.wraps(method)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -116,38 +109,19 @@ class TaskEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
             files.restore(self, *state["fitted"])
 
     def transform(self, X: Any) -> Array:
-        """The shared features: rows projected to the learnt subspace.
-
-        Args:
-            X: features, one row per sample.
-
-        Returns:
-            An array of shape (rows, rank).
-        """
+        """The shared features: rows projected to the learnt subspace."""
         check_is_fitted(self)
         return np.asarray((self.scaling_(self._features(without_column(X, self.task_column_))) @ self._frame).numpy())
 
     def save(self, path: str | os.PathLike[str], *, with_statistics: bool = True) -> None:
-        """Write the model into a folder, without pickle.
-
-        Args:
-            path: the folder.
-            with_statistics: keep what learning from further rows needs (features squared numbers per task).
-        """
+        """Write the model into a folder, without pickle."""
         check_is_fitted(self)
         self._check_parameters()
         files.save_model(path, self, with_statistics=with_statistics)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read a model that ``save`` wrote.
-
-        Args:
-            path: the folder.
-
-        Returns:
-            A fitted estimator.
-        """
+        """Read a model that ``save`` wrote."""
         return files.load_model(path, cls)
 
     def _features(self, X: Any) -> Array:

@@ -45,15 +45,7 @@ _TEXTS = ("task_column_", "target_name_")
 
 
 def to_state(model: Any, *, with_statistics: bool = True) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-    """Take a fitted estimator apart.
-
-    Args:
-        model: the estimator.
-        with_statistics: whether to keep the statistics of the rows.
-
-    Returns:
-        Arrays by name, and everything else as JSON can hold it.
-    """
+    """Take a fitted estimator apart."""
     scaling = model.scaling_
     tensors: dict[str, Any] = {
         "frame": model._frame, "weights": model._weights, "scaling.center": scaling.center,
@@ -83,16 +75,7 @@ def to_state(model: Any, *, with_statistics: bool = True) -> tuple[dict[str, NDA
 
 
 def restore(model: Any, arrays: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
-    """Set what ``to_state`` took from a fitted estimator; raises ``ValueError`` where parts do not fit together.
-
-    Args:
-        model: an estimator with its parameters.
-        arrays: arrays or tensors by name.
-        meta: the rest.
-
-    Raises:
-        ValueError: if a part is missing or does not fit to the others.
-    """
+    """Set what ``to_state`` took from a fitted estimator; raises ``ValueError`` where parts do not fit together."""
     tensors = {name: torch.as_tensor(part) for name, part in arrays.items()}
     sizes = {"d": expect_number(meta, "n_features_in", least=1, integer=True), "1": 1}
     sizes["T"] = expect_number(meta, "n_tasks", least=1, integer=True)
@@ -160,32 +143,14 @@ def _trace(rows: Any) -> list[dict[str, float]]:
 
 
 def save_model(path: str | os.PathLike[str], model: Any, *, with_statistics: bool) -> None:
-    """Write a fitted multi-task estimator into a folder.
-
-    Args:
-        path: the folder; it is made if it does not exist.
-        model: the estimator.
-        with_statistics: whether to keep the statistics of the rows.
-    """
+    """Write a fitted multi-task estimator into a folder."""
     arrays, meta = to_state(model, with_statistics=with_statistics)
     known = {"estimator": type(model).__name__, "params": saved_parameters(model.get_params(deep=False))}
     save_folder(path, KIND, arrays, known | meta, version=VERSION)
 
 
 def load_model(path: str | os.PathLike[str], *classes: type[Model]) -> Model:
-    """Read a fitted multi-task estimator.
-
-    Args:
-        path: the folder.
-        *classes: what it may be.
-
-    Returns:
-        The estimator.
-
-    Raises:
-        FileNotFoundError: if there is no such folder.
-        ValueError: if the folder holds another estimator, or one whose parts do not fit together.
-    """
+    """Read a fitted multi-task estimator."""
     tensors, meta = load_folder(path, KIND, version=VERSION)
     cls: Any = next((c for c in classes if c.__name__ == meta.get("estimator")), None)
     if cls is None:

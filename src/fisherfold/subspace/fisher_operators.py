@@ -22,18 +22,7 @@ from fisherfold.subspace.task_state import TaskState
 
 
 class SubspaceFisher(FisherOperator):
-    """The exact Fisher information (1/N) Σ_t ω_t J_tᵀJ_t with J_t H = (X_t k_t, √λ_t ẇ_t if penalised).
-
-    Args:
-        point: the frame U.
-        grams: A_t of the tasks that are summed over.
-        state: their coefficients and residuals at U.
-        weights: ω_t/N.
-        preconditioner: for CG: the Kronecker approximation of the paper, on the same manifold.
-        samples: the tasks of all processes.
-        penalised: whether the ridge is part of the model.
-        with_jacobian: whether the gradient of the loss has the terms in q_t (Hessian only).
-    """
+    """The exact Fisher information (1/N) Σ_t ω_t J_tᵀJ_t with J_t H = (X_t k_t, √λ_t ẇ_t if penalised)."""
 
     approximates = "nothing: the Fisher information of N(X_t U w_t(U), I), w_t(U) the ridge solution"
 

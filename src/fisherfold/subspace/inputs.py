@@ -42,28 +42,11 @@ class TaskTable:
     sizes: list[int] | None = None
 
     def like_given(self, values: Array) -> Any:
-        """Values per row in the form in which the rows were given.
-
-        Args:
-            values: the first axis over rows.
-
-        Returns:
-            The array, or a list with one for each table.
-        """
+        """Values per row in the form in which the rows were given."""
         return values if self.sizes is None else np.split(values, np.cumsum(self.sizes)[:-1])
 
     def row_weights(self, weight: Any) -> Any:
-        """Weights of all rows from weights as given: one per row, or a list like the tables.
-
-        Args:
-            weight: the weights, or None.
-
-        Returns:
-            Those of a list in one array, anything else as it is.
-
-        Raises:
-            ValueError: if a table has another number of rows than its weights.
-        """
+        """Weights of all rows from weights as given: one per row, or a list like the tables."""
         if self.sizes is None or not isinstance(weight, (list, tuple)) or not any(np.ndim(part) for part in weight):
             return weight
         parts = [np.asarray(part).reshape(-1) for part in weight]
@@ -73,21 +56,7 @@ class TaskTable:
 
 
 def read_table(X: Any, y: Any, task: Any, column: str | None = None) -> TaskTable:
-    """Bring rows in any of the accepted forms into one table.
-
-    Args:
-        X: a table, or a list with one table per task.
-        y: targets in the same form; None if there are none.
-        task: one id per row, or the name of a column of a data frame; for lists one per table; None for a single
-            task, several outputs, or list positions.
-        column: the column of tasks of the fit, which a data frame may still hold.
-
-    Returns:
-        The table.
-
-    Raises:
-        ValueError: if lists have different lengths, tables different columns, or a column does not exist.
-    """
+    """Bring rows in any of the accepted forms into one table."""
     if _is_list_of_tables(X):
         return _from_lists(X, y, task)
     X, y = _plain(X), _plain(y)
@@ -105,15 +74,7 @@ def read_table(X: Any, y: Any, task: Any, column: str | None = None) -> TaskTabl
 
 
 def without_column(X: Any, column: str | None) -> Any:
-    """A data frame without one column, if it is there.
-
-    Args:
-        X: a data frame, or anything else.
-        column: the name of the column.
-
-    Returns:
-        The same kind of data frame, or X as it is.
-    """
+    """A data frame without one column, if it is there."""
     X = _plain(X)
     if column is None or column not in list(getattr(X, "columns", [])):
         return X
@@ -172,14 +133,7 @@ def _plain(X: Any) -> Any:
 
 
 def check_numeric(X: Any) -> None:
-    """Name the column of a data frame that does not hold numbers.
-
-    Args:
-        X: a data frame, or anything else.
-
-    Raises:
-        ValueError: if a column holds text that is no number, or dates.
-    """
+    """Name the column of a data frame that does not hold numbers."""
     for name in getattr(X, "columns", []):
         column = np.asarray(X[name])
         if column.dtype.kind in "mM":
@@ -201,18 +155,7 @@ def _is_number(value: Any) -> bool:
 
 
 def task_ids(task: Any, n_rows: int) -> Array:
-    """One id per row, none of them missing.
-
-    Args:
-        task: a sequence or column of ids.
-        n_rows: the number of rows.
-
-    Returns:
-        An array of ids.
-
-    Raises:
-        ValueError: if the length is wrong or an id is missing.
-    """
+    """One id per row, none of them missing."""
     labels = as_ids(task, "task")
     if len(labels) != n_rows:
         raise ValueError(f"task must have one id per row of X ({n_rows}), got {len(labels)}")
@@ -238,26 +181,12 @@ class Rows:
     keys: Array | None = None
 
     def select(self, chosen: Tensor) -> Rows:
-        """Some of the rows.
-
-        Args:
-            chosen: their numbers.
-
-        Returns:
-            A copy, without keys.
-        """
+        """Some of the rows."""
         weight = None if self.weight is None else self.weight[chosen]
         return Rows(self.Z[chosen], self.y[chosen], self.task[chosen], weight)
 
     def statistics(self, tasks: Axis) -> TaskStatistics:
-        """The statistics of these rows.
-
-        Args:
-            tasks: the tasks of all processes.
-
-        Returns:
-            The statistics.
-        """
+        """The statistics of these rows."""
         found = TaskStatistics.empty(len(tasks), self.Z.shape[1])
         found.add(self.Z, self.y, self.task, sample_weight=self.weight)
         return replace(found, axis=tasks) if tasks.is_shared else found
@@ -283,18 +212,7 @@ class Scaling:
 
     @classmethod
     def learn(cls, X: Array, y: Array, weight: Array | None, *, intercept: bool, scale: bool) -> Scaling:
-        """Weighted means and standard deviations.
-
-        Args:
-            X: features.
-            y: targets, one or several columns.
-            weight: row weights.
-            intercept: whether to centre and add a column of ones.
-            scale: whether to divide by the standard deviation.
-
-        Returns:
-            The scaling.
-        """
+        """Weighted means and standard deviations."""
         center = np.average(X, axis=0, weights=weight) if intercept else np.zeros(X.shape[1])
         spread = np.sqrt(np.average((X - center) ** 2, axis=0, weights=weight))
         offset = float(np.average(y.reshape(len(y), -1).mean(axis=1), weights=weight)) if intercept else 0.0
@@ -304,31 +222,12 @@ class Scaling:
     def of(
         cls, center: Array, spread: Array, largest: Array, offset: float, *, intercept: bool, scale: bool
     ) -> Scaling:
-        """The scaling of features with these moments.
-
-        Args:
-            center: their means, or zeros.
-            spread: their standard deviations about these.
-            largest: their largest absolute values.
-            offset: the mean target.
-            intercept: whether to add a column of ones.
-            scale: whether to divide by the standard deviation.
-
-        Returns:
-            The scaling.
-        """
+        """The scaling of features with these moments."""
         flat = spread <= _ROUNDING * np.maximum(largest, 1e-300)
         return cls(center, np.where(flat | (not scale), 1.0, spread), flat, offset, bool(intercept))
 
     def __call__(self, X: Array) -> Tensor:
-        """The model's features of some rows.
-
-        Args:
-            X: the user's features.
-
-        Returns:
-            A float64 tensor, with the column of ones last.
-        """
+        """The model's features of some rows."""
         shifted = X - self.center
         # what centring leaves of a constant feature is rounding
         shifted[self.flat & (np.abs(shifted) <= _ROUNDING * np.abs(self.center))] = 0.0
@@ -338,25 +237,14 @@ class Scaling:
         return torch.from_numpy(np.ascontiguousarray(Z))
 
     def to_user(self, weights: Tensor) -> tuple[Array, Array]:
-        """Coefficients and intercepts in the user's units.
-
-        Args:
-            weights: per task in the model's space, shape (tasks, features).
-
-        Returns:
-            Coefficients (tasks, features) and intercepts (tasks,).
-        """
+        """Coefficients and intercepts in the user's units."""
         values = weights.numpy()
         slopes = (values[:, :-1] if self.intercept else values) / self.scale
         constant = values[:, -1] + self.offset if self.intercept else np.zeros(len(values))
         return slopes, constant - slopes @ self.center
 
     def coefficient_rows(self) -> Tensor:
-        """The rows z with zᵀw = the coefficients in the user's units, and last, if there is one, the intercept.
-
-        Returns:
-            A square float64 tensor.
-        """
+        """The rows z with zᵀw = the coefficients in the user's units, and last, if there is one, the intercept."""
         rows = np.diag(1 / self.scale)
         if self.intercept:
             rows = np.block([[rows, np.zeros((len(rows), 1))], [-self.center / self.scale, np.ones(1)]])

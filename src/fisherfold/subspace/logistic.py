@@ -61,22 +61,7 @@ class LabelledRows:
         weight: Tensor | None = None,
         offset: Tensor | None = None,
     ) -> LabelledRows:
-        """Rows with weights 1 and offsets 0 unless given, checked.
-
-        Args:
-            X: features.
-            y: targets, 0 or 1.
-            task: the task of each row.
-            n_tasks: how many tasks; one more than the largest id if not given.
-            weight: a weight per row.
-            offset: a part of the logit per row.
-
-        Returns:
-            The rows.
-
-        Raises:
-            ValueError: if a target is neither 0 nor 1.
-        """
+        """Rows with weights 1 and offsets 0 unless given, checked."""
         X, y = X.double(), y.double()
         if not bool(((y == 0) | (y == 1)).all()):
             raise ValueError(f"y must be 0 or 1, got values from {float(y.min())} to {float(y.max())}")
@@ -90,14 +75,7 @@ class LabelledRows:
         return torch.argsort(self.task, stable=True), torch.bincount(self.task, minlength=self.n_tasks)
 
     def of(self, tasks: Tensor) -> LabelledRows:
-        """The rows of some tasks, renumbered in that order.
-
-        Args:
-            tasks: task indices; one that is there twice counts as two tasks.
-
-        Returns:
-            A copy, task by task.
-        """
+        """The rows of some tasks, renumbered in that order."""
         order, counts = self._by_task
         sizes = counts[tasks]
         place = torch.repeat_interleave(sizes)
@@ -107,26 +85,12 @@ class LabelledRows:
         return LabelledRows(self.X[rows], self.y[rows], place, len(tasks), self.weight[rows], self.offset[rows])
 
     def select(self, chosen: Tensor) -> LabelledRows:
-        """Some of the rows.
-
-        Args:
-            chosen: a mask.
-
-        Returns:
-            A copy with the same tasks.
-        """
+        """Some of the rows."""
         X, y, task, weight, offset = (part[chosen] for part in (self.X, self.y, self.task, self.weight, self.offset))
         return LabelledRows(X, y, task, self.n_tasks, weight, offset)
 
     def total(self, values: Tensor) -> Tensor:
-        """Sums over the rows of each task.
-
-        Args:
-            values: one entry, vector or matrix per row.
-
-        Returns:
-            The same per task.
-        """
+        """Sums over the rows of each task."""
         out = torch.zeros(self.n_tasks, *values.shape[1:], dtype=values.dtype, device=values.device)
         return out.index_add_(0, self.task, values)
 
@@ -138,16 +102,6 @@ def newton_coefficients(
 
     A task whose Newton step does not lower its loss halves it; the last step, too short for the loss to show, is taken
     whole.
-
-    Args:
-        rows: the rows.
-        features: XU, shape (rows, rank).
-        ridge: λ per task, positive.
-        start: coefficients to start from; zero if not given.
-        max_iter: the most Newton steps.
-
-    Returns:
-        The coefficients, shape (tasks, rank), and the penalised losses, shape (tasks,).
     """
     p = features.shape[1]
     w = torch.zeros(rows.n_tasks, p, dtype=features.dtype, device=features.device) if start is None else start
@@ -180,17 +134,7 @@ def newton_coefficients(
 
 
 def curvature(rows: LabelledRows, features: Tensor, spread: Tensor, ridge: Tensor) -> Tensor:
-    """G_t = UᵀX_tᵀDX_tU + λ_t I.
-
-    Args:
-        rows: the rows.
-        features: XU.
-        spread: D = s μ(1 - μ), row by row.
-        ridge: λ per task.
-
-    Returns:
-        A tensor of shape (tasks, rank, rank).
-    """
+    """G_t = UᵀX_tᵀDX_tU + λ_t I."""
     weighted = spread[:, None] * features
     eye = torch.eye(features.shape[1], dtype=features.dtype, device=features.device)
     return rows.total(weighted[:, :, None] * features[:, None, :]) + ridge[:, None, None] * eye
@@ -244,11 +188,6 @@ class LogisticSubspaceProblem(Problem):
     Fisher kinds: ``kronecker``, [(1/N) Σ w wᵀ] ⊗ [(1/N) Σ X_tᵀDX_t] on the complement of U; ``exact``; ``observed``,
     the Hessian, for the last digits: positive definite near a minimum only.
 
-    Args:
-        rows: the training rows.
-        rank: the dimension p of the subspace.
-        ridge: λ > 0, one number or one per task; without it a task that can be separated has no solution.
-
     Examples:
         >>> g = torch.Generator().manual_seed(0)
         >>> X = torch.randn(200, 4, generator=g, dtype=torch.float64)
@@ -273,15 +212,7 @@ class LogisticSubspaceProblem(Problem):
         self._kept: LastPoint[LogisticState] = LastPoint()
 
     def state(self, x: Tensor, batch: Tensor | None = None) -> LogisticState:
-        """Coefficients, probabilities and losses of all tasks or of a batch; the last full one is kept.
-
-        Args:
-            x: the frame U.
-            batch: task indices; all tasks if not given.
-
-        Returns:
-            The state.
-        """
+        """Coefficients, probabilities and losses of all tasks or of a batch; the last full one is kept."""
         if batch is None and (kept := self._kept.get(x)) is not None:
             return kept
         rows, ridge = self.rows, self.ridge

@@ -67,32 +67,16 @@ class TaskPosterior:
     losses: Tensor
 
     def second_moment(self) -> Tensor:
-        """E[a_t a_tᵀ].
-
-        Returns:
-            A tensor of shape (tasks, rank, rank).
-        """
+        """E[a_t a_tᵀ]."""
         return self.covariance + self.mean[:, :, None] * self.mean[:, None, :]
 
     def score(self) -> Tensor:
-        """X_tᵀ Cov(y_t)⁻¹ (y_t - X_t m), the derivative of log p(y_t) in the mean.
-
-        Returns:
-            A tensor of shape (tasks, features).
-        """
+        """X_tᵀ Cov(y_t)⁻¹ (y_t - X_t m), the derivative of log p(y_t) in the mean."""
         return self.scaled_residual - (self.scaled_gram_frame @ self.mean[..., None]).squeeze(-1)
 
 
 def posterior(statistics: TaskStatistics, prior: SubspacePrior) -> TaskPosterior:
-    """The posterior of every task, also of tasks that were not in the fit.
-
-    Args:
-        statistics: the rows of the tasks.
-        prior: with one noise variance per task of ``statistics``.
-
-    Returns:
-        Means, covariances and negative log marginal likelihoods.
-    """
+    """The posterior of every task, also of tasks that were not in the fit."""
     frame, noise = prior.frame, prior.noise
     tasks, n, p = statistics.n_tasks, *frame.shape
     gram_frame = statistics.times(frame) / noise[:, None, None]
@@ -120,10 +104,6 @@ class MarginalSubspaceProblem(Problem):
     Fisher kinds: ``exact``, H ↦ P (1/N) Σ_t [S_t H R_t + S_tUΣ Hᵀ S_tUΣ] with R_t = Σ UᵀS_tU Σ, and ``kronecker``, the
     product of the means of S_t and R_t.
 
-    Args:
-        statistics: the training rows.
-        prior: gives mean, covariance and noise; its frame is the usual starting point.
-
     Examples:
         >>> g = torch.Generator().manual_seed(0)
         >>> X = torch.randn(60, 5, generator=g, dtype=torch.float64)
@@ -145,15 +125,7 @@ class MarginalSubspaceProblem(Problem):
         self._last: LastPoint[TaskPosterior] = LastPoint()
 
     def posterior(self, x: Tensor, batch: Tensor | None = None) -> TaskPosterior:
-        """The posterior of all tasks or of a batch; the last full one is kept.
-
-        Args:
-            x: the frame U.
-            batch: task indices; all tasks if not given.
-
-        Returns:
-            The posterior.
-        """
+        """The posterior of all tasks or of a batch; the last full one is kept."""
         if batch is not None:
             check_batch(batch, self.n_samples)
             here = self.samples.local(batch)[1]
@@ -249,16 +221,7 @@ class MarginalFisher(FisherOperator):
 
 
 def information(statistics: TaskStatistics, noise: Tensor, found: TaskPosterior) -> Tensor:
-    """Σ_t S_t, the Fisher information of the mean m, over the tasks that are here.
-
-    Args:
-        statistics: the rows.
-        noise: s_t².
-        found: the posterior.
-
-    Returns:
-        A symmetric matrix of the size of the features.
-    """
+    """Σ_t S_t, the Fisher information of the mean m, over the tasks that are here."""
     explained = found.scaled_gram_frame @ found.covariance
     tasks, n, p = explained.shape
     wide, other = explained.mT.reshape(tasks * p, n), found.scaled_gram_frame.mT.reshape(tasks * p, n)
@@ -267,15 +230,7 @@ def information(statistics: TaskStatistics, noise: Tensor, found: TaskPosterior)
 
 
 def start(statistics: TaskStatistics, *, rank: int) -> SubspacePrior:
-    """Pooled ridge for the mean, the leading directions of the tasks' own ridge solutions for the subspace.
-
-    Args:
-        statistics: the training rows.
-        rank: the dimension of the subspace, at most the number of features.
-
-    Returns:
-        A prior to improve.
-    """
+    """Pooled ridge for the mean, the leading directions of the tasks' own ridge solutions for the subspace."""
     n, pooled = statistics.n_features, statistics.pooled()
     eye = torch.eye(n, dtype=torch.float64, device=pooled.gram.device)
     # features of about unit size for the ridge; powers of two keep all digits
@@ -301,29 +256,13 @@ def start(statistics: TaskStatistics, *, rank: int) -> SubspacePrior:
 
 
 def noise_floor(statistics: TaskStatistics) -> float:
-    """The least noise variance: targets that are fitted exactly must not lead to a division by zero.
-
-    Args:
-        statistics: the rows.
-
-    Returns:
-        A positive number, 1e-12 of the mean squared target.
-    """
+    """The least noise variance: targets that are fitted exactly must not lead to a division by zero."""
     power, counts = statistics.all_tasks.total(torch.stack([statistics.power.sum(), statistics.counts.sum()]))
     return float(1e-12 * power / counts.clamp(min=1)) or 1e-100
 
 
 def start_frame(moment: Tensor, gram: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """The leading directions of the tasks' own coefficients.
-
-    Args:
-        moment: the second moment of these coefficients over the tasks.
-        gram: XᵀX over all rows; where there are fewer tasks than directions, its leading directions complete the frame.
-        rank: how many directions.
-
-    Returns:
-        An orthonormal frame with fixed signs, and all eigenvalues, largest first.
-    """
+    """The leading directions of the tasks' own coefficients."""
     tie_breaker = 1e-6 * moment.trace() / gram.trace().clamp(min=1e-300) * gram
     values, vectors = torch.linalg.eigh(moment + tie_breaker)
     frame = vectors[:, -rank:].flip(1)
@@ -332,14 +271,7 @@ def start_frame(moment: Tensor, gram: Tensor, rank: int) -> tuple[Tensor, Tensor
 
 
 def symmetric_root(matrix: Tensor) -> Tensor:
-    """The symmetric square root of a positive semi-definite matrix.
-
-    Args:
-        matrix: symmetric.
-
-    Returns:
-        R with R R = matrix.
-    """
+    """The symmetric square root of a positive semi-definite matrix."""
     values, vectors = torch.linalg.eigh(matrix)
     return (vectors * values.clamp(min=0).sqrt()) @ vectors.mT
 
@@ -348,12 +280,6 @@ def factor_above_one(matrix: Tensor) -> Tensor:
     """The Cholesky factor of symmetric matrices I + M with M positive semi-definite.
 
     Where M is so large that rounding leaves none, as with next to no noise, eigenvalues below one are set to it.
-
-    Args:
-        matrix: I + M, or a batch of them.
-
-    Returns:
-        Lower triangular matrices with a positive diagonal.
     """
     factor, failed = torch.linalg.cholesky_ex(matrix)
     if not bool(failed.any()):

@@ -83,22 +83,6 @@ def fit_marginal(
 ) -> MarginalFit:
     """Learn what the tasks share.
 
-    Args:
-        statistics: the training rows.
-        rank: the dimension of the subspace; the number of features for a full prior covariance.
-        noise: ``task`` for one noise variance per task, drawn towards the common one, or ``shared``.
-        max_rounds: the most rounds.
-        tol: stop when a round lowers the loss per row by less than this.
-        prior: the starting point; ``start(statistics)`` by default.
-        callback: called with every row of the trace; a true value stops.
-        expected: take a step of EM for U in rounds whose steps of RNGD are all rejected.
-
-    Returns:
-        The fit.
-
-    Raises:
-        ValueError: if an argument is out of range.
-
     Examples:
         >>> g = torch.Generator().manual_seed(0)
         >>> X = torch.randn(300, 4, generator=g, dtype=torch.float64)
@@ -160,15 +144,7 @@ def _settled(losses: list[float], limit: float) -> bool:
 
 
 def update_mean(statistics: TaskStatistics, prior: SubspacePrior) -> SubspacePrior:
-    """Generalised least squares: the likelihood is quadratic in m with curvature Σ S_t.
-
-    Args:
-        statistics: the rows.
-        prior: the rest.
-
-    Returns:
-        The prior with the most likely mean.
-    """
+    """Generalised least squares: the likelihood is quadratic in m with curvature Σ S_t."""
     found, tasks = posterior(statistics, prior), statistics.all_tasks
     values, vectors = torch.linalg.eigh(tasks.total(information(statistics, prior.noise, found)))
     kept = values > values[-1] * len(values) * EPS * 10  # directions that no row has stay
@@ -186,16 +162,7 @@ def _update_moments(
 
 
 def update_frame(statistics: TaskStatistics, prior: SubspacePrior, steps: int = 2) -> tuple[SubspacePrior, float]:
-    """Steps of RNGD for U on the Grassmann manifold.
-
-    Args:
-        statistics: the rows.
-        prior: its frame is the starting point.
-        steps: how many.
-
-    Returns:
-        The prior with the new frame, and the norm of the gradient.
-    """
+    """Steps of RNGD for U on the Grassmann manifold."""
     n, p = prior.frame.shape
     if p == n:
         return prior, 0.0
@@ -209,15 +176,7 @@ def update_frame(statistics: TaskStatistics, prior: SubspacePrior, steps: int = 
 
 
 def expected_moments(statistics: TaskStatistics, prior: SubspacePrior) -> tuple[Tensor, Tensor]:
-    """Posterior moments after the scale of the coefficients was freed (parameter-expanded EM).
-
-    Args:
-        statistics: the rows.
-        prior: at which the posterior is taken.
-
-    Returns:
-        The mean of E[a_t a_tᵀ] over the tasks, and the expected sum of squared errors of each task.
-    """
+    """Posterior moments after the scale of the coefficients was freed (parameter-expanded EM)."""
     found, frame, tasks = posterior(statistics, prior), prior.frame, statistics.all_tasks
     moments = found.second_moment()
     inner = frame.mT @ found.scaled_gram_frame
@@ -256,16 +215,7 @@ def _harmonic_mean(noise_variance: Tensor, tasks: Axis) -> Tensor:
 
 
 def noise_penalty(noise_variance: Tensor, noise: str, tasks: Axis) -> float:
-    """The inverse-gamma prior of the noise variances at its best common value, up to a constant, over all tasks.
-
-    Args:
-        noise_variance: s_t² of the tasks of this process.
-        noise: ``task`` or ``shared``.
-        tasks: the tasks of all processes.
-
-    Returns:
-        What it adds to the loss of all tasks.
-    """
+    """The inverse-gamma prior of the noise variances at its best common value, up to a constant, over all tasks."""
     if noise == "shared":
         return 0.0
     common = _harmonic_mean(noise_variance, tasks)
@@ -273,34 +223,14 @@ def noise_penalty(noise_variance: Tensor, noise: str, tasks: Axis) -> float:
 
 
 def common_noise(noise_variance: Tensor, noise: str, tasks: Axis) -> float:
-    """What the noise variances of tasks are drawn towards.
-
-    Args:
-        noise_variance: those of a fit.
-        noise: ``task`` or ``shared``.
-        tasks: the tasks of all processes.
-
-    Returns:
-        The common variance.
-    """
+    """What the noise variances of tasks are drawn towards."""
     return float(tasks.mean(noise_variance) if noise == "shared" else _harmonic_mean(noise_variance, tasks))
 
 
 def extend_noise(
     statistics: TaskStatistics, prior: SubspacePrior, noise: str, *, common: float, changed: Tensor
 ) -> Tensor:
-    """Noise variances for statistics that have grown; tasks without new rows keep theirs.
-
-    Args:
-        statistics: the rows; its first tasks are those of the prior.
-        prior: what is known.
-        noise: ``task`` or ``shared``.
-        common: what the variances are drawn towards.
-        changed: the tasks that have new rows, including all new ones.
-
-    Returns:
-        One variance per task of ``statistics``.
-    """
+    """Noise variances for statistics that have grown; tasks without new rows keep theirs."""
     added = statistics.n_tasks - len(prior.noise)
     grown = torch.cat([prior.noise, torch.full((added,), common, dtype=prior.noise.dtype)])
     if noise == "shared":
@@ -323,13 +253,6 @@ def revive(statistics: TaskStatistics, prior: SubspacePrior) -> SubspacePrior:
 
     Few or similar tasks leave Σ singular, and no round would bring a direction back. A direction u is dead where its
     part of the signal, Σ_u uᵀA_tu/s_t², is next to nothing in the mean over tasks.
-
-    Args:
-        statistics: the rows.
-        prior: with one noise variance per task of ``statistics``.
-
-    Returns:
-        The prior, with the leading directions of a fresh start in place of dead ones.
     """
     values, turn = torch.linalg.eigh(prior.covariance)
     frame, tasks = prior.frame @ turn, statistics.all_tasks

@@ -88,15 +88,7 @@ class SharedPrior:
 
     @classmethod
     def of(cls, statistics: TaskStatistics, prior: SubspacePrior) -> SharedPrior | None:
-        """The prior of the size of what was found.
-
-        Args:
-            statistics: the rows.
-            prior: what was found.
-
-        Returns:
-            The prior, or None where W has more than ``MOST_SHARED`` entries.
-        """
+        """The prior of the size of what was found."""
         n, k = statistics.n_features, 1 + prior.frame.shape[1]
         if n * k > MOST_SHARED:
             return None
@@ -109,28 +101,14 @@ class SharedPrior:
         return cls(symmetric_root(spread), torch.where(sizes > 0, sizes, 1.0).rsqrt())
 
     def factor(self, precision: Tensor) -> Tensor:
-        """The Cholesky factor of I + R F R.
-
-        Args:
-            precision: F, shape (1 + rank, features, 1 + rank, features).
-
-        Returns:
-            A lower triangular matrix.
-        """
+        """The Cholesky factor of I + R F R."""
         size = len(self.root) * len(self.units)
         inner = self._between_roots(precision).reshape(size, size)
         inner.diagonal().add_(1.0)
         return factor_above_one(inner)
 
     def covariance(self, factor: Tensor) -> Tensor:
-        """K = R (I + R F R)⁻¹ R, the covariance of W.
-
-        Args:
-            factor: from ``factor``.
-
-        Returns:
-            A tensor of shape (1 + rank, features, 1 + rank, features).
-        """
+        """K = R (I + R F R)⁻¹ R, the covariance of W."""
         k, n = len(self.root), len(self.units)
         return self._between_roots(torch.cholesky_inverse(factor).reshape(k, n, k, n))
 
@@ -141,16 +119,7 @@ class SharedPrior:
 
 
 def shared_information(statistics: TaskStatistics, prior: SubspacePrior, found: TaskPosterior) -> Tensor:
-    """F, the Fisher information of W = [m, U], over the tasks of all processes.
-
-    Args:
-        statistics: the rows.
-        prior: where F is taken.
-        found: the posterior of the coefficients there.
-
-    Returns:
-        A symmetric tensor of shape (1 + rank, features, 1 + rank, features).
-    """
+    """F, the Fisher information of W = [m, U], over the tasks of all processes."""
     n, p = prior.frame.shape
     reach = found.scaled_gram_frame @ found.covariance
     weights = torch.cat([torch.ones_like(reach[:, :1, 0]), (prior.covariance - found.covariance).flatten(1)], 1)
@@ -190,15 +159,7 @@ def _spent(statistics: TaskStatistics, prior: SubspacePrior, found: TaskPosterio
 
 
 def task_chunks(tasks: int, features: int) -> Iterator[slice]:
-    """Runs of tasks whose Gram matrices take bounded memory.
-
-    Args:
-        tasks: the number of tasks.
-        features: the number of features.
-
-    Returns:
-        Slices of tasks.
-    """
+    """Runs of tasks whose Gram matrices take bounded memory."""
     width = max(1, _CHUNK_ENTRIES // (features * features))
     return (slice(begin, begin + width) for begin in range(0, tasks, width))
 
@@ -216,17 +177,6 @@ def continue_stalled(
 
     With few rows for what all tasks share a higher likelihood is reached by fitting the noise; so the fit continues
     only while the evidence rises, -Σ_t log p(y_t | W) + ½ log det(I + R F R) with W integrated out.
-
-    Args:
-        statistics: the rows.
-        fit: from ``fit_marginal``.
-        noise: ``task`` or ``shared``.
-        max_rounds: the most rounds, including those of the fit.
-        tol: as in ``fit_marginal``.
-        callback: as in ``fit_marginal``.
-
-    Returns:
-        The fit after as many rounds as raise the evidence.
     """
     if not (fit.converged and fit.stalled) or SharedPrior.of(statistics, fit.prior) is None:
         return fit
@@ -276,17 +226,6 @@ def fit_noise(
     statistics: TaskStatistics, prior: SubspacePrior, noise: str, *, max_rounds: int = 300, tol: float = 1e-7
 ) -> NoiseFit:
     """Find the common noise, and learn the rest once more with it.
-
-    Args:
-        statistics: the rows.
-        prior: at the maximum of the marginal likelihood.
-        noise: ``task`` or ``shared``.
-        max_rounds: the most rounds of every fit with a given common noise.
-        tol: such a fit ends when a round lowers its loss per row by less than this.
-
-    Returns:
-        The fit; the prior as it is where W is too large to be integrated out, the rows are too few, or nothing but
-        rounding is left of the noise.
 
     Examples:
         >>> X = torch.eye(4, dtype=torch.float64).repeat(3, 1)

@@ -35,22 +35,7 @@ def fit_point(
     frame: Tensor | None = None,
     callback: Callable[[dict[str, float]], object] | None = None,
 ) -> tuple[Tensor, Tensor, Result | None]:
-    """Learn the subspace with a given ridge, by RNGD.
-
-    Args:
-        statistics: the training rows.
-        rank: the dimension of the subspace; the number of features for ridge regression per task.
-        ridge: λ, one number or one per task.
-        max_iter: the most iterations.
-        tol: as for ``near_enough``.
-        fisher: the matrix of the steps; residuals stay large here, and the Hessian takes ten times fewer steps than a
-            Fisher matrix.
-        frame: the starting point; the leading directions of per-task ridge solutions by default.
-        callback: called with ``round`` and ``loss`` of every iteration; a true value stops.
-
-    Returns:
-        The frame U, the coefficients w and the result of the solver (None without a subspace).
-    """
+    """Learn the subspace with a given ridge, by RNGD."""
     n = statistics.n_features
     if rank == n:
         return torch.eye(n, dtype=torch.float64), _ridge_solutions(statistics, ridge), None
@@ -66,29 +51,14 @@ def fit_point(
 
 
 def as_rounds(callback: Callable[[dict[str, float]], object] | None, unit: float = 1.0) -> Callable[[Any], Any] | None:
-    """A callback of a solver that reports rounds and losses.
-
-    Args:
-        callback: takes a dictionary of ``round`` and ``loss``.
-        unit: what losses are multiplied by.
-
-    Returns:
-        A callback that takes the state of a solver.
-    """
+    """A callback of a solver that reports rounds and losses."""
     if callback is None:
         return None
     return lambda state: callback({"round": float(state.iteration), "loss": unit * state.loss})
 
 
 def near_enough(tol: float) -> Criterion:
-    """Stop where what is left to gain is less than a fraction of the loss.
-
-    Args:
-        tol: the fraction by which the loss falls over five iterations; the gradient may be a tenth of it.
-
-    Returns:
-        The criterion, for losses in units of the targets.
-    """
+    """Stop where what is left to gain is less than a fraction of the loss."""
     return SmallGradient(0.1 * tol, 0.1 * tol) | Stagnation(rtol=tol)
 
 
@@ -102,17 +72,7 @@ def _ridge_solutions(statistics: TaskStatistics, ridge: float | Tensor) -> Tenso
 
 
 def choose_ridge(rows: Rows, tasks: Axis, *, rank: int, seed: int) -> tuple[float, dict[float, float]]:
-    """The ridge with the lowest squared error on a fifth of every task's rows.
-
-    Args:
-        rows: rows in the model's features.
-        tasks: the tasks of all processes.
-        rank: the dimension of the subspace.
-        seed: of the split.
-
-    Returns:
-        The ridge and the error of every ridge tried.
-    """
+    """The ridge with the lowest squared error on a fifth of every task's rows."""
     held = held_out_rows(rows.task.numpy(), seed, rows.keys, tasks)
     train, rest = (rows.select(torch.from_numpy(np.flatnonzero(part))).statistics(tasks) for part in (~held, held))
     errors: dict[float, float] = {}
@@ -126,17 +86,7 @@ def choose_ridge(rows: Rows, tasks: Axis, *, rank: int, seed: int) -> tuple[floa
 def held_out_rows(
     task: NDArray[Any], seed: int, keys: NDArray[Any] | None = None, tasks: Axis | None = None
 ) -> NDArray[np.bool_]:
-    """A fifth of the rows of every task with at least five rows, at random.
-
-    Args:
-        task: the task of each row, from 0.
-        seed: of the draw.
-        keys: a random number per row; drawn from the seed by default.
-        tasks: the tasks of all processes, if rows are distributed.
-
-    Returns:
-        Whether each row is held out.
-    """
+    """A fifth of the rows of every task with at least five rows, at random."""
     keys = np.random.default_rng(seed).random(len(task)) if keys is None else keys
     counts = np.bincount(task)
     order = np.lexsort((keys, task))

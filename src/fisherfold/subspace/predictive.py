@@ -56,16 +56,7 @@ class TaskSpread:
     common: Tensor
 
     def of_weights(self, features: Tensor, task: Tensor, frame: Tensor) -> Tensor:
-        """The variance of zᵀw_t, without the noise.
-
-        Args:
-            features: z, one per row.
-            task: the number of its task; -1 for an unseen one.
-            frame: U.
-
-        Returns:
-            One number per row.
-        """
+        """The variance of zᵀw_t, without the noise."""
         n, p = frame.shape
         fresh = _extended(frame.new_zeros((1, p)), self.unseen, len(self.shared))
         moments = torch.cat([self.moments, fresh]).flatten(1)
@@ -86,16 +77,7 @@ class TaskSpread:
         return found
 
     def variance(self, features: Tensor, task: Tensor, frame: Tensor) -> Tensor:
-        """The variance of fresh targets.
-
-        Args:
-            features: one row per target.
-            task: the number of its task; -1 for an unseen one.
-            frame: U.
-
-        Returns:
-            One number per row.
-        """
+        """The variance of fresh targets."""
         return torch.cat([self.noise, self.noise.mean()[None]])[task] + self.of_weights(features, task, frame)
 
 
@@ -110,17 +92,7 @@ def _pairs(shared: Tensor) -> Tensor:
 
 
 def task_spread(statistics: TaskStatistics, prior: SubspacePrior, noise: str, *, common: float) -> TaskSpread:
-    """The uncertainty of all tasks once the prior has been learnt.
-
-    Args:
-        statistics: the rows.
-        prior: at its maximum, with the noise of the tasks of this process.
-        noise: ``task`` or ``shared``.
-        common: what the noise of all tasks is drawn towards, or, if it is shared, their noise.
-
-    Returns:
-        The spread of the tasks of this process.
-    """
+    """The uncertainty of all tasks once the prior has been learnt."""
     statistics, tasks = statistics.cached(), statistics.all_tasks
     errors, secants = _errors(statistics, prior), _Secants()
     scale = torch.full_like(errors, common) if noise == "shared" else prior.noise
@@ -142,18 +114,7 @@ def task_spread(statistics: TaskStatistics, prior: SubspacePrior, noise: str, *,
 def extend_spread(
     statistics: TaskStatistics, prior: SubspacePrior, known: TaskSpread, noise: str, changed: Tensor
 ) -> TaskSpread:
-    """The uncertainty of tasks that have new rows, with that of W as it was.
-
-    Args:
-        statistics: the rows; its first tasks are those of ``known``.
-        prior: with one noise variance per task of ``statistics``.
-        known: of the tasks before.
-        noise: ``task`` or ``shared``.
-        changed: the tasks that have new rows, including all new ones.
-
-    Returns:
-        The spread of all tasks; those without new rows keep theirs.
-    """
+    """The uncertainty of tasks that have new rows, with that of W as it was."""
     added = statistics.n_tasks - len(known.noise)
     scale = torch.cat([known.noise, known.common.expand(added)])
     own, errors, secants = statistics.select(changed), _errors(statistics, prior)[changed], _Secants()

@@ -42,16 +42,6 @@ class SubspaceProblem(Problem):
     ``exact``, (1/N) Σ ω J_tᵀJ_t with J_t the derivative of X_t U w_t(U), residual term included; ``observed``, the
     Hessian, for the last digits: positive definite near a minimum only.
 
-    Args:
-        statistics: the training rows.
-        rank: the dimension p of the subspace.
-        ridge: λ, one number or one per task.
-        weights: ω_t ≥ 0, one per task; all 1 if not given.
-        objective: ``residual`` (the paper's loss) or ``penalised`` (with ½ λ ‖w‖²).
-        gradient: ``exact``, or ``paper`` for the one without the Jacobian of w.
-        factor_damping: δ, added to the left Kronecker factor alone, as in the paper's experiments.
-        held_out: rows to report errors on, the same tasks in the same order.
-
     Examples:
         >>> g = torch.Generator().manual_seed(0)
         >>> X = torch.randn(60, 5, generator=g, dtype=torch.float64)
@@ -109,15 +99,7 @@ class SubspaceProblem(Problem):
         self._kept: LastPoint[TaskState] = LastPoint()
 
     def state(self, x: Tensor, batch: Tensor | None = None) -> TaskState:
-        """Coefficients, residuals and losses of all tasks or of a batch; the last full one is kept.
-
-        Args:
-            x: the frame U.
-            batch: task indices; all tasks if not given.
-
-        Returns:
-            The state.
-        """
+        """Coefficients, residuals and losses of all tasks or of a batch; the last full one is kept."""
         if (kept := self._kept.get(x)) is not None:
             return kept if batch is None else kept.select(self._here(batch))
         if batch is not None:
@@ -153,15 +135,7 @@ class SubspaceProblem(Problem):
         return (vectors / values) @ vectors.mT
 
     def coefficients(self, x: Tensor, batch: Tensor | None = None) -> Tensor:
-        """The coefficients w_t.
-
-        Args:
-            x: the frame U.
-            batch: task indices; all tasks if not given.
-
-        Returns:
-            A tensor of shape (tasks, rank).
-        """
+        """The coefficients w_t."""
         return self.state(x, batch).weights
 
     @override
@@ -192,15 +166,7 @@ class SubspaceProblem(Problem):
         return losses.mean() if not self.samples.is_shared else self.samples.total(losses.sum()) / self._count(batch)
 
     def ambient_gradient(self, state: TaskState, batch: Tensor | None = None) -> Tensor:
-        """The gradient before projection.
-
-        Args:
-            state: of the batch.
-            batch: task indices; all tasks if not given.
-
-        Returns:
-            A matrix like the frame.
-        """
+        """The gradient before projection."""
         omega, ridge = (v if batch is None else v[self._here(batch)] for v in (self.weights, self.ridge))
         count = self._count(batch)
         if not self.with_jacobian:
@@ -315,16 +281,6 @@ class SubspaceSnapshot(Snapshot):
         factor alone (``factor_damping`` > 0, ``damping`` = 0). It carries directions from the anchor by plain
         projection; after polar retractions the frames stay aligned to second order, and it is what the paper's
         experiments did.
-
-        Args:
-            x: where to start.
-            batches: task indices of every step.
-            step: t.
-            kind: one of ``fisher_kinds``; None for plain gradient steps.
-            damping: λ of (F + λ I).
-
-        Returns:
-            The point after the last step.
         """
         drawn, problem = list(batches), self.problem
         solvable = kind is None or (kind == "kronecker" and damping == 0 and problem.factor_damping > 0)

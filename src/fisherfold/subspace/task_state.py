@@ -51,19 +51,7 @@ class TaskState:
     def at(
         cls, x: Tensor, data: TaskStatistics, ridge: Tensor, floor: Tensor, *, regular: bool, penalised: bool
     ) -> TaskState:
-        """The state at a frame.
-
-        Args:
-            x: the frame U.
-            data: A_t, b_t and ‖y_t‖² of the tasks.
-            ridge: λ_t.
-            floor: as the attribute.
-            regular: whether the ridge alone keeps every G_t away from singular.
-            penalised: whether the losses contain the penalty.
-
-        Returns:
-            The state.
-        """
+        """The state at a frame."""
         parts = (data.gram, data.cross, data.power, ridge, x)
         if x.device.type == "cpu":  # numpy on the tensors' memory: fewer microseconds per call
             found = _forward(floor, regular, *(part.numpy() for part in parts))
@@ -75,14 +63,7 @@ class TaskState:
         return cls(wide.permute(1, 2, 0), inner, ridge, floor, weights, residual, losses)
 
     def select(self, batch: Tensor) -> TaskState:
-        """The state of some of the tasks.
-
-        Args:
-            batch: their indices.
-
-        Returns:
-            A copy.
-        """
+        """The state of some of the tasks."""
         parts = (self.gram_frame, self.inner, self.ridge, self.floor, self.weights, self.residual, self.losses)
         return TaskState(*(part[batch] for part in parts))
 

@@ -55,16 +55,7 @@ class TaskStatistics:
 
     @classmethod
     def empty(cls, n_tasks: int, n_features: int, *, device: torch.device | str | None = None) -> TaskStatistics:
-        """Statistics of no rows.
-
-        Args:
-            n_tasks: the number of tasks.
-            n_features: the number of features.
-            device: the device of the tensors.
-
-        Returns:
-            Zeros.
-        """
+        """Statistics of no rows."""
 
         def zeros(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.float64, device=device)
@@ -76,21 +67,7 @@ class TaskStatistics:
     def from_rows(
         cls, X: Tensor, y: Tensor, task: Tensor, *, n_tasks: int | None = None, sample_weight: Tensor | None = None
     ) -> TaskStatistics:
-        """Statistics of a table of rows.
-
-        Args:
-            X: features, one row per sample.
-            y: targets.
-            task: the task of each row, integers from 0.
-            n_tasks: the number of tasks; one more than the largest id by default.
-            sample_weight: a weight per row; 1 by default.
-
-        Returns:
-            The statistics.
-
-        Raises:
-            ValueError: if there is no row.
-        """
+        """Statistics of a table of rows."""
         if len(X) == 0:
             raise ValueError("X has no rows")
         tasks = int(task.max()) + 1 if n_tasks is None else n_tasks
@@ -119,22 +96,11 @@ class TaskStatistics:
         return self.all_tasks.add(self.counts)
 
     def parts(self) -> tuple[Tensor, ...]:
-        """The tensors.
-
-        Returns:
-            Gram matrices, cross products, squares, sums and counts.
-        """
+        """The tensors."""
         return self.gram, self.cross, self.power, self.sums, self.counts
 
     def add(self, X: Tensor, y: Tensor, task: Tensor, *, sample_weight: Tensor | None = None) -> None:
-        """Add rows in place.
-
-        Args:
-            X: features, one row per sample.
-            y: targets.
-            task: the task of each row, integers from 0.
-            sample_weight: a weight per row; 1 by default.
-        """
+        """Add rows in place."""
         self._check_rows(X, y, task, sample_weight)
         if len(y) == 0:
             return
@@ -173,66 +139,30 @@ class TaskStatistics:
             )
 
     def extended(self, n_tasks: int) -> TaskStatistics:
-        """A copy with empty tasks appended.
-
-        Args:
-            n_tasks: the new number of tasks.
-
-        Returns:
-            A copy.
-        """
+        """A copy with empty tasks appended."""
         more = TaskStatistics.empty(n_tasks - self.n_tasks, self.n_features, device=self.gram.device)
         return TaskStatistics(*(torch.cat([old, new]) for old, new in zip(self.parts(), more.parts(), strict=True)))
 
     def select(self, tasks: Tensor) -> TaskStatistics:
-        """The statistics of some tasks.
-
-        Args:
-            tasks: their indices.
-
-        Returns:
-            A copy.
-        """
+        """The statistics of some tasks."""
         return TaskStatistics(*(part[tasks] for part in self.parts()))
 
     def pooled(self) -> TaskStatistics:
-        """All rows as one task, those of other processes included.
-
-        Returns:
-            Statistics of a single task.
-        """
+        """All rows as one task, those of other processes included."""
         return TaskStatistics(*(self.all_tasks.total(part.sum(0, keepdim=True)) for part in self.parts()))
 
     def cached(self) -> TaskStatistics:
-        """The same statistics, sharing tensors, with the last two products of every kind cached.
-
-        Returns:
-            Statistics that must not be added to.
-        """
+        """The same statistics, sharing tensors, with the last two products of every kind cached."""
         return replace(self, cache={})
 
     def times(self, vectors: Tensor) -> Tensor:
-        """A_t V for vectors that all tasks share.
-
-        Args:
-            vectors: V, shape (features,) or (features, columns).
-
-        Returns:
-            A tensor of shape (tasks, features) or (tasks, features, columns).
-        """
+        """A_t V for vectors that all tasks share."""
         shape, flat = (self.n_tasks, *vectors.shape), self.gram.reshape(-1, self.n_features)
         # contiguous: the bits then follow from the values alone
         return self._from_cache(f"times {vectors.ndim}", vectors, lambda: (flat @ vectors.contiguous()).reshape(shape))
 
     def scaled_gram(self, noise: Tensor) -> Tensor:
-        """Σ_t A_t/s_t² over the tasks of this process.
-
-        Args:
-            noise: s_t², one per task.
-
-        Returns:
-            A matrix of shape (features, features).
-        """
+        """Σ_t A_t/s_t² over the tasks of this process."""
         return self._from_cache("scaled", noise, lambda: torch.einsum("t,tij->ij", 1 / noise, self.gram))
 
     def _from_cache(self, kind: str, argument: Tensor, make: Callable[[], Tensor]) -> Tensor:
@@ -247,24 +177,13 @@ class TaskStatistics:
         return made
 
     def residual_power(self, weights: Tensor) -> Tensor:
-        """‖X_t v_t - y_t‖² for a coefficient vector per task, or one for all.
-
-        Args:
-            weights: v_t, shape (tasks, features), or (features,) for one.
-
-        Returns:
-            A tensor of shape (tasks,), not negative.
-        """
+        """‖X_t v_t - y_t‖² for a coefficient vector per task, or one for all."""
         moved = self.times(weights) if weights.ndim == 1 else (self.gram @ weights[..., None]).squeeze(-1)
         quadratic = (moved * weights).sum(-1)
         return (self.power - 2 * (self.cross * weights).sum(-1) + quadratic).clamp(min=0)
 
     def target_variance(self) -> Tensor:
-        """The variance of the targets of each task with the divisor n - 1; NaN for a single row.
-
-        Returns:
-            A tensor of shape (tasks,).
-        """
+        """The variance of the targets of each task with the divisor n - 1; NaN for a single row."""
         centred = (self.power - self.sums**2 / self.counts).clamp(min=0)
         # what is left of a constant target after cancellation is rounding, not variance
         centred = torch.where(centred <= 8 * EPS * self.power, 0.0, centred)
@@ -274,12 +193,6 @@ class TaskStatistics:
         """The mean over tasks of ‖X_t v_t - y_t‖² / (n_t var(y_t)).
 
         Tasks with fewer than two rows or a constant target are left out.
-
-        Args:
-            weights: v_t, shape (tasks, features).
-
-        Returns:
-            A tensor without dimensions; NaN if no task is left.
         """
         variance = self.target_variance()
         defined = (self.counts >= 2) & (variance > 0)
@@ -288,26 +201,14 @@ class TaskStatistics:
         return total[0] / total[1]
 
     def with_unit_targets(self) -> tuple[TaskStatistics, float]:
-        """The same rows with targets of mean square 1, so that tolerances do not depend on the unit of y.
-
-        Returns:
-            The statistics, and the divisor of the targets.
-        """
+        """The same rows with targets of mean square 1, so that tolerances do not depend on the unit of y."""
         power, rows = self.all_tasks.add(self.power), self.n_rows
         unit = math.sqrt(power / rows) if power > 0 else 1.0
         return replace(self, cross=self.cross / unit, power=self.power / unit**2, sums=self.sums / unit), unit
 
 
 def zero_threshold(sizes: Any, x: Any) -> Any:
-    """Eigenvalues of UᵀA_tU up to n ε ‖|U|ᵀ√diag(A_t)‖² count as zero, on tensors or arrays.
-
-    Args:
-        sizes: √diag(A_t), the last axis over features.
-        x: the frame U.
-
-    Returns:
-        One number per task.
-    """
+    """Eigenvalues of UᵀA_tU up to n ε ‖|U|ᵀ√diag(A_t)‖² count as zero, on tensors or arrays."""
     return len(x) * EPS * ((sizes @ abs(x)) ** 2).sum(-1)
 
 

@@ -29,16 +29,7 @@ Array = NDArray[Any]
 
 
 class TaskGradient:
-    """The gradient of one task before projection, as arrays.
-
-    Args:
-        data: the tasks.
-        ridge: λ_t.
-        weights: ω_t.
-        sizes: √diag(A_t).
-        regular: whether the ridge alone keeps G_t away from singular, per task.
-        with_jacobian: whether the gradient has the terms from the derivative of w_t.
-    """
+    """The gradient of one task before projection, as arrays."""
 
     def __init__(
         self, data: TaskStatistics, ridge: Tensor, weights: Tensor, sizes: Tensor, regular: Tensor, with_jacobian: bool
@@ -69,20 +60,7 @@ def fused_epoch(
     gradient: TaskGradient, x: Tensor, tasks: list[int], *, step: float, corrections: Tensor, moments: Tensor,
     left_inverse: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    """Variance-reduced steps of one epoch.
-
-    Args:
-        gradient: of single tasks.
-        x: the starting point.
-        tasks: the task of each step.
-        step: the step size.
-        corrections: per task: the full gradient at the anchor without the task's own.
-        moments: per task: the second moment of the coefficients at the anchor without the task's own.
-        left_inverse: M⁻¹ for natural-gradient steps; None for plain ones.
-
-    Returns:
-        The last iterate.
-    """
+    """Variance-reduced steps of one epoch."""
     rest, own, frame = as_array(corrections), as_array(moments), as_array(x)
     inverse = None if left_inverse is None else as_array(left_inverse)
     p = frame.shape[1]
@@ -100,17 +78,7 @@ def fused_epoch(
 
 
 def fused_descent(gradient: TaskGradient, x: Tensor, tasks: list[int], step: Callable[[int], float]) -> Tensor:
-    """Plain stochastic gradient steps on single tasks.
-
-    Args:
-        gradient: of single tasks.
-        x: the starting point.
-        tasks: the task of each step.
-        step: the step size as a function of the number of the step.
-
-    Returns:
-        The last iterate.
-    """
+    """Plain stochastic gradient steps on single tasks."""
     frame = as_array(x)
     for k, t in enumerate(tasks):
         g, _, _ = gradient(frame, t)

@@ -26,11 +26,6 @@ KIND, VERSION = "fit-checkpoint", 1
 class FitCheckpoint:
     """The checkpoint file of one fit.
 
-    Args:
-        path: the file; its folder must exist.
-        identity: what decides the result: the options, and ``data``, a digest of the data.
-        group: the processes of the fit; the first one reads and writes the file, and tells the others.
-
     Attributes:
         path: the file.
 
@@ -56,11 +51,7 @@ class FitCheckpoint:
         return hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()
 
     def load(self) -> Content | None:
-        """What was saved, if the file exists.
-
-        Returns:
-            Tensors and header, or None; the same on every process.
-        """
+        """What was saved, if the file exists."""
         found: Content | None = None
         with self.group.together():
             if self.group.is_first:
@@ -85,12 +76,7 @@ class FitCheckpoint:
         return tensors, header["state"]
 
     def save(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-        """Write where the fit stands.
-
-        Args:
-            tensors: its tensors.
-            state: everything else, as JSON can hold it.
-        """
+        """Write where the fit stands."""
         header = {"identity": self.identity, "state": dict(state), "processes": self.group.size}
         with self.group.together():
             if self.group.is_first:

@@ -50,27 +50,12 @@ _TRIES = 100  # of a reader that meets a writer, and of two writers
 
 
 def model_file(path: str | os.PathLike[str]) -> Path:
-    """Give the file of a model folder that holds the model.
-
-    Args:
-        path: the folder.
-
-    Returns:
-        The file.
-    """
+    """Give the file of a model folder that holds the model."""
     return Path(path) / MODEL
 
 
 def check_folder(path: str | os.PathLike[str], kind: str) -> None:
-    """Check, before a fit, whether a model may be saved in a folder.
-
-    Args:
-        path: the folder, which need not exist.
-        kind: what the model is.
-
-    Raises:
-        FileExistsError: if the path is a file or a link, or a folder that holds anything but a model of this kind.
-    """
+    """Check, before a fit, whether a model may be saved in a folder."""
     folder = Path(path)
     if folder.is_symlink():
         raise FileExistsError(f"cannot save into {folder}: it is a symbolic link; name the folder itself")
@@ -93,18 +78,7 @@ def check_folder(path: str | os.PathLike[str], kind: str) -> None:
 def save_folder(
     path: str | os.PathLike[str], kind: str, arrays: Mapping[str, Any], meta: Mapping[str, Any], *, version: int = 1
 ) -> None:
-    """Write a model into a folder, completely or not at all.
-
-    Args:
-        path: the folder; it is made, with those above it, if it does not exist.
-        kind: what the model is.
-        arrays: tensors or NumPy arrays by name; floats must be finite.
-        meta: the rest, as JSON can hold it; NaN and infinities become null. Keep long lists in ``arrays``.
-        version: of the format of this kind.
-
-    Raises:
-        ValueError: if an array holds NaN or infinities.
-    """
+    """Write a model into a folder, completely or not at all."""
     check_folder(path, kind)
     folder = Path(os.path.abspath(path))
     tensors = {name: torch.as_tensor(values) for name, values in arrays.items()}
@@ -165,20 +139,7 @@ def _exchange(a: Path, b: Path) -> bool:
 def load_folder(
     path: str | os.PathLike[str], kind: str, *, version: int = 1
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read a model from its folder.
-
-    Args:
-        path: the folder.
-        kind: what it must hold.
-        version: the newest version of that kind that the caller understands.
-
-    Returns:
-        Its arrays as tensors, floats finite, and what was saved beside them.
-
-    Raises:
-        FileNotFoundError: if there is no such folder, or no model in it.
-        ValueError: if the model is damaged, of another kind or of a newer version.
-    """
+    """Read a model from its folder."""
     file = model_file(path)
     for left in reversed(range(_TRIES)):
         if not Path(path).is_dir():
@@ -208,22 +169,7 @@ def expect(
     arrays: Mapping[str, Tensor], name: str, shape: tuple[int | None, ...] | None = None, *, integers: bool = False,
     least: float | None = None, positive: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Take one array of a model, of the shape, type and range that it must have.
-
-    Args:
-        arrays: the arrays.
-        name: which one.
-        shape: its shape, None for any size of a dimension; None if any shape will do.
-        integers: whether it holds int32 or int64, else finite float32 or float64.
-        least: the smallest entry allowed.
-        positive: whether all entries must be above 0.
-
-    Returns:
-        The array.
-
-    Raises:
-        ValueError: if it is missing or another one.
-    """
+    """Take one array of a model, of the shape, type and range that it must have."""
     if name not in arrays:
         raise ValueError(f"it has no {name}")
     tensor = arrays[name]
@@ -245,21 +191,7 @@ def _fits(found: tuple[int, ...], shape: tuple[int | None, ...]) -> bool:
 def expect_number(
     meta: Mapping[str, Any], name: str, *, least: float = -math.inf, most: float = math.inf, integer: bool = False
 ) -> Any:
-    """Take one number of a model's ``meta``.
-
-    Args:
-        meta: the table.
-        name: which one.
-        least: the smallest value allowed.
-        most: the largest value allowed.
-        integer: whether it must be an integer.
-
-    Returns:
-        A float, or an int.
-
-    Raises:
-        ValueError: if it is missing or another one.
-    """
+    """Take one number of a model's ``meta``."""
     value = meta.get(name)
     kinds = (int,) if integer else (int, float)
     # before math.isfinite: an integer may be too large for a float
@@ -270,32 +202,12 @@ def expect_number(
 
 
 def pack_index(index: Any, prefix: str) -> dict[str, Any]:
-    """Give the arrays of an ``IdIndex`` under a prefix, to be saved.
-
-    Args:
-        index: the index.
-        prefix: of the names, for example ``rows``.
-
-    Returns:
-        Arrays by name.
-    """
+    """Give the arrays of an ``IdIndex`` under a prefix, to be saved."""
     return {f"{prefix}.ids.{name}": np.array(values) for name, values in index.to_arrays().items()}
 
 
 def unpack_index(arrays: Mapping[str, Tensor], prefix: str, size: int) -> Any:
-    """Make the ``IdIndex`` again that ``pack_index`` took apart.
-
-    Args:
-        arrays: the arrays of a model.
-        prefix: of the names.
-        size: how many ids there must be.
-
-    Returns:
-        The index.
-
-    Raises:
-        ValueError: if there is another number of ids, or they do not hold together.
-    """
+    """Make the ``IdIndex`` again that ``pack_index`` took apart."""
     from fisherfold.tables.ids import IdIndex
 
     start = f"{prefix}.ids."

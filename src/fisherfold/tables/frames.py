@@ -17,17 +17,7 @@ Array = npt.NDArray[Any]
 
 
 def frame_kind(X: Any) -> str | None:
-    """Tell which kind of data frame something is.
-
-    Args:
-        X: anything.
-
-    Returns:
-        ``pandas``, ``polars``, ``pyarrow`` or ``dict`` (of columns); None if it is no data frame.
-
-    Raises:
-        TypeError: if it is a lazy frame of polars.
-    """
+    """Tell which kind of data frame something is."""
     module = type(X).__module__.partition(".")[0]
     if type(X).__name__ == "LazyFrame":
         raise TypeError("X must be a data frame, got a LazyFrame; pass X.collect()")
@@ -39,18 +29,7 @@ def frame_kind(X: Any) -> str | None:
 
 
 def columns_of(X: Any) -> dict[Any, Array]:
-    """Take a data frame apart.
-
-    Args:
-        X: a data frame, or a dict of columns.
-
-    Returns:
-        Its columns by name, in order.
-
-    Raises:
-        TypeError: if it is no data frame.
-        ValueError: if two columns have one name, or different lengths.
-    """
+    """Take a data frame apart."""
     kind = frame_kind(X)
     if kind is None:
         raise TypeError(f"a data frame of pandas, polars or pyarrow is expected, got {type(X).__name__}")
@@ -64,15 +43,7 @@ def columns_of(X: Any) -> dict[Any, Array]:
 
 
 def make_frame(kind: str | None, columns: Mapping[str, Any]) -> Any:
-    """Make a data frame of a given kind.
-
-    Args:
-        kind: as ``frame_kind`` tells it; a dict of columns for None.
-        columns: arrays by name.
-
-    Returns:
-        The data frame.
-    """
+    """Make a data frame of a given kind."""
     plain = {name: values.tolist() if values.dtype == object else values for name, values in columns.items()}
     if kind == "pandas":
         import pandas
@@ -90,31 +61,12 @@ def make_frame(kind: str | None, columns: Mapping[str, Any]) -> Any:
 
 
 def frame_like(X: Any, columns: Mapping[str, Any]) -> Any:
-    """Make a data frame of the kind of another one.
-
-    Args:
-        X: a data frame.
-        columns: arrays by name.
-
-    Returns:
-        The data frame; a dict of columns if X is no data frame.
-    """
+    """Make a data frame of the kind of another one."""
     return make_frame(frame_kind(X), columns)
 
 
 def numbers(values: Any, name: str) -> npt.NDArray[np.float64]:
-    """Convert one column of real numbers; None, NaN, ``pandas.NA`` and masked entries become NaN.
-
-    Args:
-        values: a sequence, array, tensor or column.
-        name: what it is, for messages.
-
-    Returns:
-        A one-dimensional float64 array.
-
-    Raises:
-        ValueError: if it is not one column of real numbers.
-    """
+    """Convert one column of real numbers; None, NaN, ``pandas.NA`` and masked entries become NaN."""
     if np.ma.isMaskedArray(values):
         values = np.ma.filled(values.astype(np.float64), np.nan)
     if hasattr(values, "detach"):

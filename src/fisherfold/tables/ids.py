@@ -25,17 +25,6 @@ _EXACT = 2**53  # below this, a float holds an integer exactly
 def as_ids(values: Any, name: str = "row") -> Ids:
     """Convert a sequence, array or data-frame column of ids.
 
-    Args:
-        values: integers or text; floats that are integers are taken as such.
-        name: what the ids name, for messages.
-
-    Returns:
-        An int64 array if all ids are integers, else an object array of text.
-
-    Raises:
-        ValueError: if an id is missing, or there is more than one dimension.
-        TypeError: if ``values`` is no sequence, or an id is neither an integer nor text.
-
     Example:
         >>> as_ids([3.0, 1]).tolist(), as_ids([3, "b"]).tolist()
         ([3, 1], ['3', 'b'])
@@ -67,14 +56,7 @@ def as_ids(values: Any, name: str = "row") -> Ids:
 
 
 def as_array(column: Any) -> npt.NDArray[Any]:
-    """Convert a list, or a column of a pandas, polars or pyarrow table, to an array without changing its entries.
-
-    Args:
-        column: the column.
-
-    Returns:
-        A NumPy array; lists of different types become object arrays.
-    """
+    """Convert a list, or a column of a pandas, polars or pyarrow table, to an array without changing its entries."""
     if isinstance(column, (list, tuple)):
         return objects(list(column))
     if hasattr(column, "to_pylist"):  # pyarrow
@@ -85,28 +67,14 @@ def as_array(column: Any) -> npt.NDArray[Any]:
 
 
 def objects(labels: list[Any]) -> Ids:
-    """Make an object array of a list without looking into its entries.
-
-    Args:
-        labels: the entries.
-
-    Returns:
-        A one-dimensional array.
-    """
+    """Make an object array of a list without looking into its entries."""
     array = np.empty(len(labels), dtype=object)
     array[:] = labels
     return array
 
 
 def is_missing(value: Any) -> bool:
-    """Tell whether a value stands for nothing: None, NaN, NaT or ``pandas.NA``.
-
-    Args:
-        value: an id or a label.
-
-    Returns:
-        True if it is missing.
-    """
+    """Tell whether a value stands for nothing: None, NaN, NaT or ``pandas.NA``."""
     try:
         return value is None or bool(value != value)
     except (TypeError, ValueError):
@@ -131,10 +99,6 @@ def _text(value: Any, position: int, name: str) -> str:
 class IdIndex:
     """The positions of a growing set of ids.
 
-    Args:
-        values: the first ids; repeated ones count once. Integers are numbered in ascending order, text in order of
-            appearance.
-
     Attributes:
         labels: the id at each position, int64 or text.
 
@@ -154,15 +118,7 @@ class IdIndex:
 
     @classmethod
     def fit(cls, values: Any, name: str = "row") -> tuple[IdIndex, Codes]:
-        """Number the distinct ids of a column.
-
-        Args:
-            values: the ids of all entries.
-            name: what they name, for messages.
-
-        Returns:
-            The index and the position of each entry's id.
-        """
+        """Number the distinct ids of a column."""
         ids = as_ids(values, name)
         index = cls(ids)
         return index, index.encode(ids)
@@ -181,15 +137,7 @@ class IdIndex:
         return self._known is not None
 
     def encode(self, values: Any, name: str = "row") -> Codes:
-        """Look up ids.
-
-        Args:
-            values: ids.
-            name: what they name, for messages.
-
-        Returns:
-            The position of each; -1 where the id is unknown.
-        """
+        """Look up ids."""
         ids = as_ids(values, name)
         if self._known is not None:
             known = self._known
@@ -201,36 +149,17 @@ class IdIndex:
         return self._lookup(ids)
 
     def decode(self, codes: Any) -> Ids:
-        """Give the ids at some positions.
-
-        Args:
-            codes: positions from 0.
-
-        Returns:
-            The ids.
-        """
+        """Give the ids at some positions."""
         return self.labels[np.asarray(codes)]
 
     def extend(self, values: Any, name: str = "row") -> Codes:
-        """Add the ids that are new.
-
-        Args:
-            values: ids, known or new.
-            name: what they name, for messages.
-
-        Returns:
-            The position of each id of ``values``.
-        """
+        """Add the ids that are new."""
         ids = as_ids(values, name)
         self._add(ids)
         return self.encode(ids)
 
     def to_arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """Give the ids as plain arrays, for model files and pickles.
-
-        Returns:
-            ``integers``; or ``text``, one UTF-8 block as uint8, and ``ends``, where each id ends in it.
-        """
+        """Give the ids as plain arrays, for model files and pickles."""
         if self._known is None:
             return {"integers": self.labels}
         blocks = [label.encode("utf-8", "surrogatepass") for label in self.labels.tolist()]
@@ -239,17 +168,7 @@ class IdIndex:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, Any]) -> IdIndex:
-        """Make the index again that ``to_arrays`` was called on.
-
-        Args:
-            arrays: its arrays, or tensors.
-
-        Returns:
-            The index, with the same positions.
-
-        Raises:
-            ValueError: if the arrays do not belong together, or an id occurs twice.
-        """
+        """Make the index again that ``to_arrays`` was called on."""
         found = {name: np.asarray(values) for name, values in arrays.items()}
         if set(found) == {"integers"} and found["integers"].dtype == np.int64 and found["integers"].ndim == 1:
             return cls.restore(found["integers"])
@@ -265,17 +184,7 @@ class IdIndex:
 
     @classmethod
     def restore(cls, labels: Ids) -> IdIndex:
-        """Make the index that has these labels at these positions.
-
-        Args:
-            labels: distinct ids, int64 or text.
-
-        Returns:
-            The index.
-
-        Raises:
-            ValueError: if a label occurs twice.
-        """
+        """Make the index that has these labels at these positions."""
         index = cls()
         index.labels = labels
         if labels.dtype == object:
@@ -338,16 +247,7 @@ def _distinct(ids: Codes) -> Codes:
 
 
 def joint_index(labels: Ids, group: Group, name: str = "row") -> IdIndex:
-    """Make one index of the ids of all processes.
-
-    Args:
-        labels: the distinct ids here, in order of appearance.
-        group: the processes.
-        name: what the ids name, for messages.
-
-    Returns:
-        The index, the same on every process: that of one process that has read the shares one after the other.
-    """
+    """Make one index of the ids of all processes."""
     index = IdIndex()
     parts = group.gather_objects(as_ids(labels, name))
     if any(part.dtype == object for part in parts):

@@ -104,22 +104,7 @@ def read_table(
     path: str | Path, *, separator: str | None = None, header: bool | None = None, encoding: str | None = None,
     max_bytes: int = SIZE_LIMIT, part: tuple[int, int] = (0, 1),
 ) -> Table:  # fmt: skip
-    """Read a table with all its columns.
-
-    Args:
-        path: the file; ``-`` for standard input. One that starts like Parquet is read as such.
-        separator: of fields, ``::`` included; found out from the first line if not given.
-        header: whether the first line names the columns; found out if not given.
-        encoding: of the text, if it is not UTF-8.
-        max_bytes: the most that a packed file may take unpacked.
-        part: ``(k, n)`` reads the k-th of n parts of the lines, for a fit by n processes.
-
-    Returns:
-        The table.
-
-    Raises:
-        ValueError: if there is no table, or no line below the header.
-    """
+    """Read a table with all its columns."""
     name = "standard input" if str(path) == "-" else str(path)
     content, is_parquet = _content(path, name, max_bytes)
     if is_parquet:
@@ -137,25 +122,7 @@ def read_ratings(
     header: bool | None = None, encoding: str | None = None, skip_bad_lines: bool = False, max_bytes: int = SIZE_LIMIT,
     part: tuple[int, int] = (0, 1),
 ) -> RatingTable:  # fmt: skip
-    """Read lines of row id, column id and value.
-
-    Args:
-        path: as for ``read_table``.
-        columns: the three columns by name or by position from 1, and a fourth with times; the first three if not given.
-        separator: as for ``read_table``.
-        decimal: the decimal mark of the values, ``.`` or ``,``.
-        header: as for ``read_table``.
-        encoding: as for ``read_table``.
-        skip_bad_lines: whether more than 1 % of the lines may be rejected.
-        max_bytes: as for ``read_table``.
-        part: as for ``read_table``.
-
-    Returns:
-        The ratings.
-
-    Raises:
-        ValueError: if too many lines are rejected, or none is left.
-    """
+    """Read lines of row id, column id and value."""
     table = read_table(path, separator=separator, header=header, encoding=encoding, max_bytes=max_bytes, part=part)
     names = choose(table, columns, ("row id", "column id", "value", "time"), least=3)
     row, column = (_id_column(table.frame[name], table.path) for name in names[:2])
@@ -190,22 +157,7 @@ def read_pairs(
     path: str | Path, *, columns: Sequence[str] | None = None, separator: str | None = None,
     header: bool | None = None, encoding: str | None = None, max_bytes: int = SIZE_LIMIT,
 ) -> PairTable:  # fmt: skip
-    """Read lines of row id and column id, and keep the columns beside them; every line must have both.
-
-    Args:
-        path: as for ``read_table``.
-        columns: the two columns by name or by position from 1; the first two if not given.
-        separator: as for ``read_table``.
-        header: as for ``read_table``.
-        encoding: as for ``read_table``.
-        max_bytes: as for ``read_table``.
-
-    Returns:
-        The pairs.
-
-    Raises:
-        ValueError: if a line is malformed; it names the reason.
-    """
+    """Read lines of row id and column id, and keep the columns beside them; every line must have both."""
     table = read_table(path, separator=separator, header=header, encoding=encoding, max_bytes=max_bytes)
     if table.rejected:
         raise ValueError(f"{table.path}: {_reasons(table.rejected)}; every line must be a pair of ids")
@@ -215,20 +167,7 @@ def read_pairs(
 
 
 def choose(table: Table, columns: Sequence[str] | None, what: Sequence[str], *, least: int) -> list[str]:
-    """Find columns by name or position.
-
-    Args:
-        table: the table.
-        columns: names, or positions from 1; the first ones if not given, without an unnamed index before them.
-        what: what the columns are for, for messages.
-        least: how many there must be.
-
-    Returns:
-        Their names.
-
-    Raises:
-        ValueError: if there are too few or too many, one does not exist, or one is named twice.
-    """
+    """Find columns by name or position."""
     names, wanted = table.frame.columns, ", ".join(what[:least])
     if columns is None:
         start = 1 if table.header and table.header[0] == "" else 0
@@ -244,17 +183,7 @@ def choose(table: Table, columns: Sequence[str] | None, what: Sequence[str], *, 
 
 
 def check_rejected(path: str, rejected: dict[str, int], n_lines: int, skip_bad_lines: bool) -> None:
-    """Raise an error if too many lines were rejected.
-
-    Args:
-        path: the file.
-        rejected: how many lines were rejected, by reason.
-        n_lines: how many lines there are.
-        skip_bad_lines: whether any number is allowed.
-
-    Raises:
-        ValueError: if more than 1 % were rejected.
-    """
+    """Raise an error if too many lines were rejected."""
     count = sum(rejected.values())
     if count > BAD_SHARE * n_lines and not skip_bad_lines:
         share = f"{count:,} of {n_lines:,} lines ({count / n_lines:.1%})"
@@ -265,19 +194,7 @@ def check_rejected(path: str, rejected: dict[str, int], n_lines: int, skip_bad_l
 
 
 def numbers(column: pl.Series, decimal: str = ".", path: str = "the table") -> pl.Series:
-    """Convert a column to floats.
-
-    Args:
-        column: text or numbers.
-        decimal: the decimal mark of text, ``.`` or ``,``.
-        path: where it comes from, for messages.
-
-    Returns:
-        Float64; null where a cell is missing or no number.
-
-    Raises:
-        ValueError: if the column holds dates or lists, or the mark is neither a point nor a comma.
-    """
+    """Convert a column to floats."""
     if decimal not in (".", ","):
         raise ValueError(f"--decimal must be . or , got {decimal!r}")
     if column.dtype == pl.String:
@@ -293,19 +210,7 @@ def numbers(column: pl.Series, decimal: str = ".", path: str = "the table") -> p
 
 
 def ids(column: pl.Series, path: str = "the table", before: int = 0) -> Ids:
-    """Convert a column of ids, none of which may be missing.
-
-    Args:
-        column: text or integers.
-        path: where it comes from, for messages.
-        before: how many lines come before it, for messages.
-
-    Returns:
-        An int64 array if all are integers, else text.
-
-    Raises:
-        ValueError: if an id is missing, or the column holds anything but integers or text.
-    """
+    """Convert a column of ids, none of which may be missing."""
     found = _id_column(column, path)
     if (missing := _is_missing(found)).any():
         line = before + int(missing.arg_true()[0]) + 1

@@ -31,16 +31,6 @@ RUN_TIME = frozenset({"checkpoint", "device", "n_jobs", "on_interrupt", "verbose
 def check_parameters(parameters: Mapping[str, Any], checks: Mapping[str, Check]) -> dict[str, Any]:
     """Check parameters by name.
 
-    Args:
-        parameters: the parameters.
-        checks: a check for each of them.
-
-    Returns:
-        Their values as plain Python.
-
-    Raises:
-        ValueError: if a parameter is unknown, or its value is not allowed.
-
     Example:
         >>> check_parameters({"rank": np.int64(3)}, {"rank": integer(1)})
         {'rank': 3}
@@ -55,28 +45,13 @@ def check_parameters(parameters: Mapping[str, Any], checks: Mapping[str, Check])
 
 
 def plain(value: Any) -> Any:
-    """Convert a NumPy or torch scalar to Python.
-
-    Args:
-        value: anything.
-
-    Returns:
-        A Python number for a scalar, else the value itself.
-    """
+    """Convert a NumPy or torch scalar to Python."""
     scalar = isinstance(value, np.generic) or (isinstance(value, (torch.Tensor, np.ndarray)) and value.ndim == 0)
     return value.item() if scalar else value
 
 
 def integer(least: int, most: int = 2**53) -> Check:
-    """Check for an integer between two bounds.
-
-    Args:
-        least: the smallest allowed.
-        most: the largest allowed.
-
-    Returns:
-        The check.
-    """
+    """Check for an integer between two bounds."""
 
     def check(name: str, value: Any) -> int:
         found = plain(value)
@@ -89,16 +64,7 @@ def integer(least: int, most: int = 2**53) -> Check:
 
 
 def number(least: float = 0.0, most: float = LARGEST_NUMBER, *, above: bool = False) -> Check:
-    """Check for a finite number between two bounds.
-
-    Args:
-        least: the smallest allowed.
-        most: the largest allowed.
-        above: whether ``least`` itself is not allowed.
-
-    Returns:
-        The check.
-    """
+    """Check for a finite number between two bounds."""
 
     def check(name: str, value: Any) -> float:
         found = plain(value)
@@ -113,14 +79,7 @@ def number(least: float = 0.0, most: float = LARGEST_NUMBER, *, above: bool = Fa
 
 
 def choice(*allowed: str) -> Check:
-    """Check for one of some words.
-
-    Args:
-        *allowed: the words.
-
-    Returns:
-        The check.
-    """
+    """Check for one of some words."""
 
     def check(name: str, value: Any) -> str:
         if not isinstance(value, str) or value not in allowed:
@@ -131,11 +90,7 @@ def choice(*allowed: str) -> Check:
 
 
 def flag() -> Check:
-    """Check for True or False.
-
-    Returns:
-        The check.
-    """
+    """Check for True or False."""
 
     def check(name: str, value: Any) -> bool:
         if not isinstance(plain(value), bool):
@@ -146,35 +101,17 @@ def flag() -> Check:
 
 
 def verbosity() -> Check:
-    """Check for the parameter ``verbose``: True, False or an integer of at least 0.
-
-    Returns:
-        The check, which returns whether to show anything.
-    """
+    """Check for the parameter ``verbose``: True, False or an integer of at least 0."""
     return lambda name, value: bool(value if isinstance(plain(value), bool) else integer(0)(name, value))
 
 
 def optional(check: Check) -> Check:
-    """Allow None besides what a check allows.
-
-    Args:
-        check: the check.
-
-    Returns:
-        A check that returns None for None.
-    """
+    """Allow None besides what a check allows."""
     return lambda name, value: None if value is None else check(name, value)
 
 
 def each(check: Check) -> Check:
-    """Check every entry of a sequence that is not empty.
-
-    Args:
-        check: the check of an entry.
-
-    Returns:
-        A check that returns a list.
-    """
+    """Check every entry of a sequence that is not empty."""
 
     def check_all(name: str, values: Any) -> list[Any]:
         if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable) or not (found := list(values)):
@@ -185,11 +122,7 @@ def each(check: Check) -> Check:
 
 
 def seed() -> Check:
-    """Check for ``random_state``: None, an integer, or a generator of NumPy.
-
-    Returns:
-        The check, which returns the value as it is: ``draw_seed`` makes a number of it.
-    """
+    """Check for ``random_state``: None, an integer, or a generator of NumPy."""
 
     def check(name: str, value: Any) -> Any:
         if value is None or isinstance(value, (np.random.RandomState, np.random.Generator)):
@@ -206,15 +139,7 @@ def seed() -> Check:
 
 
 def draw_seed(random_state: Any, default: int | None = None) -> int:
-    """Make an integer seed of a ``random_state``.
-
-    Args:
-        random_state: None, an integer, or a generator of NumPy to draw one from.
-        default: the seed for None; drawn from the system if not given.
-
-    Returns:
-        The seed.
-    """
+    """Make an integer seed of a ``random_state``."""
     checked = seed()("random_state", random_state)
     if isinstance(checked, int):
         return checked
@@ -226,11 +151,7 @@ def draw_seed(random_state: Any, default: int | None = None) -> int:
 
 
 def torch_dtype() -> Check:
-    """Check for ``dtype``: float32 or float64, by name or as a dtype of torch or NumPy.
-
-    Returns:
-        The check, which returns the dtype of torch.
-    """
+    """Check for ``dtype``: float32 or float64, by name or as a dtype of torch or NumPy."""
 
     def check(name: str, value: Any) -> torch.dtype:
         named = value.__name__ if isinstance(value, type) and issubclass(value, np.generic) else str(value)
@@ -242,11 +163,7 @@ def torch_dtype() -> Check:
 
 
 def torch_device() -> Check:
-    """Check for ``device`` by making a tensor there.
-
-    Returns:
-        The check, which returns the device; the CPU for None.
-    """
+    """Check for ``device`` by making a tensor there."""
 
     def check(name: str, value: Any) -> torch.device:
         if value is not None and not isinstance(value, (str, torch.device)):
@@ -262,14 +179,7 @@ def torch_device() -> Check:
 
 
 def jobs(most: int = 1024) -> Check:
-    """Check for ``n_jobs``: None, -1 or a number of threads.
-
-    Args:
-        most: the largest number allowed; torch ends the process if the system cannot start as many.
-
-    Returns:
-        The check.
-    """
+    """Check for ``n_jobs``: None, -1 or a number of threads."""
 
     def check(name: str, value: Any) -> int | None:
         found = plain(value)
@@ -283,11 +193,7 @@ def jobs(most: int = 1024) -> Check:
 
 
 def file_path() -> Check:
-    """Check for a path.
-
-    Returns:
-        The check.
-    """
+    """Check for a path."""
 
     def check(name: str, value: Any) -> Any:
         if not (isinstance(value, (str, os.PathLike)) and isinstance(os.fspath(value), str)):
@@ -298,14 +204,7 @@ def file_path() -> Check:
 
 
 def storable(value: Any) -> Any:
-    """Convert a parameter to what JSON can hold.
-
-    Args:
-        value: a parameter that was checked.
-
-    Returns:
-        A plain value; None for a random generator, whose state has moved on.
-    """
+    """Convert a parameter to what JSON can hold."""
     if isinstance(value, (np.random.RandomState, np.random.Generator)):
         return None
     if isinstance(value, (torch.device, torch.dtype, np.dtype)):
@@ -322,30 +221,12 @@ def storable(value: Any) -> Any:
 
 
 def saved_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Give the parameters that a model file keeps: all but those of the machine it was fitted on.
-
-    Args:
-        parameters: as ``get_params`` gives them.
-
-    Returns:
-        Plain values by name.
-    """
+    """Give the parameters that a model file keeps: all but those of the machine it was fitted on."""
     return {name: storable(value) for name, value in parameters.items() if name not in RUN_TIME}
 
 
 def loaded_parameters(parameters: Any, checks: Mapping[str, Check]) -> dict[str, Any]:
-    """Take the parameters of a model file: checked, and without run-time settings.
-
-    Args:
-        parameters: what the file holds.
-        checks: a check for each parameter of the estimator.
-
-    Returns:
-        The parameters to construct the estimator with.
-
-    Raises:
-        ValueError: if they are no table of parameters, or one has a value that is not allowed.
-    """
+    """Take the parameters of a model file: checked, and without run-time settings."""
     if not isinstance(parameters, dict):
         raise ValueError(f"its parameters are {type(parameters).__name__}, a table is expected")
     kept = {name: value for name, value in parameters.items() if name not in RUN_TIME}

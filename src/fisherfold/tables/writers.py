@@ -26,14 +26,7 @@ _OTHERS = (".feather", ".arrow", ".json", ".xlsx", ".xls", ".zip", ".bz2", ".xz"
 
 
 def check_table_name(output: Path) -> None:
-    """Check whether a table can be written to a file of this name, before the work whose result it is to hold.
-
-    Args:
-        output: the file; ``-`` for standard output.
-
-    Raises:
-        ValueError: if its ending stands for another format, or it is a part of a model.
-    """
+    """Check whether a table can be written to a file of this name, before the work whose result it is to hold."""
     if output == STANDARD_OUTPUT:
         return
     if output.suffix.lower() in _OTHERS:
@@ -44,35 +37,14 @@ def check_table_name(output: Path) -> None:
 
 
 def add_columns(frame: pl.DataFrame, added: Mapping[str, Any], path: str) -> pl.DataFrame:
-    """Add columns to a table.
-
-    Args:
-        frame: the table.
-        added: the columns, by name and in order.
-        path: where the table comes from, for messages.
-
-    Returns:
-        The table with them.
-
-    Raises:
-        ValueError: if the table has a column of such a name.
-    """
+    """Add columns to a table."""
     if twice := [name for name in added if name in frame.columns]:
         raise ValueError(f"{path} has a column {twice[0]!r} already, which predictions would replace; rename it")
     return frame.with_columns(**{name: pl.Series(values) for name, values in added.items()})
 
 
 def write_table(frame: pl.DataFrame, output: Path, decimal: str = ".") -> None:
-    """Write a table, completely or not at all.
-
-    Args:
-        frame: the table.
-        output: the file; Parquet if its name says so, else CSV, packed if its name ends with .gz; or standard output.
-        decimal: the decimal mark in text; with ``,`` fields are separated by semicolons.
-
-    Raises:
-        ValueError: if a column holds lists or records, which CSV cannot.
-    """
+    """Write a table, completely or not at all."""
     if output.suffix.lower() in _PARQUET:
         buffer = io.BytesIO()
         frame.write_parquet(buffer)
@@ -89,11 +61,7 @@ def write_table(frame: pl.DataFrame, output: Path, decimal: str = ".") -> None:
 
 
 def write_standard_output(content: bytes) -> None:
-    """Write all bytes to standard output; without a buffer of Python, a slow reader takes a part of them at a time.
-
-    Args:
-        content: the bytes.
-    """
+    """Write all bytes to standard output; without a buffer of Python, a slow reader takes a part of them at a time."""
     stream, left = sys.stdout.buffer, memoryview(content)
     while left:
         with contextlib.suppress(BlockingIOError):

@@ -29,14 +29,7 @@ State = dict[str, Tensor]
 
 
 class Curvature:
-    """The curvature of the weights whose direction is natural.
-
-    Args:
-        every: steps between collections; 0 for none.
-        process_group: whose ranks share the factors.
-        relative: whether damping is relative to the mean eigenvalues of the factors.
-        mean: whether losses are means over their terms, not sums.
-    """
+    """The curvature of the weights whose direction is natural."""
 
     def __init__(self, every: int, process_group: Any, *, relative: bool, mean: bool = True) -> None:
         self.every, self.group, self.relative, self.mean = every, process_group, relative, mean

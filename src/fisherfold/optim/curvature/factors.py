@@ -74,12 +74,7 @@ class FactorSums:
         return [self.a, self.g, self.sum_a, self.sum_g, self.rows]
 
     def finish(self, terms: float, *, mean: bool) -> tuple[Tensor, Tensor]:
-        """The factors A and G, in the memory of the sums.
-
-        Args:
-            terms: D, the number of terms of the loss.
-            mean: whether the loss is their mean, not their sum.
-        """
+        """The factors A and G, in the memory of the sums."""
         for matrix in (self.a, self.g):
             matrix.copy_(matrix.triu() + matrix.triu(1).mT)
         if self.groups == 1:

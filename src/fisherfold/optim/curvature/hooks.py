@@ -21,13 +21,7 @@ from fisherfold.optim.curvature.layers import input_rows, is_product, output_row
 
 
 class Collector:
-    """Collects the factors of some weights while it is attached.
-
-    Args:
-        model: the module that is called.
-        layers: by the name of a weight, all modules that use it.
-        max_rows: roughly how many input rows of a layer are used per pass; None for all.
-    """
+    """Collects the factors of some weights while it is attached."""
 
     def __init__(self, model: nn.Module, layers: Mapping[str, list[nn.Module]], max_rows: int | None = 2048) -> None:
         self.model, self.layers, self.max_rows = model, dict(layers), max_rows

@@ -83,18 +83,7 @@ def relative(a: Tensor, g: Tensor, damping: float, *, name: str = "weight") -> P
 def exact(
     a: Tensor, g: Tensor, damping: float, *, start: Preconditioner | None = None, name: str = "weight"
 ) -> Preconditioner:
-    """The inverse with exact Tikhonov damping, on as many leading eigenpairs as ``TOLERANCE`` asks for.
-
-    Args:
-        a: the input factor.
-        g: the gradient factor.
-        damping: λ.
-        start: an earlier inverse, whose bases the search starts from.
-        name: of the weight, for error messages.
-
-    Returns:
-        The preconditioner.
-    """
+    """The inverse with exact Tikhonov damping, on as many leading eigenpairs as ``TOLERANCE`` asks for."""
     if max(len(a), len(g)) <= SMALL:
         return dense(a, g, damping, name=name)
     norm_g = spectral_norm(g)
@@ -119,18 +108,7 @@ def dense(
 
 
 def eigen(matrix: Tensor, *, name: str = "factor") -> tuple[Tensor, Tensor]:
-    """Eigenvalues (descending, not negative) and eigenvectors, trying float64 and then the CPU before giving up.
-
-    Args:
-        matrix: a symmetric positive semi-definite matrix.
-        name: what to call it in the error.
-
-    Returns:
-        The eigenvalues and the matrix of eigenvectors, in the dtype of the matrix.
-
-    Raises:
-        FactorError: if no attempt gave finite, orthonormal eigenvectors.
-    """
+    """Eigenvalues (descending, not negative) and eigenvectors, trying float64 and then the CPU before giving up."""
     attempts = [(matrix.dtype, matrix.device), (torch.float64, matrix.device), (torch.float64, torch.device("cpu"))]
     for dtype, device in attempts:
         try:
@@ -153,19 +131,7 @@ def _orthonormal(vectors: Tensor) -> bool:
 
 
 def damped_inverse(matrix: Tensor, damping: float, *, name: str = "factor") -> Tensor:
-    """The inverse of ``matrix + damping·I`` by Cholesky: more damping, then float64, then the CPU before giving up.
-
-    Args:
-        matrix: a symmetric positive semi-definite matrix.
-        damping: what to add to the diagonal.
-        name: what to call it in the error.
-
-    Returns:
-        The inverse, in the dtype of the matrix.
-
-    Raises:
-        FactorError: if no attempt succeeded.
-    """
+    """The inverse of ``matrix + damping·I`` by Cholesky: more damping, then float64, then the CPU before giving up."""
     attempts = [(matrix.dtype, matrix.device), (torch.float64, matrix.device), (torch.float64, torch.device("cpu"))]
     for dtype, device in attempts:
         for escalation in (1.0, 10.0, 100.0):
@@ -197,15 +163,6 @@ def leading(matrix: Tensor, threshold: float, *, start: Tensor | None = None, na
 
     The residual ‖M - QΘQᵀ‖ is estimated by a few power iterations; the block doubles while it is too large, and beyond
     a third of the order a full eigendecomposition takes over: at once where the eigenvalues are too much alike.
-
-    Args:
-        matrix: a symmetric positive semi-definite matrix of order n.
-        threshold: the accepted spectral norm of the residual.
-        start: vectors that are likely to span the leading space.
-        name: what to call it in an error.
-
-    Returns:
-        At least one eigenpair.
     """
     order = len(matrix)
     generator = torch.Generator(device=matrix.device).manual_seed(order)
@@ -233,14 +190,6 @@ def _flat(matrix: Tensor, block: int, threshold: float) -> bool:
     With T the trace and F the Frobenius norm, the k largest eigenvalues add up to kT/n + √(k(n-k)/n · (F² - T²/n)) at
     most. Any k pairs therefore leave a remainder with at least the rest of T for its trace, whose root mean square
     eigenvalue, below which no power iteration ends, is at least an n-th of that.
-
-    Args:
-        matrix: a symmetric positive semi-definite matrix.
-        block: the smallest that is tried; it is doubled.
-        threshold: the accepted spectral norm of the remainder.
-
-    Returns:
-        False where only trying can tell.
     """
     order = len(matrix)
     while 6 * block <= order:
@@ -281,14 +230,7 @@ def _drop(pairs: LeadingPairs, threshold: float) -> LeadingPairs:
 
 
 def spectral_norm(matrix: Tensor) -> float:
-    """The largest eigenvalue of a positive semi-definite matrix, from above by at most a few per cent.
-
-    Args:
-        matrix: a symmetric positive semi-definite matrix.
-
-    Returns:
-        A number.
-    """
+    """The largest eigenvalue of a positive semi-definite matrix, from above by at most a few per cent."""
     if len(matrix) <= SMALL:
         return max(float(torch.linalg.eigvalsh(matrix.double())[-1]), 0.0)
     generator = torch.Generator(device=matrix.device).manual_seed(len(matrix))

@@ -27,16 +27,6 @@ def input_rows(layer: nn.Module, x: Tensor, *, max_rows: int | None = None, phas
     Where there are more than ``max_rows`` of them (and more than their length), positions are thinned out on a regular
     grid, and samples where there are not enough positions; its origin moves with ``phase``, so that successive calls
     see all rows in turn.
-
-    Args:
-        layer: a Linear or convolution.
-        x: its input.
-        max_rows: roughly how many rows to keep; all if not given.
-        phase: which of the possible grids to use.
-
-    Returns:
-        The rows, each of the length of a row of the weight (one per group of a convolution), and by how much a sum over
-        them must be multiplied to stand for all rows.
     """
     if isinstance(layer, nn.Linear):
         rows = x.reshape(-1, x.shape[-1])
@@ -95,15 +85,7 @@ def _margins(layer: nn.Module, axis: int) -> tuple[int, int]:
 
 
 def output_rows(layer: nn.Module, gradient: Tensor) -> Tensor:
-    """The gradients with respect to a layer's outputs, one row per sample and position.
-
-    Args:
-        layer: a Linear or convolution.
-        gradient: the gradient with respect to its output.
-
-    Returns:
-        A matrix with one column per row of the weight.
-    """
+    """The gradients with respect to a layer's outputs, one row per sample and position."""
     if isinstance(layer, nn.Linear):
         return gradient.reshape(-1, gradient.shape[-1])
     channels = gradient.ndim - 1 - len(layer.kernel_size)  # type: ignore[arg-type]
@@ -117,14 +99,6 @@ def is_product(layer: nn.Module, x: Tensor, output: Tensor) -> bool:
     A class that is derived from a layer of PyTorch may do something else: standardise its weight before, pad its input.
     So may a function in the place of its ``forward``. The output tells, which is computed once more for such layers,
     and only for them.
-
-    Args:
-        layer: a Linear or convolution, or of a class derived from one.
-        x: its input.
-        output: what it made of it.
-
-    Returns:
-        False where rows of the input and gradients of the output are not those of its weight.
     """
     kind = next(kind for kind in MATRIX_LAYERS if isinstance(layer, kind))
     own = type(layer)

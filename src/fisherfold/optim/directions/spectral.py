@@ -33,16 +33,7 @@ def orthogonalise(matrix: Tensor, steps: int = STEPS) -> Tensor:
 
 
 def orthogonalise_all(matrices: Sequence[Tensor], groups: Sequence[int]) -> list[Tensor]:
-    """``orthogonalise`` for many matrices, those of equal shapes in one batch.
-
-    Args:
-        matrices: the momentum of weights.
-        groups: the groups of the convolution of each: rows of different groups multiply different inputs, so each
-            group is a matrix of its own.
-
-    Returns:
-        Matrices of the same shapes.
-    """
+    """``orthogonalise`` for many matrices, those of equal shapes in one batch."""
     found: list[Tensor] = list(matrices)
     for members in by_shape(matrices, groups):
         shape, blocks = matrices[members[0]].shape, groups[members[0]]
