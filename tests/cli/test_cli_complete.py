@@ -115,7 +115,7 @@ def test_recommend_for_some_for_all_and_for_new_rows(model, tmp_path):
     assert sorted(pl.read_csv(io.StringIO(few))["item"]) == [3, 4]
     assert "Recommendations" in call("recommend", model, "u1", "--by", "upper")
     stranger = CliRunner().invoke(app, ["complete", "recommend", str(model), "nobody", "u1"])
-    assert "nobody: not in the fit; these are the columns that do best on average" in stranger.stderr
+    assert "nobody: not in the fit; this is what does best on average" in stranger.stderr
     for words in (["--all", "u1"], []):
         wrong = CliRunner().invoke(app, ["complete", "recommend", str(model), *words])
         assert "give row ids, or --all, or --rated FILE: one of the three" in str(wrong.exception)

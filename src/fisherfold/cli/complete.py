@@ -290,7 +290,7 @@ def recommend(
             found = model.recommend(None if everyone else ids, k, **options)
     unknown = [] if everyone or rated is not None else [t for t in ids or () if model.model_.row_ids.encode([t])[0] < 0]
     if unknown:
-        voice.remark(f"{', '.join(unknown)}: not in the fit; these are the columns that do best on average")
+        voice.remark(f"{', '.join(unknown)}: not in the fit; this is what does best on average")
     _show(voice, found, output, "Recommendations")
 
 

@@ -7,6 +7,7 @@ either entries or a matrix is rejected with both ways to say what is meant.
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, replace
 from typing import Any
@@ -127,6 +128,8 @@ def read_entries(X: Any, y: Any = None, *, columns: Any = None, matrix: bool | N
         return _checked(Entries(rows, cols, numbers(coo.data, "the matrix"), is_matrix=True))
     if frame_kind(X) is not None:
         return _from_frame(X, columns, matrix)
+    if isinstance(X, (str, os.PathLike)):
+        raise TypeError(f"X is a path; read it first, for example with polars.read_csv({os.fspath(X)!r})")
     array = np.asarray(unmasked(X))
     if array.ndim != 2:
         raise ValueError(

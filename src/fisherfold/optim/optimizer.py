@@ -416,8 +416,8 @@ def _given_groups(groups: Any, own: str, direction: str) -> list[Any]:
         groups = list(groups)
     if not isinstance(groups, list) or not all(isinstance(g, dict) and "rule" in g for g in groups) or not groups:
         raise TypeError(
-            f"{own} needs the module to find the weights that belong on spheres, and was given bare parameters or "
-            f"{type(groups).__name__}; pass the module: {own}(model, ...), or groups from fisherfold.optim.param_groups"
+            f"{own} needs the module to find the weights that belong on spheres, and was given bare parameters; "
+            f"pass the module: {own}(model, ...), or groups from fisherfold.optim.param_groups"
         )
     if direction == "natural":
         raise TypeError(f"{own} collects curvature from the module: pass it instead of parameter groups")
