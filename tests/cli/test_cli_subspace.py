@@ -226,7 +226,7 @@ def test_a_model_of_another_kind_is_not_replaced(table, monkeypatch):
         options = (folder / "train.csv", *columns) if command == "subspace" else (folder / "ratings.csv",)
         result = CliRunner().invoke(app, [command, "fit", *map(str, options), "-o", str(folder / held)])
         kinds = {"tasks": "subspace", "ratings": "completion"}
-        assert f"holds a {kinds[held]} model, which a" in str(result.exception)
+        assert f"it holds a {kinds[held]} model" in str(result.exception)
         with pytest.raises(FileExistsError, match=f"holds a {kinds[held]} model"):
             model.save(folder / held)
     assert {path: path.read_bytes() for path in folder.rglob("model.*")} == before

@@ -47,7 +47,7 @@ def answers(model):
     elif isinstance(model, MatrixCompletion):
         errors = model.model_.inference == "variational"
         found = list(model.predict(NAMES, return_std=True)) if errors else [model.predict(NAMES)]
-        found += [model.predict([("new", "i3"), ("u3", "new")]), model.recommend("u7", 9)[1]]
+        found += [model.predict([("new", "i3"), ("u3", "new")]), model.recommend("u7", 9)["prediction"].to_numpy()]
         found.append(model.predict_new(["i1", "i5", "i9"], [1.0, -1.0, 0.5], [f"i{j}" for j in range(20)]))
     elif isinstance(model, SubspaceClassifier):
         found = [model.predict_proba(X, task=TASK), model.transform(X)]

@@ -36,7 +36,7 @@ def test_estimators(name):
 
 OPTIONS = {
     "rngd": {}, "rngd-vr": {"step": 0.2, "batch_size": 10}, "rsgd": {"step": 0.1, "batch_size": 10},
-    "rsvrg": {"step": 0.1, "batch_size": 10}, "rcg": {}, "rgd": {},
+    "rsvrg": {"step": 0.1, "batch_size": 10}, "rcg": {}, "rgd": {}, "trust-region": {}, "lbfgs": {},
 }  # fmt: skip
 
 

@@ -13,7 +13,7 @@ import pytest
 import sklearn
 from fitted import FITS, HOLES, NAMES, TASK, VALUES, X, Y, answers
 from sklearn.linear_model import Ridge
-from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.model_selection import GridSearchCV, KFold, cross_val_score
 from sklearn.pipeline import make_pipeline
 
 from fisherfold.completion import LowRankImputer, MatrixCompletion, MatrixCompletionCV
@@ -89,9 +89,11 @@ def test_grid_search_with_two_workers():
         (SubspaceRegressor(max_iter=5), {"rank": [1, 2]}, X, Y),
         (SubspaceClassifier(max_iter=5, ridge=1.0), {"rank": [1, 2]}, X, Y > 0),
     ]
+    folds = KFold(2, shuffle=True, random_state=0)
     for estimator, grid, table, target in searches:
         serial, parallel = (
-            GridSearchCV(estimator, grid, cv=2, n_jobs=jobs, error_score="raise").fit(table, target) for jobs in (1, 2)
+            GridSearchCV(estimator, grid, cv=folds, n_jobs=jobs, error_score="raise").fit(table, target)
+            for jobs in (1, 2)
         )
         assert serial.best_params_ == parallel.best_params_
         np.testing.assert_allclose(

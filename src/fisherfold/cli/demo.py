@@ -27,9 +27,10 @@ def demo(
 ) -> None:
     """Recommend films with intervals, train a small network, fit a model on a manifold: a table, a picture, a page."""
     from fisherfold.demo import draw, race_gradients, race_networks, read_films, recommend_films, write_page
+    from fisherfold.files import make_folder, write_atomically
 
     folder = _find(data)
-    output.mkdir(parents=True, exist_ok=True)
+    make_folder(output)
     with voice.progress("films", 3) as bar:
         films = recommend_films(*read_films(folder), seed=seed)
         bar.advance()
@@ -41,7 +42,7 @@ def demo(
         bar.advance()
     pictures = draw(films, networks, gradients), draw(films, networks, gradients, dark=True)
     picture, page = output / "demo.png", output / "index.html"
-    picture.write_bytes(pictures[0])
+    write_atomically(picture, pictures[0])
     write_page(films, pictures, page)
     races = {
         name: [{"method": r.method, "seconds": r.seconds[-1], "value": r.values[-1]} for r in found]
