@@ -126,7 +126,7 @@ def cmfrec_cold(train, test, features, side: str) -> float:
     from cmfrec import CMF
     from sklearn.preprocessing import StandardScaler
 
-    from fisherfold.completion.features import encode_features
+    from fisherfold.completion.inference.features import encode_features
 
     tables = [encode_features(given, name) for given, name in zip(features, ("row", "column"), strict=True)]
     frames = []

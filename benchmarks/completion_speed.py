@@ -134,8 +134,8 @@ def report(name: str, tool: str, parts, rank: int, **options) -> None:
 def sums() -> None:
     import torch
 
-    from fisherfold.completion.gram import Summands
     from fisherfold.completion.grouped import bag_sum
+    from fisherfold.completion.inference.gram import Summands
     from fisherfold.completion.ratings import Ratings
 
     torch.set_num_threads(1)

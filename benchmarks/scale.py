@@ -98,8 +98,8 @@ def one(count: int) -> dict[str, Any]:
     import torch
 
     from fisherfold.completion import distributed_fit  # noqa: F401  # imported before memory is measured
-    from fisherfold.completion.als import Penalty, TwoSided, additive_model, grow
-    from fisherfold.completion.problem import CompletionProblem
+    from fisherfold.completion.point.als import Penalty, TwoSided, additive_model, grow
+    from fisherfold.completion.point.problem import CompletionProblem
     from fisherfold.distributed import joined
 
     torch.set_num_threads(1)

@@ -34,9 +34,9 @@ def made(rows: int, columns: int, rank: int, ratings: int):
 
     from fisherfold.completion import MatrixCompletion
     from fisherfold.completion.entries import Entries
+    from fisherfold.completion.inference.packed import pack
+    from fisherfold.completion.inference.posterior import CompletionPosterior, Side
     from fisherfold.completion.model import CompletionModel, Seen
-    from fisherfold.completion.packed import pack
-    from fisherfold.completion.posterior import CompletionPosterior, Side
     from fisherfold.tables.ids import IdIndex
 
     rng, q = np.random.default_rng(0), rank + 1

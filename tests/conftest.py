@@ -15,6 +15,5 @@ torch.set_num_threads(1)
 settings.register_profile("without deadlines", deadline=None)
 settings.load_profile("without deadlines")
 set_forkserver_preload(
-    ["torch._dynamo", "pytest", "fisherfold.completion", "fisherfold.solvers", "fisherfold.completion.variational",
-     "fisherfold.optim"]
+    ["torch._dynamo", "pytest", "fisherfold.completion", "fisherfold.solvers", "fisherfold.optim"]
 )  # fmt: skip

@@ -26,11 +26,11 @@ import numpy as np
 import torch
 
 from fisherfold.completion import grouped
-from fisherfold.completion.als import Penalty, TwoSided, additive_model, grow
-from fisherfold.completion.kernels import outer_table
-from fisherfold.completion.problem import CompletionProblem
+from fisherfold.completion.inference.variational import fit_variational
+from fisherfold.completion.point.als import Penalty, TwoSided, additive_model, grow
+from fisherfold.completion.point.kernels import outer_table
+from fisherfold.completion.point.problem import CompletionProblem
 from fisherfold.completion.ratings import Ratings
-from fisherfold.completion.variational import fit_variational
 
 RANK = 10
 SIZES = {"10^6": (6040, 3706, 10**6), "10^7": (70_000, 10_700, 10**7)}

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.distributions import Gamma, MultivariateNormal, kl_divergence
 
-from fisherfold.completion.packed import unpack
-from fisherfold.completion.posterior import PRIOR_ROWS, CompletionPosterior, Side
+from fisherfold.completion.inference.packed import unpack
+from fisherfold.completion.inference.posterior import PRIOR_ROWS, CompletionPosterior, Side
 from fisherfold.completion.ratings import Ratings
 
 

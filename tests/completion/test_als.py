@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from fisherfold.completion.als import Factors, Penalty, TwoSided, additive_model, grow, residual_product
-from fisherfold.completion.packed import pack, solve_positive
+from fisherfold.completion.inference.packed import pack, solve_positive
+from fisherfold.completion.point.als import Factors, Penalty, TwoSided, additive_model, grow, residual_product
 from fisherfold.completion.ratings import Ratings
 
 N, M, RANK = 9, 7, 2

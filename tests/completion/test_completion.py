@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from fisherfold import minimize
-from fisherfold.completion.packed import outer_table, solve_positive, unpack
-from fisherfold.completion.problem import CompletionProblem
+from fisherfold.completion.inference.packed import outer_table, solve_positive, unpack
+from fisherfold.completion.point.problem import CompletionProblem
 from fisherfold.completion.ratings import Ratings
 from fisherfold.solvers import GradientNorm
 

@@ -16,13 +16,13 @@ import torch
 from reference_completion import low_rank
 
 from fisherfold import MatrixCompletion
-from fisherfold.completion.features import encode_features
-from fisherfold.completion.gram import moments
-from fisherfold.completion.likelihoods import Ordinal, better_cuts, truncated
-from fisherfold.completion.observations import Observations
-from fisherfold.completion.prior_mean import FeatureEffects
-from fisherfold.completion.time_effects import periods_of
-from fisherfold.completion.variational import fit_variational, update_side
+from fisherfold.completion.inference.features import encode_features
+from fisherfold.completion.inference.gram import moments
+from fisherfold.completion.inference.likelihoods import Ordinal, better_cuts, truncated
+from fisherfold.completion.inference.observations import Observations
+from fisherfold.completion.inference.prior_mean import FeatureEffects
+from fisherfold.completion.inference.time_effects import periods_of
+from fisherfold.completion.inference.variational import fit_variational, update_side
 
 
 def feature_table(n: int, groups: list[int], seed: int) -> tuple[torch.Tensor, torch.Tensor]:

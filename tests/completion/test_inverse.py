@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fisherfold.completion.packed import invert_batch_last, pack, unpack
+from fisherfold.completion.inference.packed import invert_batch_last, pack, unpack
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 12])

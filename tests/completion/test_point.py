@@ -8,7 +8,7 @@ import torch
 
 from fisherfold import MatrixCompletion, minimize
 from fisherfold.completion import CompletionProblem, Ratings
-from fisherfold.completion.point import OPTIONS, SOLVERS, fit_point, held_out_entries
+from fisherfold.completion.point.fit import OPTIONS, SOLVERS, fit_point, held_out_entries
 from fisherfold.solvers import GradientNorm
 
 RNG = np.random.default_rng(0)

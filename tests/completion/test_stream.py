@@ -11,10 +11,10 @@ import torch
 from reference_completion import low_rank
 
 from fisherfold.completion import MatrixCompletion
-from fisherfold.completion.packed import unpack
+from fisherfold.completion.inference.packed import unpack
+from fisherfold.completion.inference.stream import absorb, grow, look_back
+from fisherfold.completion.inference.variational import fit_variational
 from fisherfold.completion.ratings import Ratings
-from fisherfold.completion.stream import absorb, grow, look_back
-from fisherfold.completion.variational import fit_variational
 
 
 @pytest.fixture

@@ -11,14 +11,14 @@ import reference_completion as reference
 import torch
 from reference_completion import low_rank
 
-import fisherfold.completion.gram as gram
-import fisherfold.completion.posterior as predictive
-import fisherfold.completion.variational as module
-from fisherfold.completion.gram import moments
-from fisherfold.completion.packed import unpack
+import fisherfold.completion.inference.gram as gram
+import fisherfold.completion.inference.posterior as predictive
+import fisherfold.completion.inference.variational as module
+from fisherfold.completion.inference.gram import moments
+from fisherfold.completion.inference.packed import unpack
+from fisherfold.completion.inference.start import raise_rank, start_posterior
+from fisherfold.completion.inference.variational import fit_variational, gradual_start, update_side
 from fisherfold.completion.ratings import Ratings
-from fisherfold.completion.start import raise_rank, start_posterior
-from fisherfold.completion.variational import fit_variational, gradual_start, update_side
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fisherfold import MatrixCompletion
-from fisherfold.completion.problem import CompletionProblem
+from fisherfold.completion.point.problem import CompletionProblem
 from fisherfold.completion.ratings import Ratings
 from fisherfold.distributed import ALONE, Group
 from fisherfold.files import write_tensors

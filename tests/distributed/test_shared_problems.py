@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from fisherfold.completion.point import fit_point, held_out_entries
-from fisherfold.completion.problem import CompletionProblem
+from fisherfold.completion.inference.variational import fit_variational, gradual_start
+from fisherfold.completion.point.fit import fit_point, held_out_entries
+from fisherfold.completion.point.problem import CompletionProblem
 from fisherfold.completion.ratings import Chunk, Ratings
-from fisherfold.completion.variational import fit_variational, gradual_start
 from fisherfold.distributed import ALONE, Axis, Group
 from fisherfold.solvers import GradientNorm, MaxSeconds, minimize
 

@@ -531,8 +531,8 @@ def _entries(table: RatingTable) -> Entries:
 
 def _features(entries: Entries, files: tuple[Path | None, Path | None]) -> Extras:
     """The features in some files, encoded."""
-    from fisherfold.completion.features import encode_features, with_numbers
     from fisherfold.completion.fit import Extras
+    from fisherfold.completion.inference.features import encode_features, with_numbers
     from fisherfold.tables.readers import read_table
 
     found = [

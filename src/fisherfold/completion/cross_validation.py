@@ -13,11 +13,11 @@ import torch
 from fisherfold.completion.entries import Entries
 from fisherfold.completion.estimator import CHECKS, SEARCH_CHECKS, MatrixCompletion
 from fisherfold.completion.fit import Settings, prepare, solve
+from fisherfold.completion.inference.posterior import CompletionPosterior
+from fisherfold.completion.inference.start import raise_rank
+from fisherfold.completion.inference.variational import largest_first
 from fisherfold.completion.model import CompletionModel, fitted
-from fisherfold.completion.posterior import CompletionPosterior
 from fisherfold.completion.ratings import Ratings
-from fisherfold.completion.start import raise_rank
-from fisherfold.completion.variational import largest_first
 from fisherfold.tables.ids import IdIndex
 from fisherfold.threads import threads
 from fisherfold.warn import warn

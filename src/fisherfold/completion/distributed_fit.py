@@ -21,8 +21,8 @@ from fisherfold.completion.entries import Codes, Entries, Floats, merge
 from fisherfold.completion.estimator import MatrixCompletion
 from fisherfold.completion.files import pack_posterior, unpack_posterior
 from fisherfold.completion.fit import Settings, Table, resolving, solve
+from fisherfold.completion.inference.posterior import CompletionPosterior
 from fisherfold.completion.model import CompletionModel, Seen
-from fisherfold.completion.posterior import CompletionPosterior
 from fisherfold.completion.ratings import Chunk, Ratings
 from fisherfold.distributed import Axis, Group, balanced_cuts, current_group
 from fisherfold.files import sound

@@ -21,12 +21,12 @@ from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted
 
 from fisherfold.completion.entries import RULES, Codes, Entries, Floats, merge, read_entries, read_pairs
-from fisherfold.completion.features import FeatureColumns, as_times, encode_features
 from fisherfold.completion.files import KIND, pack, unpack
 from fisherfold.completion.fit import Extras, Settings
-from fisherfold.completion.likelihoods import LIKELIHOODS
+from fisherfold.completion.inference.features import FeatureColumns, as_times, encode_features
+from fisherfold.completion.inference.likelihoods import LIKELIHOODS
 from fisherfold.completion.model import UNSEEN, CompletionModel, fitted
-from fisherfold.completion.point import SOLVERS
+from fisherfold.completion.point.fit import SOLVERS
 from fisherfold.completion.recommend import BY, best_columns, factors, inner_product_vectors, most_similar
 from fisherfold.files import sound
 from fisherfold.tables import validation

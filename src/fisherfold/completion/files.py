@@ -13,11 +13,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fisherfold.completion.likelihoods import Ordinal
+from fisherfold.completion.inference.likelihoods import Ordinal
+from fisherfold.completion.inference.posterior import CompletionPosterior, Side
+from fisherfold.completion.inference.prior_mean import FeatureEffects, SetEffects
+from fisherfold.completion.inference.time_effects import TimeEffects
 from fisherfold.completion.model import CompletionModel, Seen
-from fisherfold.completion.posterior import CompletionPosterior, Side
-from fisherfold.completion.prior_mean import FeatureEffects, SetEffects
-from fisherfold.completion.time_effects import TimeEffects
 from fisherfold.tables.folders import expect, expect_number, pack_index, unpack_index
 
 KIND = "completion"

@@ -14,14 +14,14 @@ import numpy as np
 import torch
 
 from fisherfold.completion.entries import Codes, Floats, merge
-from fisherfold.completion.features import FeatureColumns
-from fisherfold.completion.observations import Observations
-from fisherfold.completion.point import fit_point
-from fisherfold.completion.posterior import CompletionPosterior
+from fisherfold.completion.inference.features import FeatureColumns
+from fisherfold.completion.inference.observations import Observations
+from fisherfold.completion.inference.posterior import CompletionPosterior
+from fisherfold.completion.inference.start import FeatureTable
+from fisherfold.completion.inference.time_effects import periods_of
+from fisherfold.completion.inference.variational import fit_variational, gradual_start
+from fisherfold.completion.point.fit import fit_point
 from fisherfold.completion.ratings import Ratings
-from fisherfold.completion.start import FeatureTable
-from fisherfold.completion.time_effects import periods_of
-from fisherfold.completion.variational import fit_variational, gradual_start
 from fisherfold.tables.ids import IdIndex
 from fisherfold.warn import warn
 

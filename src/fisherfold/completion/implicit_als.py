@@ -21,10 +21,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fisherfold.completion.gram import Evidence, moments
 from fisherfold.completion.grouped import Grouped
-from fisherfold.completion.packed import invert_batch_last, triangle
-from fisherfold.completion.posterior import CompletionPosterior, Side
+from fisherfold.completion.inference.gram import Evidence, moments
+from fisherfold.completion.inference.packed import invert_batch_last, triangle
+from fisherfold.completion.inference.posterior import CompletionPosterior, Side
 from fisherfold.completion.ratings import Ratings
 
 _CHUNK_ENTRIES = 2**20  # of the (q, q, n) working arrays: they stay in the cache

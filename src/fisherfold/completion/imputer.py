@@ -25,11 +25,11 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from fisherfold.completion.entries import LARGEST, unmasked
 from fisherfold.completion.files import pack_posterior, unpack_posterior
-from fisherfold.completion.packed import unpack
-from fisherfold.completion.posterior import CompletionPosterior
+from fisherfold.completion.inference.packed import unpack
+from fisherfold.completion.inference.posterior import CompletionPosterior
+from fisherfold.completion.inference.stream import absorb, grow
+from fisherfold.completion.inference.variational import fit_variational, gradual_start
 from fisherfold.completion.ratings import Ratings
-from fisherfold.completion.stream import absorb, grow
-from fisherfold.completion.variational import fit_variational, gradual_start
 from fisherfold.files import sound
 from fisherfold.tables import validation
 from fisherfold.tables.folders import expect, expect_number, load_folder, model_file, save_folder

@@ -21,9 +21,9 @@ from torch import Tensor
 from fisherfold.completion.entries import Codes, Floats, merge
 from fisherfold.completion.fit import Extras, Settings, prepare, solve
 from fisherfold.completion.implicit_als import new_rows
-from fisherfold.completion.posterior import CompletionPosterior
+from fisherfold.completion.inference.posterior import CompletionPosterior
+from fisherfold.completion.inference.stream import absorb, grow, look_back
 from fisherfold.completion.ratings import Chunk, Ratings
-from fisherfold.completion.stream import absorb, grow, look_back
 from fisherfold.distributed import Axis
 from fisherfold.plain import counted
 from fisherfold.tables.ids import IdIndex

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from fisherfold.completion.entries import Codes, Floats
+from fisherfold.completion.inference.packed import triangle, unpack
 from fisherfold.completion.model import CompletionModel
-from fisherfold.completion.packed import triangle, unpack
 from fisherfold.threads import threads
 
 BY = ("mean", "upper", "sample")

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from fisherfold import datasets
-from fisherfold.completion.problem import CompletionProblem
+from fisherfold.completion.point.problem import CompletionProblem
 from fisherfold.completion.ratings import Ratings, places
 from fisherfold.manifolds.base import Point
 from fisherfold.problems.base import Problem

@@ -20,13 +20,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from fisherfold.completion.gram import Summands, moments
 from fisherfold.completion.grouped import Grouped
-from fisherfold.completion.packed import pack, unpack
-from fisherfold.completion.posterior import CompletionPosterior, Side
-from fisherfold.completion.prior_mean import SET_STRENGTH, SetEffects
+from fisherfold.completion.inference.gram import Summands, moments
+from fisherfold.completion.inference.packed import pack, unpack
+from fisherfold.completion.inference.posterior import CompletionPosterior, Side
+from fisherfold.completion.inference.prior_mean import SET_STRENGTH, SetEffects
+from fisherfold.completion.inference.variational import fit_variational, noise_floor
 from fisherfold.completion.ratings import Ratings
-from fisherfold.completion.variational import fit_variational, noise_floor
 
 
 def grow(side: Side, other: Side, n_new: int) -> None:

@@ -20,13 +20,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fisherfold.completion.gram import Evidence, Summands, moments
 from fisherfold.completion.grouped import Grouped
-from fisherfold.completion.observations import Observations
-from fisherfold.completion.packed import invert_batch_last, triangle
-from fisherfold.completion.posterior import WEIGHT_STRENGTH, CompletionPosterior, Side
+from fisherfold.completion.inference.gram import Evidence, Summands, moments
+from fisherfold.completion.inference.observations import Observations
+from fisherfold.completion.inference.packed import invert_batch_last, triangle
+from fisherfold.completion.inference.posterior import WEIGHT_STRENGTH, CompletionPosterior, Side
+from fisherfold.completion.inference.start import FeatureTable, raise_rank, start_posterior
 from fisherfold.completion.ratings import Ratings
-from fisherfold.completion.start import FeatureTable, raise_rank, start_posterior
 
 _RATINGS_EACH = 3  # for each coefficient of the first rank: with 2 a factor dies in every fifth table of 500 ids
 # On the way, a rank is left when a pass gains less than this, or after so many passes.

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fisherfold.completion.grouped import Grouped
-from fisherfold.completion.packed import outer_table, packed_positions, solve_positive, unpack
+from fisherfold.completion.inference.packed import outer_table, packed_positions, solve_positive, unpack
 from fisherfold.fisher.blocks import apply_blocks, inverse_blocks
 
 # Gathered rows exist for this many ratings at a time.

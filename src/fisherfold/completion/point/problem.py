@@ -17,9 +17,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fisherfold.completion import kernels
-from fisherfold.completion.fisher_operators import CompletionFisher
-from fisherfold.completion.packed import unpack
+from fisherfold.completion.inference.packed import unpack
+from fisherfold.completion.point import kernels
+from fisherfold.completion.point.fisher_operators import CompletionFisher
 from fisherfold.completion.ratings import Ratings
 from fisherfold.fisher.kronecker import KroneckerFisher
 from fisherfold.fisher.operators import FisherOperator
@@ -238,7 +238,7 @@ class CompletionProblem(Problem):
         return torch.where(spare > 0, rest / spare.clamp(min=1), 0.0)
 
     def descend(self, x: Tensor, batches: Iterable[Tensor], *, step: Callable[[int], float]) -> Tensor:  # noqa: D102
-        from fisherfold.completion.variance_reduction import DenseEpoch, can_fuse
+        from fisherfold.completion.point.variance_reduction import DenseEpoch, can_fuse
 
         batches = list(batches)
         if not can_fuse(self, batches):
@@ -247,7 +247,7 @@ class CompletionProblem(Problem):
         return DenseEpoch(self, x, x, *nothing).run(batches, step)
 
     def snapshot(self, x: Tensor) -> Snapshot:  # noqa: D102
-        from fisherfold.completion.variance_reduction import CompletionSnapshot
+        from fisherfold.completion.point.variance_reduction import CompletionSnapshot
 
         return CompletionSnapshot(self, x, table=self.table)
 

@@ -1,6 +1,6 @@
 """Completion by a point estimate, in the form of a posterior: prediction, new rows and files are the same for both.
 
-``solver="auto"`` is the natural gradient of ``fisherfold.completion.als``: half-steps of length 1 with row-block
+``solver="auto"`` is the natural gradient of ``fisherfold.completion.point.als``: half-steps of length 1 with row-block
 Fisher, nothing to tune. Without a ridge, λ is chosen on a tenth of the ratings along a warm-started path λ = c σ²/s, σ²
 the variance that offsets leave and s the standard deviation of all values, and on below it where its least λ is the
 best; then all ratings are fitted. Other solvers are those of ``minimize``, for the paper's problem on what offsets
@@ -25,12 +25,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fisherfold.completion.als import Factors, Penalty, TwoSided, additive_model, grow
-from fisherfold.completion.gram import moments
-from fisherfold.completion.posterior import CompletionPosterior, Side
-from fisherfold.completion.problem import CompletionProblem
+from fisherfold.completion.inference.gram import moments
+from fisherfold.completion.inference.posterior import CompletionPosterior, Side
+from fisherfold.completion.inference.variational import noise_floor, update_side
+from fisherfold.completion.point.als import Factors, Penalty, TwoSided, additive_model, grow
+from fisherfold.completion.point.problem import CompletionProblem
 from fisherfold.completion.ratings import Ratings
-from fisherfold.completion.variational import noise_floor, update_side
 from fisherfold.solvers import GradientNorm, Stagnation, minimize
 
 # those that need no step size; of rngd-vr the one that did best on the paper's data is taken

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fisherfold.completion.grouped import Grouped
-from fisherfold.completion.packed import order_of, outer_table, packed_positions, triangle
+from fisherfold.completion.inference.packed import order_of, outer_table, packed_positions, triangle
 
 _WIDEST, _SLICE = 512, 128  # columns of a table that is summed as it is, and of the slices of a wider one
 _BLOCK_ENTRIES = 2**25

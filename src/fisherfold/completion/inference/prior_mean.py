@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from fisherfold.completion.grouped import Grouped
-from fisherfold.completion.kernels import plain_sum
-from fisherfold.completion.packed import pack
+from fisherfold.completion.inference.packed import pack
+from fisherfold.completion.point.kernels import plain_sum
 
 # γ, chosen on a validation part of MovieLens-1M; raising the bound over it instead is slower and no more accurate.
 SET_STRENGTH = 3.0

@@ -30,8 +30,8 @@ import torch
 from scipy.linalg import lapack
 from torch import Tensor
 
-from fisherfold.completion.kernels import ColumnFit, fit_columns
-from fisherfold.completion.problem import CompletionProblem, TableRule
+from fisherfold.completion.point.kernels import ColumnFit, fit_columns
+from fisherfold.completion.point.problem import CompletionProblem, TableRule
 from fisherfold.fisher.kronecker import KroneckerFisher
 from fisherfold.fisher.operators import FisherOperator
 from fisherfold.problems.base import Snapshot

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from fisherfold.completion.grouped import Grouped, bag_sum
-from fisherfold.completion.packed import pack, unpack
-from fisherfold.completion.posterior import WEIGHT_STRENGTH, CompletionPosterior, Side
-from fisherfold.completion.prior_mean import FeatureEffects
+from fisherfold.completion.inference.packed import pack, unpack
+from fisherfold.completion.inference.posterior import WEIGHT_STRENGTH, CompletionPosterior, Side
+from fisherfold.completion.inference.prior_mean import FeatureEffects
 from fisherfold.completion.ratings import Ratings
 from fisherfold.distributed import Axis
 

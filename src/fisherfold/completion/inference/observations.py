@@ -26,10 +26,10 @@ import torch
 from torch import Tensor
 
 from fisherfold.completion.grouped import Grouped, bag_sum
-from fisherfold.completion.likelihoods import Ordinal, better_cuts, truncated
-from fisherfold.completion.posterior import CompletionPosterior
+from fisherfold.completion.inference.likelihoods import Ordinal, better_cuts, truncated
+from fisherfold.completion.inference.posterior import CompletionPosterior
+from fisherfold.completion.inference.time_effects import TimeEffects
 from fisherfold.completion.ratings import Ratings
-from fisherfold.completion.time_effects import TimeEffects
 
 _CHUNK = 2**18
 _LEAST_SHARE = 0.02

@@ -27,12 +27,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fisherfold.completion.gram import moments, second_moment_of_products
 from fisherfold.completion.grouped import Grouped
-from fisherfold.completion.likelihoods import Ordinal
-from fisherfold.completion.packed import pack, packed_positions, unpack
-from fisherfold.completion.prior_mean import SET_STRENGTH, FeatureEffects, SetEffects, Strangers
-from fisherfold.completion.time_effects import TimeEffects
+from fisherfold.completion.inference.gram import moments, second_moment_of_products
+from fisherfold.completion.inference.likelihoods import Ordinal
+from fisherfold.completion.inference.packed import pack, packed_positions, unpack
+from fisherfold.completion.inference.prior_mean import SET_STRENGTH, FeatureEffects, SetEffects, Strangers
+from fisherfold.completion.inference.time_effects import TimeEffects
 from fisherfold.distributed import Axis
 
 WEIGHT_STRENGTH = 20.0  # ν, chosen on a validation part of MovieLens-1M; 10 and 40 do as well to 0.0005

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from fisherfold.completion.grouped import Grouped
-from fisherfold.completion.kernels import moments, square_sum, value_sum
-from fisherfold.completion.packed import solve_positive
+from fisherfold.completion.inference.packed import solve_positive
+from fisherfold.completion.point.kernels import moments, square_sum, value_sum
 from fisherfold.completion.ratings import Ratings
 
 _PAIRS = 2**20  # predicted at a time

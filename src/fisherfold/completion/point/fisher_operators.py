@@ -20,8 +20,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fisherfold.completion import kernels as kernels
-from fisherfold.completion.packed import triangle, unpack
+from fisherfold.completion.inference.packed import triangle, unpack
+from fisherfold.completion.point import kernels as kernels
 from fisherfold.completion.ratings import Ratings
 from fisherfold.fisher.blocks import apply_blocks, inverse_blocks
 from fisherfold.fisher.operators import FisherOperator

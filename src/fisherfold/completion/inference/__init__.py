@@ -1,0 +1,1 @@
+"""Variational inference: sums over ratings, posteriors, prior means, likelihoods and passes."""
