@@ -27,6 +27,7 @@ from test_shared_subspace import rows  # isort: skip
 TABLE = np.random.default_rng(0)
 VALUES = 3 + TABLE.normal(size=(23, 2)) @ TABLE.normal(size=(2, 13)) + 0.1 * TABLE.normal(size=(23, 13))
 PAIRS = np.argwhere(TABLE.random(VALUES.shape) < 0.6)
+SMALL: dict[str, Any] = {"rank": 2, "tol": 0.0, "max_iter": 4}
 
 
 def ratings(group: Group) -> tuple[Any, Any]:
@@ -60,7 +61,7 @@ class _Stopped(Exception):
     """In place of a kill."""
 
 
-def stopped_after(passes: int, model: Any, *share: Any) -> None:
+def stopped_after(passes: int, model: Any, share: Any, place: Path) -> None:
     """A fit of which nothing is left but its checkpoint."""
     save, count = FitCheckpoint.save, itertools.count(1)
 
@@ -71,7 +72,7 @@ def stopped_after(passes: int, model: Any, *share: Any) -> None:
 
     FitCheckpoint.save = save_and_stop  # type: ignore[method-assign]
     with contextlib.suppress(_Stopped):
-        model.fit_share(*share)
+        model.fit_share(*share, checkpoint=place)
     FitCheckpoint.save = save  # type: ignore[method-assign]
 
 
@@ -83,58 +84,47 @@ def said(call: Any) -> list[str]:
     return ["nothing", ""]
 
 
-def checkpoints_of_other_values(folder: str) -> dict[str, list[str]]:
-    """The same pairs with values of the same mean and spread, which is what another column of one file may have."""
+def checkpoints_of_other_fits(folder: str) -> dict[str, list[str]]:
+    """Among them the same pairs with values of the same mean and spread, as another column of one file may have."""
     group = Group()
     pairs, values = ratings(group)
     everywhere = VALUES[PAIRS[:, 0], PAIRS[:, 1]]
     other = np.random.default_rng(1).permutation(everywhere)
     start = int(group.gather(torch.tensor([len(values)]))[: group.rank].sum())
-    found = {}
-    for inference in ("variational",):
-        place = Path(folder) / inference
-        options: dict[str, Any] = {"rank": 2, "tol": 0.0, "max_iter": 4, "inference": inference, "checkpoint": place}
-        stopped_after(4, MatrixCompletion(**options), pairs, values)
-        assert not group.is_first or place.exists()
-        theirs = other[start : start + len(values)]
-        found[f"other {inference}"] = said(lambda o=options, v=theirs: MatrixCompletion(**o).fit_share(pairs, v))
-        found[f"same {inference}"] = said(lambda o=options: MatrixCompletion(**o).fit_share(pairs, values))
-    return found
+    theirs, place = other[start : start + len(values)], Path(folder) / "c"
+    stopped_after(4, MatrixCompletion(**SMALL), (pairs, values), place)
+
+    def go_on(pairs: Any, values: Any, **options: Any) -> list[str]:
+        return said(lambda: MatrixCompletion(**SMALL | options).fit_share(pairs, values, checkpoint=place))
+
+    return {
+        "values": go_on(pairs, theirs), "ids": go_on(pairs + 100, values), "seed": go_on(pairs, values, random_state=1),
+        "same": go_on(pairs, values),
+    }  # fmt: skip
 
 
-def test_a_checkpoint_of_other_values_of_the_same_pairs_is_refused(tmp_path: Path) -> None:
-    ranks = on_ranks(2, tmp_path, checkpoints_of_other_values, str(tmp_path))
+def test_a_checkpoint_of_other_data_or_options_is_refused(tmp_path: Path) -> None:
+    ranks = on_ranks(2, tmp_path, checkpoints_of_other_fits, str(tmp_path))
     assert ranks[0] == ranks[1]
-    for inference in ("variational",):
-        assert ranks[0][f"same {inference}"] == ["nothing", ""]
-        kind, sentence = ranks[0][f"other {inference}"]
+    assert ranks[0].pop("same") == ["nothing", ""]
+    for name, part in (("values", "data"), ("ids", "data"), ("seed", "seed")):
+        kind, sentence = ranks[0][name]
         assert kind == "ValueError"
-        assert "belongs to another fit, it differs in data; remove the file" in sentence
-
-
-def two_fits(folder: str) -> list[tuple[Any, Any]]:
-    """A completion with its checkpoint, and the share of this process."""
-    group = Group()
-    table = MatrixCompletion(rank=2, max_iter=4, checkpoint=Path(folder) / "completion")
-    return [(table, ratings(group))]
+        assert f"belongs to another fit, it differs in {part}; remove the file" in sentence
 
 
 def keep(folder: str) -> None:
-    for model, share in two_fits(folder):
-        stopped_after(2, model, *share)
+    stopped_after(2, MatrixCompletion(**SMALL), ratings(Group()), Path(folder) / "c")
 
 
-def go_on(folder: str) -> list[list[str]]:
-    return [said(lambda m=model, s=share: m.fit_share(*s)) for model, share in two_fits(folder)]
+def go_on(folder: str) -> list[str]:
+    return said(lambda: MatrixCompletion(**SMALL).fit_share(*ratings(Group()), checkpoint=Path(folder) / "c"))
 
 
-def test_another_number_of_processes_goes_on_or_is_named(tmp_path: Path) -> None:
+def test_another_number_of_processes_goes_on(tmp_path: Path) -> None:
     on_ranks(2, tmp_path, keep, str(tmp_path))
     ranks = on_ranks(3, tmp_path, go_on, str(tmp_path))
-    assert ranks[0] == ranks[1] == ranks[2]
-    (completion,) = ranks[0]
-    assert completion == ["nothing", ""]
-    assert not (tmp_path / "completion").exists()
+    assert ranks == [["nothing", ""]] * 3
 
 
 def unlike_options(folder: str) -> dict[str, list[str]]:
@@ -146,7 +136,9 @@ def unlike_options(folder: str) -> dict[str, list[str]]:
     found = {}
 
     def completion(name: str, **options: Any) -> None:
-        found[name] = said(lambda: MatrixCompletion(**{"rank": 2, "max_iter": 3} | options).fit_share(pairs, values))
+        kept = {"checkpoint": options.pop("checkpoint", None)}
+        model = MatrixCompletion(**{"rank": 2, "max_iter": 3} | options)
+        found[name] = said(lambda: model.fit_share(pairs, values, **kept))
 
     def subspace(name: str, *share: Any, **options: Any) -> None:
         found[name] = said(lambda: SubspaceRegressor(**{"rank": 2, "max_iter": 3} | options).fit_share(*share))
@@ -313,14 +305,11 @@ def test_a_file_that_one_rank_cannot_read_or_has_another_copy_of_ends_all(tmp_pa
     content[middle : middle + 2000] = bytes(2000)
     (tmp_path / "damaged.parquet").write_bytes(content)
     frame.write_csv(tmp_path / "host0.csv")
-    frame[:-1].write_csv(tmp_path / "host1.csv")
+    frame[::-1].write_csv(tmp_path / "host1.csv")
     ranks = on_ranks(2, tmp_path, broken_files, str(tmp_path))
-    (kind, damaged), (other_kind, _) = ranks[0]
-    assert ranks[0][0] == ranks[1][0]
+    assert ranks[0] == ranks[1]
+    (kind, damaged), (other_kind, copies) = ranks[0]
     assert (kind, other_kind) == ("ValueError", "ValueError")
-    assert damaged.startswith(f"rank 1: {tmp_path / 'damaged.parquet'} cannot be read as a table: ")
-    sizes = [(tmp_path / f"host{rank}.csv").stat().st_size for rank in (0, 1)]
-    columns = "bytes and the columns row, column, value"
-    for rank, (_, (_, said_here)) in enumerate(ranks):
-        has = f"{tmp_path / f'host{rank}.csv'} has {sizes[0]} {columns} on rank 0, and {sizes[1]} {columns} on rank 1"
-        assert said_here == f"all ranks must read the same file: {has}"
+    assert damaged.startswith(f"rank 1: {tmp_path / 'damaged.parquet'} cannot be read as Parquet: ")
+    names = [f"{tmp_path / f'host{rank}.csv'} of rank {rank}" for rank in (0, 1)]
+    assert copies == f"all ranks must read the same file: {' and '.join(names)} differ"

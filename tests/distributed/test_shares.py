@@ -113,8 +113,10 @@ def test_a_fault_of_one_rank_is_told_by_all(tmp_path: Path) -> None:
     ranks = on_ranks(2, tmp_path, faults, str(tmp_path))
     assert ranks[0] == ranks[1]
     expected = [
-        "absent.csv", "rank 1: the values must be finite", "entry repeats a pair .* row 'ann', column 5",
-        "there are no ratings: found 0 observed entries on all ranks", "the processes have different options",
+        "rank 0: there is no file .*absent.csv", "rank 1: the values must be finite",
+        "entry repeats a pair .* row 'ann', column 5",
+        "there are no ratings: found 0 observed entries on all ranks",
+        "all ranks must be given the same options: rank is 1 on rank 0 and 2 on rank 1",
         "the rank must be given; choose it in one process", "checkpoint needs inference='variational'",
     ]  # fmt: skip
     for message, pattern in zip(ranks[0], expected, strict=True):

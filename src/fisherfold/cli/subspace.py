@@ -99,6 +99,7 @@ def fit(
     from fisherfold.distributed import joined, under_torchrun
     from fisherfold.subspace import SubspaceClassifier, SubspaceRegressor
     from fisherfold.subspace.files import KIND, save_model
+    from fisherfold.tables.agreement import check_same_file
 
     check_output(output, KIND)
     if classify and inference is not None:
@@ -113,6 +114,8 @@ def fit(
     voice.resume = "no model was written; the same command starts again"
     reading: dict[str, Any] = {"separator": separator, "encoding": encoding, "max_bytes": in_bytes(unpack_limit)}
     with joined(timeout) as processes:
+        if shared:
+            check_same_file(data, processes)
         with processes.together():
             table = read_rows(
                 data, skip_bad_lines=skip_bad_lines, part=(processes.rank, processes.size) if shared else (0, 1),

@@ -12,12 +12,13 @@ import math
 import os
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from fisherfold.completion.entries import Codes, Entries, Floats, merge
+from fisherfold.completion.entries import Codes, Entries, Floats, merge, mixed
 from fisherfold.completion.estimator import MatrixCompletion
 from fisherfold.completion.files import pack_posterior, unpack_posterior
 from fisherfold.completion.fit import Settings, Table, resolving, solve
@@ -25,9 +26,11 @@ from fisherfold.completion.inference.posterior import CompletionPosterior
 from fisherfold.completion.model import CompletionModel, Seen
 from fisherfold.completion.ratings import Chunk, Ratings
 from fisherfold.distributed import Axis, Group, balanced_cuts, current_group
-from fisherfold.files import sound
+from fisherfold.files import digest, sound
+from fisherfold.tables.agreement import check_same_file, check_same_options
 from fisherfold.tables.checkpoint import FitCheckpoint
 from fisherfold.tables.ids import IdIndex, objects
+from fisherfold.tables.validation import saved_parameters
 from fisherfold.threads import threads
 
 # Up to so many ratings the model keeps them, 8 bytes each, on every process.
@@ -37,7 +40,7 @@ _SAMPLE = 2**13  # of the values of a share, to tell where most of them lie
 
 def fit_shared(
     model: MatrixCompletion, read: Callable[[Group], Entries | None], process_group: Any,
-    checkpoint: str | os.PathLike[str] | None,
+    checkpoint: str | os.PathLike[str] | None, file: str | Path | None = None,
 ) -> MatrixCompletion:  # fmt: skip
     """Fit an estimator together with the other processes of a group."""
     group = current_group(process_group)
@@ -48,10 +51,11 @@ def fit_shared(
         settings = model._settings()
         if checkpoint is not None and settings.inference == "point":
             raise ValueError("checkpoint needs inference='variational'")
-        mine = json.dumps({k: v for k, v in asdict(settings).items() if k not in ("seed", "device")}, default=str)
-    given = group.gather_texts(mine)
-    if len(set(given)) > 1:
-        raise ValueError(f"the processes have different options: {' and '.join(sorted(set(given))[:2])}")
+    # the path of a checkpoint may differ, and the seed, of which that of the first process counts
+    common = saved_parameters({name: value for name, value in model.get_params().items() if name != "random_state"})
+    check_same_options(common | {"checkpoint": None if checkpoint is None else "a file"}, group)
+    if file is not None:
+        check_same_file(file, group)
     with group.together():
         entries = read(group)
     settings = replace(settings, seed=int(group.gather_texts(str(settings.seed))[0]))
@@ -66,11 +70,11 @@ def fit_shared(
 def _fit(
     entries: Entries | None, settings: Settings, group: Group, checkpoint: str | os.PathLike[str] | None
 ) -> CompletionModel:
-    table, row_ids, column_ids = share_out(entries, settings, group)
+    table, row_ids, column_ids, data = share_out(entries, settings, group, with_digest=checkpoint is not None)
     settings = settings.for_table(len(row_ids), len(column_ids))
     saved, init = None, None
     if checkpoint is not None:
-        saved = FitCheckpoint(checkpoint, _identity(table, settings), group)
+        saved = FitCheckpoint(checkpoint, _identity(data, settings), group)
         if (found := saved.load()) is not None:
             with sound(saved.path, "checkpoint"):
                 init = unpack_posterior(*found).shared_out(table.ratings.row_axis, table.ratings.column_axis)
@@ -92,16 +96,26 @@ def _as_content(posterior: CompletionPosterior) -> tuple[dict[str, torch.Tensor]
     return {name: torch.from_numpy(array) for name, array in arrays.items()}, meta
 
 
-def _identity(table: Table, settings: Settings) -> dict[str, Any]:
+def _identity(data: str, settings: Settings) -> dict[str, Any]:
     """What tells this fit from others; ``max_iter`` may grow."""
     free = {"max_iter", "device", "verbose"}
     options = {name: value for name, value in asdict(settings).items() if name not in free}
-    data = [table.ratings.n_ratings, *(f"{x:.9g}" for x in (table.center, table.scale, table.low, table.high))]
-    return options | {"shape": table.ratings.shape, "data": data}
+    return options | {"data": data}
 
 
-def share_out(entries: Entries | None, settings: Settings, group: Group) -> tuple[Table, IdIndex, IdIndex]:
-    """Number the ids of all shares, give every process its ratings, and centre and scale their values."""
+def _digest(ids: tuple[IdIndex, IdIndex], own: Codes, other: Codes, values: Floats, group: Group) -> str:
+    """A fingerprint of ids and entries that does not depend on who holds which."""
+    pair = (own.astype(np.uint64) << np.uint64(32)) + other.astype(np.uint64)
+    total = int(mixed(mixed(pair) ^ values.view(np.uint64)).sum())
+    high, low, count = group.sum(torch.tensor([total >> 32, total % 2**32, len(values)])).tolist()
+    arrays = [torch.from_numpy(part.copy()) for index in ids for part in index.to_arrays().values()]
+    return f"{count} entries {((high << 32) + low) % 2**64:016x} of ids {digest(arrays)}"
+
+
+def share_out(
+    entries: Entries | None, settings: Settings, group: Group, *, with_digest: bool = False
+) -> tuple[Table, IdIndex, IdIndex, str]:
+    """Number the ids of all shares, give every process its ratings, centred and scaled, and take a digest of all."""
     with group.together():
         local = (IdIndex(), IdIndex(), *np.zeros((2, 0), dtype=np.int64)) if entries is None else entries.indexed()
     values = np.zeros(0) if entries is None else entries.values
@@ -118,6 +132,7 @@ def share_out(entries: Entries | None, settings: Settings, group: Group) -> tupl
             pair = (own, other) if flipped else (other, own)
             i, j, values = merge(*pair, values, settings.duplicates, ids)
             own, other = (i, j) if flipped else (j, i)
+    data = _digest(ids, own, other, values, group) if with_digest else ""
     center, scale, low, high, dtype = _level(values, settings, group)
     axis = Axis(len(counts), cuts[group.rank], cuts[group.rank + 1], group)
     chunk = Chunk(
@@ -129,7 +144,7 @@ def share_out(entries: Entries | None, settings: Settings, group: Group) -> tupl
         [chunk], (across, axis), dtype=dtype, duplicates="mean", device=settings.device
     )
     merged = int(group.sum(torch.tensor(came))) - ratings.n_ratings
-    return Table(ratings.T if flipped else ratings, center, scale, low, high, merged), *ids
+    return Table(ratings.T if flipped else ratings, center, scale, low, high, merged), *ids, data
 
 
 def _joint_index(index: IdIndex, group: Group) -> IdIndex:

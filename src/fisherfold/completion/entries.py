@@ -76,6 +76,13 @@ class Entries:
         return replace(self, rows=row_ids.decode(i), columns=column_ids.decode(j), values=values)
 
 
+def mixed(keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Hashes of 64 bits; splitmix64."""
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        keys = (keys ^ (keys >> np.uint64(shift))) * np.uint64(factor)
+    return keys ^ (keys >> np.uint64(31))
+
+
 def merge(
     rows: Codes, columns: Codes, values: Floats, rule: str, ids: tuple[IdIndex, IdIndex] | None = None
 ) -> tuple[Codes, Codes, Floats]:

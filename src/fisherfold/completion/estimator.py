@@ -660,7 +660,7 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             names = (table.names[0], table.names[1], table.names[2])
             return Entries(table.rows, table.columns, table.values, names, "polars") if len(table.values) else None
 
-        return fit_shared(self, read, process_group, checkpoint)
+        return fit_shared(self, read, process_group, checkpoint, file=path)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the model into a folder: ``model.safetensors`` and a readable ``model.json``; no pickle.

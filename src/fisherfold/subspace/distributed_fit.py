@@ -7,7 +7,6 @@ process holds the statistics of its tasks alone; what the tasks share is learnt 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +17,6 @@ from numpy.typing import NDArray
 from fisherfold.distributed import Axis, Group, balanced_cuts
 from fisherfold.subspace.inputs import Rows, Scaling
 from fisherfold.tables.ids import IdIndex, Ids
-from fisherfold.tables.validation import saved_parameters
 
 Array = NDArray[Any]
 
@@ -38,18 +36,6 @@ class RowShare:
     y: Array
     task: Ids
     weight: Array
-
-
-def check_agreement(parameters: Mapping[str, Any], group: Group) -> None:
-    """Raise unless all processes were given the same parameters; every one of them must call this."""
-    first, *others = group.gather_objects(saved_parameters(parameters))
-    for rank, theirs in enumerate(others, start=1):
-        if differing := [name for name in first if theirs.get(name) != first[name]]:
-            name = differing[0]
-            raise ValueError(
-                f"all ranks must be given the same options: {name} is {first[name]} on rank 0 and {theirs.get(name)} "
-                f"on rank {rank}"
-            )
 
 
 def rows_of_process(model: Any, X: Any, y: Any, task: Any, weight: Any, group: Group) -> RowShare:

@@ -14,7 +14,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from fisherfold.distributed import Axis, current_group
-from fisherfold.subspace.distributed_fit import check_agreement, distribute_rows, rows_of_process
+from fisherfold.subspace.distributed_fit import distribute_rows, rows_of_process
 from fisherfold.subspace.estimator import Callback, TaskEstimator, all_or_nothing
 from fisherfold.subspace.inputs import Rows, Scaling, TaskTable, task_ids
 from fisherfold.subspace.marginal import SubspacePrior, noise_floor, posterior
@@ -24,8 +24,20 @@ from fisherfold.subspace.point_fit import choose_ridge, fit_point
 from fisherfold.subspace.predictive import TaskSpread, extend_spread, task_spread
 from fisherfold.subspace.problem import SubspaceProblem
 from fisherfold.subspace.tasks import TaskStatistics
+from fisherfold.tables.agreement import check_same_options
 from fisherfold.tables.ids import IdIndex
-from fisherfold.tables.validation import Check, choice, draw_seed, flag, integer, number, optional, seed, verbosity
+from fisherfold.tables.validation import (
+    Check,
+    choice,
+    draw_seed,
+    flag,
+    integer,
+    number,
+    optional,
+    saved_parameters,
+    seed,
+    verbosity,
+)
 
 if TYPE_CHECKING:
     import polars as pl
@@ -181,7 +193,7 @@ class SubspaceRegressor(RegressorMixin, TaskEstimator):  # type: ignore[misc]
         group = current_group(process_group)
         with group.together():
             self._check_parameters()
-        check_agreement(self.get_params(deep=False), group)
+        check_same_options(saved_parameters(self.get_params(deep=False)), group)
         share = rows_of_process(self, X, y, task, sample_weight, group)
         self._outputs = False
         rank_limit = share.X.shape[1] + int(self.fit_intercept)

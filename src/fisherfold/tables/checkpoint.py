@@ -1,14 +1,11 @@
 """Where a fit over several processes stands, in a file.
 
 A fit that was killed goes on from the file to the same bits. The file names the fit it belongs to: a digest of the data
-and the options that decide the result. It is written atomically after every pass, read at the start if it is there, and
-removed when the fit is done.
+and the options that decide the result. It is written atomically after every pass and read at the start if it is there.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +15,6 @@ from torch import Tensor
 
 from fisherfold.distributed import ALONE, Content, Group
 from fisherfold.files import check_place, read_tensors, write_tensors
-from fisherfold.plain import counted
 
 KIND, VERSION = "fit-checkpoint", 1
 
@@ -45,11 +41,6 @@ class FitCheckpoint:
             if group.is_first:
                 check_place(self.path, "checkpoint")
 
-    @property
-    def tag(self) -> str:
-        """A short name of the fit."""
-        return hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()
-
     def load(self) -> Content | None:
         """What was saved, if the file exists."""
         found: Content | None = None
@@ -66,23 +57,15 @@ class FitCheckpoint:
         if theirs != self.identity:
             theirs = theirs if isinstance(theirs, dict) else {}
             names = sorted(k for k in {*theirs, *self.identity} if theirs.get(k) != self.identity.get(k))
-            size, made = header.get("processes", self.group.size), ""
-            if "data" in names and size != self.group.size:  # some fits know their data by the share of each process
-                made = f"; it was made by {counted(size, 'process', 'processes')}, here are {self.group.size}"
             raise ValueError(
-                f"checkpoint {self.path} belongs to another fit, it differs in {', '.join(names)}{made}; "
+                f"checkpoint {self.path} belongs to another fit, it differs in {', '.join(names)}; "
                 "remove the file or name another one"
             )
         return tensors, header["state"]
 
     def save(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
         """Write where the fit stands."""
-        header = {"identity": self.identity, "state": dict(state), "processes": self.group.size}
+        header = {"identity": self.identity, "state": dict(state)}
         with self.group.together():
             if self.group.is_first:
                 write_tensors(self.path, tensors, kind=KIND, version=VERSION, header=header)
-
-    def remove(self) -> None:
-        """Remove the file when the fit is done; a link stays, as when it is written."""
-        if self.group.is_first:
-            Path(os.path.realpath(self.path)).unlink(missing_ok=True)

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fisherfold.completion.entries import mixed
 from fisherfold.completion.inference.gram import moments
 from fisherfold.completion.inference.posterior import CompletionPosterior, Side
 from fisherfold.completion.inference.variational import noise_floor, update_side
@@ -175,9 +176,7 @@ def held_out_entries(ratings: Ratings, share: float, seed: int) -> Tensor | None
     pair = (rows.cpu().numpy().astype(np.uint64) + np.uint64(ratings.row_axis.start)) << np.uint64(32)
     key = pair + columns.cpu().numpy().astype(np.uint64) + np.uint64(ratings.column_axis.start)
     key += np.uint64(seed * 0x9E3779B97F4A7C15 % 2**64)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):  # splitmix64
-        key = (key ^ (key >> np.uint64(shift))) * np.uint64(factor)
-    chosen = torch.from_numpy((key ^ (key >> np.uint64(31))) < np.uint64(share * 2.0**64)).to(ratings.device)
+    chosen = torch.from_numpy(mixed(key) < np.uint64(share * 2.0**64)).to(ratings.device)
     count = int(ratings.group.sum(chosen.sum().cpu()))
     return chosen if 0 < count < ratings.n_ratings else None
 

@@ -1,0 +1,50 @@
+"""What the processes of one fit must have in common; every one of them must ask."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fisherfold.distributed import Group
+
+_BLOCK = 2**20
+
+
+def check_same_options(options: Mapping[str, Any], group: Group) -> None:
+    """Raise unless all processes were given the same options, such as their ``saved_parameters``."""
+    first, *others = group.gather_objects(dict(options))
+    for rank, theirs in enumerate(others, start=1):
+        if differing := [name for name in first if theirs.get(name) != first[name]]:
+            name = differing[0]
+            raise ValueError(
+                f"all ranks must be given the same options: {name} is {first[name]} on rank 0 and {theirs.get(name)} "
+                f"on rank {rank}"
+            )
+
+
+def check_same_file(path: str | Path, group: Group) -> None:
+    """Raise unless all processes have a file with the same content: each host may have a copy of its own."""
+    mine = ""
+    with group.together():
+        if str(path) == "-":
+            raise ValueError("standard input cannot be shared by several processes: name a file that all can read")
+        if not Path(path).exists():
+            raise FileNotFoundError(f"there is no file {path}")
+        if Path(path).is_file() and group.size > 1:  # of anything else the reader knows what to say
+            mine = _digest(Path(path))
+    copies = group.gather_objects((str(path), mine))
+    for rank, (name, theirs) in enumerate(copies):
+        if theirs != copies[0][1]:
+            raise ValueError(
+                f"all ranks must read the same file: {copies[0][0]} of rank 0 and {name} of rank {rank} differ"
+            )
+
+
+def _digest(path: Path) -> str:
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            found.update(block)
+    return found.hexdigest()
