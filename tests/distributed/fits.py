@@ -33,8 +33,7 @@ def fitted(kind: str, checkpoint: str | None) -> Any:
     """The model of all processes of the default group, which share its data unevenly."""
     rank, world = distributed.get_rank(), distributed.get_world_size()
     rng = np.random.default_rng(3)
-    # of a completion, the fit keeps a checkpoint, not the estimator
-    model = FITS[kind](**({} if kind.startswith("completion") else {"checkpoint": checkpoint}))
+    model = FITS[kind]()
     if isinstance(model, MatrixCompletion):
         x = rng.normal(size=(30, 2)) @ rng.normal(size=(2, 20)) + 0.1 * rng.normal(size=(30, 20))
         pairs = np.argwhere(rng.random(x.shape) < 0.5)

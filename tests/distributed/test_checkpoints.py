@@ -112,7 +112,8 @@ def test_what_the_first_process_refuses_all_refuse_with_its_words(tmp_path: Path
     assert sentence.startswith(f"rank 0: {place} is damaged or not a checkpoint file of fisherfold: ")
     sentence = f"rank 0: {place} is damaged or not a checkpoint file of fisherfold: it lacks 'generator'"
     assert ranks[0]["not ours"] == ["ValueError", sentence]
-    assert ranks[0]["folder"] == ["IsADirectoryError", f"rank 0: checkpoint {place} must be a file, it is a folder"]
+    sentence = f"rank 0: checkpoint {place}: it is a folder, a file is expected"
+    assert ranks[0]["folder"] == ["IsADirectoryError", sentence]
     kind, sentence = ranks[0]["nowhere"]
     assert kind == "FileNotFoundError"
     assert sentence.endswith(f"nowhere/c: the folder {tmp_path / 'nowhere'} does not exist")
@@ -180,9 +181,9 @@ def refused_estimators(folder: str) -> list[list[str]]:
         place = Path(folder) / f"host{group.rank}" / inference
         if group.is_first:
             place.write_bytes(b"not a checkpoint")
-        model = MatrixCompletion(rank=2, inference=inference, max_iter=2, duplicates="mean", checkpoint=place)
+        model = MatrixCompletion(rank=2, inference=inference, max_iter=2, duplicates="mean")
         share = (pairs[mine], y[mine])
-        found.append(said(lambda model=model, share=share: model.fit_share(*share)))
+        found.append(said(lambda m=model, s=share, p=place: m.fit_share(*s, checkpoint=p)))
     return found
 
 

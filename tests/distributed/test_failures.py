@@ -136,7 +136,6 @@ def test_torchrun_goes_on_from_the_checkpoint_to_the_same_bits(
     assert done.returncode == 0, done.stderr
     # three passes were kept before the kill, the others were left
     assert len(re.findall(f"made {PASSES - 3} passes", done.stdout)) == 2
-    assert not (tmp_path / "checkpoint").exists()
     found = torch.load(tmp_path / "model", weights_only=True)
     same_bits([found, uninterrupted[kind]])
 
@@ -155,7 +154,6 @@ def test_every_kind_of_fit_goes_on_after_a_kill_to_the_same_bits(
         passes, found = again[0][kind]
         assert passes == PASSES - 3, kind
         same_bits([uninterrupted[kind], found])
-        assert not (tmp_path / kind).exists()
 
 
 def sleep() -> None:
