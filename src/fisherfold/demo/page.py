@@ -38,7 +38,7 @@ td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; wh
 .range b { position: absolute; top: .15rem; width: .6rem; height: .6rem; margin-left: -.3rem; border-radius: 50%;
   background: var(--dot); }
 img { max-width: 100%; height: auto; } .scroll { overflow-x: auto; }
-@media (max-width: 44rem) { .two { grid-template-columns: 1fr; } }
+@media (max-width: 44rem) { .two { grid-template-columns: 1fr; } .two tr > :nth-child(4) { display: none; } }
 """
 
 
