@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import math
 import warnings
 
 import pytest
@@ -124,6 +126,10 @@ def test_states_of_other_models():
         optimizer.load_state_dict(theirs.state_dict())
     with pytest.raises(ValueError, match="another model"):
         optimizer.load_state_dict(torch.optim.SGD(net[0].parameters(), lr=0.1).state_dict())
+    damaged = copy.deepcopy(optimizer.state_dict())
+    damaged["state"][0]["momentum"][0, 0] = math.nan
+    with pytest.raises(ValueError, match=r"momentum of 0\.weight is not finite"):
+        optimizer.load_state_dict(damaged)
     assert all(torch.equal(v, before[k]) for k, v in optimizer.state[net[0].weight].items())
 
 

@@ -377,7 +377,7 @@ class SphereOptimizer(torch.optim.Optimizer):
             state_dict: of an optimizer of the same class for the same model.
 
         Raises:
-            ValueError: if it is the state of another model; nothing is changed.
+            ValueError: if it is the state of another model, or not finite; nothing is changed.
         """
         saved = [i for group in state_dict["param_groups"] for i in group["params"]]
         entries = list(self._entries())
@@ -390,6 +390,8 @@ class SphereOptimizer(torch.optim.Optimizer):
                 if isinstance(value, Tensor) and value.shape != entry.parameter.shape:
                     shapes = f"{tuple(value.shape)}, expected {tuple(entry.parameter.shape)}"
                     raise ValueError(f"the state is that of another model: {entry.name} has shape {shapes}")
+                if isinstance(value, Tensor) and not bool(torch.isfinite(value).all()):
+                    raise ValueError(f"the state is damaged: {key} of {entry.name} is not finite; nothing was loaded")
         super().load_state_dict(state_dict)
         for index, entry in zip(saved, entries, strict=True):  # torch casts states to the dtype of the parameter
             for key, value in state_dict["state"].get(index, {}).items():
