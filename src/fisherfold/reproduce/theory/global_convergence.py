@@ -214,8 +214,8 @@ def _floor_finding(rows: dict[str, list[dict[str, Any]]], worst: Callable[[str, 
     power = fitted_power(BATCHES, floors)
     short = worst(f"batch {BATCHES[2]}, η₂ = κ", "tail_gradient_norm")
     return Finding(
-        "global: batches of fixed size b stop at a floor", "a floor that falls with b", f"b^{power:.2f}",
-        holds_if(power < -0.1 and min(floors) > 1e-4),
+        "global: batches of fixed size b stop at a floor", "b^-0.5", f"b^{power:.2f}",
+        holds_if(abs(power + 0.5) < 0.2, "partly"),
         f"median ‖grad Ψ‖ over the last quarter: {floors[0]:.1e} at b={BATCHES[0]}, {floors[-1]:.1e} at "
         f"b={BATCHES[-1]}; the hypothesis of errors below ε_F/σ_k² is then violated, and the conclusion with it; with "
         f"η₂ = κ, which keeps steps short, it is {short:.1e} at b={BATCHES[2]}",
