@@ -129,7 +129,7 @@ def test_ids_of_a_file_are_integers_only_if_all_are(column, expected):
         (b"\x28\xb5\x2f\xfd zstd", read_ratings, {}, "is not UTF-8 text; .* unpack it"),
         (gzip.compress(b"1,2,3\n" * 99, mtime=0), read_ratings, {"max_bytes": 99}, "99 bytes unpacked; --unpack-limit"),
         (gzip.compress(b"1,2,3\n" * 99, mtime=0)[:-9], read_ratings, {}, "is a damaged gzip file"),
-        (gzip.compress(gzip.compress(b"1,2,3\n"), mtime=0), read_ratings, {}, "is not UTF-8 text"),
+        (gzip.compress(gzip.compress(b"1,2,3\n", mtime=0), mtime=0), read_ratings, {}, "is not UTF-8 text"),
         (b"PAR1 and what is no Parquet at all PAR1", read_ratings, {}, "cannot be read as Parquet"),
     ],
 )  # fmt: skip
