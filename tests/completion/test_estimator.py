@@ -97,7 +97,8 @@ def test_a_new_row_is_folded_in(table):
     _, vague = model.predict_new(rated[:1], holes[59, rated[:1]], rated[half:], return_std=True)
     assert (std < vague).all()
     np.testing.assert_array_equal(model.predict(pairs[without]), before)
-    assert np.isfinite(model.predict_new([12345], [1.0], [0, 1])).all()
+    with pytest.raises(ValueError, match="none of the rated column ids was seen in fit, the first is 12345"):
+        model.predict_new([12345], [1.0], [0, 1])
 
 
 @pytest.mark.parametrize("rule", ["mean", "last", "sum"])

@@ -15,7 +15,7 @@ import scipy.stats
 import torch
 from reference_completion import low_rank
 
-from fisherfold import MatrixCompletion
+from fisherfold import MatrixCompletion, MatrixCompletionCV
 from fisherfold.completion.inference.features import encode_features
 from fisherfold.completion.inference.gram import moments
 from fisherfold.completion.inference.likelihoods import Ordinal, better_cuts, truncated
@@ -248,6 +248,33 @@ def test_a_model_with_features_and_times_is_saved(tmp_path):
     np.testing.assert_array_equal(again.predict(pairs, time=times), model.predict(pairs, time=times))
     with pytest.raises(ValueError, match="takes no new ratings: fit it to all of them"):
         model.partial_fit(frame[:3])
+
+
+@pytest.mark.parametrize("what", ["row_features", "column_features", "time", "sample_weight", "ordered"])
+def test_the_search_over_ranks_takes_what_fit_takes(what):
+    """Held-out errors are those of fits to the folds with the same options."""
+    frame, users, items = simulated()
+    frame = frame[frame["item"] != 7]
+    rng = np.random.default_rng(0)
+    extra = {"time": np.arange(len(frame)) * 600.0, "sample_weight": rng.integers(1, 4, len(frame)).astype(float)}
+    given = {what: {"row_features": users, "column_features": items, **extra}[what]} if what != "ordered" else {}
+    options = {"max_iter": 4} | ({"likelihood": "ordered"} if what == "ordered" else {})
+    if what == "ordered":
+        frame["rating"] = np.digitize(frame["rating"], [2.0, 3.0, 4.0])
+    search = MatrixCompletionCV((1, 3), cv=2, **options).fit(frame, **given)
+    fold = np.random.default_rng(0).permutation(len(frame)) % 2
+    for k in range(2):
+        inside = {name: value[fold != k] if name in extra else value for name, value in given.items()}
+        outside = {name: value[fold == k] for name, value in given.items() if name in extra}
+        model = MatrixCompletion(1, **options).fit(frame[fold != k], **inside)
+        held = frame[fold == k]
+        asked = {"time": outside["time"]} if "time" in outside else {}
+        off = (model.predict(held[["user", "item"]], **asked) - held["rating"]) ** 2
+        error = np.sqrt(np.average(off, weights=outside.get("sample_weight")))
+        assert search.cv_results_[f"split{k}_rmse"][0] == pytest.approx(error, rel=1e-3)
+    whole = MatrixCompletion(search.best_rank_, **options).fit(frame, **given)
+    pairs = [(0, 7), (3, 4)]
+    np.testing.assert_array_equal(search.predict(pairs), whole.predict(pairs))
 
 
 def test_weights_and_times_of_a_pair_given_twice_are_joined():

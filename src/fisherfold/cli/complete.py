@@ -147,8 +147,7 @@ def fit(
     else:
         model = _estimator(
             rank, random_state=seed, inference=inference, solver=solver, offsets=offsets, ridge=ridge,
-            duplicates=duplicates, max_iter=max_iter, n_jobs=threads, verbose=voice.verbose,
-            **({} if rank == "auto" and likelihood == "gaussian" else {"likelihood": likelihood}),
+            duplicates=duplicates, max_iter=max_iter, n_jobs=threads, verbose=voice.verbose, likelihood=likelihood,
         )  # fmt: skip
     if checkpoint is not None and not under_torchrun():
         raise ValueError("--checkpoint is for fits over several processes, under torchrun")
@@ -171,7 +170,7 @@ def fit(
                 if row_features is None and column_features is None:
                     model.fit_entries(entries)
                 else:
-                    model.fit_extended(entries, _features(entries, (row_features, column_features)))
+                    model.fit_entries(entries, _features(entries, (row_features, column_features)))
         seconds = time.perf_counter() - began
         with processes.together():
             if processes.is_first:

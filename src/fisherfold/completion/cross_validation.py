@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from fisherfold.completion.entries import Entries
+from fisherfold.completion.entries import Codes, Floats
 from fisherfold.completion.estimator import CHECKS, SEARCH_CHECKS, MatrixCompletion
-from fisherfold.completion.fit import Settings, prepare, solve
+from fisherfold.completion.fit import Extras, Settings, Table, once, prepare, solve
 from fisherfold.completion.inference.posterior import CompletionPosterior
-from fisherfold.completion.inference.start import raise_rank
+from fisherfold.completion.inference.start import FeatureTable, raise_rank
 from fisherfold.completion.inference.variational import largest_first
-from fisherfold.completion.model import CompletionModel, fitted
-from fisherfold.completion.ratings import Ratings
+from fisherfold.completion.model import CompletionModel
 from fisherfold.tables.ids import IdIndex
-from fisherfold.threads import threads
 from fisherfold.warn import warn
 
 
@@ -48,6 +45,7 @@ class MatrixCompletionCV(MatrixCompletion):
         dtype: see there.
         n_jobs: see there.
         verbose: see there.
+        likelihood: see there; errors are those of the predicted means.
 
     Attributes:
         best_rank_: the chosen rank.
@@ -68,7 +66,7 @@ class MatrixCompletionCV(MatrixCompletion):
         offsets: str = "both", inference: str = "variational", solver: str = "auto", rated_sets: bool = True,
         max_iter: int = 50, tol: float = 3e-4, clip: bool = True, unseen: str = "prior", duplicates: str = "mean",
         random_state: int | None = 0, device: str | None = None, dtype: str = "float32", n_jobs: int | None = None,
-        verbose: bool = False,
+        verbose: bool = False, likelihood: str = "gaussian",
     ) -> None:  # fmt: skip
         self.ranks = ranks
         self.ridges = ridges
@@ -87,58 +85,33 @@ class MatrixCompletionCV(MatrixCompletion):
         self.dtype = dtype
         self.n_jobs = n_jobs
         self.verbose = verbose
+        self.likelihood = likelihood
 
     _checks = {name: check for name, check in CHECKS.items() if name not in ("rank", "ridge")} | SEARCH_CHECKS
 
-    def fit_entries(self, entries: Entries) -> MatrixCompletionCV:
-        """Choose rank and ridge, then fit to all values.
-
-        Args:
-            entries: the observed entries.
-
-        Returns:
-            This estimator.
-        """
-        settings = self._settings()
-        row_ids, column_ids, i, j = entries.indexed()
-        with threads(self.n_jobs):
-            results = self._search((row_ids, column_ids), i, j, entries.values, settings)
-            rank, ridge = results["rank"], results["ridge"]
-            best = int(np.argmin(results["mean_rmse"]))
-            chosen = replace(settings, rank=rank[best], ridge=ridge[best])
-            model = fitted((row_ids, column_ids), i, j, entries.values, chosen)
-        self._choose(results)
-        self._remember(entries)._adopt(model)
-        return self
-
-    def _search(
-        self, ids: tuple[IdIndex, IdIndex], i: Any, j: Any, values: Any, settings: Settings
-    ) -> dict[str, Any]:
-        """The held-out error of every ridge, rank and fold."""
-        table = prepare(i, j, values, ids, settings)
-        n = table.ratings.n_ratings
-        if n < self.cv:
+    def _chosen(
+        self, settings: Settings, shape: tuple[int, int], ids: tuple[IdIndex, IdIndex], i: Codes, j: Codes,
+        values: Floats, extras: Extras,
+    ) -> Settings:  # fmt: skip
+        """Choose rank and ridge."""
+        i, j, values, extras = once(i, j, values, extras, ids, settings.duplicates)
+        if (n := len(values)) < self.cv:
             raise ValueError(f"cv={self.cv} folds need as many ratings, got {n}")
-        ranks, ridges = self._allowed_ranks(len(ids[0]), len(ids[1])), list(self.ridges)
-        parts = [part.cpu() for part in table.ratings.entries()]
-        fold = torch.from_numpy(np.random.default_rng(settings.seed).permutation(n) % self.cv)
+        ranks, ridges = self._allowed_ranks(*shape), list(self.ridges)
         errors = np.empty((len(ridges), len(ranks), self.cv))
+        fold = np.random.default_rng(settings.seed).permutation(n) % self.cv
         for k in range(self.cv):
-            kept, dtype = [part[fold != k] for part in parts], table.ratings.dtype
-            train = Ratings(
-                kept[0], kept[1], kept[2], table.ratings.shape, dtype=dtype, device=settings.device
-            )
-            rows, columns, held = (part[fold == k].numpy() for part in parts)
+            kept, held, inside, asked = fold != k, fold == k, extras.at(fold != k), extras.at(fold == k)
+            table = prepare(i[kept], j[kept], values[kept], ids, settings, inside)
+            features = inside.tables(ids, table.ratings)
             for r, ridge in enumerate(ridges):
-                for s, (posterior, level) in enumerate(_path(train, ranks, replace(settings, ridge=ridge))):
-                    low, high = ((value - table.center) / table.scale for value in (table.low, table.high))
-                    model = CompletionModel(
-                        *ids, posterior, level, 1.0, low, high, None, settings.inference, n_merged=0, n_at_start=n
-                    )
-                    mean, _ = model.predict(rows.astype(np.int64), columns.astype(np.int64), clip=self.clip)
-                    errors[r, s, k] = table.scale * np.sqrt(np.mean((mean - held) ** 2))
+                for s, found in enumerate(_path(table, ranks, replace(settings, ridge=ridge), features)):
+                    model = CompletionModel.of(ids, table, *found, settings.inference)
+                    mean, _ = model.predict(i[held], j[held], clip=self.clip, times=asked.times)
+                    errors[r, s, k] = np.sqrt(np.average((mean - values[held]) ** 2, weights=asked.weights))
         tried = [(rank, ridge) for ridge in ridges for rank in ranks]
-        return _results(tried, errors.reshape(-1, self.cv))
+        self._choose(_results(tried, errors.reshape(-1, self.cv)))
+        return replace(settings, rank=self.best_rank_, ridge=self.best_ridge_)
 
     def _allowed_ranks(self, n_rows: int, n_columns: int) -> list[int]:
         # the solvers of the paper need a subspace that is not the whole space
@@ -178,14 +151,19 @@ class MatrixCompletionCV(MatrixCompletion):
         self._choose(_results(list(zip(ranks, ridges, strict=True)), errors))
 
 
-def _path(train: Ratings, ranks: list[int], settings: Settings) -> Any:
+def _path(
+    table: Table, ranks: list[int], settings: Settings, features: tuple[FeatureTable | None, FeatureTable | None]
+) -> Iterator[tuple[CompletionPosterior, float]]:
     """Fits of ascending rank, each from the one before where that ends where a fit by itself does."""
+    ratings, seen = table.ratings, table.observations
     posterior: CompletionPosterior | None = None
+    # that is so only if ratings are many, factors are free to be switched off, and values are taken as they are
+    free = settings.inference == "variational" and settings.ridge is None and seen is None
     for rank in ranks:
-        # that is so only if ratings are many and factors are free to be switched off
-        warm = settings.inference == "variational" and settings.ridge is None and rank <= largest_first(train)
-        init = raise_rank(posterior, train, rank, seed=settings.seed) if posterior is not None and warm else None
-        posterior, level = solve(train, replace(settings, rank=rank), init)
+        init = None
+        if posterior is not None and free and rank <= largest_first(ratings):
+            init = raise_rank(posterior, ratings, rank, seed=settings.seed)
+        posterior, level = solve(ratings, replace(settings, rank=rank), init, observations=seen, features=features)
         yield posterior, level
 
 

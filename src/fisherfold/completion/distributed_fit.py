@@ -85,10 +85,8 @@ def _fit(
 
     posterior, level = solve(table.ratings, settings, init, after_pass)
     posterior = posterior.gathered()
-    return CompletionModel(
-        row_ids, column_ids, posterior, table.center + level * table.scale, table.scale, table.low, table.high,
-        _seen(table.ratings, level, group), settings.inference, table.n_merged, table.ratings.n_ratings,
-    )  # fmt: skip
+    seen = _seen(table.ratings, level, group)
+    return CompletionModel.of((row_ids, column_ids), table, posterior, level, settings.inference, seen)
 
 
 def _as_content(posterior: CompletionPosterior) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
@@ -140,9 +138,7 @@ def share_out(
         ((values - center) / scale).astype(np.float32 if dtype == torch.float32 else np.float64),
     )  # fmt: skip
     across = Axis.whole(len(ids[1] if flipped else ids[0]))
-    ratings = Ratings.from_chunks(
-        [chunk], (across, axis), dtype=dtype, duplicates="mean", device=settings.device
-    )
+    ratings = Ratings.from_chunks([chunk], (across, axis), dtype=dtype, duplicates="mean", device=settings.device)
     merged = int(group.sum(torch.tensor(came))) - ratings.n_ratings
     return Table(ratings.T if flipped else ratings, center, scale, low, high, merged), *ids, data
 

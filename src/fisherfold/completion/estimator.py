@@ -15,6 +15,7 @@ from statistics import NormalDist
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.metrics import r2_score
 from sklearn.utils import Tags
@@ -29,6 +30,7 @@ from fisherfold.completion.model import UNSEEN, CompletionModel, fitted
 from fisherfold.completion.point.fit import SOLVERS
 from fisherfold.completion.recommend import BY, best_columns, factors, inner_product_vectors, most_similar
 from fisherfold.files import sound
+from fisherfold.plain import counted
 from fisherfold.tables import validation
 from fisherfold.tables.folders import load_folder, model_file, save_folder
 from fisherfold.tables.frames import columns_of, frame_kind, make_frame, numbers
@@ -162,9 +164,8 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         """
         self._settings()
         entries = read_entries(X, y, columns=columns, matrix=matrix)
-        if all(given is None for given in (row_features, column_features, time, sample_weight)):
-            return self.fit_entries(entries)
-        return self.fit_extended(entries, self._extras(X, entries, row_features, column_features, time, sample_weight))
+        extras = self._extras(X, entries, row_features, column_features, time, sample_weight)
+        return self.fit_entries(entries, extras)
 
     def _extras(
         self, X: Any, entries: Entries, row_features: Any, column_features: Any, time: Any, sample_weight: Any
@@ -195,23 +196,12 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"{what}={name!r} must name a column of the data frame X, or hold one entry per rating")
         return found[name]
 
-    def fit_entries(self, entries: Entries) -> MatrixCompletion:
-        """Fit the model to entries that were read already, for example from a file.
+    def fit_entries(self, entries: Entries, extras: Extras | None = None) -> MatrixCompletion:
+        """Fit the model to entries, features, times and weights that were read already, for example from a file.
 
         Args:
             entries: the observed entries.
-
-        Returns:
-            This estimator.
-        """
-        return self.fit_extended(entries, Extras())
-
-    def fit_extended(self, entries: Entries, extras: Extras) -> MatrixCompletion:
-        """Fit the model to entries, features, times and weights that were read already.
-
-        Args:
-            entries: the observed entries.
-            extras: features, times and weights.
+            extras: features, times and weights, if there are any.
 
         Returns:
             This estimator.
@@ -219,22 +209,25 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         Raises:
             ValueError: if this kind of fit cannot use them.
         """
-        if not hasattr(self, "rank"):
-            raise ValueError(
-                "the search over ranks takes no features, times or weights; choose the rank with MatrixCompletion on a "
-                "validation part"
-            )
-        settings = self._settings()
-        if settings.inference == "point" and (settings.likelihood != "gaussian" or extras != Extras()):
+        settings, extras = self._settings(), extras or Extras()
+        if settings.inference == "point" and (settings.likelihood != "gaussian" or extras.given):
             raise ValueError("features, time, sample_weight and likelihood need inference='variational'")
         with threads(self.n_jobs):
             row_ids, column_ids, i, j = entries.indexed()
-            settings = settings.for_table(len(row_ids), len(column_ids))
+            shape = len(row_ids), len(column_ids)
             for index, given, side in zip((row_ids, column_ids), extras.features, ("row", "column"), strict=True):
                 if given is not None:
                     self._join(index, given, side)
-            model = fitted((row_ids, column_ids), i, j, entries.values, settings, extras)
+            ids, values = (row_ids, column_ids), entries.values
+            model = fitted(ids, i, j, values, self._chosen(settings, shape, ids, i, j, values, extras), extras)
         return self._remember(entries)._adopt(model)
+
+    def _chosen(
+        self, settings: Settings, shape: tuple[int, int], ids: tuple[IdIndex, IdIndex], i: Codes, j: Codes,
+        values: Floats, extras: Extras,
+    ) -> Settings:  # fmt: skip
+        """The settings of the fit, for a table of which so many rows and columns have ratings."""
+        return settings.for_table(*shape)
 
     @staticmethod
     def _join(index: IdIndex, features: FeatureColumns, side: str) -> None:
@@ -442,7 +435,8 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         """Recommend to rows that were not in the fit, from a few of their values; the model does not change.
 
         Args:
-            ratings: ``{column id: value}`` of one new row, or a data frame of entries as for ``fit`` of several.
+            ratings: ``{column id: value}`` of one new row, or a data frame of entries as for ``fit`` of several;
+                unknown columns are left out, with a warning.
             k: as for ``recommend``, like everything that follows.
             candidates: see there.
             exclude_seen: see there.
@@ -465,13 +459,23 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return found[[self.names_[1], "prediction"]] if alone else found
 
     def _folded(self, rows: Any, columns: Any, values: Floats, at_least: int = 0) -> tuple[CompletionModel, IdIndex]:
-        """A model of new rows; columns that were not seen are left out."""
+        """A model of new rows; columns that were not seen are left out, with a warning."""
         if not np.isfinite(values).all():
             raise ValueError(f"the values must be finite, got {values[~np.isfinite(values)][0]}")
         (index, i), j = IdIndex.fit(rows), self._locate(columns, "column")
         known = j >= 0
+        if not known.all():
+            self._say_unknown(columns, known)
         i, j, values = merge(i[known], j[known], values[known], self.duplicates, (index, self.model_.column_ids))
         return self.model_.with_new_rows(max(len(index), at_least), i, j, values), index
+
+    @staticmethod
+    def _say_unknown(columns: Any, known: npt.NDArray[np.bool_]) -> None:
+        first = np.asarray(columns, dtype=object)[~known][0]
+        if not known.any():
+            raise ValueError(f"none of the rated column ids was seen in fit, the first is {first!r}: nothing is known")
+        unknown = counted(int((~known).sum()), "rated column id was", "rated column ids were")
+        warn(f"{unknown} not seen in fit and left out, of {len(known)}; the first is {first!r}")
 
     def predict_new(
         self, rated: Any, values: Any, wanted: Any, *, return_std: bool = False
@@ -479,7 +483,7 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         """Predict for a new row from a few of its values, without changing the model.
 
         Args:
-            rated: the ids of the columns in which the row has values; unknown ones are left out.
+            rated: the ids of the columns in which the row has values; unknown ones are left out, with a warning.
             values: these values.
             wanted: the ids of the columns to predict.
             return_std: whether standard deviations are returned as well.
@@ -592,6 +596,8 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         settings = self._settings() if first else self._settings(rank=self.model_.posterior.rank, ridge=self._ridge())
         names = columns if first or columns is not None else self._columns_of(X, 3 if y is None else 2)
         entries = read_entries(X, y, columns=names, matrix=matrix)
+        if first and not hasattr(self, "rank"):
+            return self.fit_entries(entries)
         if first:
             row_ids, column_ids, i, j = entries.indexed()
             if self.inference == "point":  # a variational fit keeps what the data do not speak of at its prior
@@ -790,4 +796,3 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         tags.target_tags.required = False
         tags.regressor_tags.poor_score = True
         return tags
-

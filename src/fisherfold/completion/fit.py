@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from fisherfold.completion.entries import Codes, Floats, merge
@@ -85,6 +86,16 @@ class Extras:
     times: Floats | None = None
     weights: Floats | None = None
 
+    @property
+    def given(self) -> bool:
+        """Whether there is any of them."""
+        return any(part is not None for part in (*self.features, self.times, self.weights))
+
+    def at(self, where: npt.NDArray[Any]) -> Extras:
+        """Those of some of the entries."""
+        times, weights = (None if given is None else given[where] for given in (self.times, self.weights))
+        return replace(self, times=times, weights=weights)
+
     def tables(self, ids: tuple[IdIndex, IdIndex], ratings: Ratings) -> tuple[FeatureTable | None, FeatureTable | None]:
         """The features of all rows and of all columns, as the engine takes them."""
         found: list[FeatureTable | None] = []
@@ -126,10 +137,10 @@ def prepare(
     extras: Extras | None = None,
 ) -> Table:  # fmt: skip
     """Merge pairs given twice, centre and scale, and sort both ways."""
-    given = len(values)
-    times, weights = (None, None) if extras is None else (extras.times, extras.weights)
-    if times is not None or weights is not None:
-        rows, columns, values, times, weights = _once(rows, columns, values, times, weights, ids, settings.duplicates)
+    given, extras = len(values), extras or Extras()
+    if extras.times is not None or extras.weights is not None:
+        rows, columns, values, extras = once(rows, columns, values, extras, ids, settings.duplicates)
+    times, weights = extras.times, extras.weights
     if settings.duplicates != "mean":  # a mean is taken on the way, of values that were all observed
         rows, columns, values = merge(rows, columns, values, settings.duplicates, ids)
     center, scale = level_and_scale(values, centred=settings.offsets != "none")
@@ -153,22 +164,22 @@ def prepare(
     return table
 
 
-def _once(
-    rows: Codes, columns: Codes, values: Floats, times: Floats | None, weights: Floats | None,
-    ids: tuple[IdIndex, IdIndex], rule: str,
-) -> tuple[Codes, Codes, Floats, Floats | None, Floats | None]:  # fmt: skip
+def once(
+    rows: Codes, columns: Codes, values: Floats, extras: Extras, ids: tuple[IdIndex, IdIndex], rule: str
+) -> tuple[Codes, Codes, Floats, Extras]:
     """Each pair once: values by the rule, the last time, the sum of the weights."""
     key = rows * (int(columns.max(initial=0)) + 1) + columns
     unique, place = np.unique(key, return_inverse=True)
     if len(unique) == len(key):
-        return rows, columns, values, times, weights
+        return rows, columns, values, extras
     i, j, joined = merge(rows, columns, values, rule, ids)
+    times, weights = extras.times, extras.weights
     if times is not None:
         last = np.full(len(unique), -np.inf)
         np.maximum.at(last, place, times)
         times = last
     together = None if weights is None else np.bincount(place, weights=weights).astype(np.float64)
-    return i, j, joined, times, together
+    return i, j, joined, replace(extras, times=times, weights=together)
 
 
 def _periods(times: Floats) -> tuple[torch.Tensor, torch.Tensor]:

@@ -103,11 +103,12 @@ class ImplicitCompletion(MatrixCompletion):
         self._given()
         return self.fit_entries(_read(X, y, columns, matrix))
 
-    def fit_entries(self, entries: Entries) -> ImplicitCompletion:
+    def fit_entries(self, entries: Entries, extras: Any = None) -> ImplicitCompletion:
         """Fit the model to entries that were read already, for example from a file.
 
         Args:
             entries: the observed pairs and their weights.
+            extras: not used.
 
         Returns:
             This estimator.

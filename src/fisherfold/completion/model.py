@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fisherfold.completion.entries import Codes, Floats, merge
-from fisherfold.completion.fit import Extras, Settings, prepare, solve
+from fisherfold.completion.fit import Extras, Settings, Table, prepare, solve
 from fisherfold.completion.implicit_als import new_rows
 from fisherfold.completion.inference.posterior import CompletionPosterior
 from fisherfold.completion.inference.stream import absorb, grow, look_back
@@ -125,6 +125,17 @@ class CompletionModel:
     n_since_look: int = 0
     unobserved_weight: float = 0.0
     _directions: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)
+
+    @classmethod
+    def of(
+        cls, ids: tuple[IdIndex, IdIndex], table: Table, posterior: CompletionPosterior, level: float, inference: str,
+        seen: Seen | None = None,
+    ) -> CompletionModel:  # fmt: skip
+        """The model of a table that was fitted."""
+        return cls(
+            *ids, posterior, table.center + level * table.scale, table.scale, table.low, table.high, seen, inference,
+            table.n_merged, table.ratings.n_ratings,
+        )  # fmt: skip
 
     @property
     def device(self) -> torch.device:
@@ -313,9 +324,6 @@ def fitted(
 ) -> CompletionModel:  # fmt: skip
     """Fit a model to numbered entries."""
     table = prepare(rows, columns, values, ids, settings, extras)
-    features = (None, None) if extras is None else extras.tables(ids, table.ratings)
+    features = (extras or Extras()).tables(ids, table.ratings)
     posterior, level = solve(table.ratings, settings, observations=table.observations, features=features)
-    return CompletionModel(
-        *ids, posterior, table.center + level * table.scale, table.scale, table.low, table.high,
-        Seen.of(table.ratings, level), settings.inference, table.n_merged, table.ratings.n_ratings,
-    )  # fmt: skip
+    return CompletionModel.of(ids, table, posterior, level, settings.inference, Seen.of(table.ratings, level))
