@@ -71,7 +71,7 @@ def main() -> None:
     table = Table("rank", "ridge", "method", "iterations", "‖grad‖", "loss", "CPU s")
     for rank in (3, 6):
         for ridge in (0.1, 3.0, 30.0):
-            problem = SubspaceProblem(statistics, rank=rank, ridge=ridge, objective="penalised")
+            problem = SubspaceProblem(statistics, rank=rank, ridge=ridge)
             x0 = start(statistics, rank=rank).frame
 
             def add(name: str, x: torch.Tensor, iterations: int, began: float, problem=problem, key=(rank, ridge)):

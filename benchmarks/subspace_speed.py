@@ -169,7 +169,7 @@ def compare(name, data, plan, step, damping):
     epochs, n_tasks = plan.budget // 2, len(A)
     samples = torch.randint(n_tasks, (epochs, n_tasks), generator=torch.Generator().manual_seed(0))
     options = {"max_iter": epochs, "step": step / n_tasks, "batch_size": 1, "stream": samples}
-    settings = {"rank": 6, "ridge": RIDGE, "gradient": "paper", "factor_damping": damping / n_tasks}
+    settings = {"rank": 6, "ridge": RIDGE, "objective": "residual", "factor_damping": damping / n_tasks}
     bare = Silent(problem.statistics, **settings)
     peer = best_of(lambda: numpy_run(A, b, x0.numpy(), epochs, samples.numpy(), step, damping), 3)
     ours = best_of(lambda: minimize(bare, x0, "rngd-vr", **options), 3)

@@ -188,7 +188,7 @@ def noisy(name):
         return CompletionProblem(Ratings(torch.arange(240) // 16, torch.arange(240) % 16, y), rank=2, ridge=0.1)
     if name == "subspace":
         statistics = TaskStatistics.from_rows(x, y, task)
-        return SubspaceProblem(statistics, rank=2, ridge=0.1, objective="penalised")
+        return SubspaceProblem(statistics, rank=2, ridge=0.1)
     return LogisticSubspaceProblem(LabelledRows.make(x, (y > 0).double(), task), rank=2)
 
 

@@ -44,7 +44,7 @@ def school():
             statistics(data, stored, "train"),
             rank=6,
             ridge=RIDGE,
-            gradient="paper",
+            objective="residual",
             factor_damping=DAMPING / 139,
             held_out=statistics(data, stored, "test"),
         )
@@ -72,7 +72,7 @@ def test_the_start_on_sarcos_has_the_recorded_figures():
     scaled = dataclasses.replace(data, X=scaled_per_task(data.X, data.task))
     with np.load(ANCHORS / "sarcos_7x2000_split_init.npz") as stored:
         train, test = (statistics(scaled, stored, part) for part in ("train", "test"))
-        problem = SubspaceProblem(train, rank=6, ridge=RIDGE, gradient="paper", held_out=test)
+        problem = SubspaceProblem(train, rank=6, ridge=RIDGE, objective="residual", held_out=test)
         U = torch.tensor(stored["U0"])
     run = recorded("rngd", "sarcos_7x2000")
     assert float(problem.loss(U)) == pytest.approx(run["train_cost"][0], rel=1e-10)

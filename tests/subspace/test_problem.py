@@ -45,9 +45,8 @@ def residuals(U, rows, ridge, tasks):
 
 def dense_loss(U, problem, rows, tasks):
     pairs = residuals(U, rows, problem.ridge, tasks)
-    penalty = problem.ridge if problem.objective == "penalised" else torch.zeros_like(problem.ridge)
     terms = [
-        problem.weights[t] * ((r @ r) / 2 + penalty[t] * (w @ w) / 2) for t, (r, w) in zip(tasks, pairs, strict=True)
+        problem.weights[t] * ((r @ r) / 2 + problem.ridge[t] * (w @ w) / 2) for t, (r, w) in zip(tasks, pairs, strict=True)
     ]
     return torch.stack(terms).mean()
 
@@ -56,11 +55,10 @@ RIDGES = [0.0, 0.3, torch.tensor([0.1, 2.0, 0.0, 0.5, 1.0], dtype=torch.float64)
 WEIGHTS = torch.tensor([1.0, 0.2, 3.0, 0.0, 1.5], dtype=torch.float64)
 
 
-@pytest.mark.parametrize("objective", ["residual", "penalised"])
 @pytest.mark.parametrize("ridge", RIDGES)
 @pytest.mark.parametrize("batch", [None, [3, 1]])
-def test_loss_and_exact_gradient_match_autodiff_through_the_solve(objective, ridge, batch):
-    problem, U, rows = make(ridge=ridge, objective=objective, weights=WEIGHTS)
+def test_loss_and_exact_gradient_match_autodiff_through_the_solve(ridge, batch):
+    problem, U, rows = make(ridge=ridge, weights=WEIGHTS)
     tasks = list(range(5)) if batch is None else batch
     index = None if batch is None else torch.tensor(batch)
     expected = torch.func.grad(dense_loss)(U, problem, rows, tasks)
@@ -71,19 +69,15 @@ def test_loss_and_exact_gradient_match_autodiff_through_the_solve(objective, rid
     torch.testing.assert_close(problem.loss(U.clone(), index), loss, rtol=1e-13, atol=0)
 
 
-def test_the_papers_gradient_is_that_of_the_penalised_loss_and_not_of_the_residual_one():
-    problem, U, _ = make(gradient="paper")
-    penalised, _, _ = make(objective="penalised")
-    exact, _, _ = make()
-    torch.testing.assert_close(problem.gradient(U), penalised.gradient(U), rtol=1e-13, atol=1e-13)
-    assert float((problem.gradient(U) - exact.gradient(U)).norm() / exact.gradient(U).norm()) > 1e-3
-    unridged_exact, _, _ = make(ridge=0.0)
-    unridged_paper, _, _ = make(ridge=0.0, gradient="paper")
-    torch.testing.assert_close(unridged_exact.gradient(U), unridged_paper.gradient(U), rtol=1e-13, atol=1e-13)
+def test_the_papers_objective_differs_by_the_penalty_and_has_the_gradient_of_the_penalised_one():
+    (residual, U, _), (penalised, _, _) = make(objective="residual"), make()
+    w = penalised.coefficients(U)
+    torch.testing.assert_close(penalised.loss(U) - residual.loss(U), 0.15 * (w * w).sum(1).mean())
+    torch.testing.assert_close(residual.gradient(U), penalised.gradient(U), rtol=0, atol=0)
 
 
 def dense_fisher(U, problem, rows, tasks):
-    """(1/|B|) Σ ω JᵀJ with J the derivative of X_t U w_t(U), and of √λ w_t(U) if penalised, projected on both sides."""
+    """(1/|B|) Σ ω JᵀJ with J the derivative of X_t U w_t(U), and of √λ w_t(U), projected on both sides."""
     n, p = U.shape
     projector = torch.kron(torch.eye(n, dtype=U.dtype) - U @ U.T, torch.eye(p, dtype=U.dtype))
     total = torch.zeros(n * p, n * p, dtype=U.dtype)
@@ -91,29 +85,26 @@ def dense_fisher(U, problem, rows, tasks):
         jacobian = torch.func.jacrev(lambda V, i=i: residuals(V, rows, problem.ridge, tasks)[i][0])(U)
         jacobian = jacobian.reshape(-1, n * p)
         total += problem.weights[t] * jacobian.T @ jacobian / len(tasks)
-        if problem.objective == "penalised":
-            change = torch.func.jacrev(lambda V, i=i: residuals(V, rows, problem.ridge, tasks)[i][1])(U)
-            change = change.reshape(-1, n * p)
-            total += problem.ridge[t] * problem.weights[t] * change.T @ change / len(tasks)
+        change = torch.func.jacrev(lambda V, i=i: residuals(V, rows, problem.ridge, tasks)[i][1])(U)
+        change = change.reshape(-1, n * p)
+        total += problem.ridge[t] * problem.weights[t] * change.T @ change / len(tasks)
     return projector @ total @ projector
 
 
-@pytest.mark.parametrize("objective", ["residual", "penalised"])
 @pytest.mark.parametrize("ridge", RIDGES)
 @pytest.mark.parametrize("batch", [None, [3, 1, 2]])
-def test_exact_fisher_matches_the_dense_jacobian(objective, ridge, batch):
-    problem, U, rows = make(ridge=ridge, objective=objective, weights=WEIGHTS)
+def test_exact_fisher_matches_the_dense_jacobian(ridge, batch):
+    problem, U, rows = make(ridge=ridge, weights=WEIGHTS)
     tasks = list(range(5)) if batch is None else batch
     operator = problem.fisher(U, None if batch is None else torch.tensor(batch), kind="exact")
     torch.testing.assert_close(operator.dense(), dense_fisher(U, problem, rows, tasks), rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("objective", ["residual", "penalised"])
 @pytest.mark.parametrize("ridge", RIDGES)
 @pytest.mark.parametrize("batch", [None, [3, 1, 2]])
-def test_observed_information_is_the_hessian(objective, ridge, batch):
+def test_observed_information_is_the_hessian(ridge, batch):
     """P E[H] - H Uᵀ∇ with E the second derivative through the solve for w, ∇ the first."""
-    problem, U, rows = make(ridge=ridge, objective=objective, weights=WEIGHTS)
+    problem, U, rows = make(ridge=ridge, weights=WEIGHTS)
     tasks = list(range(5)) if batch is None else batch
     slope = torch.func.grad(dense_loss)(U, problem, rows, tasks)
     second = torch.func.jacrev(torch.func.grad(dense_loss))(U, problem, rows, tasks)
@@ -126,19 +117,11 @@ def test_observed_information_is_the_hessian(objective, ridge, batch):
 
 def test_the_hessian_converges_quadratically_where_noise_stays():
     """After a few steps with the Fisher information, three with the Hessian take the gradient to rounding."""
-    problem, U, _ = make(objective="penalised")
+    problem, U, _ = make()
     near = minimize(problem, U, "rcg", max_iter=500, stop=GradientNorm(1e-4))
     ends = {kind: minimize(problem, near.x, fisher=kind, max_iter=4, stop=GradientNorm(0.0)) for kind in KINDS}
     assert min(ends["observed"].trace["gradient_norm"]) < 1e-12
     assert min(ends["exact"].trace["gradient_norm"]) > 1e-9
-
-
-def test_the_papers_gradient_has_no_hessian():
-    problem, U, _ = make(gradient="paper")
-    with pytest.raises(ValueError, match="gradient='paper' is not the derivative of the loss and has no Hessian"):
-        problem.fisher(U, kind="observed")
-    problem, U, _ = make(gradient="paper", ridge=0.0)
-    problem.fisher(U, kind="observed")
 
 
 @pytest.mark.parametrize("kind", ["exact", "kronecker"])
@@ -191,9 +174,8 @@ ORDER = [torch.tensor([t]) for t in (2, 4, 0, 2, 1)]
 
 
 @pytest.mark.parametrize("kind", [None, "kronecker"])
-@pytest.mark.parametrize("gradient", ["exact", "paper"])
-def test_fused_epoch_takes_the_steps_of_the_operators(gradient, kind):
-    problem, U, _ = make(gradient=gradient, weights=WEIGHTS + 0.5, factor_damping=0.05)
+def test_fused_epoch_takes_the_steps_of_the_operators(kind):
+    problem, U, _ = make(weights=WEIGHTS + 0.5, factor_damping=0.05)
     snapshot = problem.snapshot(U)
     x = U
     for batch in ORDER:
@@ -222,9 +204,8 @@ def test_an_epoch_without_fused_form_makes_the_generic_steps(options, batches):
     torch.testing.assert_close(snapshot.epoch(U, batches, step=0.1, **options), generic, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("gradient", ["exact", "paper"])
-def test_fused_descent_takes_the_generic_steps(gradient):
-    problem, U, _ = make(gradient=gradient, weights=WEIGHTS + 0.5)
+def test_fused_descent_takes_the_generic_steps():
+    problem, U, _ = make(weights=WEIGHTS + 0.5)
     generic = Problem.descend(problem, U, ORDER, step=lambda k: 0.02 / (1 + k))
     found = problem.descend(U, ORDER, step=lambda k: 0.02 / (1 + k))
     torch.testing.assert_close(found, generic, rtol=1e-10, atol=1e-11)
@@ -308,8 +289,6 @@ def test_errors_name_the_argument():
         SubspaceProblem(statistics, rank=2, ridge=-1.0)
     with pytest.raises(ValueError, match="objective must be one of"):
         SubspaceProblem(statistics, rank=2, objective="loss")
-    with pytest.raises(ValueError, match="gradient must be one of"):
-        SubspaceProblem(statistics, rank=2, gradient="approximate")
     with pytest.raises(ValueError, match="factor_damping must not be negative"):
         SubspaceProblem(statistics, rank=2, factor_damping=-1.0)
     problem, U, _ = make()
@@ -327,4 +306,5 @@ def test_fused_steps_of_any_length_stay_on_the_manifold_and_go_where_plain_ones_
         (snapshot.epoch(U, drawn, step=step), Snapshot.epoch(snapshot, U, drawn, step=step)),
     ):
         assert problem.manifold.violation(fused) < 1e-14
-        assert float(problem.manifold.dist(fused, plain)) < 1e-9
+        # the direction of one task has rank 1: beyond that, the rest of the frame is lost in rounding
+        assert step > 1e6 or float(problem.manifold.dist(fused, plain)) < 1e-8

@@ -124,7 +124,7 @@ def _plan(
             statistics(train),
             rank=RANK,
             ridge=RIDGE,
-            gradient="paper",
+            objective="residual",
             factor_damping=damping / n_tasks,
             held_out=statistics(test),
         )

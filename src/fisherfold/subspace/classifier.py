@@ -120,9 +120,6 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
             sample_weight: a weight per row, or a list like X; a row of weight 2 counts as two, so that weights which
                 add up to 1 stand for a single row.
             callback: called after every iteration with a dictionary of ``round`` and ``loss``; a true value stops.
-
-        Returns:
-            The estimator.
         """
         self._check_parameters()
         X, y, labels, weight = self._read(X, y, task, sample_weight, reset=True, numeric=False)
@@ -146,17 +143,7 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
     def fold_in(self, X: Any, y: Any, task: Any = None, sample_weight: Any = None) -> SubspaceClassifier:
         """Fit the coefficients of new tasks, or fit known ones anew, with the subspace held fixed.
 
-        Args:
-            X: as in ``fit``.
-            y: as in ``fit``.
-            task: the task of each row, or the name of a column; a known task gets the coefficients of these rows alone.
-            sample_weight: as in ``fit``.
-
-        Returns:
-            The estimator.
-
-        Raises:
-            ValueError: if a class is new or no task is given.
+        Arguments are those of ``fit``; a known task gets the coefficients of these rows alone.
         """
         check_is_fitted(self)
         X, y, labels, weight = self._read(X, y, task, sample_weight, reset=False, numeric=False)
@@ -199,31 +186,13 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
         return np.asarray((self.scaling_(features) * weights).sum(-1).numpy()) + self.scaling_.offset
 
     def predict_proba(self, X: Any, task: Any = None, *, unseen: str = "error") -> Any:
-        """The probabilities of the two classes.
-
-        Args:
-            X: features, one row per sample; or a list with one table per task.
-            task: the task of each row; None if the model has a single task. For lists: as in ``fit``.
-            unseen: as in ``decision_function``.
-
-        Returns:
-            An array of shape (rows, 2); a list like X.
-        """
+        """The probabilities of the two classes, shape (rows, 2); arguments as in ``decision_function``."""
         given = self._table(X, None, task)
         second = expit(self._log_odds(given, unseen))
         return given.like_given(np.stack([1 - second, second], axis=1))
 
     def predict(self, X: Any, task: Any = None, *, unseen: str = "error") -> Any:
-        """The more likely class.
-
-        Args:
-            X: features, one row per sample; or a list with one table per task.
-            task: the task of each row; None if the model has a single task. For lists: as in ``fit``.
-            unseen: as in ``decision_function``.
-
-        Returns:
-            One class per row; a list like X.
-        """
+        """The more likely class; arguments as in ``decision_function``."""
         given = self._table(X, None, task)
         odds = self._log_odds(given, unseen)
         return given.like_given(np.asarray(self.classes_[(odds > 0).astype(np.int64)]))
@@ -231,18 +200,7 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
     def score(
         self, X: Any, y: Any, task: Any = None, sample_weight: Any = None, *, unseen: str = "error"
     ) -> float:  # fmt: skip
-        """The share of rows that are classified correctly.
-
-        Args:
-            X: as in ``predict``.
-            y: labels, one per row; or a list like X.
-            task: as in ``predict``.
-            sample_weight: a weight per row; or a list like X.
-            unseen: as in ``decision_function``.
-
-        Returns:
-            The accuracy.
-        """
+        """The share of rows that are classified correctly; arguments as in ``decision_function``."""
         from sklearn.metrics import accuracy_score
 
         given, found = self._table(X, y, task), self.predict(X, task, unseen=unseen)

@@ -23,19 +23,12 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class RowShare:
-    """Checked rows of one process; there may be none.
+    """Checked rows of one process; there may be none."""
 
-    Attributes:
-        X: features.
-        y: targets.
-        task: the id of the task of each row.
-        weight: row weights.
-    """
-
-    X: Array
-    y: Array
-    task: Ids
-    weight: Array
+    X: Array  # features
+    y: Array  # targets
+    task: Ids  # the id of the task of each row
+    weight: Array  # row weights
 
 
 def rows_of_process(model: Any, X: Any, y: Any, task: Any, weight: Any, group: Group) -> RowShare:

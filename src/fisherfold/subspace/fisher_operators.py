@@ -1,13 +1,12 @@
 """The Fisher information and the Hessian of many small regressions in a shared subspace, as operators.
 
 Along H the coefficients change by ẇ_t = -G_t⁻¹ (UᵀA_t H w_t + Hᵀe_t), and U w_t by k_t = H w_t + U ẇ_t. The Fisher
-information of N(X_t U w_t(U), I) is H ↦ P (1/N) Σ_t ω_t J_tᵀA_t k_t with J_t H = k_t; in the penalised problem the
-ridge is a Gaussian observation √λ_t w_t of zero and adds λ_t ẇ_tᵀẇ_t. The Hessian is
+information of N(X_t U w_t(U), I) is H ↦ P (1/N) Σ_t ω_t J_tᵀA_t k_t with J_t H = k_t; the ridge is a Gaussian
+observation √λ_t w_t of zero and adds λ_t ẇ_tᵀẇ_t. The Hessian of the penalised loss is
 
-    P (1/N) Σ_t ω_t [ A_tk_t (w_t + q_t)ᵀ + e_t (ẇ_t + q̇_t)ᵀ + A_t(H q_t + U q̇_t) w_tᵀ + A_tU q_t ẇ_tᵀ ] - H Uᵀ∇Ψ,
+    P (1/N) Σ_t ω_t [ A_tk_t w_tᵀ + e_t ẇ_tᵀ ] - H Uᵀ∇Ψ,
 
-with q̇_t = λ_t G_t⁻¹ẇ_t - G_t⁻¹ (HᵀA_tU + UᵀA_tH) q_t; without a ridge, and for the penalised loss, all q are zero. It
-differs from the Fisher information by terms in the residuals e_t.
+which differs from the Fisher information by terms in the residuals e_t.
 """
 
 from __future__ import annotations
@@ -22,25 +21,17 @@ from fisherfold.subspace.task_state import TaskState
 
 
 class SubspaceFisher(FisherOperator):
-    """The exact Fisher information (1/N) Σ_t ω_t J_tᵀJ_t with J_t H = (X_t k_t, √λ_t ẇ_t if penalised)."""
+    """The exact Fisher information (1/N) Σ_t ω_t J_tᵀJ_t with J_t H = (X_t k_t, √λ_t ẇ_t)."""
 
     approximates = "nothing: the Fisher information of N(X_t U w_t(U), I), w_t(U) the ridge solution"
 
     def __init__(
-        self,
-        point: Tensor,
-        grams: Tensor,
-        state: TaskState,
-        weights: Tensor,
-        preconditioner: KroneckerFisher,
+        self, point: Tensor, grams: Tensor, state: TaskState, weights: Tensor, preconditioner: KroneckerFisher,
         samples: Axis,
-        *,
-        penalised: bool,
-        with_jacobian: bool,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(preconditioner.manifold, point)
-        self.grams, self.state, self.weights, self.preconditioner = grams, state, weights, preconditioner
-        self.samples, self.penalised, self.with_jacobian = samples, penalised, with_jacobian
+        self.grams, self.state, self.weights = grams, state, weights
+        self.preconditioner, self.samples = preconditioner, samples
 
     def _moved(self, v: Tensor) -> tuple[Tensor, Tensor]:
         """ẇ_t and A_tk_t."""
@@ -53,8 +44,7 @@ class SubspaceFisher(FisherOperator):
     def _matvec(self, v: Tensor) -> Tensor:
         state, x, omega = self.state, self.point, self.weights[:, None]
         change, image = self._moved(v)
-        inner = image @ x + state.ridge[:, None] * change if self.penalised else image @ x
-        back = _apply(state.inverse, inner)
+        back = _apply(state.inverse, image @ x + state.ridge[:, None] * change)
         through = image - _apply(state.gram_frame, back)
         product = (omega * through).mT @ state.weights - (omega * state.residual).mT @ back
         return self.manifold.project(x, self.samples.total(product))
@@ -65,7 +55,7 @@ class SubspaceFisher(FisherOperator):
 
 
 class SubspaceHessian(SubspaceFisher):
-    """The Riemannian Hessian of the loss."""
+    """The Riemannian Hessian of the penalised loss."""
 
     approximates = "the Fisher information; it is the Hessian"
 
@@ -73,18 +63,8 @@ class SubspaceHessian(SubspaceFisher):
     def _matvec(self, v: Tensor) -> Tensor:
         state, x, w, omega = self.state, self.point, self.state.weights, self.weights[:, None]
         residual, change, image = omega * state.residual, *self._moved(v)
-        product = (omega * image).mT @ w + residual.mT @ change
-        slope = residual.mT @ w
-        if self.with_jacobian:
-            q = state.ridge[:, None] * _apply(state.inverse, w)
-            frame_q, moved = _apply(state.gram_frame, q), q @ v.mT
-            turned = frame_q @ v + _apply(state.gram_frame.mT, moved)
-            q_change = _apply(state.inverse, state.ridge[:, None] * change - turned)
-            back = _apply(self.grams, moved) + _apply(state.gram_frame, q_change)
-            product += (omega * image).mT @ q + residual.mT @ q_change
-            product += (omega * back).mT @ w + (omega * frame_q).mT @ change
-            slope += residual.mT @ q + (omega * frame_q).mT @ w
-        return self.manifold.project(x, self.samples.total(product - v @ (x.mT @ slope)))
+        product = (omega * image).mT @ w + residual.mT @ change - v @ (x.mT @ (residual.mT @ w))
+        return self.manifold.project(x, self.samples.total(product))
 
     @override
     def precondition(self, v: Tensor, damping: float) -> Tensor:

@@ -27,19 +27,12 @@ _ROUNDING = 1e-12
 
 @dataclass(frozen=True)
 class TaskTable:
-    """A table of rows, one task each.
+    """A table of rows, one task each."""
 
-    Attributes:
-        X: features as given, not yet checked.
-        y: targets; two-dimensional for several outputs over shared rows.
-        task: the id of the task of each row, or None for a single task or several outputs.
-        sizes: the number of rows of each table of a list; None for a single table.
-    """
-
-    X: Any
-    y: Any
-    task: Any
-    sizes: list[int] | None = None
+    X: Any  # features as given, not yet checked
+    y: Any  # targets; two-dimensional for several outputs over shared rows
+    task: Any  # the id of the task of each row, or None for a single task or several outputs
+    sizes: list[int] | None = None  # the number of rows of each table of a list; None for a single table
 
     def like_given(self, values: Array) -> Any:
         """Values per row in the form in which the rows were given."""
@@ -164,21 +157,13 @@ def task_ids(task: Any, n_rows: int) -> Array:
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows in the model's features.
+    """Rows in the model's features."""
 
-    Attributes:
-        Z: features.
-        y: targets without their mean.
-        task: task numbers.
-        weight: row weights, or None.
-        keys: a random number per row for splits; drawn from the seed if None.
-    """
-
-    Z: Tensor
-    y: Tensor
-    task: Tensor
-    weight: Tensor | None
-    keys: Array | None = None
+    Z: Tensor  # features
+    y: Tensor  # targets without their mean
+    task: Tensor  # task numbers
+    weight: Tensor | None  # row weights, or None
+    keys: Array | None = None  # a random number per row for splits; drawn from the seed if None
 
     def select(self, chosen: Tensor) -> Rows:
         """Some of the rows."""
@@ -194,21 +179,13 @@ class Rows:
 
 @dataclass(frozen=True)
 class Scaling:
-    """The map from the user's features to the model's, and back for coefficients.
+    """The map from the user's features to the model's, and back for coefficients."""
 
-    Attributes:
-        center: μ per feature.
-        scale: σ per feature; 1 for a constant feature, which becomes 0 and carries no weight.
-        flat: whether each feature was constant, up to rounding, in the rows of the fit.
-        offset: the mean target, subtracted before fitting; of two classes the log odds of the second.
-        intercept: whether a column of ones is added.
-    """
-
-    center: Array
-    scale: Array
-    flat: Array
-    offset: float
-    intercept: bool
+    center: Array  # μ per feature
+    scale: Array  # σ per feature; 1 for a constant feature, which becomes 0 and carries no weight
+    flat: Array  # whether each feature was constant, up to rounding, in the rows of the fit
+    offset: float  # the mean target, subtracted before fitting; of two classes the log odds of the second
+    intercept: bool  # whether a column of ones is added
 
     @classmethod
     def learn(cls, X: Array, y: Array, weight: Array | None, *, intercept: bool, scale: bool) -> Scaling:

@@ -32,23 +32,14 @@ from fisherfold.problems.cache import LastPoint
 
 @dataclass(frozen=True)
 class LabelledRows:
-    """Rows of several binary tasks.
+    """Rows of several binary tasks."""
 
-    Attributes:
-        X: features, float64.
-        y: targets, 0 or 1, float64.
-        task: the task of each row, integers from 0.
-        n_tasks: how many tasks.
-        weight: s, a weight per row.
-        offset: o, a part of the logit that is given.
-    """
-
-    X: Tensor
-    y: Tensor
-    task: Tensor
-    n_tasks: int
-    weight: Tensor
-    offset: Tensor
+    X: Tensor  # features, float64
+    y: Tensor  # targets, 0 or 1, float64
+    task: Tensor  # the task of each row, integers from 0
+    n_tasks: int  # how many tasks
+    weight: Tensor  # s, a weight per row
+    offset: Tensor  # o, a part of the logit that is given
 
     @classmethod
     def make(
@@ -163,23 +154,14 @@ def _spread(rows: LabelledRows, logits: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class LogisticState:
-    """Everything that follows from a frame for a set of tasks.
+    """Everything that follows from a frame for a set of tasks."""
 
-    Attributes:
-        rows: the rows of those tasks.
-        features: XU.
-        weights: w_t.
-        losses: penalised losses.
-        spread: D = s μ(1 - μ), row by row.
-        error: e_t = X_tᵀ s(μ - y), shape (tasks, features).
-    """
-
-    rows: LabelledRows
-    features: Tensor
-    weights: Tensor
-    losses: Tensor
-    spread: Tensor
-    error: Tensor
+    rows: LabelledRows  # the rows of those tasks
+    features: Tensor  # XU
+    weights: Tensor  # w_t
+    losses: Tensor  # penalised losses
+    spread: Tensor  # D = s μ(1 - μ), row by row
+    error: Tensor  # e_t = X_tᵀ s(μ - y), shape (tasks, features)
 
 
 class LogisticSubspaceProblem(Problem):

@@ -33,38 +33,23 @@ from fisherfold.subspace.tasks import TaskStatistics
 
 @dataclass(frozen=True)
 class SubspacePrior:
-    """What all tasks share, and the noise of each.
+    """What all tasks share, and the noise of each."""
 
-    Attributes:
-        mean: m, shape (features,).
-        frame: U, orthonormal columns, shape (features, rank).
-        covariance: Σ of the coefficients in that frame, shape (rank, rank).
-        noise: s_t², shape (tasks,).
-    """
-
-    mean: Tensor
-    frame: Tensor
-    covariance: Tensor
-    noise: Tensor
+    mean: Tensor  # m, shape (features,)
+    frame: Tensor  # U, orthonormal columns, shape (features, rank)
+    covariance: Tensor  # Σ of the coefficients in that frame, shape (rank, rank)
+    noise: Tensor  # s_t², shape (tasks,)
 
 
 @dataclass(frozen=True)
 class TaskPosterior:
-    """The Gaussian posterior of the coefficients of each task, and the terms of the marginal likelihood.
+    """The Gaussian posterior of the coefficients of each task, and the terms of the marginal likelihood."""
 
-    Attributes:
-        mean: E[a_t], shape (tasks, rank).
-        covariance: V_t, shape (tasks, rank, rank).
-        scaled_gram_frame: A_tU/s_t², shape (tasks, features, rank).
-        scaled_residual: X_tᵀ(y_t - X_t m)/s_t², shape (tasks, features).
-        losses: -log p(y_t), shape (tasks,).
-    """
-
-    mean: Tensor
-    covariance: Tensor
-    scaled_gram_frame: Tensor
-    scaled_residual: Tensor
-    losses: Tensor
+    mean: Tensor  # E[a_t], shape (tasks, rank)
+    covariance: Tensor  # V_t, shape (tasks, rank, rank)
+    scaled_gram_frame: Tensor  # A_tU/s_t², shape (tasks, features, rank)
+    scaled_residual: Tensor  # X_tᵀ(y_t - X_t m)/s_t², shape (tasks, features)
+    losses: Tensor  # -log p(y_t), shape (tasks,)
 
     def second_moment(self) -> Tensor:
         """E[a_t a_tᵀ]."""

@@ -47,22 +47,15 @@ _EXPANSION_COST = 5e9
 
 @dataclass(frozen=True)
 class MarginalFit:
-    """The outcome of ``fit_marginal``.
+    """The outcome of ``fit_marginal``."""
 
-    Attributes:
-        prior: mean, frame, covariance and noise.
-        posterior: of the coefficients of every task.
-        trace: one row per round: ``round``, ``loss`` (mean over tasks of -log p(y_t), with the prior of the noise),
-            ``gradient_norm`` of U.
-        converged: whether the loss had settled before the rounds ran out.
-        stalled: whether all steps for U were rejected in the last round, although there is a gradient.
-    """
-
-    prior: SubspacePrior
-    posterior: TaskPosterior
+    prior: SubspacePrior  # mean, frame, covariance and noise
+    posterior: TaskPosterior  # of the coefficients of every task
+    # one row per round: ``round``, ``loss`` (mean over tasks of -log p(y_t), with the prior of the noise),
+    # ``gradient_norm`` of U
     trace: list[dict[str, float]] = field(repr=False)
-    converged: bool
-    stalled: bool
+    converged: bool  # whether the loss had settled before the rounds ran out
+    stalled: bool  # whether all steps for U were rejected in the last round, although there is a gradient
 
     @property
     def weights(self) -> Tensor:

@@ -76,15 +76,10 @@ _LARGEST, _FEW = 4.0, 4.0
 
 @dataclass(frozen=True)
 class SharedPrior:
-    """The Gaussian prior Ψ ⊗ D⁻¹ of W = [m, U].
+    """The Gaussian prior Ψ ⊗ D⁻¹ of W = [m, U]."""
 
-    Attributes:
-        root: Ψ^½, shape (1 + rank, 1 + rank).
-        units: the diagonal of D^-½, shape (features,).
-    """
-
-    root: Tensor
-    units: Tensor
+    root: Tensor  # Ψ^½, shape (1 + rank, 1 + rank)
+    units: Tensor  # the diagonal of D^-½, shape (features,)
 
     @classmethod
     def of(cls, statistics: TaskStatistics, prior: SubspacePrior) -> SharedPrior | None:
@@ -211,15 +206,10 @@ def _evidence(statistics: TaskStatistics, prior: SubspacePrior, noise: str) -> f
 
 @dataclass(frozen=True)
 class NoiseFit:
-    """The outcome of ``fit_noise``.
+    """The outcome of ``fit_noise``."""
 
-    Attributes:
-        prior: mean, frame, covariance and noise at the common noise that was found.
-        common: that noise, c.
-    """
-
-    prior: SubspacePrior
-    common: float
+    prior: SubspacePrior  # mean, frame, covariance and noise at the common noise that was found
+    common: float  # that noise, c
 
 
 def fit_noise(

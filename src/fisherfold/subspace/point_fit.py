@@ -40,7 +40,7 @@ def fit_point(
     if rank == n:
         return torch.eye(n, dtype=torch.float64), _ridge_solutions(statistics, ridge), None
     scaled, unit = statistics.with_unit_targets()
-    problem = SubspaceProblem(scaled, rank=rank, ridge=ridge, objective="penalised")
+    problem = SubspaceProblem(scaled, rank=rank, ridge=ridge)
     result = minimize(
         problem, start(scaled, rank=rank).frame if frame is None else frame, "rngd", max_iter=max_iter,
         stop=near_enough(tol), fisher=fisher, sigma=1e-3, callback=as_rounds(callback, unit**2),

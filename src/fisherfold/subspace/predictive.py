@@ -34,26 +34,17 @@ _CHUNK_ENTRIES = 2**22
 
 @dataclass(frozen=True)
 class TaskSpread:
-    """The uncertainty of the weights of each task, and its noise.
+    """The uncertainty of the weights of each task, and its noise."""
 
-    Attributes:
-        shared: K, the covariance of [m, U], shape (1 + rank, features, 1 + rank, features), or (0, features, 0,
-            features) where W is taken for known.
-        moments: E[ã_t ã_tᵀ], shape (tasks, 1 + rank, 1 + rank), or (tasks, 0, 0).
-        covariance: V_t of the coefficients, shape (tasks, rank, rank).
-        reach: G_t V_t, shape (tasks, features, rank), or (tasks, features, 0).
-        unseen: the covariance of the coefficients of an unseen task, shape (rank, rank).
-        noise: the variance of a fresh target around its mean, shape (tasks,).
-        common: what the noise of all tasks is drawn towards, shape (1,).
-    """
-
+    # K, the covariance of [m, U], shape (1 + rank, features, 1 + rank, features), or (0, features, 0, features) where W
+    # is taken for known
     shared: Tensor
-    moments: Tensor
-    covariance: Tensor
-    reach: Tensor
-    unseen: Tensor
-    noise: Tensor
-    common: Tensor
+    moments: Tensor  # E[ã_t ã_tᵀ], shape (tasks, 1 + rank, 1 + rank), or (tasks, 0, 0)
+    covariance: Tensor  # V_t of the coefficients, shape (tasks, rank, rank)
+    reach: Tensor  # G_t V_t, shape (tasks, features, rank), or (tasks, features, 0)
+    unseen: Tensor  # the covariance of the coefficients of an unseen task, shape (rank, rank)
+    noise: Tensor  # the variance of a fresh target around its mean, shape (tasks,)
+    common: Tensor  # what the noise of all tasks is drawn towards, shape (1,)
 
     def of_weights(self, features: Tensor, task: Tensor, frame: Tensor) -> Tensor:
         """The variance of zᵀw_t, without the noise."""

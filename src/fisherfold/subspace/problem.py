@@ -2,13 +2,13 @@
 
     Ψ(U) = (1/N) Σ_t ω_t ψ_t(U),   ψ_t = ½‖X_t U w_t - y_t‖²,   w_t = argmin_w ½‖X_t U w - y_t‖² + ½ λ_t ‖w‖²
 
-With A_t = X_tᵀX_t, b_t = X_tᵀy_t, G_t = UᵀA_tU + λ_t I, e_t = A_tUw_t - b_t and q_t = λ_t G_t⁻¹ w_t the gradient is
+With A_t = X_tᵀX_t, b_t = X_tᵀy_t, G_t = UᵀA_tU + λ_t I and e_t = A_tUw_t - b_t the gradient of the penalised loss
+ψ_t + ½ λ_t ‖w_t‖² is, by the envelope theorem,
 
-    P (1/N) Σ_t ω_t [ e_t w_tᵀ + e_t q_tᵀ + A_tU q_t w_tᵀ ],   P = I - U Uᵀ.
+    P (1/N) Σ_t ω_t e_t w_tᵀ,   P = I - U Uᵀ.
 
-The two terms with q_t come from the Jacobian of w_t; they vanish for λ = 0, and the paper leaves them out. What is left
-is the exact gradient of the penalised loss ψ_t + ½ λ_t ‖w_t‖² (envelope theorem), which ``objective="penalised"``
-minimises instead.
+The paper takes it for the gradient of the loss without the penalty, leaving out the Jacobian of w_t:
+``objective="residual"`` reports that loss with this gradient. For λ = 0 the two are the same.
 """
 
 from __future__ import annotations
@@ -31,16 +31,15 @@ from fisherfold.subspace.task_state import TaskState
 from fisherfold.subspace.tasks import TaskStatistics, zero_threshold
 from fisherfold.subspace.variance_reduction import TaskGradient, fused_descent, fused_epoch
 
-OBJECTIVES = ("residual", "penalised")
-GRADIENTS = ("exact", "paper")
+OBJECTIVES = ("penalised", "residual")
 
 
 class SubspaceProblem(Problem):
     """Multi-task least squares with shared features, from sufficient statistics.
 
     Fisher kinds: ``kronecker``, the paper's [(1/N) Σ ω w wᵀ] ⊗ [(1/N) Σ ω A_t + δ I] on the complement of U;
-    ``exact``, (1/N) Σ ω J_tᵀJ_t with J_t the derivative of X_t U w_t(U), residual term included; ``observed``, the
-    Hessian, for the last digits: positive definite near a minimum only.
+    ``exact``, (1/N) Σ ω J_tᵀJ_t with J_t the derivative of (X_t U w_t(U), √λ w_t(U)); ``observed``, the Hessian of the
+    penalised loss, for the last digits: positive definite near a minimum only.
 
     Examples:
         >>> g = torch.Generator().manual_seed(0)
@@ -62,8 +61,7 @@ class SubspaceProblem(Problem):
         rank: int,
         ridge: float | Tensor = 0.0,
         weights: Tensor | None = None,
-        objective: str = "residual",
-        gradient: str = "exact",
+        objective: str = "penalised",
         factor_damping: float = 0.0,
         held_out: TaskStatistics | None = None,
     ) -> None:
@@ -75,8 +73,6 @@ class SubspaceProblem(Problem):
             )
         if objective not in OBJECTIVES:
             raise ValueError(f"objective must be one of {OBJECTIVES}, got {objective!r}")
-        if gradient not in GRADIENTS:
-            raise ValueError(f"gradient must be one of {GRADIENTS}, got {gradient!r}")
         if factor_damping < 0:
             raise ValueError(f"factor_damping must not be negative, got {factor_damping}")
         self.statistics = statistics
@@ -92,9 +88,6 @@ class SubspaceProblem(Problem):
         self.regular = self.ridge > rank * n_features * torch.finfo(self.sizes.dtype).eps * (self.sizes**2).sum(-1)
         self._all_regular = bool(self.regular.all())
         self._weighted = not bool((self.weights == 1).all())
-        ridged = bool(samples.total((self.ridge > 0).sum()) > 0)
-        self.with_jacobian = objective == "residual" and gradient == "exact" and ridged
-        self.is_gradient = objective == "penalised" or gradient == "exact" or not ridged
         self.mean_gram = samples.total(torch.einsum("t,tij->ij", self.weights, statistics.gram)) / samples.size
         self._kept: LastPoint[TaskState] = LastPoint()
 
@@ -167,22 +160,14 @@ class SubspaceProblem(Problem):
 
     def ambient_gradient(self, state: TaskState, batch: Tensor | None = None) -> Tensor:
         """The gradient before projection."""
-        omega, ridge = (v if batch is None else v[self._here(batch)] for v in (self.weights, self.ridge))
-        count = self._count(batch)
-        if not self.with_jacobian:
-            weighted = omega[:, None] * state.weights if self._weighted else state.weights
-            return self.samples.total(state.residual.mT @ weighted) / count
-        left = omega[:, None] * state.residual / count
-        shift = ridge[:, None] * (state.inverse @ state.weights[..., None]).squeeze(-1)
-        back = omega[:, None] * (state.gram_frame @ shift[..., None]).squeeze(-1) / count
-        return self.samples.total(left.mT @ (state.weights + shift) + back.mT @ state.weights)
+        omega = self.weights if batch is None else self.weights[self._here(batch)]
+        weighted = omega[:, None] * state.weights if self._weighted else state.weights
+        return self.samples.total(state.residual.mT @ weighted) / self._count(batch)
 
     @override
     def fisher(self, x: Tensor, batch: Tensor | None = None, *, kind: str = "kronecker") -> FisherOperator:
         if kind not in self.fisher_kinds:
             raise ValueError(f"kind must be one of {self.fisher_kinds}, got {kind!r}")
-        if kind == "observed" and not self.is_gradient:
-            raise ValueError("gradient='paper' is not the derivative of the loss and has no Hessian; take 'exact'")
         state = self.state(x, batch)
         omega, gram, grams, count = self.weights, self.mean_gram, self.statistics.gram, self._count(batch)
         if batch is not None:
@@ -195,10 +180,7 @@ class SubspaceProblem(Problem):
         if kind == "kronecker":
             return kronecker
         form = SubspaceFisher if kind == "exact" else SubspaceHessian
-        return form(
-            x, grams, state, omega / count, kronecker, self.samples,
-            penalised=self.objective == "penalised", with_jacobian=self.with_jacobian,
-        )  # fmt: skip
+        return form(x, grams, state, omega / count, kronecker, self.samples)
 
     def _kronecker(self, x: Tensor, gram: Tensor, second_moment: Tensor) -> KroneckerFisher:
         if self.factor_damping:
@@ -221,9 +203,7 @@ class SubspaceProblem(Problem):
 
     @cached_property
     def _task_gradient(self) -> TaskGradient:
-        return TaskGradient(
-            self.statistics, self.ridge, self.weights, self.sizes, self.regular, self.with_jacobian
-        )  # fmt: skip
+        return TaskGradient(self.statistics, self.ridge, self.weights, self.sizes, self.regular)
 
     @override
     def metrics(self, x: Tensor) -> dict[str, float]:
@@ -296,10 +276,6 @@ class SubspaceSnapshot(Snapshot):
         """Per task: the full gradient and the second moment at the anchor, each without the task's own."""
         problem, state, omega = self.problem, self.state, self.problem.weights[:, None, None]
         own = state.residual[:, :, None] * state.weights[:, None, :]
-        if problem.with_jacobian:
-            shift = problem.ridge[:, None] * (state.inverse @ state.weights[..., None]).squeeze(-1)
-            own = own + state.residual[:, :, None] * shift[:, None, :]
-            own = own + (state.gram_frame @ shift[..., None]) * state.weights[:, None, :]
         own = omega * (own - self.x @ (self.x.mT @ own))
         outer = omega * state.weights[:, :, None] * state.weights[:, None, :] / problem.n_samples
         return self.full_gradient - own, self.second_moment - outer

@@ -153,9 +153,6 @@ class SubspaceRegressor(RegressorMixin, TaskEstimator):  # type: ignore[misc]
             sample_weight: a weight per row, or a list like X; a row of weight 2 counts as two, so that weights which
                 add up to 1 stand for a single row.
             callback: called after every round with a dictionary of ``round`` and ``loss``; a true value stops.
-
-        Returns:
-            The estimator.
         """
         self._check_parameters()
         X, y, labels, weight = self._read(X, y, task, sample_weight, reset=True, numeric=True)
@@ -179,16 +176,9 @@ class SubspaceRegressor(RegressorMixin, TaskEstimator):  # type: ignore[misc]
         every process to the bit. It predicts, and is saved, like any other; it does not keep the statistics that
         learning from further rows would need.
 
-        Args:
-            X: features of this process's rows; None if it has none.
-            y: their targets.
-            task: their tasks.
-            sample_weight: a weight per row; on all processes or on none.
-            process_group: a group of ``torch.distributed``; its default group by default.
-            callback: as in ``fit``; it must return the same on all processes.
-
-        Returns:
-            The estimator.
+        Arguments are those of ``fit`` for the rows of this process: X is None if it has none, weights are given on all
+        processes or on none, the callback must return the same on all. ``process_group`` is a group of
+        ``torch.distributed``, by default its default group.
         """
         group = current_group(process_group)
         with group.together():
@@ -214,20 +204,8 @@ class SubspaceRegressor(RegressorMixin, TaskEstimator):  # type: ignore[misc]
     ) -> SubspaceRegressor:
         """Add rows, of known or of new tasks, and continue learning from the current model.
 
-        The first call is ``fit``; later ones keep the rank, the scaling and, for the point model, the ridge.
-
-        Args:
-            X: as in ``fit``.
-            y: as in ``fit``.
-            task: as in ``fit``.
-            sample_weight: as in ``fit``.
-            callback: as in ``fit``.
-
-        Returns:
-            The estimator.
-
-        Raises:
-            ValueError: if the model was fitted with another ``inference``.
+        Arguments are those of ``fit``. The first call is ``fit``; later ones keep the rank, the scaling and, for the
+        point model, the ridge.
         """
         if not hasattr(self, "statistics_"):
             return self.fit(X, y, task=task, sample_weight=sample_weight, callback=callback)
@@ -245,16 +223,7 @@ class SubspaceRegressor(RegressorMixin, TaskEstimator):  # type: ignore[misc]
     def fold_in(self, X: Any, y: Any, task: Any = None, sample_weight: Any = None) -> SubspaceRegressor:
         """Fit the coefficients of new tasks, or refresh known ones with more rows, with all that is shared held fixed.
 
-        Rows may come in any order and in any number of calls.
-
-        Args:
-            X: as in ``fit``.
-            y: as in ``fit``.
-            task: the task of each row, or the name of a column.
-            sample_weight: as in ``fit``.
-
-        Returns:
-            The estimator.
+        Arguments are those of ``fit``. Rows may come in any order and in any number of calls.
         """
         check_is_fitted(self)
         changed = self._add_rows(X, y, task, sample_weight)
@@ -278,9 +247,6 @@ class SubspaceRegressor(RegressorMixin, TaskEstimator):  # type: ignore[misc]
 
         Returns:
             One prediction per row, or a column per output; a list like X; with ``return_std`` a pair.
-
-        Raises:
-            ValueError: if a task was not seen, or standard deviations are asked of a point model.
         """
         given = self._table(X, None, task)
         features = self._features(given.X)
@@ -297,18 +263,7 @@ class SubspaceRegressor(RegressorMixin, TaskEstimator):  # type: ignore[misc]
     def score(
         self, X: Any, y: Any, task: Any = None, sample_weight: Any = None, *, unseen: str = "error"
     ) -> float:  # fmt: skip
-        """The coefficient of determination R² of the predictions over all rows.
-
-        Args:
-            X: as in ``predict``.
-            y: targets, one per row; or a list like X.
-            task: as in ``predict``.
-            sample_weight: a weight per row; or a list like X.
-            unseen: as in ``predict``.
-
-        Returns:
-            R², at most 1.
-        """
+        """The coefficient of determination R² of the predictions over all rows; arguments as in ``predict``."""
         from sklearn.metrics import r2_score
 
         given, predicted = self._compared(X, y, task, unseen)
@@ -317,20 +272,8 @@ class SubspaceRegressor(RegressorMixin, TaskEstimator):  # type: ignore[misc]
     def nmse(self, X: Any, y: Any, task: Any = None, *, unseen: str = "error") -> float:
         """The mean over tasks of the squared error over the variance of the task's targets, as in the paper.
 
-        Each task counts the same, so R² and NMSE do not add up to 1. Tasks with fewer than two rows or a constant
-        target are left out.
-
-        Args:
-            X: as in ``predict``.
-            y: targets, one per row; or a list like X.
-            task: as in ``predict``.
-            unseen: as in ``predict``; every unseen task counts for itself.
-
-        Returns:
-            The mean ratio.
-
-        Raises:
-            ValueError: if it is undefined for every task.
+        Each task counts the same, an unseen one for itself, so R² and NMSE do not add up to 1. Tasks with fewer than
+        two rows or a constant target are left out. Arguments as in ``predict``.
         """
         given, predicted = self._compared(X, y, task, unseen)
         known = np.array(given.y, dtype=np.float64)
@@ -383,9 +326,6 @@ class SubspaceRegressor(RegressorMixin, TaskEstimator):  # type: ignore[misc]
             A row per feature and one for the intercept. For a task: ``coef``, ``std_error`` and the bounds ``low`` and
             ``high`` of a 90 % interval. For all tasks: ``mean``, ``std_error`` of that mean, and ``between_tasks``, the
             standard deviation of the coefficient over tasks.
-
-        Raises:
-            ValueError: if the model is a point model, or the task is unknown.
         """
         import polars as pl
 

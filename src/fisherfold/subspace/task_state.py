@@ -15,25 +15,15 @@ from fisherfold.subspace.tasks import TaskStatistics
 
 @dataclass(frozen=True)
 class TaskState:
-    """Everything that follows from a frame for a set of tasks; G_t = UᵀA_tU + λ_t I.
+    """Everything that follows from a frame for a set of tasks; G_t = UᵀA_tU + λ_t I."""
 
-    Attributes:
-        gram_frame: A_tU, shape (tasks, features, rank).
-        inner: UᵀA_tU, shape (tasks, rank, rank).
-        ridge: λ_t, shape (tasks,).
-        floor: eigenvalues of UᵀA_tU up to it count as zero, shape (tasks,).
-        weights: w_t, shape (tasks, rank).
-        residual: e_t = A_tUw_t - b_t, shape (tasks, features).
-        losses: ψ_t, with the penalty if it is part of the objective, shape (tasks,).
-    """
-
-    gram_frame: Tensor
-    inner: Tensor
-    ridge: Tensor
-    floor: Tensor
-    weights: Tensor
-    residual: Tensor
-    losses: Tensor
+    gram_frame: Tensor  # A_tU, shape (tasks, features, rank)
+    inner: Tensor  # UᵀA_tU, shape (tasks, rank, rank)
+    ridge: Tensor  # λ_t, shape (tasks,)
+    floor: Tensor  # eigenvalues of UᵀA_tU up to it count as zero, shape (tasks,)
+    weights: Tensor  # w_t, shape (tasks, rank)
+    residual: Tensor  # e_t = A_tUw_t - b_t, shape (tasks, features)
+    losses: Tensor  # ψ_t, with the penalty if it is part of the objective, shape (tasks,)
 
     @cached_property
     def inverse(self) -> Tensor:

@@ -27,15 +27,6 @@ _PADDING = 1.25
 class TaskStatistics:
     """Gram matrices and cross products per task, all float64; ``add`` accumulates in place.
 
-    Attributes:
-        gram: A_t, shape (tasks, features, features).
-        cross: b_t, shape (tasks, features).
-        power: c_t, shape (tasks,).
-        sums: the weighted sum of the targets, shape (tasks,).
-        counts: the sum of the row weights, or the number of rows, shape (tasks,).
-        axis: which tasks this process holds if they are distributed; all of them by default.
-        cache: the last two products of every kind (see ``cached``); None to keep none.
-
     Examples:
         >>> X = torch.tensor([[1.0, 0.0], [1.0, 1.0], [1.0, 2.0]])
         >>> statistics = TaskStatistics.from_rows(X, torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0, 1, 1]))
@@ -43,12 +34,14 @@ class TaskStatistics:
         ([1.0, 2.0], [[2.0, 3.0], [3.0, 5.0]])
     """
 
-    gram: Tensor
-    cross: Tensor
-    power: Tensor
-    sums: Tensor
-    counts: Tensor
+    gram: Tensor  # A_t, shape (tasks, features, features)
+    cross: Tensor  # b_t, shape (tasks, features)
+    power: Tensor  # c_t, shape (tasks,)
+    sums: Tensor  # the weighted sum of the targets, shape (tasks,)
+    counts: Tensor  # the sum of the row weights, or the number of rows, shape (tasks,)
+    # which tasks this process holds if they are distributed; all of them by default
     axis: Axis | None = field(default=None, kw_only=True)
+    # the last two products of every kind (see ``cached``); None to keep none
     cache: dict[str, list[tuple[Tensor, Tensor]]] | None = field(
         default=None, kw_only=True, repr=False, compare=False
     )

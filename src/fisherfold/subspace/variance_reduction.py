@@ -12,7 +12,6 @@ calls through torch.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,11 +31,11 @@ class TaskGradient:
     """The gradient of one task before projection, as arrays."""
 
     def __init__(
-        self, data: TaskStatistics, ridge: Tensor, weights: Tensor, sizes: Tensor, regular: Tensor, with_jacobian: bool
-    ) -> None:
+        self, data: TaskStatistics, ridge: Tensor, weights: Tensor, sizes: Tensor, regular: Tensor
+    ) -> None:  # fmt: skip
         self.grams, self.crosses, self.sizes = as_array(data.gram), as_array(data.cross), as_array(sizes)
         self.ridge, self.omega, self.regular = ridge.tolist(), weights.tolist(), regular.tolist()
-        self.with_jacobian, self.n_samples = with_jacobian, data.n_tasks
+        self.n_samples = data.n_tasks
 
     def __call__(self, frame: Array, t: int) -> tuple[Array, Array, float]:
         """The gradient of task t, its coefficients, and its share ω_t/N of the second moment."""
@@ -44,16 +43,11 @@ class TaskGradient:
         gram_frame = self.grams[t] @ frame
         inner = frame.T @ gram_frame
         if self.regular[t]:
-            solve = partial(_solve, inner + ridge * np.eye(len(inner)))
+            w = _solve(inner + ridge * np.eye(len(inner)), cross @ frame)
         else:
-            solve = partial(_solve_singular, inner, ridge, zero_threshold(self.sizes[t], frame))
-        w = solve(cross @ frame)
+            w = _solve_singular(inner, ridge, zero_threshold(self.sizes[t], frame), cross @ frame)
         residual = gram_frame @ w - cross
-        g = residual[:, None] * (omega * w)
-        if self.with_jacobian:
-            shift = omega * ridge * solve(w)
-            g += residual[:, None] * shift + (gram_frame @ shift)[:, None] * w
-        return g, w, omega / self.n_samples
+        return residual[:, None] * (omega * w), w, omega / self.n_samples
 
 
 def fused_epoch(

@@ -39,65 +39,38 @@ _UNIT = b"\x1f"  # stands for "::", as polars takes separators of one byte only
 
 @dataclass(frozen=True)
 class Table:
-    """A table that was read.
+    """A table that was read."""
 
-    Attributes:
-        frame: its good lines; columns of text, or as a Parquet file has them.
-        path: where it comes from, for messages.
-        header: the names in its first line or of the Parquet file; None if the first line was data.
-        n_lines: how many lines there are below the header, those rejected included.
-        rejected: how many of them were rejected, by reason.
-    """
-
-    frame: pl.DataFrame
-    path: str
-    header: list[str] | None
-    n_lines: int
-    rejected: dict[str, int] = field(default_factory=dict)
+    frame: pl.DataFrame  # its good lines; columns of text, or as a Parquet file has them
+    path: str  # where it comes from, for messages
+    header: list[str] | None  # the names in its first line or of the Parquet file; None if the first line was data
+    n_lines: int  # how many lines there are below the header, those rejected included
+    rejected: dict[str, int] = field(default_factory=dict)  # how many of them were rejected, by reason
 
 
 @dataclass(frozen=True)
 class RatingTable:
-    """Ratings that were read.
+    """Ratings that were read."""
 
-    Attributes:
-        rows: row ids.
-        columns: column ids.
-        values: finite values.
-        times: the fourth column, if four were asked for: numbers, finite.
-        names: the names of the columns that were read.
-        header: the names in the first line; None if it was data.
-        n_lines: how many lines there are, those rejected included.
-        rejected: how many of them were rejected, by reason.
-        others: the columns that were not read.
-    """
-
-    rows: Ids
-    columns: Ids
-    values: npt.NDArray[np.float64]
-    times: npt.NDArray[np.float64] | None
-    names: list[str]
-    header: list[str] | None
-    n_lines: int
-    rejected: dict[str, int]
-    others: list[str]
+    rows: Ids  # row ids
+    columns: Ids  # column ids
+    values: npt.NDArray[np.float64]  # finite values
+    times: npt.NDArray[np.float64] | None  # the fourth column, if four were asked for: numbers, finite
+    names: list[str]  # the names of the columns that were read
+    header: list[str] | None  # the names in the first line; None if it was data
+    n_lines: int  # how many lines there are, those rejected included
+    rejected: dict[str, int]  # how many of them were rejected, by reason
+    others: list[str]  # the columns that were not read
 
 
 @dataclass(frozen=True)
 class PairTable:
-    """Pairs of ids that were read, with the columns beside them.
+    """Pairs of ids that were read, with the columns beside them."""
 
-    Attributes:
-        table: the whole table.
-        rows: row ids.
-        columns: column ids.
-        names: the names of their columns.
-    """
-
-    table: Table
-    rows: Ids
-    columns: Ids
-    names: list[str]
+    table: Table  # the whole table
+    rows: Ids  # row ids
+    columns: Ids  # column ids
+    names: list[str]  # the names of their columns
 
 
 def read_table(
