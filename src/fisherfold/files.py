@@ -41,10 +41,7 @@ _REASONS = {
 def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
     """Write a file that is either complete or not there; one that is replaced hands on its permissions.
 
-    Args:
-        path: where to write; the folder must exist. A link stays, and what it points to is written.
-        content: the bytes.
-
+    ``path``: where to write; the folder must exist. A link stays, and what it points to is written.
     """
     check_place(path, "cannot write")
     target = Path(os.path.realpath(path))
@@ -67,12 +64,7 @@ def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
 
 
 def write_synced(path: Path, content: bytes) -> None:
-    """Write bytes and wait until they are on the disk.
-
-    Args:
-        path: the file.
-        content: the bytes.
-    """
+    """Write bytes and wait until they are on the disk."""
     with path.open("wb") as file:
         file.write(content)
         file.flush()
@@ -80,15 +72,7 @@ def write_synced(path: Path, content: bytes) -> None:
 
 
 def locked_temporary(target: Path, *, folder: bool) -> tuple[Path, int]:
-    """Make a temporary file or folder beside a target, locked for as long as its writer lives.
-
-    Args:
-        target: what it will replace.
-        folder: whether it is a folder.
-
-    Returns:
-        Its path, and the descriptor that holds the lock.
-    """
+    """Make a temporary file or folder beside a target, locked for as long as its writer lives."""
     while True:
         temporary = target.with_name(f".{target.name}.{secrets.token_hex(6)}")
         if folder:
@@ -106,11 +90,7 @@ def locked_temporary(target: Path, *, folder: bool) -> tuple[Path, int]:
 
 
 def remove_leftovers(target: Path) -> None:
-    """Remove temporary files and folders of a target whose writer is dead: those that nobody has locked.
-
-    Args:
-        target: what they would have replaced.
-    """
+    """Remove temporary files and folders of a target whose writer is dead: those that nobody has locked."""
     if fcntl is None:
         return
     pattern = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{12}}")
@@ -127,11 +107,7 @@ def remove_leftovers(target: Path) -> None:
 
 
 def flush_folder(folder: Path) -> None:
-    """Make a new name in a folder last through a loss of power, where the system can.
-
-    Args:
-        folder: the folder.
-    """
+    """Make a new name in a folder last through a loss of power, where the system can."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -142,14 +118,7 @@ def flush_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def system_errors(target: Path) -> Iterator[None]:
-    """Turn errors of the system into one sentence that names the file.
-
-    Args:
-        target: what is written.
-
-    Yields:
-        Nothing.
-    """
+    """Turn errors of the system into one sentence that names the file."""
     try:
         yield
     except OSError as error:
@@ -167,14 +136,8 @@ def system_errors(target: Path) -> Iterator[None]:
 def check_place(path: str | os.PathLike[str], name: str) -> None:
     """Check whether a file can have this name, before the work whose result it is to hold.
 
-    Args:
-        path: the file.
-        name: what it is, for the message.
-
-    Raises:
-        FileNotFoundError: if its folder does not exist.
-        IsADirectoryError: if it is a folder.
-        OSError: if it is a device or a pipe.
+    ``name``: what it is, for the message. Raises FileNotFoundError if its folder does not exist. Raises
+    IsADirectoryError if it is a folder. Raises OSError if it is a device or a pipe.
     """
     target = Path(path)
     if target.is_dir():
@@ -186,14 +149,7 @@ def check_place(path: str | os.PathLike[str], name: str) -> None:
 
 
 def make_folder(path: str | os.PathLike[str]) -> Path:
-    """Make a folder and those above it, if they do not exist.
-
-    Args:
-        path: the folder.
-
-    Returns:
-        The folder.
-    """
+    """Make a folder and those above it, if they do not exist."""
     with system_errors(Path(path)):
         Path(path).mkdir(parents=True, exist_ok=True)
     return Path(path)
@@ -202,17 +158,9 @@ def make_folder(path: str | os.PathLike[str]) -> Path:
 def pack_tensors(tensors: Mapping[str, Tensor], *, kind: str, version: int, header: Mapping[str, Any]) -> bytes:
     """Make the bytes of a file of named tensors with a JSON header and a SHA-256 of both.
 
-    Args:
-        tensors: the tensors by name.
-        kind: what the file holds, checked when it is read.
-        version: of that kind's format.
-        header: anything that JSON can hold; floats keep all their digits.
-
-    Returns:
-        The bytes, in the safetensors format.
-
-    Raises:
-        ValueError: if the header is larger than a reader would accept.
+    ``kind``: what the file holds, checked when it is read. ``version``: of that kind's format. ``header``: anything
+    that JSON can hold; floats keep all their digits. Raises ValueError if the header is larger than a reader would
+    accept.
     """
     # copies, because the format refuses two names for the same memory
     layout = torch.contiguous_format
@@ -229,12 +177,8 @@ def write_tensors(
 ) -> None:
     """Write named tensors with a JSON header.
 
-    Args:
-        path: where to write.
-        tensors: the tensors by name.
-        kind: what the file holds, checked when it is read.
-        version: the version of that kind's format.
-        header: anything that JSON can hold; floats keep all their digits.
+    ``kind``: what the file holds, checked when it is read. ``version``: the version of that kind's format. ``header``:
+    anything that JSON can hold; floats keep all their digits.
     """
     write_atomically(path, pack_tensors(tensors, kind=kind, version=version, header=header))
 
@@ -246,18 +190,9 @@ def read_tensors(
 
     The file is opened once, so that one that is replaced at the same time is read as it was or as it is.
 
-    Args:
-        path: the file.
-        kind: what it must hold.
-        version: the newest version of that kind that the caller understands.
-        device: where to put the tensors.
-
-    Returns:
-        The tensors and the header.
-
-    Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: if it is damaged, of another kind, or of a newer version.
+    ``kind``: what it must hold. ``version``: the newest version of that kind that the caller understands. ``device``:
+    where to put the tensors. Raises FileNotFoundError if there is no such file. Raises ValueError if it is damaged, of
+    another kind, or of a newer version.
     """
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no file {path}")
@@ -306,11 +241,7 @@ def _checked_content(file: dict[str, Any], path: str | os.PathLike[str], kind: s
 def kind_of(path: Path) -> str | None:
     """Tell from its header what a file of tensors holds.
 
-    Args:
-        path: the file.
-
-    Returns:
-        The kind; None if it is no file of ours.
+    Returns the kind; None if it is no file of ours.
     """
     try:
         with path.open("rb") as file:
@@ -322,14 +253,7 @@ def kind_of(path: Path) -> str | None:
 def parse_json(text: str | bytes) -> Any:
     """Read JSON.
 
-    Args:
-        text: the text.
-
-    Returns:
-        What it says.
-
-    Raises:
-        ValueError: if it is not JSON, or is nested too deeply.
+    Raises ValueError if it is not JSON, or is nested too deeply.
     """
     try:
         return json.loads(text)
@@ -343,15 +267,7 @@ def sound(path: str | os.PathLike[str], kind: str) -> Iterator[None]:
 
     The checksum says that a file is as it was written, not that an honest program wrote it.
 
-    Args:
-        path: the file.
-        kind: what it holds.
-
-    Yields:
-        Nothing.
-
-    Raises:
-        ValueError: naming the file and the reason.
+    Raises ValueError naming the file and the reason.
     """
     try:
         yield
@@ -365,14 +281,7 @@ def sound(path: str | os.PathLike[str], kind: str) -> Iterator[None]:
 
 
 def digest(tensors: Iterable[Tensor]) -> str:
-    """Compute a fingerprint of data.
-
-    Args:
-        tensors: the data.
-
-    Returns:
-        The SHA-256 of their shapes and contents.
-    """
+    """Compute a fingerprint of data."""
     found = hashlib.sha256()
     for tensor in tensors:
         array = tensor.detach().cpu().contiguous().numpy()
@@ -382,15 +291,7 @@ def digest(tensors: Iterable[Tensor]) -> str:
 
 
 def signature(tensors: Mapping[str, Tensor], content: Mapping[str, Any]) -> str:
-    """Compute the SHA-256 of named tensors and JSON content.
-
-    Args:
-        tensors: the tensors.
-        content: what JSON can hold.
-
-    Returns:
-        Hexadecimal digits.
-    """
+    """Compute the SHA-256 of named tensors and JSON content."""
     found = hashlib.sha256(json.dumps(content, sort_keys=True).encode())
     for name in sorted(tensors):
         tensor = tensors[name]

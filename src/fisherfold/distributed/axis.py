@@ -21,7 +21,7 @@ from fisherfold.distributed.group import ALONE, Group
 
 @dataclass(frozen=True)
 class Axis:
-    """The members of one side.
+    """The members of one side; a table x has a row for each member that is here.
 
     Attributes:
         size: how many there are on all processes together.
@@ -42,14 +42,7 @@ class Axis:
 
     @classmethod
     def whole(cls, size: int) -> Axis:
-        """A side that is here as a whole.
-
-        Args:
-            size: how many members it has.
-
-        Returns:
-            The axis.
-        """
+        """A side that is here as a whole."""
         return cls(size, 0, size)
 
     def __len__(self) -> int:
@@ -61,80 +54,33 @@ class Axis:
         return self.group.size > 1
 
     def total(self, x: Tensor) -> Tensor:
-        """Complete a sum over the members.
-
-        Args:
-            x: the sum over the members that are here.
-
-        Returns:
-            The sum over all of them.
-        """
+        """Complete a sum over the members."""
         return self.group.sum(x) if self.is_shared else x
 
     def add(self, x: Tensor) -> float:
-        """Σ over all members and entries, in float64.
-
-        Args:
-            x: a table or vector of the members that are here.
-
-        Returns:
-            A number.
-        """
+        """Σ over all members and entries, in float64."""
         return float(self.total(x.sum(dtype=torch.float64)))
 
     def mean(self, x: Tensor) -> Tensor:
-        """The mean over the members.
-
-        Args:
-            x: a table of the members that are here.
-
-        Returns:
-            Its mean over the first dimension.
-        """
+        """The mean over the members."""
         return x.mean(0) if not self.is_shared else self.group.sum(x.sum(0)) / self.size
 
     def second_moment(self, x: Tensor, y: Tensor | None = None) -> Tensor:
-        """Σ x_i y_iᵀ over all members.
-
-        Args:
-            x: a table of the members that are here.
-            y: another one; x if not given.
-
-        Returns:
-            A small matrix.
-        """
+        """Σ x_i y_iᵀ over all members."""
         return self.total(x.mT @ (x if y is None else y))
 
     def gather(self, x: Tensor) -> Tensor:
-        """The rows of all members.
-
-        Args:
-            x: a table of the members that are here.
-
-        Returns:
-            The whole table, on every process.
-        """
+        """The rows of all members."""
         return self.group.gather(x) if self.is_shared else x
 
     def part(self, whole: Tensor) -> Tensor:
-        """The rows of the members that are here.
-
-        Args:
-            whole: a table of all members.
-
-        Returns:
-            A part of it.
-        """
+        """The rows of the members that are here."""
         return whole[self.start : self.stop] if self.is_shared else whole
 
     def local(self, members: Tensor) -> tuple[Tensor, Tensor]:
         """Which of some members are here.
 
-        Args:
-            members: numbers among all members.
-
-        Returns:
-            The positions within ``members`` of those that are here, and their numbers here.
+        Returns the positions within ``members`` of those that are here, and their numbers here.
         """
         if not self.is_shared:
             return torch.arange(len(members), device=members.device), members
@@ -147,11 +93,7 @@ class Axis:
         Hosts of different kinds may round differently; a difference would let the processes decide differently and
         wait for each other for ever.
 
-        Args:
-            x: what should be the same.
-
-        Raises:
-            RuntimeError: if it is not.
+        Raises RuntimeError if it is not.
         """
         if not self.is_shared:
             return
@@ -168,12 +110,7 @@ class Axis:
     def randn(self, width: int, generator: torch.Generator) -> Tensor:
         """Random rows that do not depend on how the members are shared out.
 
-        Args:
-            width: the number of columns.
-            generator: the source of randomness, in the same state on every process.
-
-        Returns:
-            The rows of the members that are here, in float64.
+        ``generator``: the source of randomness, in the same state on every process.
         """
         drawn = torch.randn(self.size, width, generator=generator, dtype=torch.float64, device="cpu")
         return self.part(drawn).contiguous()
@@ -183,12 +120,6 @@ class Axis:
 
         The whole table is brought together for it, as it is small beside the ratings, so that signs are those of one
         process.
-
-        Args:
-            x: a table of the members that are here.
-
-        Returns:
-            The rows of the basis that are here.
         """
         basis: Tensor = torch.linalg.qr(self.gather(x)).Q
         return self.part(basis).contiguous()

@@ -84,25 +84,11 @@ class Group:
         return self.rank == 0
 
     def sum(self, x: Tensor) -> Tensor:
-        """Add up one tensor per process.
-
-        Args:
-            x: of one shape on all processes.
-
-        Returns:
-            The sum over the processes, the same bits on each of them.
-        """
+        """Add up one tensor per process."""
         return self._reduce(x, distributed.ReduceOp.SUM)
 
     def largest(self, x: Tensor) -> Tensor:
-        """Find the largest entries over all processes.
-
-        Args:
-            x: of one shape on all processes.
-
-        Returns:
-            A tensor like x.
-        """
+        """Find the largest entries over all processes."""
         return self._reduce(x, distributed.ReduceOp.MAX)
 
     def _reduce(self, x: Tensor, operation: Any) -> Tensor:
@@ -116,11 +102,7 @@ class Group:
     def gather(self, part: Tensor) -> Tensor:
         """Join one table per process.
 
-        Args:
-            part: rows of this process; their number may differ between processes.
-
-        Returns:
-            All rows, in the order of the ranks.
+        ``part``: rows of this process; their number may differ between processes.
         """
         if self.size == 1:
             return part
@@ -136,16 +118,7 @@ class Group:
         return whole
 
     def broadcast(self, x: Tensor | None, source: int, dtype: torch.dtype = torch.uint8) -> Tensor:
-        """Send a vector from one process to all.
-
-        Args:
-            x: the vector, at the source.
-            source: its rank.
-            dtype: of the vector.
-
-        Returns:
-            The vector.
-        """
+        """Send a vector from one process to all."""
         if self.size == 1:
             assert x is not None
             return x
@@ -166,12 +139,7 @@ class Group:
     def exchange(self, rows: Tensor, counts: Sequence[int]) -> list[Tensor]:
         """Send each process its rows of a table.
 
-        Args:
-            rows: a table whose first ``counts[0]`` rows go to rank 0, the next ``counts[1]`` to rank 1, and so on.
-            counts: how many rows go to each rank.
-
-        Returns:
-            What came from each rank, in the order it was sent.
+        ``rows``: a table whose first ``counts[0]`` rows go to rank 0, the next ``counts[1]`` to rank 1, and so on.
         """
         if self.size == 1:
             return [rows]
@@ -194,11 +162,7 @@ class Group:
     def gather_objects(self, mine: Any) -> list[Any]:
         """Gather one Python object of each process.
 
-        Args:
-            mine: plain data, such as numbers, text, lists and arrays.
-
-        Returns:
-            Those of all processes in the order of the ranks, on each of them.
+        ``mine``: plain data, such as numbers, text, lists and arrays.
         """
         if self.size == 1:
             return [mine]
@@ -208,24 +172,13 @@ class Group:
         return found
 
     def gather_texts(self, text: str) -> list[str]:
-        """Gather one text of each process.
-
-        Args:
-            text: this process's text.
-
-        Returns:
-            The texts in the order of the ranks.
-        """
+        """Gather one text of each process."""
         return self.gather_objects(text)
 
     def tell(self, found: T) -> T:
         """Give what the first process has to all.
 
-        Args:
-            found: plain data or tensors, at the first process.
-
-        Returns:
-            The same on every process.
+        ``found``: plain data or tensors, at the first process.
         """
         if self.size == 1:
             return found

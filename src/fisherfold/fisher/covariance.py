@@ -48,14 +48,8 @@ class Covariance:
     def of(self, f: Callable[[Any], Tensor]) -> tuple[Tensor, Tensor]:
         """A function of the estimate and its covariance, by the delta method.
 
-        Args:
-            f: a torch function of the point, which returns a tensor.
-
-        Returns:
-            f(x̂), and the covariance of its entries, a matrix of their number.
-
-        Raises:
-            ValueError: if f changes along directions that the data do not identify.
+        ``f``: a torch function of the point, which returns a tensor. Raises ValueError if f changes along directions
+        that the data do not identify.
         """
         value = f(self.point)
         columns = [jvp(f, self.point, unflatten(b, self.point)).reshape(-1) for b in self.basis]
@@ -70,40 +64,21 @@ class Covariance:
         return value.detach(), (slopes.mT @ self.matrix @ slopes).detach()
 
     def standard_errors(self, f: Callable[[Any], Tensor]) -> tuple[Tensor, Tensor]:
-        """A function of the estimate and the standard errors of its entries.
-
-        Args:
-            f: a torch function of the point.
-
-        Returns:
-            f(x̂), and as many standard errors, in its shape.
-        """
+        """A function of the estimate and the standard errors of its entries."""
         value, covariance = self.of(f)
         return value, covariance.diagonal().clamp(min=0).sqrt().reshape(value.shape)
 
     def interval(self, f: Callable[[Any], Tensor], level: float = 0.9) -> tuple[Tensor, Tensor]:
         """A two-sided confidence interval for every entry of a function.
 
-        Args:
-            f: a torch function of the point.
-            level: the probability with which an interval is to hold the truth.
-
-        Returns:
-            The lower and the upper bounds.
+        ``level``: the probability with which an interval is to hold the truth.
         """
         value, error = self.standard_errors(f)
         z = math.sqrt(2) * float(torch.erfinv(torch.tensor(_level(level), dtype=torch.float64)))
         return value - z * error, value + z * error
 
     def distance(self, x: Point) -> float:
-        """cᵀC⁻¹c of the coordinates c of log_x̂(x): on average ``dim`` at the truth.
-
-        Args:
-            x: a point of the manifold, which must have a closed-form logarithm.
-
-        Returns:
-            The squared distance in standard errors.
-        """
+        """cᵀC⁻¹c of the coordinates c of log_x̂(x): on average ``dim`` at the truth."""
         v = self.manifold.log(self.point, x)
         c = torch.stack([self.manifold.inner(self.point, unflatten(b, self.point), v) for b in self.basis])
         values, vectors = torch.linalg.eigh(self.matrix)
@@ -113,25 +88,14 @@ class Covariance:
     def contains(self, x: Point, level: float = 0.9) -> bool:
         """Whether a point lies in the confidence region, an ellipsoid of the tangent space bent onto the manifold.
 
-        Args:
-            x: a point of the manifold.
-            level: the probability with which the region is to hold the truth.
-
-        Returns:
-            True or False.
+        ``level``: the probability with which the region is to hold the truth.
         """
         return self.distance(x) <= self._radius(level) ** 2
 
     def boundary(self, count: int = 100, level: float = 0.9, *, generator: torch.Generator | None = None) -> Point:
         """Points on the boundary of the confidence region, for drawing it: a closed curve for dimension 2.
 
-        Args:
-            count: how many.
-            level: as of ``contains``.
-            generator: of the directions in more than two dimensions.
-
-        Returns:
-            Points with a leading dimension ``count``.
+        ``level``: as of ``contains``. ``generator``: of the directions in more than two dimensions.
         """
         values, vectors = torch.linalg.eigh(self.matrix)
         dim = len(values)
@@ -157,16 +121,8 @@ class Covariance:
 def covariance(operator: FisherOperator, count: float, *, scores: FisherOperator | None = None) -> Covariance:
     """The covariance of a maximum-likelihood estimate from the Fisher information at it.
 
-    Args:
-        operator: F, with the factor 1/N.
-        count: N.
-        scores: the empirical Fisher matrix, for the sandwich F⁻¹ (1/N) E[g gᵀ] F⁻¹ that does not trust the likelihood.
-
-    Returns:
-        The covariance.
-
-    Raises:
-        ValueError: if the manifold is too large, or F is negative or not finite.
+    ``count``: N. ``scores``: the empirical Fisher matrix, for the sandwich F⁻¹ (1/N) E[g gᵀ] F⁻¹ that does not trust
+    the likelihood. Raises ValueError if the manifold is too large, or F is negative or not finite.
     """
     manifold, point = operator.manifold, operator.point
     if manifold.dim > LARGEST:

@@ -297,12 +297,7 @@ class MultivariateGaussian(Likelihood):
     def pack(mean: Tensor, covariance: Tensor) -> Tensor:
         """(μ, Σ) as one tensor.
 
-        Args:
-            mean: shape (..., d).
-            covariance: shape (..., d, d).
-
-        Returns:
-            A tensor of shape (..., d, 1 + d).
+        Returns a tensor of shape (..., d, 1 + d).
         """
         batch = torch.broadcast_shapes(mean.shape[:-1], covariance.shape[:-2])  # type: ignore[no-untyped-call]
         columns = (mean.expand(*batch, -1).unsqueeze(-1), covariance.expand(*batch, -1, -1))

@@ -68,13 +68,7 @@ class KroneckerFisher(FisherOperator):
 
         F ≈ E[Mᵀ M] ⊗ E[M Mᵀ] / E‖M‖² for gradients M: exact when E[vec M vec Mᵀ] is a Kronecker product.
 
-        Args:
-            manifold: a manifold of matrices.
-            point: a matrix of it.
-            gradients: per-sample Riemannian gradients, shape (samples, rows, columns).
-
-        Returns:
-            The operator.
+        ``gradients``: per-sample Riemannian gradients, shape (samples, rows, columns).
         """
         count = len(gradients)
         left = torch.einsum("nij,nkj->ik", gradients, gradients) / count

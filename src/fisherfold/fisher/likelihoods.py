@@ -46,55 +46,25 @@ class Likelihood(ABC):
     """The distribution of a target given the model's output z, of shape (samples, ...).
 
     A subclass has ``nll`` and ``sample``, and either ``fisher_weight``, where F_L is diagonal, or ``fisher_vp``.
+    In all methods z holds outputs of the model and y targets, a row per sample.
     """
 
     @abstractmethod
     def nll(self, z: Tensor, y: Tensor) -> Tensor:
-        """The negative log-likelihood of each sample, up to a constant in y.
-
-        Args:
-            z: outputs of the model.
-            y: targets.
-
-        Returns:
-            A tensor with one entry per sample.
-        """
+        """The negative log-likelihood of each sample, up to a constant in y."""
 
     @abstractmethod
     def sample(self, z: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
-        """Draw one y for every z.
-
-        Args:
-            z: outputs of the model.
-            generator: the source of randomness.
-
-        Returns:
-            Targets in the form that ``nll`` takes.
-        """
+        """Draw one y for every z."""
 
     def fisher_weight(self, z: Tensor) -> Tensor | None:
-        """The diagonal of the output Fisher matrix, where there is nothing else.
-
-        Args:
-            z: outputs of the model.
-
-        Returns:
-            A tensor like z; None where the matrix is not diagonal.
-        """
+        """The diagonal of the output Fisher matrix, where there is nothing else."""
         return None
 
     def fisher_vp(self, z: Tensor, v: Tensor) -> Tensor:
         """The product F_L(z) v with the output Fisher matrix, sample by sample.
 
-        Args:
-            z: outputs of the model.
-            v: vectors, like z.
-
-        Returns:
-            A tensor like z.
-
-        Raises:
-            NotImplementedError: if a subclass has neither this nor ``fisher_weight``.
+        Raises NotImplementedError if a subclass has neither this nor ``fisher_weight``.
         """
         weight = self.fisher_weight(z)
         if weight is None:
@@ -104,23 +74,14 @@ class Likelihood(ABC):
     def check_targets(self, y: Tensor, z: Tensor) -> None:
         """Raise unless the targets can have come from this distribution.
 
-        Args:
-            y: targets.
-            z: outputs of the model.
-
-        Raises:
-            ValueError: if the shapes do not fit or a target is complex or not finite.
+        Raises ValueError if the shapes do not fit or a target is complex or not finite.
         """
         _check_real(y, tuple(z.shape))
 
     def fisher_matrix(self, z: Tensor) -> Tensor:
         """The output Fisher matrix of every sample: the dense reference.
 
-        Args:
-            z: outputs of the model.
-
-        Returns:
-            A tensor of shape (samples, q, q), q the number of outputs of one sample.
+        Returns a tensor of shape (samples, q, q), q the number of outputs of one sample.
         """
         flat = z.reshape(len(z), -1)
         basis = torch.eye(flat.shape[1], dtype=z.dtype, device=z.device)
@@ -130,11 +91,7 @@ class Likelihood(ABC):
     def fisher_factor(self, z: Tensor) -> Tensor:
         """A factor S with F_L(z) = S Sᵀ for every sample.
 
-        Args:
-            z: outputs of the model.
-
-        Returns:
-            A tensor of shape (samples, q, r), q the number of outputs of one sample.
+        Returns a tensor of shape (samples, q, r), q the number of outputs of one sample.
         """
         if (weight := self.fisher_weight(z)) is not None:
             return torch.diag_embed(weight.reshape(len(z), -1).sqrt())
@@ -144,15 +101,7 @@ class Likelihood(ABC):
     def kl(self, z: Tensor, other: Tensor) -> Tensor:
         """The divergence KL(p(· | z) ‖ p(· | other)) of each sample.
 
-        Args:
-            z: outputs of the model.
-            other: outputs, like z.
-
-        Returns:
-            A tensor with one entry per sample.
-
-        Raises:
-            NotImplementedError: if there is no closed form.
+        Raises NotImplementedError if there is no closed form.
         """
         raise NotImplementedError(f"{type(self).__name__} has no closed form of its divergence")
 
@@ -167,23 +116,11 @@ class ExponentialFamily(Likelihood):
     def log_partition(self, z: Tensor) -> Tensor:
         """The log-partition function A, elementwise or over the last dimension.
 
-        Args:
-            z: natural parameters.
-
-        Returns:
-            A tensor whose sum over everything but the first dimension is A of each sample.
+        Returns a tensor whose sum over everything but the first dimension is A of each sample.
         """
 
     def statistic(self, y: Tensor, z: Tensor) -> Tensor:
-        """The sufficient statistic T(y), in the shape of z.
-
-        Args:
-            y: targets.
-            z: natural parameters, for shape and dtype.
-
-        Returns:
-            A tensor like z.
-        """
+        """The sufficient statistic T(y), in the shape of z."""
         return y.to(z.dtype)
 
     @override
@@ -191,14 +128,7 @@ class ExponentialFamily(Likelihood):
         return _per_sample(self.log_partition(z)) - _per_sample(self.statistic(y, z) * z)
 
     def mean(self, z: Tensor) -> Tensor:
-        """The expectation E[T(y)] = ∇A(z).
-
-        Args:
-            z: natural parameters.
-
-        Returns:
-            A tensor like z.
-        """
+        """The expectation E[T(y)] = ∇A(z)."""
         return cast("Tensor", torch.func.grad(lambda t: self.log_partition(t).sum())(z))
 
     @override

@@ -66,14 +66,7 @@ class FisherOperator(ABC):
                 )
 
     def matvec(self, v: Tangent) -> Tangent:
-        """The product with a tangent vector.
-
-        Args:
-            v: a tangent vector at ``point``; anything else is an error.
-
-        Returns:
-            A tangent vector at ``point``.
-        """
+        """The product with a tangent vector."""
         self._check_vector(v, "v")
         return self._matvec(arranged(v, self.point))
 
@@ -81,47 +74,26 @@ class FisherOperator(ABC):
         return self.matvec(v)
 
     def quadratic(self, v: Tangent) -> Tensor:
-        """The squared Fisher length <v, F v>.
-
-        Args:
-            v: a tangent vector at ``point``.
-
-        Returns:
-            A tensor without dimensions.
-        """
+        """The squared Fisher length <v, F v>."""
         return self.manifold.inner(self.point, v, self.matvec(v))
 
     def rows(self) -> Tensor:
         """The factor W of F = WᵀW, a matrix with ``n_rows`` flattened tangent vectors as its rows.
 
-        Raises:
-            TypeError: if the operator has no such factor.
+        Raises TypeError if the operator has no such factor.
         """
         raise TypeError(f"{type(self).__name__} has no factor in sample space")
 
     def structured_solve(self, g: Tangent, damping: float, *, factored: bool = False) -> Tangent | None:
         """A direct solve that uses the operator's structure.
 
-        Args:
-            g: a tangent vector.
-            damping: λ.
-            factored: split the damping over the factors of a product instead of adding it to the product.
-
-        Returns:
-            The solution, or None if the operator has no structure to use.
+        ``factored``: split the damping over the factors of a product instead of adding it to the product. Returns the
+        solution, or None if the operator has no structure to use.
         """
         return None
 
     def precondition(self, v: Tangent, damping: float) -> Tangent:
-        """A cheap approximation of (F + λ I)⁻¹ v for truncated CG; the identity unless a subclass knows better.
-
-        Args:
-            v: a tangent vector.
-            damping: λ.
-
-        Returns:
-            A tangent vector.
-        """
+        """A cheap approximation of (F + λ I)⁻¹ v for truncated CG; the identity unless a subclass knows better."""
         return v
 
     def moved(
@@ -129,28 +101,18 @@ class FisherOperator(ABC):
     ) -> FisherOperator:
         """This operator over all samples, with the samples of a batch moved to another point.
 
-        Args:
-            anchor_batch: the operator over the batch at this point.
-            batch: the operator over the batch at the other point.
-            samples: the indices of the batch, each once.
-            weight: |B|/N, the share of the batch.
-
-        Returns:
-            An operator at the other point; one of the same structure where sums keep it.
+        ``anchor_batch``: the operator over the batch at this point. ``batch``: the operator over the batch at the other
+        point. ``samples``: the indices of the batch, each once. ``weight``: |B|/N, the share of the batch. Returns an
+        operator at the other point; one of the same structure where sums keep it.
         """
         return VarianceReducedFisher(self, anchor_batch, batch, weight)
 
     def solution(self, g: Tangent, damping: float = 0.0, *, method: str = "auto", **options: float) -> Solution:
         """Solve (F + λ I) d = g on the tangent space and say how.
 
-        Args:
-            g: a tangent vector at ``point``.
-            damping: λ ≥ 0; with 0 a singular operator is inverted on its range, where ``cg`` needs g to lie.
-            method: ``auto``, ``structured``, ``woodbury``, ``dense``, ``cg``, ``factored`` or ``pinv``.
-            **options: for truncated CG: ``rtol``, ``max_iter``.
-
-        Returns:
-            The direction with the method, its residual and its iterations.
+        ``damping``: λ ≥ 0; with 0 a singular operator is inverted on its range, where ``cg`` needs g to lie.
+        ``method``: ``auto``, ``structured``, ``woodbury``, ``dense``, ``cg``, ``factored`` or ``pinv``. ``**options``:
+        for truncated CG: ``rtol``, ``max_iter``.
         """
         self._check_vector(g, "g")
         return solve(self, g, damping, method=method, **options)
@@ -161,14 +123,9 @@ class FisherOperator(ABC):
         Without damping a singular F has one for g in its range only. ``auto`` takes ``cg`` for more than 128
         dimensions, and for operators without a factor W; ``pinv`` gives F† g for any g, by forming a matrix.
 
-        Args:
-            g: a tangent vector at ``point``.
-            damping: λ ≥ 0; with 0 a singular operator is inverted on its range, where ``cg`` needs g to lie.
-            method: ``auto``, ``structured``, ``woodbury``, ``dense``, ``cg``, ``factored`` or ``pinv``.
-            **options: for truncated CG: ``rtol``, ``max_iter``.
-
-        Returns:
-            The direction d, a tangent vector.
+        ``damping``: λ ≥ 0; with 0 a singular operator is inverted on its range, where ``cg`` needs g to lie.
+        ``method``: ``auto``, ``structured``, ``woodbury``, ``dense``, ``cg``, ``factored`` or ``pinv``. ``**options``:
+        for truncated CG: ``rtol``, ``max_iter``.
         """
         found = self.solution(g, damping, method=method, **options)
         rounding = torch.finfo(leaves(self.point)[0].dtype).eps ** 0.5
@@ -184,11 +141,7 @@ class FisherOperator(ABC):
         return found.x
 
     def dense(self) -> Tensor:
-        """The matrix of the operator on flattened ambient vectors, P F P: the slow reference, for small problems.
-
-        Returns:
-            A symmetric matrix of the ambient size.
-        """
+        """The matrix of the operator on flattened ambient vectors, P F P: the slow reference, for small problems."""
         like = flatten(self.point)
         columns = [
             flatten(self._matvec(self.manifold.project(self.point, unflatten(e, self.point))))

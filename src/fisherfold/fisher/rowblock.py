@@ -53,13 +53,7 @@ class RowBlockFisher(FisherOperator):
     def from_gradients(cls, manifold: Manifold, point: Tensor, gradients: Tensor) -> RowBlockFisher:
         """The blocks of the second moment of the gradients.
 
-        Args:
-            manifold: a manifold of matrices.
-            point: a matrix of it.
-            gradients: per-sample Riemannian gradients, shape (samples, rows, columns).
-
-        Returns:
-            The operator.
+        ``gradients``: per-sample Riemannian gradients, shape (samples, rows, columns).
         """
         return cls(manifold, point, torch.einsum("nij,nik->ijk", gradients, gradients) / len(gradients))
 

@@ -59,6 +59,8 @@ class Manifold(ABC):
     2 when ``t -> R_x(t v)`` has no acceleration at 0 in the manifold's own geometry, and 1 otherwise; the theory of
     RNGD asks for 2. ``fisherfold.testing.check_manifold`` verifies a subclass.
 
+    In all methods x and y are points, u and v tangent vectors at x, all of them with any leading batch dimensions.
+
     Attributes:
         retraction: the retraction that ``retract`` uses unless told otherwise.
         transport_method: the transport that ``transport`` uses unless told otherwise.
@@ -159,43 +161,17 @@ class Manifold(ABC):
         return self.retractions[self.retraction]
 
     def project(self, x: Point, v: Tangent) -> Tangent:
-        """The ambient orthogonal projection of an ambient vector onto the tangent space at ``x``.
-
-        Args:
-            x: a point.
-            v: an ambient vector.
-
-        Returns:
-            A tangent vector.
-        """
+        """The ambient orthogonal projection of an ambient vector onto the tangent space at ``x``."""
         self._check_vector(x, v, "v")
         return _narrow(self._project(_widen(x), _widen(v)), x)
 
     def riemannian_gradient(self, x: Point, egrad: Tangent) -> Tangent:
-        """The Riemannian gradient of a function from its Euclidean one: ``<g, v>_x = egrad · v`` for all tangent v.
-
-        Args:
-            x: a point.
-            egrad: the Euclidean gradient, an ambient vector.
-
-        Returns:
-            A tangent vector.
-        """
+        """The Riemannian gradient of a function from its Euclidean one: ``<g, v>_x = egrad · v`` for all tangent v."""
         self._check_vector(x, egrad, "egrad")
         return _narrow(self._gradient(_widen(x), _widen(egrad)), x)
 
     def riemannian_hessian(self, x: Point, egrad: Tangent, ehess: Tangent, v: Tangent) -> Tangent:
-        """The Riemannian Hessian of a function times ``v``, from its Euclidean derivatives.
-
-        Args:
-            x: a point.
-            egrad: the Euclidean gradient.
-            ehess: the Euclidean Hessian times ``v``.
-            v: a tangent vector.
-
-        Returns:
-            A tangent vector.
-        """
+        """The Riemannian Hessian of a function times ``v``, from its Euclidean derivatives."""
         for name, vector in (("egrad", egrad), ("ehess", ehess), ("v", v)):
             self._check_vector(x, vector, name)
         return _narrow(self._hessian(_widen(x), _widen(egrad), _widen(ehess), _widen(v)), x)
@@ -203,13 +179,8 @@ class Manifold(ABC):
     def retract(self, x: Point, v: Tangent, *, method: str | None = None) -> Point:
         """Move from ``x`` along the tangent vector ``v``.
 
-        Args:
-            x: a point.
-            v: a tangent vector.
-            method: a key of ``retractions``; the manifold's own choice if not given.
-
-        Returns:
-            A point; NaN where ``v`` is not finite, or a geodesic of frames is too long to be followed.
+        ``method``: a key of ``retractions``; the manifold's own choice if not given. Returns a point; NaN where ``v``
+        is not finite, or a geodesic of frames is too long to be followed.
         """
         method = self._choice("retraction", method)
         self._check_vector(x, v, "v")
@@ -218,14 +189,7 @@ class Manifold(ABC):
     def transport(self, x: Point, y: Point, v: Tangent, *, method: str | None = None) -> Tangent:
         """Carry the tangent vector ``v`` from ``x`` to ``y``.
 
-        Args:
-            x: the point at which ``v`` is tangent.
-            y: the point to carry it to.
-            v: a tangent vector at ``x``.
-            method: a name of ``transports``; the manifold's own choice if not given.
-
-        Returns:
-            A tangent vector at ``y``.
+        ``method``: a name of ``transports``; the manifold's own choice if not given.
         """
         method = self._choice("transport_method", method)
         self._check_vector(x, y, "y")
@@ -235,67 +199,32 @@ class Manifold(ABC):
     def exp(self, x: Point, v: Tangent) -> Point:
         """The exponential map: the end of the geodesic that leaves ``x`` with velocity ``v``.
 
-        Args:
-            x: a point.
-            v: a tangent vector.
-
-        Returns:
-            A point. Raises NotImplementedError if the manifold has no closed form.
+        Returns a point. Raises NotImplementedError if the manifold has no closed form.
         """
         self._check_vector(x, v, "v")
         return _narrow(self._exp(_widen(x), _widen(v)), x)
 
     def log(self, x: Point, y: Point) -> Tangent:
-        """The inverse of the exponential map: the initial velocity of the shortest geodesic from ``x`` to ``y``.
-
-        Args:
-            x: a point.
-            y: a point.
-
-        Returns:
-            A tangent vector at ``x``. Raises NotImplementedError if the manifold has no closed form.
-        """
+        """The inverse of the exponential map: the initial velocity of the shortest geodesic from ``x`` to ``y``."""
         self._check_vector(x, y, "y")
         return _narrow(self._log(_widen(x), _widen(y)), x)
 
     def dist(self, x: Point, y: Point) -> Tensor:
         """The geodesic distance, accurate near zero.
 
-        Args:
-            x: a point.
-            y: a point.
-
-        Returns:
-            A tensor of the batch shape. Raises NotImplementedError if the manifold has no closed form.
+        Returns a tensor of the batch shape. Raises NotImplementedError if the manifold has no closed form.
         """
         self._check_vector(x, y, "y")
         return self._dist(_widen(x), _widen(y)).to(_dtype(x))
 
     def inner(self, x: Point, u: Tangent, v: Tangent) -> Tensor:
-        """The metric: the inner product of two tangent vectors, one number per batch entry.
-
-        Args:
-            x: the point at which they are tangent.
-            u: the first vector.
-            v: the second vector.
-
-        Returns:
-            A tensor of the batch shape.
-        """
+        """The metric: the inner product of two tangent vectors, one number per batch entry."""
         self._check_vector(x, u, "u")
         self._check_vector(x, v, "v")
         return self._inner(_widen(x), _widen(u), _widen(v)).to(_dtype(u))
 
     def norm(self, x: Point, v: Tangent) -> Tensor:
-        """The length of a tangent vector of any finite size; its derivatives at the zero vector are 0.
-
-        Args:
-            x: the point at which it is tangent.
-            v: the vector.
-
-        Returns:
-            A tensor of the batch shape.
-        """
+        """The length of a tangent vector of any finite size; its derivatives at the zero vector are 0."""
         self._check_vector(x, v, "v")
         dtype = _dtype(v)
         x, v = _widen(x), _widen(v)
@@ -316,17 +245,8 @@ class Manifold(ABC):
     ) -> Point:
         """A random point, uniform where the manifold is compact.
 
-        Args:
-            *batch: leading dimensions.
-            generator: the source of randomness.
-            dtype: the dtype of the point.
-            device: the device of the point; that of the generator if not given.
-
-        Returns:
-            A point of shape ``(*batch, *point_shape)``.
-
-        Raises:
-            ValueError: if the dtype is not a floating one, or a dimension is not a whole number ≥ 0.
+        ``device``: the device of the point; that of the generator if not given. Raises ValueError if the dtype is not a
+        floating one, or a dimension is not a whole number ≥ 0.
         """
         sizes = _batch_sizes(batch)
         _check_generator(generator)
@@ -339,15 +259,7 @@ class Manifold(ABC):
         return tree_map(lambda leaf: leaf.to(dtype), self._random(shape, generator, wide, device))
 
     def random_tangent(self, x: Point, *, generator: torch.Generator | None = None) -> Tangent:
-        """A random tangent vector of unit length; uniform in direction for the ambient metric.
-
-        Args:
-            x: a point.
-            generator: the source of randomness.
-
-        Returns:
-            A tangent vector at ``x``.
-        """
+        """A random tangent vector of unit length; uniform in direction for the ambient metric."""
         _check_generator(generator)
         self._check_form(x, "x")
 
@@ -367,14 +279,8 @@ class Manifold(ABC):
     def tangent_basis(self, x: Point) -> Tangent:
         """An orthonormal basis of the tangent space in the manifold's metric. For small manifolds: it forms P_x.
 
-        Args:
-            x: a single point.
-
-        Returns:
-            ``dim`` tangent vectors, stacked along a new first dimension.
-
-        Raises:
-            ValueError: if ``x`` has batch dimensions.
+        Returns ``dim`` tangent vectors, stacked along a new first dimension. Raises ValueError if ``x`` has batch
+        dimensions.
 
         Examples:
             >>> from fisherfold.manifolds import Sphere
@@ -410,25 +316,15 @@ class Manifold(ABC):
     def alignment(self, x: Tensor, y: Tensor) -> Tensor | None:
         """The rotation by which the representative y of a quotient's point differs from the one next to x.
 
-        Args:
-            x: a point.
-            y: a point.
-
-        Returns:
-            The rotation that transports apply to frames; None where points have a single representative.
+        Returns the rotation that transports apply to frames; None where points have a single representative.
         """
         return None
 
     def check_point(self, x: Point, *, name: str = "x", atol: float | None = None) -> None:
         """Raise unless ``x`` is a finite point of the manifold.
 
-        Args:
-            x: what should be a point.
-            name: the argument's name for the message.
-            atol: the accepted violation of the constraint; ``tolerance(dtype)`` if not given.
-
-        Raises:
-            ValueError: if the shape, the dtype or the constraint is violated.
+        ``atol``: the accepted violation of the constraint; ``tolerance(dtype)`` if not given. Raises ValueError if the
+        shape, the dtype or the constraint is violated.
         """
         self._check_form(x, name)
         if not is_finite(x):
@@ -447,14 +343,8 @@ class Manifold(ABC):
     def check_tangent(self, x: Point, v: Tangent, *, name: str = "v", atol: float | None = None) -> None:
         """Raise unless ``v`` is a finite tangent vector at ``x``.
 
-        Args:
-            x: a point.
-            v: what should be a tangent vector.
-            name: the argument's name for the message.
-            atol: the accepted size of the normal part over the whole; ``tolerance(dtype)`` if not given.
-
-        Raises:
-            ValueError: if the shape, dtype or device does not fit ``x``, or the vector is not tangent.
+        ``atol``: the accepted size of the normal part over the whole; ``tolerance(dtype)`` if not given. Raises
+        ValueError if the shape, dtype or device does not fit ``x``, or the vector is not tangent.
         """
         self._check_vector(x, v, name)
         if not is_finite(v):
@@ -474,11 +364,7 @@ class Manifold(ABC):
     def violation(self, x: Point) -> float:
         """How far ``x`` is off the manifold: the largest violation of its constraint over the batch.
 
-        Args:
-            x: a point, up to rounding.
-
-        Returns:
-            Zero for an exact point; NaN if ``x`` is not finite.
+        ``x``: a point, up to rounding. Returns zero for an exact point; NaN if ``x`` is not finite.
         """
         self._check_form(x, "x")
         return float(self._constraint_error(tree_map(torch.detach, _widen(x)))) if leaves(x)[0].numel() else 0.0

@@ -78,15 +78,7 @@ class Grassmann(Manifold):
         return "right" if self.wide else "left"
 
     def alignment(self, x: Tensor, y: Tensor) -> Tensor:
-        """The orthogonal factor of xᵀy (tall) or x yᵀ (wide): the rotation of y against the frame next to x.
-
-        Args:
-            x: a point.
-            y: a point.
-
-        Returns:
-            A p×p rotation.
-        """
+        """The orthogonal factor of xᵀy (tall) or x yᵀ (wide): the rotation of y against the frame next to x."""
         return rotation_between(frames.cross(self._tall(x), self._tall(y))).to(x.dtype)
 
     def _symmetry(self, generator: torch.Generator) -> Callable[[Tensor], Tensor]:

@@ -100,10 +100,7 @@ class Product(Manifold):
     def check_point(self, x: Point, *, name: str = "x", atol: float | None = None) -> None:
         """Raise unless ``x`` is a finite point of the manifold.
 
-        Args:
-            x: what should be a point.
-            name: the argument's name for the message.
-            atol: the accepted violation of the constraint; ``tolerance(dtype)`` if not given.
+        ``atol``: the accepted violation of the constraint; ``tolerance(dtype)`` if not given.
         """
         self._check_form(x, name)
         for key, factor in self.items:
@@ -112,11 +109,7 @@ class Product(Manifold):
     def check_tangent(self, x: Point, v: Tangent, *, name: str = "v", atol: float | None = None) -> None:
         """Raise unless ``v`` is a finite tangent vector at ``x``.
 
-        Args:
-            x: a point.
-            v: what should be a tangent vector.
-            name: the argument's name for the message.
-            atol: the accepted size of the normal part over the whole; ``tolerance(dtype)`` if not given.
+        ``atol``: the accepted size of the normal part over the whole; ``tolerance(dtype)`` if not given.
         """
         self._check_vector(x, v, name)
         for key, factor in self.items:

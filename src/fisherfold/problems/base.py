@@ -30,6 +30,8 @@ LOSS_ROUNDING = 1e3
 class Problem(ABC):
     """A loss over a manifold as a finite sum, with its Riemannian gradient and Fisher information.
 
+    A ``batch`` holds indices of samples, and stands for all of them if it is None.
+
     Attributes:
         manifold: where the parameter lives.
         n_samples: the number N of terms.
@@ -48,41 +50,16 @@ class Problem(ABC):
 
     @abstractmethod
     def loss(self, x: Point, batch: Tensor | None = None) -> Tensor:
-        """The mean loss over a batch.
-
-        Args:
-            x: a point of the manifold.
-            batch: sample indices; all samples if not given.
-
-        Returns:
-            A tensor without dimensions.
-        """
+        """The mean loss over a batch."""
 
     @abstractmethod
     def gradient(self, x: Point, batch: Tensor | None = None) -> Tangent:
-        """The Riemannian gradient of ``loss``.
-
-        Args:
-            x: a point of the manifold.
-            batch: sample indices; all samples if not given.
-
-        Returns:
-            A tangent vector at ``x``.
-        """
+        """The Riemannian gradient of ``loss``."""
 
     def fisher(self, x: Point, batch: Tensor | None = None, *, kind: str = "exact") -> FisherOperator:
         """The Fisher information at ``x`` as an operator on the tangent space.
 
-        Args:
-            x: a point of the manifold.
-            batch: sample indices; all samples if not given.
-            kind: one of ``fisher_kinds``.
-
-        Returns:
-            The operator.
-
-        Raises:
-            NotImplementedError: if the problem has none.
+        ``kind``: one of ``fisher_kinds``. Raises NotImplementedError if the problem has none.
         """
         raise NotImplementedError(
             f"{type(self).__name__} has no Fisher information; use a method without, such as 'trust-region' or 'lbfgs'"
@@ -91,25 +68,12 @@ class Problem(ABC):
     def hessian(self, x: Point, batch: Tensor | None = None) -> FisherOperator:
         """The Riemannian Hessian of the loss at ``x``, by differentiating ``loss`` twice.
 
-        Args:
-            x: a point of the manifold.
-            batch: sample indices; all samples if not given.
-
-        Returns:
-            The operator, which may be indefinite.
+        Returns the operator, which may be indefinite.
         """
         return Hessian(self.manifold, x, lambda theta: self.loss(theta, batch))
 
     def loss_and_gradient(self, x: Point, batch: Tensor | None = None) -> tuple[Tensor, Tangent]:
-        """Both at once, for problems that share work between them.
-
-        Args:
-            x: a point of the manifold.
-            batch: sample indices; all samples if not given.
-
-        Returns:
-            The loss and the Riemannian gradient.
-        """
+        """Both at once, for problems that share work between them."""
         return self.loss(x, batch), self.gradient(x, batch)
 
     def loss_rounding(self, x: Point, loss: float) -> float:
@@ -117,12 +81,7 @@ class Problem(ABC):
 
         A problem whose loss is a small difference of large numbers overrides this.
 
-        Args:
-            x: a point, for its dtype.
-            loss: the loss over all samples or a batch there.
-
-        Returns:
-            A thousand units in the last place of the loss.
+        ``x``: a point, for its dtype. Returns a thousand units in the last place of the loss.
         """
         return LOSS_ROUNDING * torch.finfo(leaves(x)[0].dtype).eps * abs(loss)
 
@@ -131,14 +90,7 @@ class Problem(ABC):
         return self.manifold.riemannian_gradient(x, ambient)
 
     def snapshot(self, x: Point) -> Snapshot:
-        """Anchor a variance-reduced epoch at ``x``.
-
-        Args:
-            x: a point of the manifold.
-
-        Returns:
-            The snapshot, with the full gradient at ``x`` already computed.
-        """
+        """Anchor a variance-reduced epoch at ``x``."""
         return Snapshot(self, x)
 
     def descend(self, x: Point, batches: Iterable[Tensor], *, step: Callable[[int], float]) -> Point:
@@ -146,13 +98,8 @@ class Problem(ABC):
 
         A problem whose steps are tiny overrides this to fuse them.
 
-        Args:
-            x: where to start.
-            batches: sample indices of every step.
-            step: η_k as a function of the number of the step, from 0.
-
-        Returns:
-            The point after the last step; steps end where the iterate leaves the finite numbers.
+        ``step``: η_k as a function of the number of the step, from 0. Returns the point after the last step; steps end
+        where the iterate leaves the finite numbers.
         """
         for k, batch in enumerate(batches):
             x = self.manifold.retract(x, scale(-step(k), self.gradient(x, batch)))
@@ -163,11 +110,7 @@ class Problem(ABC):
     def metrics(self, x: Point) -> dict[str, float]:
         """Further numbers to record in the trace, such as a held-out error.
 
-        Args:
-            x: a point of the manifold.
-
-        Returns:
-            Names, other than those of the trace itself such as ``loss``, and values; nothing by default.
+        Returns names, other than those of the trace itself such as ``loss``, and values; nothing by default.
         """
         return {}
 
@@ -187,15 +130,7 @@ class Snapshot:
         self._full_fisher: dict[str, FisherOperator] = {}
 
     def gradient(self, x: Point, batch: Tensor) -> Tangent:
-        """The variance-reduced gradient at ``x``.
-
-        Args:
-            x: a point of the manifold.
-            batch: sample indices.
-
-        Returns:
-            A tangent vector at ``x``.
-        """
+        """The variance-reduced gradient at ``x``."""
         manifold = self.problem.manifold
         correction = combine(1.0, self.full_gradient, -1.0, self.problem.gradient(self.x, batch))
         found = combine(1.0, self.problem.gradient(x, batch), 1.0, manifold.transport(self.x, x, correction))
@@ -205,13 +140,7 @@ class Snapshot:
     def fisher(self, x: Point, batch: Tensor, *, kind: str) -> FisherOperator:
         """The variance-reduced Fisher information at ``x``.
 
-        Args:
-            x: a point of the manifold.
-            batch: sample indices.
-            kind: one of the problem's ``fisher_kinds``.
-
-        Returns:
-            The operator at ``x``.
+        ``kind``: one of the problem's ``fisher_kinds``.
         """
         if kind not in self._full_fisher:
             self._full_fisher[kind] = self.problem.fisher(self.x, kind=kind)
@@ -226,15 +155,8 @@ class Snapshot:
 
         A problem whose steps are tiny overrides this to fuse them.
 
-        Args:
-            x: where to start.
-            batches: sample indices of every step.
-            step: t.
-            kind: one of the problem's ``fisher_kinds``; None for plain gradient steps.
-            damping: λ.
-
-        Returns:
-            The point after the last step; steps end where the iterate leaves the finite numbers.
+        ``step``: t. ``kind``: one of the problem's ``fisher_kinds``; None for plain gradient steps. Returns the point
+        after the last step; steps end where the iterate leaves the finite numbers.
         """
         manifold = self.problem.manifold
         for batch in batches:

@@ -78,11 +78,7 @@ class GaussianModel(Problem):
     def log_likelihood(self, x: Point) -> float:
         """The log-likelihood of all observations, with its constant.
 
-        Args:
-            x: a point θ.
-
-        Returns:
-            -n (Ψ + ½ d log 2π).
+        Returns -n (Ψ + ½ d log 2π).
         """
         constant = len(self.mean) * math.log(2 * math.pi) / 2
         return -self.n_samples * (float(self.loss(x)) + constant)
@@ -106,15 +102,7 @@ class GaussianModel(Problem):
         return self._all(batch).fisher(x, kind=kind)
 
     def kl(self, x: Point, other: Point) -> Tensor:
-        """The divergence KL(N(μ(θ), Σ(θ)) ‖ N(μ(θ'), Σ(θ'))).
-
-        Args:
-            x: the point θ.
-            other: the point θ'.
-
-        Returns:
-            A tensor without dimensions.
-        """
+        """The divergence KL(N(μ(θ), Σ(θ)) ‖ N(μ(θ'), Σ(θ')))."""
         return self._problem.kl(x, other)
 
     def _all(self, batch: Tensor | None) -> NLLProblem:

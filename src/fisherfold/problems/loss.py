@@ -125,17 +125,9 @@ class LossProblem(Problem):
     def fisher(self, x: Point, batch: Tensor | None = None, *, kind: str = "empirical") -> FisherOperator:
         """The observed or the empirical Fisher information at ``x``.
 
-        Args:
-            x: a point of the manifold.
-            batch: sample indices; all samples if not given.
-            kind: ``empirical``, the second moment of the gradients of the samples; ``observed``, the Hessian, from
-                which ``Result.covariance`` takes standard errors.
-
-        Returns:
-            The operator.
-
-        Raises:
-            ValueError: if the kind is unknown, or empirical and the loss is a plain cost without samples.
+        ``kind``: ``empirical``, the second moment of the gradients of the samples; ``observed``, the Hessian, from
+        which ``Result.covariance`` takes standard errors. Raises ValueError if the kind is unknown, or empirical and
+        the loss is a plain cost without samples.
         """
         self._check_theta(x)
         if kind not in self.fisher_kinds:

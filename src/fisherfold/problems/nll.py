@@ -184,15 +184,7 @@ class NLLProblem(Problem):
         return value.detach(), self._tangent(x, tree_map(lambda _: next(gradients), x))
 
     def kl(self, x: Point, other: Point) -> Tensor:
-        """The mean divergence E_x KL(p(· | f(x, θ)) ‖ p(· | f(x, θ'))) over all samples.
-
-        Args:
-            x: the point θ; neither is checked, so that the divergence can be mapped over many.
-            other: the point θ'.
-
-        Returns:
-            A tensor without dimensions.
-        """
+        """The mean divergence E_x KL(p(· | f(x, θ)) ‖ p(· | f(x, θ'))) over all samples."""
         data = self._samples(None)
         z, other_z = (self._outputs(theta, data) for theta in (x, other))
         found = self.likelihood.kl(z, other_z)
@@ -201,13 +193,8 @@ class NLLProblem(Problem):
     def per_sample_gradients(self, x: Point, batch: Tensor | None = None, *, targets: Tensor | None = None) -> Tangent:
         """The Riemannian gradient of every sample's loss ψ_i, without its weight.
 
-        Args:
-            x: a point of the manifold.
-            batch: sample indices; all samples if not given.
-            targets: to take in place of the observed ones.
-
-        Returns:
-            A tangent vector with one more leading dimension, the samples.
+        ``targets``: to take in place of the observed ones. Returns a tangent vector with one more leading dimension,
+        the samples.
         """
         self._check_theta(x)
         self._check_model(x)
@@ -222,12 +209,7 @@ class NLLProblem(Problem):
     def jacobian(self, x: Point, batch: Tensor | None = None) -> Point:
         """The Euclidean Jacobian of the outputs of every sample.
 
-        Args:
-            x: a point of the manifold.
-            batch: sample indices; all samples if not given.
-
-        Returns:
-            A tree like the point whose tensors have the leading dimensions (samples, outputs of one sample).
+        Returns a tree like the point whose tensors have the leading dimensions (samples, outputs of one sample).
         """
         self._check_model(x)
 

@@ -50,21 +50,13 @@ class Trace:
         return [row.get(column, float("nan")) for row in self.rows]
 
     def to_polars(self) -> polars.DataFrame:
-        """The trace as a polars table.
-
-        Returns:
-            One row per iteration.
-        """
+        """The trace as a polars table."""
         import polars
 
         return polars.DataFrame({name: self[name] for name in self.columns}, strict=False)
 
     def to_pandas(self) -> pandas.DataFrame:
-        """The trace as a pandas table (pandas must be installed).
-
-        Returns:
-            One row per iteration.
-        """
+        """The trace as a pandas table (pandas must be installed)."""
         import pandas
 
         return pandas.DataFrame({name: self[name] for name in self.columns})

@@ -29,14 +29,7 @@ class Criterion(ABC):
 
     @abstractmethod
     def reason(self, state: State) -> str | None:
-        """Why the run should end now.
-
-        Args:
-            state: the state after an iteration.
-
-        Returns:
-            A sentence, or None to go on.
-        """
+        """Why the run should end now."""
 
     def met(self, state: State) -> tuple[str, str] | None:
         """The status and the reason, if the run should end."""
