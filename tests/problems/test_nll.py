@@ -220,36 +220,16 @@ class Centred(nn.Linear):
 def test_a_network_that_draws_or_mixes_in_a_function_is_refused(count):
     torch.manual_seed(0)
     x, y = torch.randn(count, 6, 4), torch.zeros(count, 3)
-    with pytest.raises(ValueError, match="the same outputs twice: dropout must be in evaluation mode"):
-        NLLProblem.from_module(Recurrent(), Gaussian(), x, y)
+    if count > 1:
+        problem, start = NLLProblem.from_module(Recurrent(), Gaussian(), x, y)
+        with pytest.raises(ValueError, match="the same outputs twice: nothing in it may be drawn at random"):
+            problem.loss(start)
     problem, start = NLLProblem.from_module(Recurrent().eval(), Gaussian(), x, y)
     assert torch.equal(problem.loss(start), problem.loss(start))
     if count > 1:
+        problem, start = NLLProblem.from_module(Centred(4, 3), Gaussian(), x[:, 0], y)
         with pytest.raises(ValueError, match="treat samples independently, got other outputs for the first of 4 alone"):
-            NLLProblem.from_module(Centred(4, 3), Gaussian(), x[:, 0], y)
-
-
-@pytest.mark.parametrize(
-    ("network", "buffer"),
-    [
-        (lambda: nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4)), nn.Linear(4, 3)), "0.p.*_u"),
-        (lambda: nn.Sequential(nn.utils.spectral_norm(nn.Linear(4, 4)), nn.Linear(4, 3)), "0.weight_u"),
-    ],
-    ids=["spectral norm", "spectral norm by hooks"],
-)
-def test_a_network_that_remembers_is_refused(network, buffer):
-    """Its loss is none of the parameters: another one at the same point, after others have been tried."""
-    torch.manual_seed(0)
-    x, y = torch.randn(7, 4), torch.zeros(7, 3)
-    made = network()
-    before = [tensor.clone() for tensor in made.buffers()]
-    with pytest.raises(ValueError, match=rf"evaluating it changes its buffer '{buffer}'"):
-        NLLProblem.from_module(made, Gaussian(), x, y)
-    assert all(map(torch.equal, made.buffers(), before))
-    problem, start = NLLProblem.from_module(made.eval(), Gaussian(), x, y)
-    value = problem.loss(start)
-    problem.loss({name: 2 * p + 1 for name, p in start.items()})
-    assert torch.equal(problem.loss(start), value)
+            problem.loss(start)
 
 
 @pytest.mark.parametrize(

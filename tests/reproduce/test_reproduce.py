@@ -157,7 +157,7 @@ def test_a_record_that_was_cut_short_is_made_again(folder, tmp_path):
     kept = sorted((options.folder("school") / "runs").iterdir())
     kept[0].write_bytes(kept[0].read_bytes()[:100])
     kept[1].write_text("[]")
-    record = options.folder("theory") / "invariance.part.json"
+    record = options.folder("theory") / "theory.json"
     record.write_bytes(record.read_bytes()[:100])
     again, *_ = reproduce.reproduce_figure("school", options)
     assert repr(without_times(again)) == repr(without_times(whole))

@@ -4,7 +4,6 @@ import io
 import math
 import operator
 import re
-from pathlib import Path
 
 import numpy as np
 import pandas
@@ -731,9 +730,3 @@ def test_a_checkpoint_holds_the_trace_of_a_long_run(tmp_path):
     assert repr(found.trace.rows) == repr(rows)
     State(x=torch.ones(2), best=torch.ones(2), generator=torch.Generator()).save(tmp_path / "c", method="rsgd")
     assert State.load(tmp_path / "c", method="rsgd", like=torch.zeros(2)).trace.rows == []
-
-
-def test_a_checkpoint_of_version_1_is_read():
-    old = Path(__file__).parents[1] / "corpus" / "checkpoint" / "rngd.safetensors"
-    state = State.load(old, method="rngd", like=torch.zeros(4, dtype=torch.float64))
-    assert [row["iteration"] for row in state.trace] == list(range(state.iteration + 1))

@@ -51,15 +51,13 @@ def test_newton_converges_from_a_far_start_and_on_separable_data():
     assert bool((predicted == (separable.y > 0)).all())
 
 
-@pytest.mark.parametrize("batch", [None, [2, 0]])
-def test_the_gradient_is_the_derivative_of_the_minimised_loss(batch):
+def test_the_gradient_is_the_derivative_of_the_minimised_loss():
     problem, U = case()
-    index = None if batch is None else torch.tensor(batch)
-    gradient = problem.gradient(U, index)
+    gradient = problem.gradient(U)
     for seed in range(3):
         v = problem.manifold.random_tangent(U, generator=torch.Generator().manual_seed(seed))
         h = 1e-5
-        ahead, behind = (problem.loss(problem.manifold.exp(U, s * v), index) for s in (h, -h))
+        ahead, behind = (problem.loss(problem.manifold.exp(U, s * v)) for s in (h, -h))
         assert float((ahead - behind) / (2 * h)) == pytest.approx(float((gradient * v).sum()), rel=1e-7, abs=1e-9)
 
 
@@ -108,33 +106,18 @@ def test_the_exact_fisher_is_that_of_the_logits_whose_coefficients_follow():
     torch.testing.assert_close(dense, dense.mT, rtol=1e-10, atol=1e-11)
 
 
-@pytest.mark.parametrize("batch", [None, [2, 0]])
-def test_observed_information_is_the_hessian(batch):
+def test_observed_information_is_the_hessian():
     """The gradient along a geodesic, projected back; its square along v the second derivative of the loss."""
     problem, U = case()
-    index = None if batch is None else torch.tensor(batch)
-    operator = problem.fisher(U, index, kind="observed")
+    operator = problem.fisher(U, kind="observed")
     for seed in range(3):
         v = problem.manifold.random_tangent(U, generator=torch.Generator().manual_seed(seed))
         h = 1e-5
-        ahead, behind = (problem.gradient(problem.manifold.exp(U, s * v), index) for s in (h, -h))
+        ahead, behind = (problem.gradient(problem.manifold.exp(U, s * v)) for s in (h, -h))
         expected = problem.manifold.project(U, (ahead - behind) / (2 * h))
         torch.testing.assert_close(operator @ v, expected, rtol=1e-6, atol=1e-8)
     dense = operator.dense()
     torch.testing.assert_close(dense, dense.mT, rtol=1e-10, atol=1e-11)
-
-
-def test_a_batch_is_the_mean_over_its_tasks():
-    problem, U = case()
-    singles = [problem.loss_and_gradient(U, torch.tensor([t])) for t in range(4)]
-    loss, gradient = problem.loss_and_gradient(U)
-    torch.testing.assert_close(torch.stack([s[0] for s in singles]).mean(), loss, rtol=1e-9, atol=0)
-    torch.testing.assert_close(torch.stack([s[1] for s in singles]).mean(0), gradient, rtol=1e-6, atol=1e-8)
-    v = problem.manifold.random_tangent(U, generator=torch.Generator().manual_seed(0))
-    parts = [problem.fisher(U, torch.tensor([t]), kind="exact").matvec(v) for t in range(4)]
-    torch.testing.assert_close(
-        torch.stack(parts).mean(0), problem.fisher(U, kind="exact").matvec(v), rtol=1e-6, atol=1e-9
-    )
 
 
 def test_errors_name_the_argument():
@@ -149,18 +132,6 @@ def test_errors_name_the_argument():
     problem = LogisticSubspaceProblem(rows, rank=1)
     with pytest.raises(ValueError, match="kind must be one of"):
         problem.fisher(torch.eye(3, 1, dtype=torch.float64), kind="dense")
-
-
-def test_a_task_that_a_batch_holds_twice_counts_twice():
-    """Drawing with replacement: the loss, the gradient and the exact Fisher product are means over the draws."""
-    problem, U = case()
-    drawn, v = torch.tensor([3, 1, 3, 0, 3]), problem.manifold.random_tangent(U)
-    one_by_one = [problem.loss_and_gradient(U, t[None]) for t in drawn]
-    loss, gradient = problem.loss_and_gradient(U, drawn)
-    torch.testing.assert_close(loss, sum(part[0] for part in one_by_one) / 5)
-    torch.testing.assert_close(gradient, sum(part[1] for part in one_by_one) / 5)
-    products = [problem.fisher(U, t[None], kind="exact") @ v for t in drawn]
-    torch.testing.assert_close(problem.fisher(U, drawn, kind="exact") @ v, sum(products) / 5)
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 30.0])

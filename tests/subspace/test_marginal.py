@@ -75,27 +75,24 @@ def test_the_posterior_is_that_of_conditioning_the_joint_gaussian():
         torch.testing.assert_close(found.covariance[t], expected, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("batch", [None, [4, 1]])
 @pytest.mark.parametrize("singular", [False, True])
-def test_the_gradient_is_that_of_the_dense_density(batch, singular):
+def test_the_gradient_is_that_of_the_dense_density(singular):
     statistics, prior, rows = case(singular=singular)
     problem = MarginalSubspaceProblem(statistics, prior)
-    tasks = range(5) if batch is None else batch
+    tasks = range(5)
     expected = torch.func.grad(lambda U: dense_losses(U, prior.mean, prior, rows, tasks).mean())(prior.frame)
-    index = None if batch is None else torch.tensor(batch)
-    loss, gradient = problem.loss_and_gradient(prior.frame, index)
+    loss, gradient = problem.loss_and_gradient(prior.frame)
     torch.testing.assert_close(gradient, problem.manifold.project(prior.frame, expected), rtol=1e-10, atol=1e-11)
-    torch.testing.assert_close(problem.gradient(prior.frame, index), gradient)
-    torch.testing.assert_close(loss, problem.loss(prior.frame, index))
+    torch.testing.assert_close(problem.gradient(prior.frame), gradient)
+    torch.testing.assert_close(loss, problem.loss(prior.frame))
 
 
-@pytest.mark.parametrize("batch", [None, [4, 1, 2]])
-def test_the_exact_fisher_is_half_the_trace_of_the_dense_covariances(batch):
+def test_the_exact_fisher_is_half_the_trace_of_the_dense_covariances():
     statistics, prior, (X, _, task) = case()
     problem = MarginalSubspaceProblem(statistics, prior)
     U = prior.frame
-    tasks = range(5) if batch is None else batch
-    operator = problem.fisher(U, None if batch is None else torch.tensor(batch), kind="exact")
+    tasks = range(5)
+    operator = problem.fisher(U, kind="exact")
     basis = [problem.manifold.random_tangent(U, generator=torch.Generator().manual_seed(s)) for s in range(5)]
     for H in basis:
         for K in basis[:2]:

@@ -46,7 +46,7 @@ def residuals(U, rows, ridge, tasks):
 def dense_loss(U, problem, rows, tasks):
     pairs = residuals(U, rows, problem.ridge, tasks)
     terms = [
-        problem.weights[t] * ((r @ r) / 2 + problem.ridge[t] * (w @ w) / 2) for t, (r, w) in zip(tasks, pairs, strict=True)
+        problem.weights[t] / 2 * (r @ r + problem.ridge[t] * (w @ w)) for t, (r, w) in zip(tasks, pairs, strict=True)
     ]
     return torch.stack(terms).mean()
 

@@ -9,7 +9,7 @@ from fisherfold.tables import validation as v
 CHECKS = {
     "rank": v.integer(1), "n_jobs": v.jobs(), "ridge": v.optional(v.number()), "tol": v.number(0, 1, above=True),
     "offsets": v.choice("both", "none"), "verbose": v.verbosity(), "clip": v.flag(), "ranks": v.each(v.integer(1)),
-    "random_state": v.seed(), "dtype": v.torch_dtype(), "device": v.torch_device(), "checkpoint": v.file_path(),
+    "random_state": v.seed(), "dtype": v.torch_dtype(), "device": v.torch_device(),
 }  # fmt: skip
 
 
@@ -38,7 +38,7 @@ def test_values_that_are_allowed(name, value, expected):
         ("ranks", [], "at least one value"), ("ranks", 3, "sequence"), ("ranks", [1, 0], "each of ranks"),
         ("random_state", -1, "got -1"), ("random_state", 2**63, "got 9"), ("dtype", "int8", "float32, float64"),
         ("device", "quantum", "device 'quantum' cannot be used here"), ("device", 3, "got 3"),
-        ("checkpoint", 3, "a path, got 3"), ("ranke", 3, "no parameter 'ranke'; the parameters are rank,"),
+        ("ranke", 3, "no parameter 'ranke'; the parameters are rank,"),
     ],
 )  # fmt: skip
 def test_values_that_are_not_allowed(name, value, message):

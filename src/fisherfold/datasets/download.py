@@ -48,14 +48,7 @@ OFFICIAL: Mapping[str, Official] = {
 
 
 def where(name: str) -> Path | None:
-    """Find the folder that holds a data set: the data folder, else the cache.
-
-    Args:
-        name: a name of ``REGISTRY``.
-
-    Returns:
-        The folder, or None if it is in neither.
-    """
+    """Find the folder that holds a data set: the data folder, else the cache; None if it is in neither."""
     entry = record(name)
     given = os.environ.get("FISHERFOLD_DATA")
     folders = [Path(given)] if given else []

@@ -28,17 +28,7 @@ Folder = str | os.PathLike[str] | None
 
 
 def data_folder(folder: Folder = None) -> Path:
-    """Give the folder of the packed data files.
-
-    Args:
-        folder: the folder; the environment variable ``FISHERFOLD_DATA`` if not given.
-
-    Returns:
-        An existing folder.
-
-    Raises:
-        FileNotFoundError: if there is none.
-    """
+    """Give the folder of the packed data files, which must exist: the one given, else ``FISHERFOLD_DATA``."""
     seen = os.environ.get("FISHERFOLD_DATA", "") if folder is None else os.fspath(folder)
     if not seen:
         raise FileNotFoundError(
@@ -89,42 +79,17 @@ def load(name: str, *, folder: Folder = None, checked: bool = False) -> Dataset:
 
 
 def load_tasks(name: str, *, folder: Folder = None) -> Tasks:
-    """Read a multi-task data set.
-
-    Args:
-        name: school, sarcos_7x2000, letter or mhc.
-        folder: as in ``load``.
-
-    Returns:
-        Its rows.
-    """
+    """Read a multi-task data set: school, sarcos_7x2000, letter or mhc. Arguments as in ``load``."""
     return _of_kind(load(name, folder=folder), name, Tasks)
 
 
 def load_ratings(name: str, *, folder: Folder = None) -> Ratings:
-    """Read a data set of ratings.
-
-    Args:
-        name: jester1, movielens1m or movielens100k.
-        folder: as in ``load``.
-
-    Returns:
-        Its ratings.
-    """
+    """Read a data set of ratings: jester1, movielens1m or movielens100k. Arguments as in ``load``."""
     return _of_kind(load(name, folder=folder), name, Ratings)
 
 
 def load_images(name: str, *, folder: Folder = None, checked: bool = False) -> Images:
-    """Read a data set of images; this needs Pillow.
-
-    Args:
-        name: cifar10 or cifar100.
-        folder: as in ``load``.
-        checked: as in ``load``.
-
-    Returns:
-        Its images and labels.
-    """
+    """Read a data set of images, cifar10 or cifar100, with Pillow. Arguments as in ``load``."""
     return _of_kind(load(name, folder=folder, checked=checked), name, Images)
 
 
@@ -135,26 +100,14 @@ def _of_kind(data: Dataset, name: str, kind: type[Kind]) -> Kind:
 
 
 def stack_outputs(table: Table) -> tuple[Array, Array, Array]:
-    """Make one task of each of several outputs over shared inputs.
-
-    Args:
-        table: inputs and outputs.
-
-    Returns:
-        ``X, y, task`` with the inputs repeated for every task.
-    """
+    """Make one task of each of several outputs over shared inputs: X, y and task, inputs repeated for every task."""
     outputs = table.Y.shape[1]
     task = np.repeat(np.arange(outputs, dtype=np.int32), len(table.X))
     return np.tile(table.X, (outputs, 1)), table.Y.T.reshape(-1).copy(), task
 
 
 def verify(name: str, *, folder: Folder = None) -> None:
-    """Compare every decoded array of a data set with its recorded dtype, shape and checksum.
-
-    Args:
-        name: a name of ``REGISTRY``.
-        folder: as in ``load``.
-    """
+    """Compare every decoded array of a data set with its recorded dtype, shape and checksum."""
     load(name, folder=folder, checked=True)
 
 

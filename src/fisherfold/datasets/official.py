@@ -68,15 +68,7 @@ def jester1(path: Path) -> dict[str, Array]:
 def load_sarcos_file(path: str | Path) -> Table:
     """Read an original SARCOS file, ``sarcos_inv.mat`` or ``sarcos_inv_test.mat``.
 
-    Args:
-        path: a MATLAB file with one matrix of 28 columns: 21 inputs, 7 torques.
-
-    Returns:
-        Inputs and torques.
-
-    Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: if it does not hold such a matrix.
+    It is a MATLAB file with one matrix of 28 columns: 21 inputs, 7 torques.
     """
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no file {path}; SARCOS comes from http://gaussianprocess.org/gpml/data/")

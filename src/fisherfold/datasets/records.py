@@ -209,16 +209,7 @@ REGISTRY: MappingProxyType[str, DatasetRecord] = MappingProxyType({record.name: 
 
 
 def record(name: str) -> DatasetRecord:
-    """What is known of a data set.
-
-    Args:
-        name: a name of ``REGISTRY``.
-
-    Returns:
-        Its record.
-
-    Raises:
-        ValueError: if there is no such data set.
+    """What is known of a data set, a name of ``REGISTRY``.
 
     Example:
         >>> record("school").arrays["x"].shape

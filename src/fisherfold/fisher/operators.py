@@ -217,7 +217,6 @@ class PriorFisher(FisherOperator):
         return combine(1.0, self.data._matvec(v), self.scale, curved)
 
     @override
-    @override
     def precondition(self, v: Tangent, damping: float) -> Tangent:
         return self.data.precondition(v, damping)
 

@@ -70,34 +70,6 @@ def check_layers(module: nn.Module) -> None:
             raise ValueError(f"{reason}: {type(part).__name__} {name!r} must be in evaluation mode (module.eval())")
 
 
-def check_behaviour(module: nn.Module, x: Tensor) -> None:
-    """Run a few samples: what draws or mixes without being a layer for it (a function, the dropout of a GRU) shows."""
-    first = next(module.parameters())
-    if first.device != x.device or (x.is_floating_point() and first.dtype != x.dtype):
-        return  # the first evaluation says so
-    few, before = x[:FEW], {name: buffer.clone() for name, buffer in module.named_buffers()}
-    with torch.no_grad():
-        whole, again, alone = module(few), module(few), module(few[:1])
-    written = [name for name, buffer in module.named_buffers() if not torch.equal(buffer, before[name])]
-    changed = next((name for name in written if before[name].is_floating_point()), None)
-    for name, buffer in module.named_buffers():
-        buffer.copy_(before[name])
-    if not all(isinstance(z, Tensor) and z.ndim and bool(z.isfinite().all()) for z in (whole, again, alone)):
-        return
-    if changed is not None and module.training:
-        raise ValueError(
-            f"module must be a function of its parameters, but evaluating it changes its buffer {changed!r}: spectral "
-            "norms and the like must be in evaluation mode (module.eval())"
-        )
-    if not _alike(whole, again):
-        raise ValueError("module must give the same outputs twice: dropout must be in evaluation mode (module.eval())")
-    if not _alike(whole[:1], alone):
-        raise ValueError(
-            f"module must treat samples independently, got other outputs for the first of {len(few)} alone: batch "
-            "statistics must be in evaluation mode (module.eval()), and the first dimension of x must count samples"
-        )
-
-
 def _alike(z: Tensor, other: Tensor) -> bool:
     """Equal but for rounding, which is that of other kernels for batches of other sizes."""
     return z.shape == other.shape and bool((z - other).abs().max() <= 1e-2 * z.abs().max())

@@ -29,7 +29,7 @@ from fisherfold.manifolds import Euclidean, Manifold, Product
 from fisherfold.manifolds.base import Point, Tangent, leaves, positive_integer, require_manifold, tree_map
 from fisherfold.problems.base import Problem, check_batch
 from fisherfold.problems.cache import LastPoint
-from fisherfold.problems.networks import check_behaviour, check_independence, check_layers
+from fisherfold.problems.networks import check_independence, check_layers
 
 
 class NLLProblem(Problem):
@@ -135,8 +135,9 @@ class NLLProblem(Problem):
             those with a manifold must lie on it before ``minimize`` takes them.
 
         Raises:
-            ValueError: if the network mixes samples, draws at random, remembers earlier evaluations or has nothing to
-                learn, or ``manifolds`` names a parameter that it does not have.
+            ValueError: if the network has a batch norm or dropout in training mode or nothing to learn, or
+                ``manifolds`` names a parameter that it does not have. What else draws or mixes samples is found at the
+                first evaluation.
         """
         check_layers(module)
         start = {name: p.detach().clone() for name, p in module.named_parameters() if p.requires_grad}
@@ -150,9 +151,7 @@ class NLLProblem(Problem):
         def model(inputs: Tensor, theta: dict[str, Tensor]) -> Tensor:
             return cast("Tensor", torch.func.functional_call(module, theta, (inputs,)))
 
-        problem = cls(product, model, likelihood, x, y, **options)
-        check_behaviour(module, x)
-        return problem, start
+        return cls(product, model, likelihood, x, y, **options), start
 
     @override
     def loss(self, x: Point, batch: Tensor | None = None) -> Tensor:

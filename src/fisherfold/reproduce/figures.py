@@ -224,7 +224,7 @@ def run_figure(
             return
         places = [(plan.methods.index(method), step, seed) for method, step, seed in missing]
         work = partial(_run_place, source, record, fresh)
-        for count, (index, step, seed) in enumerate(workers.each(work, places), start=1):
+        for count, ((index, step, seed), _) in enumerate(workers.each(work, places), start=1):
             runner.known(plan.methods[index], step, seed, anew=True)
             say(f"{plan.methods[index].label}  seed {seed} done")
             tick(min(done + count, bound), bound)

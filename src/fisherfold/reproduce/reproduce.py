@@ -22,8 +22,8 @@ from fisherfold.reproduce.page import Section, Verdict, write_page
 from fisherfold.reproduce.plans import FigurePlan
 from fisherfold.reproduce.sections import CLAIMS, THEORY_CLAIMS, figure_section, theory_section
 from fisherfold.reproduce.theory import Part, Settings
-from fisherfold.reproduce.theory.records import run_recorded, write_summary
-from fisherfold.reproduce.theory.report import write_part
+from fisherfold.reproduce.theory.records import SUMMARY, run_recorded
+from fisherfold.reproduce.theory.report import files_of
 from fisherfold.reproduce.verdicts import RULES
 
 FIGURES: dict[str, Callable[..., FigurePlan]] = {
@@ -121,7 +121,8 @@ def reproduce_theory(options: Options) -> tuple[list[Part], dict[str, str]]:
     parts = run_recorded(
         settings, folder, only=options.parts, fresh=options.fresh, jobs=options.jobs, tick=options.tick
     )
-    files = {name: file for part in parts for name, file in write_part(part, folder).items()} | write_summary(folder)
+    files = {name: str(file) for part in parts for name, file in files_of(part.name, folder).items()}
+    files[SUMMARY] = str(folder / SUMMARY)
     shown = {"quick": options.quick, "seeds": options.seeds, "device": options.device}
     for part in parts:
         command = replace(options, parts=(part.name,)).command("theory")

@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,12 +27,11 @@ from fisherfold.fisher.likelihoods import Gaussian, Likelihood
 from fisherfold.fisher.operators import FisherOperator
 from fisherfold.manifolds import Oblique
 from fisherfold.manifolds.base import Point, Tangent
-from fisherfold.problems.base import Problem, check_batch
+from fisherfold.problems.base import Problem
 
 #: The activation φ and its derivative; at 0 the ReLU has the derivative 1, as in the paper.
 ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
     "relu": (torch.relu, lambda t: (t >= 0).to(t.dtype)),
-    "softplus": (functional.softplus, torch.sigmoid),
     "tanh": (torch.tanh, lambda t: 1 - torch.tanh(t).square()),
 }
 _BLOCK_ENTRIES = 2**22
@@ -46,7 +45,6 @@ class TwoLayer(Problem):
     def __init__(
         self, x: Tensor, y: Tensor, signs: Tensor, *, activation: str = "relu", likelihood: Likelihood | None = None
     ) -> None:
-        _check(x, y, signs, activation)
         self.inputs = x - x.mean(dim=0)
         self.covariance = self.inputs.T @ self.inputs / len(x)
         self.targets, self.signs = y, signs.to(x.dtype)
@@ -68,8 +66,6 @@ class TwoLayer(Problem):
         likelihood: Likelihood | None = None,
     ) -> tuple[TwoLayer, Tensor]:
         """Draw a network as the paper does: a_j uniform on ±1, θ_j uniform on the sphere."""
-        if width < 1:
-            raise ValueError(f"width must be at least 1, got {width}")
         device = generator.device
         signs = 2 * torch.randint(2, (width,), generator=generator, device=device).to(x.dtype) - 1
         problem = cls(x, y, signs.to(x.device), activation=activation, likelihood=likelihood)
@@ -77,20 +73,14 @@ class TwoLayer(Problem):
 
     def with_targets(self, y: Tensor) -> TwoLayer:
         """The same network with other targets."""
-        if y.shape != self.targets.shape:
-            raise ValueError(f"y must have shape {tuple(self.targets.shape)}, got {tuple(y.shape)}")
-        self.likelihood.check_targets(y, self.inputs[:, 0])
         other = copy.copy(self)
         other.targets = y
         return other
 
-    def outputs(self, theta: Tensor, batch: Tensor | None = None) -> Tensor:
+    def outputs(self, theta: Tensor) -> Tensor:
         """The outputs u of the network."""
         self.manifold.check_point(theta, name="theta")
-        if (theta.dtype, theta.device) != (self.inputs.dtype, self.inputs.device):
-            expected, seen = (f"{t.dtype} on {t.device}" for t in (self.inputs, theta))
-            raise ValueError(f"theta must be {expected} like the data x, got {seen}")
-        return self.activation(self._units(theta, self._samples(batch)).tau) @ self.signs / math.sqrt(self.width)
+        return self.activation(self._units(theta).tau) @ self.signs / math.sqrt(self.width)
 
     def residual(self, theta: Tensor) -> float:
         """The distance ‖u - y‖ of the outputs from the targets, the quantity of the local theory."""
@@ -98,7 +88,8 @@ class TwoLayer(Problem):
 
     @override
     def loss(self, x: Point, batch: Tensor | None = None) -> Tensor:
-        return self.likelihood.nll(self.outputs(x, batch), self._targets(batch)).mean()
+        _check_whole(batch)
+        return self.likelihood.nll(self.outputs(x), self.targets).mean()
 
     @override
     def gradient(self, x: Point, batch: Tensor | None = None) -> Tangent:
@@ -106,36 +97,36 @@ class TwoLayer(Problem):
 
     @override
     def loss_and_gradient(self, x: Point, batch: Tensor | None = None) -> tuple[Tensor, Tangent]:
-        u, targets = self.outputs(x, batch), self._targets(batch)
-        scores = score(self.likelihood, u, targets)[:, 0]
-        return self.likelihood.nll(u, targets).mean(), self.pull_back(x, scores / len(u), batch)
+        _check_whole(batch)
+        u = self.outputs(x)
+        scores = score(self.likelihood, u, self.targets)[:, 0]
+        return self.likelihood.nll(u, self.targets).mean(), self.pull_back(x, scores / len(u))
 
     @override
     def fisher(self, x: Point, batch: Tensor | None = None, *, kind: str = "exact") -> TwoLayerFisher:
-        if kind != "exact":
-            raise ValueError(f"kind must be 'exact', the only one of TwoLayer, got {kind!r}")
-        return TwoLayerFisher(self, x, batch)
+        _check_whole(batch)
+        return TwoLayerFisher(self, x)
 
-    def push_forward(self, theta: Tensor, v: Tensor, batch: Tensor | None = None) -> Tensor:
+    def push_forward(self, theta: Tensor, v: Tensor) -> Tensor:
         """The product J v."""
-        units = self._units(theta, self._samples(batch))
-        along = (units.inputs @ v.T) / units.scale - units.tau * (units.normal * v).sum(dim=1) / units.scale
+        units = self._units(theta)
+        along = (self.inputs @ v.T) / units.scale - units.tau * (units.normal * v).sum(dim=1) / units.scale
         return (self._weights(units) * along).sum(dim=1)
 
-    def pull_back(self, theta: Tensor, w: Tensor, batch: Tensor | None = None) -> Tensor:
+    def pull_back(self, theta: Tensor, w: Tensor) -> Tensor:
         """The product Jᵀ w."""
-        units = self._units(theta, self._samples(batch))
+        units = self._units(theta)
         weighted = self._weights(units) * w[:, None] / units.scale
-        ambient = weighted.T @ units.inputs - (weighted * units.tau).sum(dim=0)[:, None] * units.normal
+        ambient = weighted.T @ self.inputs - (weighted * units.tau).sum(dim=0)[:, None] * units.normal
         return self.manifold.project(theta, ambient)
 
-    def gram(self, theta: Tensor, batch: Tensor | None = None) -> Tensor:
+    def gram(self, theta: Tensor) -> Tensor:
         """The Gram matrix J Jᵀ, summed over blocks of units."""
-        inputs = self._samples(batch)
+        inputs = self.inputs
         total = inputs.new_zeros(len(inputs), len(inputs))
         products = inputs @ inputs.T
         for block in self._blocks(len(inputs)):
-            units = self._units(theta[block], inputs)
+            units = self._units(theta[block])
             p = self._weights(units, block) / units.scale
             a, b = p * (inputs @ units.normal.T), p * units.tau
             c = b * torch.linalg.vector_norm(units.normal, dim=1)
@@ -152,14 +143,14 @@ class TwoLayer(Problem):
 
     def jacobian(self, theta: Tensor, block: slice = slice(None)) -> Tensor:
         """The Jacobian of all outputs in the weights of a block of units."""
-        units = self._units(theta[block], self.inputs)
+        units = self._units(theta[block])
         tangent = self.inputs[:, None, :] - units.tau[:, :, None] * units.normal
         return (self._weights(units, block) / units.scale)[:, :, None] * tangent
 
-    def _units(self, theta: Tensor, inputs: Tensor) -> _Units:
+    def _units(self, theta: Tensor) -> _Units:
         pulled = theta @ self.covariance
         scale = (pulled * theta).sum(dim=1).sqrt()
-        return _Units(inputs, (inputs @ theta.T) / scale, scale, pulled / scale[:, None])
+        return _Units((self.inputs @ theta.T) / scale, scale, pulled / scale[:, None])
 
     def _weights(self, units: _Units, block: slice = slice(None)) -> Tensor:
         """m^{-1/2} a_j φ'(τ_ij)."""
@@ -169,21 +160,18 @@ class TwoLayer(Problem):
         size = max(1, _BLOCK_ENTRIES // entries_per_unit)
         return (slice(start, start + size) for start in range(0, self.width, size))
 
-    def _samples(self, batch: Tensor | None) -> Tensor:
-        if batch is None:
-            return self.inputs
-        check_batch(batch, self.n_samples)
-        return self.inputs[batch]
 
-    def _targets(self, batch: Tensor | None) -> Tensor:
-        return self.targets if batch is None else self.targets[batch]
+class _Units(NamedTuple):
+    """What the hidden units compute."""
+
+    tau: Tensor  # τ, shape (N, m)
+    scale: Tensor  # s, shape (m,)
+    normal: Tensor  # V θ_j/s_j, shape (m, n)
 
 
-class _Units:
-    """What the hidden units compute: τ of shape (N, m), s of shape (m,), and V θ_j/s_j of shape (m, n)."""
-
-    def __init__(self, inputs: Tensor, tau: Tensor, scale: Tensor, normal: Tensor) -> None:
-        self.inputs, self.tau, self.scale, self.normal = inputs, tau, scale, normal
+def _check_whole(batch: Tensor | None) -> None:
+    if batch is not None:
+        raise ValueError("the theory is measured on all samples; leave out batch_size")
 
 
 class TwoLayerFisher(FisherOperator):
@@ -196,10 +184,10 @@ class TwoLayerFisher(FisherOperator):
 
     approximates = "nothing: F^R = (1/N) Jᵀ H_L J exactly, on the given samples"
 
-    def __init__(self, problem: TwoLayer, theta: Tensor, batch: Tensor | None = None) -> None:
+    def __init__(self, problem: TwoLayer, theta: Tensor) -> None:
         super().__init__(problem.manifold, theta)
-        self.problem, self.batch = problem, batch
-        u = problem.outputs(theta, batch)
+        self.problem = problem
+        u = problem.outputs(theta)
         self.root = (problem.likelihood.fisher_vp(u, torch.ones_like(u)) / len(u)).sqrt()
         self.n_rows = len(u)
 
@@ -213,16 +201,16 @@ class TwoLayerFisher(FisherOperator):
         return self._pull_back(self._push_forward(v))
 
     def _push_forward(self, v: Tangent) -> Tensor:
-        return self.root * self.problem.push_forward(self.point, v, self.batch)
+        return self.root * self.problem.push_forward(self.point, v)
 
     def _pull_back(self, w: Tensor) -> Tangent:
-        return self.problem.pull_back(self.point, self.root * w, self.batch)
+        return self.problem.pull_back(self.point, self.root * w)
 
     @override
     def structured_solve(self, g: Tangent, damping: float, *, factored: bool = False) -> Tangent | None:
         if factored:
             return None
-        kernel = self.root[:, None] * self.problem.gram(self.point, self.batch) * self.root
+        kernel = self.root[:, None] * self.problem.gram(self.point) * self.root
         values, vectors = torch.linalg.eigh(kernel)
         keep = values > values.max().clamp(min=0) * len(values) * torch.finfo(values.dtype).eps
         values, vectors = values[keep], vectors[:, keep]
@@ -238,17 +226,13 @@ class TwoLayerFisher(FisherOperator):
 
     @override
     def rows(self) -> Tensor:
-        jacobian = self.problem.jacobian(self.point).flatten(1)
-        chosen = jacobian if self.batch is None else jacobian[self.batch]
-        return self.root[:, None] * chosen
+        return self.root[:, None] * self.problem.jacobian(self.point).flatten(1)
 
 
 def balanced_inputs(
     n_samples: int, dim: int, *, generator: torch.Generator, dtype: torch.dtype = torch.float64
 ) -> Tensor:
     """Random inputs as the paper assumes them: unit length, mean zero, covariance of full rank."""
-    if not 2 <= dim < n_samples:
-        raise ValueError(f"dim must be at least 2 and less than n_samples={n_samples}, got {dim}")
     x = torch.randn(n_samples, dim, generator=generator, dtype=dtype, device=generator.device)
     # each turn moves the points to mean zero and back to the sphere; the mean falls by a constant factor
     for _ in range(1000):
@@ -256,23 +240,3 @@ def balanced_inputs(
         if float(x.mean(dim=0).norm()) < 4 * torch.finfo(dtype).eps:
             break
     return x
-
-
-def _check(x: Tensor, y: Tensor, signs: Tensor, activation: str) -> None:
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"activation must be one of {sorted(ACTIVATIONS)}, got {activation!r}")
-    if x.ndim != 2 or not x.is_floating_point():
-        raise ValueError(f"x must be a floating matrix of shape (N, n), got {x.dtype} of shape {tuple(x.shape)}")
-    if not bool(torch.isfinite(x).all()):
-        raise ValueError("x must be finite, got NaN or infinite entries")
-    if y.shape != x.shape[:1]:
-        raise ValueError(f"y must have shape ({len(x)},), one target per input, got {tuple(y.shape)}")
-    if signs.ndim != 1 or len(signs) == 0 or not bool((signs.abs() == 1).all()):
-        raise ValueError("signs must be a non-empty vector of 1 and -1")
-    centred = x - x.mean(dim=0)
-    values = torch.linalg.eigvalsh(centred.T @ centred / len(x))
-    if not float(values[0]) > 1e2 * torch.finfo(x.dtype).eps * float(values[-1]):
-        raise ValueError(
-            f"the covariance of x must have full rank, got the eigenvalues {float(values[0]):.1e} to "
-            f"{float(values[-1]):.1e}; the network divides by √(θᵀVθ)"
-        )

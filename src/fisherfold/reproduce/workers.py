@@ -17,6 +17,7 @@ from typing import TypeVar
 import torch
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 class Workers:
@@ -32,13 +33,12 @@ class Workers:
     def __exit__(self, *_: object) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def each(self, function: Callable[[T], object], items: Iterable[T]) -> Iterator[T]:
-        """Call a picklable function on every item; yields each item when its call is done."""
+    def each(self, function: Callable[[T], R], items: Iterable[T]) -> Iterator[tuple[T, R]]:
+        """Call a picklable function on every item; yields each item with its result when its call is done."""
         calls = {self._pool.submit(function, item): item for item in items}
         try:
             for call in as_completed(calls):
-                call.result()
-                yield calls[call]
+                yield calls[call], call.result()
         except BrokenProcessPool:
             raise RuntimeError("a worker process was killed (out of memory?); run again to continue") from None
 

@@ -6,7 +6,6 @@ finite are the same for all.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import time
@@ -301,5 +300,4 @@ def _agreed(group: Group, verdict: tuple[str, str] | None) -> tuple[str, str] | 
     """One verdict on all processes: clocks and callbacks may differ, and who goes on alone would wait for ever."""
     if group.size == 1 or not bool(group.largest(torch.tensor(verdict is not None, dtype=torch.int64))):
         return verdict
-    status, sentence = next(filter(None, map(json.loads, group.gather_texts(json.dumps(verdict)))))
-    return status, sentence
+    return next(filter(None, group.gather_objects(verdict)))

@@ -19,7 +19,7 @@ from fisherfold.files import read_tensors, sound, write_tensors
 from fisherfold.manifolds.base import Point
 from fisherfold.solvers.result import Trace
 
-KIND, VERSION = "checkpoint", 2  # files of version 1 have the trace in their header
+KIND, VERSION = "checkpoint", 2
 _ABSENT, _WHOLE, _REAL = range(3)  # what an entry of the trace is
 
 
@@ -115,11 +115,7 @@ class State:
             setattr(state, name, int(header[name]) if whole else float(header[name]))
         state.numbers = {name: float(value) for name, value in header["numbers"].items()}
         state.vectors = {name: _restored(f"vectors.{name}", tensors, like, path) for name in header["vectors"]}
-        if "trace" in header:
-            rows = [{name: _number(value) for name, value in row.items()} for row in header["trace"]]
-        else:
-            rows = _unpacked_trace(header["columns"], tensors.pop("trace"), tensors.pop("trace.kinds"))
-        state.trace = Trace(rows)
+        state.trace = Trace(_unpacked_trace(header["columns"], tensors.pop("trace"), tensors.pop("trace.kinds")))
         state.options = str(header.get("options", ""))
         if (failure := header.get("failure")) is not None:
             status, sentence = failure
@@ -174,12 +170,6 @@ def _unpacked_trace(columns: list[str], values: Tensor, kinds: Tensor) -> list[d
         {name: int(v) if kind == _WHOLE else v for name, v, kind in zip(columns, row, found, strict=True) if kind}
         for row, found in zip(values.tolist(), kinds.tolist(), strict=True)
     ]  # fmt: skip
-
-
-def _number(value: Any) -> Any:
-    if not isinstance(value, (int, float)):
-        raise TypeError(f"its trace holds {str(value)[:40]!r}")
-    return value
 
 
 def _restored(name: str, tensors: dict[str, Tensor], like: Point, path: str | os.PathLike[str]) -> Point:

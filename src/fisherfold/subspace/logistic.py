@@ -15,7 +15,6 @@ the Hessian is P (1/N) Σ_t [ X_tᵀDX_t k_t w_tᵀ + e_t ẇ_tᵀ ] - H Uᵀ∇
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -26,8 +25,9 @@ from typing_extensions import override
 from fisherfold.fisher.kronecker import KroneckerFisher
 from fisherfold.fisher.operators import FisherOperator
 from fisherfold.manifolds import Grassmann
-from fisherfold.problems.base import Problem, check_batch
+from fisherfold.problems.base import Problem
 from fisherfold.problems.cache import LastPoint
+from fisherfold.subspace.tasks import check_whole
 
 
 @dataclass(frozen=True)
@@ -59,21 +59,6 @@ class LabelledRows:
         tasks = int(task.max()) + 1 if n_tasks is None else n_tasks
         ones = torch.ones_like(y) if weight is None else weight.double()
         return cls(X, y, task, tasks, ones, torch.zeros_like(y) if offset is None else offset.double())
-
-    @cached_property
-    def _by_task(self) -> tuple[Tensor, Tensor]:
-        """The numbers of the rows task by task, and how many each task has."""
-        return torch.argsort(self.task, stable=True), torch.bincount(self.task, minlength=self.n_tasks)
-
-    def of(self, tasks: Tensor) -> LabelledRows:
-        """The rows of some tasks, renumbered in that order."""
-        order, counts = self._by_task
-        sizes = counts[tasks]
-        place = torch.repeat_interleave(sizes)
-        # the first row of the task in ``order``, less the first place of its copy
-        shift = (counts.cumsum(0) - counts)[tasks] - (sizes.cumsum(0) - sizes)
-        rows = order[shift[place] + torch.arange(len(place), device=place.device)]
-        return LabelledRows(self.X[rows], self.y[rows], place, len(tasks), self.weight[rows], self.offset[rows])
 
     def select(self, chosen: Tensor) -> LabelledRows:
         """Some of the rows."""
@@ -193,25 +178,22 @@ class LogisticSubspaceProblem(Problem):
         self.rows, self.n_samples, self.manifold = rows, rows.n_tasks, Grassmann(n, rank)
         self._kept: LastPoint[LogisticState] = LastPoint()
 
-    def state(self, x: Tensor, batch: Tensor | None = None) -> LogisticState:
-        """Coefficients, probabilities and losses of all tasks or of a batch; the last full one is kept."""
-        if batch is None and (kept := self._kept.get(x)) is not None:
+    def state(self, x: Tensor) -> LogisticState:
+        """Coefficients, probabilities and losses of all tasks; the last one is kept."""
+        if (kept := self._kept.get(x)) is not None:
             return kept
         rows, ridge = self.rows, self.ridge
-        if batch is not None:
-            check_batch(batch, self.n_samples)
-            rows, ridge = rows.of(batch), ridge[batch]
         features = rows.X @ x
         # from zero, not from the last coefficients: the loss is then a function of x to the last bit
         weights, losses = newton_coefficients(rows, features, ridge)
         logits = _logits(rows, features, weights)
         error = rows.total(_slopes(rows, logits)[:, None] * rows.X)
-        state = LogisticState(rows, features, weights, losses, _spread(rows, logits), error)
-        return state if batch is not None else self._kept.put(x, state)
+        return self._kept.put(x, LogisticState(rows, features, weights, losses, _spread(rows, logits), error))
 
     @override
     def loss(self, x: Tensor, batch: Tensor | None = None) -> Tensor:
-        return self.state(x, batch).losses.mean()
+        check_whole(batch)
+        return self.state(x).losses.mean()
 
     @override
     def gradient(self, x: Tensor, batch: Tensor | None = None) -> Tensor:
@@ -219,7 +201,8 @@ class LogisticSubspaceProblem(Problem):
 
     @override
     def loss_and_gradient(self, x: Tensor, batch: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        state = self.state(x, batch)
+        check_whole(batch)
+        state = self.state(x)
         ambient = state.error.mT @ state.weights / len(state.weights)
         return state.losses.mean(), self._tangent(x, ambient)
 
@@ -227,16 +210,16 @@ class LogisticSubspaceProblem(Problem):
     def fisher(self, x: Tensor, batch: Tensor | None = None, *, kind: str = "kronecker") -> FisherOperator:
         if kind not in self.fisher_kinds:
             raise ValueError(f"kind must be one of {self.fisher_kinds}, got {kind!r}")
-        state = self.state(x, batch)
+        check_whole(batch)
+        state = self.state(x)
         rows, tasks = state.rows, len(state.weights)
         left = rows.X.mT @ (state.spread[:, None] * rows.X) / tasks
         kronecker = KroneckerFisher(self.manifold, x, left=left, right=state.weights.mT @ state.weights / tasks)
         if kind == "kronecker":
             return kronecker
-        ridge = self.ridge if batch is None else self.ridge[batch]
-        inverse = torch.cholesky_inverse(torch.linalg.cholesky(curvature(rows, state.features, state.spread, ridge)))
+        lower = torch.linalg.cholesky(curvature(rows, state.features, state.spread, self.ridge))
         form = LogisticFisher if kind == "exact" else LogisticHessian
-        return form(self.manifold, x, state, ridge, inverse, kronecker)
+        return form(self.manifold, x, state, self.ridge, torch.cholesky_inverse(lower), kronecker)
 
 
 class LogisticFisher(FisherOperator):

@@ -26,9 +26,9 @@ from fisherfold.distributed import Axis
 from fisherfold.fisher.kronecker import KroneckerFisher
 from fisherfold.fisher.operators import FisherOperator
 from fisherfold.manifolds import Grassmann
-from fisherfold.problems.base import Problem, check_batch
+from fisherfold.problems.base import Problem
 from fisherfold.problems.cache import LastPoint
-from fisherfold.subspace.tasks import TaskStatistics
+from fisherfold.subspace.tasks import TaskStatistics, check_whole
 
 
 @dataclass(frozen=True)
@@ -109,20 +109,16 @@ class MarginalSubspaceProblem(Problem):
         self.n_samples, self.group = self.samples.size, self.samples.group
         self._last: LastPoint[TaskPosterior] = LastPoint()
 
-    def posterior(self, x: Tensor, batch: Tensor | None = None) -> TaskPosterior:
-        """The posterior of all tasks or of a batch; the last full one is kept."""
-        if batch is not None:
-            check_batch(batch, self.n_samples)
-            here = self.samples.local(batch)[1]
-            chosen = replace(self.prior, frame=x, noise=self.prior.noise[here])
-            return posterior(self.statistics.select(here), chosen)
+    def posterior(self, x: Tensor) -> TaskPosterior:
+        """The posterior of all tasks; the last one is kept."""
         self.samples.check_same(x)
         known = self._last.get(x)
         return known or self._last.put(x, posterior(self.statistics, replace(self.prior, frame=x)))
 
     @override
     def loss(self, x: Tensor, batch: Tensor | None = None) -> Tensor:
-        return self._mean(self.posterior(x, batch).losses, batch)
+        check_whole(batch)
+        return self.samples.mean(self.posterior(x).losses)
 
     @override
     def loss_rounding(self, x: Tensor, loss: float) -> float:
@@ -130,40 +126,30 @@ class MarginalSubspaceProblem(Problem):
         power = self.samples.add(self.statistics.power / self.prior.noise) / (2 * self.n_samples)
         return super().loss_rounding(x, max(abs(loss), power))
 
-    def _mean(self, values: Tensor, batch: Tensor | None) -> Tensor:
-        if not self.samples.is_shared:
-            return values.mean(0)
-        return self.samples.total(values.sum(0)) / (self.n_samples if batch is None else len(batch))
-
     @override
     def gradient(self, x: Tensor, batch: Tensor | None = None) -> Tensor:
         return self.loss_and_gradient(x, batch)[1]
 
     @override
     def loss_and_gradient(self, x: Tensor, batch: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        found = self.posterior(x, batch)
+        check_whole(batch)
+        found = self.posterior(x)
         spread = torch.einsum("tip,tpq->iq", found.scaled_gram_frame, found.second_moment())
-        count = self.n_samples if batch is None else len(batch)
-        ambient = self.samples.total(spread - found.scaled_residual.mT @ found.mean) / count
-        return self._mean(found.losses, batch), self._tangent(x, ambient)
+        ambient = self.samples.total(spread - found.scaled_residual.mT @ found.mean) / self.n_samples
+        return self.samples.mean(found.losses), self._tangent(x, ambient)
 
     @override
     def fisher(self, x: Tensor, batch: Tensor | None = None, *, kind: str = "exact") -> FisherOperator:
         if kind not in self.fisher_kinds:
             raise ValueError(f"kind must be one of {self.fisher_kinds}, got {kind!r}")
-        found = self.posterior(x, batch)
-        statistics, noise = self.statistics, self.prior.noise
-        if batch is not None:
-            here = self.samples.local(batch)[1]
-            statistics, noise = statistics.select(here), noise[here]
+        check_whole(batch)
+        found, noise = self.posterior(x), self.prior.noise
         right = self.prior.covariance - found.covariance
-        count = self.n_samples if batch is None else len(batch)
-        left = self.samples.total(information(statistics, noise, found)) / count
-        kronecker = KroneckerFisher(self.manifold, x, left=left, right=self._mean(right, batch))
+        left = self.samples.total(information(self.statistics, noise, found)) / self.n_samples
+        kronecker = KroneckerFisher(self.manifold, x, left=left, right=self.samples.mean(right))
         if kind == "kronecker":
             return kronecker
-        samples = replace(self.samples, size=count)
-        return MarginalFisher(self.manifold, x, statistics.gram, noise, found, right, kronecker, samples)
+        return MarginalFisher(self.manifold, x, self.statistics.gram, noise, found, right, kronecker, self.samples)
 
 
 class MarginalFisher(FisherOperator):

@@ -200,6 +200,12 @@ class TaskStatistics:
         return replace(self, cross=self.cross / unit, power=self.power / unit**2, sums=self.sums / unit), unit
 
 
+def check_whole(batch: Tensor | None) -> None:
+    """Raise for a batch: all tasks together are one pass over their statistics."""
+    if batch is not None:
+        raise ValueError("this problem takes all tasks at once; leave out batch_size")
+
+
 def zero_threshold(sizes: Any, x: Any) -> Any:
     """Eigenvalues of UᵀA_tU up to n ε ‖|U|ᵀ√diag(A_t)‖² count as zero, on tensors or arrays."""
     return len(x) * EPS * ((sizes @ abs(x)) ** 2).sum(-1)

@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fisherfold.distributed import Group
-
 Ids = npt.NDArray[Any]  # int64, or an object array of str
 Codes = npt.NDArray[np.int64]
 
@@ -244,14 +242,3 @@ def _distinct(ids: Codes) -> Codes:
         seen[ids - low] = True
         return np.flatnonzero(seen) + low
     return np.unique(ids)
-
-
-def joint_index(labels: Ids, group: Group, name: str = "row") -> IdIndex:
-    """Make one index of the ids of all processes."""
-    index = IdIndex()
-    parts = group.gather_objects(as_ids(labels, name))
-    if any(part.dtype == object for part in parts):
-        for part in parts:
-            index.extend(part)
-        return index
-    return IdIndex(np.concatenate(parts))

@@ -192,17 +192,6 @@ def jobs(most: int = 1024) -> Check:
     return check
 
 
-def file_path() -> Check:
-    """Check for a path."""
-
-    def check(name: str, value: Any) -> Any:
-        if not (isinstance(value, (str, os.PathLike)) and isinstance(os.fspath(value), str)):
-            raise ValueError(f"{name} must be a path, got {value!r}")
-        return value
-
-    return check
-
-
 def storable(value: Any) -> Any:
     """Convert a parameter to what JSON can hold."""
     if isinstance(value, (np.random.RandomState, np.random.Generator)):

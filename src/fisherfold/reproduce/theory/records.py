@@ -1,14 +1,15 @@
-"""Parts of the theory kept as files, so that a part that is there is not measured again.
+"""Parts of the theory kept in ``theory.json``, so that a part that is there is not measured again.
 
-A record holds everything of a part but its picture, which lies beside it; it counts only for the same version, size,
-seeds and device. Several parts can be measured at a time, each by a process of its own, which leaves its record.
+The picture and the table of a part lie beside it. A record counts only for the same version, size, seeds and device.
+Several parts can be measured at a time, each by a process of its own.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,11 @@ from fisherfold._version import __version__
 from fisherfold.files import make_folder, write_atomically
 from fisherfold.plain import finite
 from fisherfold.reproduce.theory import PARTS, run_theory
-from fisherfold.reproduce.theory.report import Finding, Part, Settings, summary, write_part
+from fisherfold.reproduce.theory.report import Finding, Part, Settings, files_of, summary, write_part
 from fisherfold.reproduce.workers import Workers
 
 Tick = Callable[[int, int], None]
+SUMMARY = "theory.json"
 
 
 def run_recorded(
@@ -37,81 +39,52 @@ def run_recorded(
         raise ValueError(f"part must be one of {list(PARTS)}, got {unknown}")
     make_folder(folder)
     names = [name for name in PARTS if not only or name in only]
-    known = _recorded(folder, settings)
-    missing = [name for name in names if fresh or name not in known]
+    identity = {"version": __version__, "quick": settings.quick, "seeds": settings.seeds, "device": settings.device}
+    found = read_records(folder)
+    missing = [name for name in names if fresh or name not in found or found[name][0] != identity]
     done = len(names) - len(missing)
     tick(done, len(names))
-    if jobs > 1 and len(missing) > 1:
-        silent = replace(settings, say=_nothing)
-        with Workers(min(jobs, len(missing))) as workers:
-            for count, name in enumerate(workers.each(partial(_measure, silent, folder), missing), start=1):
-                settings.say(f"theory: {name} done")
-                tick(done + count, len(names))
-    else:
-        for count, name in enumerate(missing, start=1):
-            _measure(settings, folder, name)
+    with Workers(max(1, min(jobs, len(missing)))) as workers:
+        if jobs > 1 and len(missing) > 1:
+            measured = workers.each(partial(_measure, replace(settings, say=_nothing), folder), missing)
+        else:
+            measured = ((name, _measure(settings, folder, name)) for name in missing)
+        for count, (name, part) in enumerate(measured, start=1):
+            found[name] = identity, part
+            _write(found, folder)
             tick(done + count, len(names))
-    found = _recorded(folder, settings)
-    return [found[name] for name in names if name in found]
+    return [found[name][1] for name in names]
 
 
-def write_summary(folder: Path) -> dict[str, str]:
-    """Write ``theory.json``: the findings of all parts that are recorded, and how each was run.
-
-    A part that is run alone leaves the findings of the others there.
-    """
-    found = {name: record for name in PARTS if (record := _read(folder, name)) is not None}
-    content = summary([part for _, part in found.values()])
-    content["settings"] = {name: identity for name, (identity, _) in found.items()}
-    target = folder / "theory.json"
-    text = json.dumps(finite(content), indent=1, ensure_ascii=False, allow_nan=False)
-    write_atomically(target, text.encode())
-    return {target.name: str(target)}
-
-
-def _recorded(folder: Path, settings: Settings) -> dict[str, Part]:
-    """The parts that were run with these settings, by name."""
-    found = {name: _read(folder, name) for name in PARTS}
-    return {name: each[1] for name, each in found.items() if each is not None and each[0] == _identity(settings)}
+def read_records(folder: Path) -> dict[str, tuple[dict[str, Any], Part]]:
+    """How each recorded part was run, and the part; a file that was cut short holds none."""
+    found: dict[str, tuple[dict[str, Any], Part]] = {}
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        content = json.loads((folder / SUMMARY).read_bytes())
+        for name, identity in content["settings"].items():
+            rows = [{k: v for k, v in row.items() if k != "part"} for row in content["results"] if row["part"] == name]
+            findings = [Finding(**row) for row in rows]
+            if all(file.is_file() for file in files_of(name, folder).values()):
+                found[name] = identity, Part(name, content["titles"][name], content["sentences"][name], findings)
+    return found
 
 
-def _measure(settings: Settings, folder: Path, name: str) -> str:
-    """Run a part and leave its picture, table and record."""
+def _write(found: dict[str, tuple[dict[str, Any], Part]], folder: Path) -> None:
+    """Write the findings of all parts, and how each was run."""
+    ordered = {name: found[name] for name in PARTS if name in found}
+    content = summary([part for _, part in ordered.values()])
+    content["titles"] = {name: part.title for name, (_, part) in ordered.items()}
+    content["settings"] = {name: identity for name, (identity, _) in ordered.items()}
+    text = json.dumps(finite(content), indent=1, ensure_ascii=False, allow_nan=False, default=float)
+    write_atomically(folder / SUMMARY, text.encode())
+
+
+def _measure(settings: Settings, folder: Path, name: str) -> Part:
+    """Run a part and leave its picture and table."""
     (part,) = run_theory(settings, only=(name,))
     write_part(part, folder)
-    content = {"identity": _identity(settings), "part": _plain(part)}
-    write_atomically(_file(folder, name), json.dumps(content, ensure_ascii=False, default=float).encode())
-    return name
+    return replace(part, table=[], figure=None)
 
 
 def _nothing(_: str) -> None:
     """Other processes are silent."""
-
-
-def _file(folder: Path, name: str) -> Path:
-    return folder / f"{name}.part.json"
-
-
-def _identity(settings: Settings) -> dict[str, Any]:
-    return {"version": __version__, "quick": settings.quick, "seeds": settings.seeds, "device": settings.device}
-
-
-def _plain(part: Part) -> dict[str, Any]:
-    findings = [asdict(finding) for finding in part.findings]
-    return {
-        "name": part.name, "title": part.title, "sentence": part.sentence, "findings": findings, "table": part.table,
-    }  # fmt: skip
-
-
-def _read(folder: Path, name: str) -> tuple[dict[str, Any], Part] | None:
-    """A recorded part and how it was run."""
-    file = _file(folder, name)
-    if not file.is_file() or not (folder / f"{name}.png").is_file():
-        return None
-    try:
-        content = json.loads(file.read_bytes())
-        stored, identity = content["part"], dict(content["identity"])
-        findings = [Finding(**finding) for finding in stored.pop("findings")]
-        return identity, Part(**stored, findings=findings, figure=None)
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return None  # from a copy that was cut short, for example: it is measured again

@@ -49,8 +49,8 @@ class Part:
     title: str
     sentence: str
     findings: list[Finding]
-    table: list[dict[str, Any]]
-    figure: Figure | None
+    table: list[dict[str, Any]] = field(default_factory=list)  # neither this nor the figure of one that was recorded
+    figure: Figure | None = None
 
 
 @dataclass(frozen=True)
@@ -92,15 +92,19 @@ def summary(parts: Sequence[Part]) -> dict[str, Any]:
     return {"results": results, "sentences": {part.name: part.sentence for part in parts}}
 
 
-def write_part(part: Part, folder: Path) -> dict[str, str]:
-    """Write the picture and the table of a part; one that was read from its record has its picture there already."""
-    files = {name: folder / name for name in (f"{part.name}.png", f"{part.name}.csv")}
-    if part.figure is not None:
-        write_atomically(files[f"{part.name}.png"], png(part.figure))
+def files_of(name: str, folder: Path) -> dict[str, Path]:
+    """The picture and the table of a part."""
+    return {file: folder / file for file in (f"{name}.png", f"{name}.csv")}
+
+
+def write_part(part: Part, folder: Path) -> None:
+    """Write the picture and the table of a part."""
+    files = files_of(part.name, folder)
+    assert part.figure is not None
+    write_atomically(files[f"{part.name}.png"], png(part.figure))
     columns = list(dict.fromkeys(name for row in part.table for name in row))
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
     writer.writeheader()
     writer.writerows(part.table)
     write_atomically(files[f"{part.name}.csv"], text.getvalue().encode())
-    return {name: str(path) for name, path in files.items()}
