@@ -108,21 +108,34 @@ def alone(kind):
     return whole(model)
 
 
-@pytest.mark.parametrize("kind", ["spectral", "natural", "mkfac"])
-def test_two_processes_under_ddp_equal_one(kind, tmp_path):
-    first, second = on_ranks(2, tmp_path, under_ddp, kind)
-    for a, b, expected in zip(first, second, alone(kind), strict=True):
+DDP = ["spectral", "natural", "mkfac"]
+FSDP = [("spectral", "before"), ("spectral", "after"), ("gradient", "after")]
+
+
+def every_case():
+    found = {kind: under_ddp(kind) for kind in DDP}
+    found |= {case: under_fsdp(*case) for case in FSDP}
+    return found | {"natural under FSDP2": natural_under_fsdp()}
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    return on_ranks(2, tmp_path_factory.mktemp("ranks"), every_case)
+
+
+@pytest.mark.parametrize("kind", DDP)
+def test_two_processes_under_ddp_equal_one(kind, ranks):
+    for a, b, expected in zip(ranks[0][kind], ranks[1][kind], alone(kind), strict=True):
         assert torch.equal(a, b)
         torch.testing.assert_close(a, expected)
 
 
-@pytest.mark.parametrize(("kind", "when"), [("spectral", "before"), ("spectral", "after"), ("gradient", "after")])
-def test_two_processes_under_fsdp_equal_one(kind, when, tmp_path):
-    found = on_ranks(2, tmp_path, under_fsdp, kind, when)[0]
-    for a, expected in zip(found, alone(kind), strict=True):
+@pytest.mark.parametrize("case", FSDP)
+def test_two_processes_under_fsdp_equal_one(case, ranks):
+    for a, expected in zip(ranks[0][case], alone(case[0]), strict=True):
         torch.testing.assert_close(a, expected)
 
 
-def test_the_natural_direction_does_not_work_with_sharded_weights(tmp_path):
-    for message in on_ranks(2, tmp_path, natural_under_fsdp):
-        assert "use direction='spectral'" in message
+def test_the_natural_direction_does_not_work_with_sharded_weights(ranks):
+    for found in ranks:
+        assert "use direction='spectral'" in found["natural under FSDP2"]

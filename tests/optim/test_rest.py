@@ -36,7 +36,7 @@ def split(model):
 @pytest.mark.parametrize("rest", ["adamw", "sgd"])
 def test_adamw_and_sgd_are_those_of_torch(rest):
     net, twin = mlp(), mlp()
-    ours = SphereOptimizer(net, rest=rest, rest_lr=0.01, weight_decay=0.1)
+    ours = SphereOptimizer(net, invariant="none", rest=rest, rest_lr=0.01, weight_decay=0.1)
     if rest == "sgd":
         theirs = torch.optim.SGD(split(twin), lr=0.01, momentum=0.9, nesterov=True, weight_decay=0.1)
     else:
@@ -47,7 +47,7 @@ def test_adamw_and_sgd_are_those_of_torch(rest):
 
 def test_hidden_matrices_get_steps_of_muon_and_the_last_layer_those_of_adamw():
     net, twin = mlp(), mlp()
-    optimizer = SphereOptimizer(net, rest_lr=0.01, weight_decay=0.1)
+    optimizer = SphereOptimizer(net, invariant="none", rest_lr=0.01, weight_decay=0.1)
     assert {n: g["rule"] for g in optimizer.param_groups for n in g["param_names"] if "weight" in n} == {
         "0.weight": "muon", "2.weight": "muon", "4.weight": "adamw"
     }  # fmt: skip
@@ -112,7 +112,7 @@ def test_bfloat16_weights_do_not_stall(direction, rest):
 
 def test_weights_in_bfloat16_that_somebody_else_changes_are_followed():
     net = mlp().bfloat16()
-    optimizer = SphereOptimizer(net)
+    optimizer = SphereOptimizer(net, invariant="none")
 
     def once():
         optimizer.zero_grad()

@@ -77,6 +77,20 @@ def test_gradients_that_are_not_finite(kind, value):
     step(net, optimizer)
 
 
+@pytest.mark.parametrize("kind", [SphereOptimizer, MKFAC, SGDG])
+@pytest.mark.parametrize("example", [X, None])
+def test_a_model_without_normalisation(kind, example):
+    net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    with pytest.warns(UserWarning, match="no weight of Sequential was found to be scale invariant") as caught:
+        optimizer = kind(net, example_input=example)
+    assert len(caught) == 1
+    step(net, optimizer)
+    assert ("give example_input" in str(caught[0].message)) == (example is None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        kind(net, invariant="none")
+
+
 def test_a_model_that_has_changed():
     net = bn_net()
     optimizer = SphereOptimizer(net)
@@ -149,7 +163,7 @@ def test_parameters_without_gradients_and_frozen_ones_stay():
 
 def test_sparse_gradients():
     net = nn.Sequential(nn.Embedding(5, 4, sparse=True), nn.Flatten(), nn.Linear(8, 3))
-    optimizer = SphereOptimizer(net)
+    optimizer = SphereOptimizer(net, invariant="none")
     net(torch.zeros(2, 2, dtype=torch.int64)).sum().backward()
     with pytest.raises(ValueError, match="sparse=False"):
         optimizer.step()

@@ -122,6 +122,8 @@ class SphereOptimizer(torch.optim.Optimizer):
         groups: Any = model
         if self.model is not None:
             self.findings = findings_of(self.model, invariant, example_input)
+            if not isinstance(invariant, Mapping) and invariant != "none":
+                self._warn_without_spheres(rest, example_input)
             groups = groups_of(self.model, self.findings, lr=lr, rest=rest, rest_lr=rest_lr, weight_decay=weight_decay)
         else:
             groups = _given_groups(groups, type(self).__name__, direction)
@@ -302,6 +304,15 @@ class SphereOptimizer(torch.optim.Optimizer):
             f"the gradient of {listed} is not finite; parameters are unchanged. Lower the learning rate, clip "
             "gradients, or use torch.amp.GradScaler with float16"
         )
+
+    def _warn_without_spheres(self, rest: str, example_input: Any) -> None:
+        if not any(finding.spheres for finding in self.findings.values()):
+            hint = "" if example_input is not None else "give example_input to let the model be probed, or "
+            warn(
+                f"no weight of {type(self.model).__name__} was found to be scale invariant, as weights in front of "
+                f"normalisation layers are: nothing is on spheres, the angle has no effect, and all parameters get "
+                f"rest={rest!r}; {hint}pass invariant='none' if that is meant"
+            )
 
     def _look_at_model(self) -> None:
         """Warn of a model that is no longer the one that the optimizer was made for."""
