@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         manifolds,
         optim,
         problems,
+        progress,
         solvers,
         subspace,
         testing,
@@ -66,7 +67,7 @@ _HOMES = {
 }
 _PACKAGES = (
     *("completion", "datasets", "distributed", "fisher", "manifolds", "optim", "problems", "solvers", "subspace"),
-    "testing",
+    *("progress", "testing"),
 )
 
 __all__ = [
@@ -103,6 +104,7 @@ __all__ = [
     "minimize",
     "optim",
     "problems",
+    "progress",
     "solvers",
     "subspace",
     "testing",

@@ -345,25 +345,6 @@ def test_quiet_and_verbose_exclude_each_other(probe):
     assert "--quiet and --verbose exclude each other" in err
 
 
-def test_a_bar_shows_what_is_done_and_the_time_left(probe, monkeypatch):
-    def work(voice):
-        with voice.progress("counting", 4) as bar:
-            bar.say("step one")
-            bar.tick(1)
-            bar.tick(2, 8)
-            bar.advance()
-            below = bar.another("all", 2)
-            below.advance()
-            assert [task.completed for task in bar._progress.tasks] == [3, 1]
-            assert [task.total for task in bar._progress.tasks] == [8, 2]
-            assert bar._progress.tasks[0].description == "step one"
-
-    assert probe(work)[0] == 0
-    # nobody is there to see a bar: only the steps that --verbose asks for
-    assert "step one" in probe(work, "--verbose")[2]
-    assert probe(work, "--quiet")[2] == ""
-
-
 @pytest.mark.parametrize(
     ("words", "offered"),
     [

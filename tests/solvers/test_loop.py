@@ -1,6 +1,5 @@
 """The outer loop: stopping, callbacks, trace, display, checkpoints, interrupts, and bad input read by its message."""
 
-import io
 import math
 import operator
 import re
@@ -10,7 +9,6 @@ import pandas
 import polars
 import pytest
 import torch
-from rich.console import Console
 
 from fisherfold import Gaussian, NLLProblem, Result, minimize
 from fisherfold.files import write_tensors
@@ -26,7 +24,6 @@ from fisherfold.solvers import (
     State,
     Trace,
 )
-from fisherfold.solvers.progress import Display, figures
 
 NEVER = GradientNorm(0.0)
 
@@ -362,29 +359,13 @@ def test_a_run_that_ends_between_two_evaluations_returns_its_last_iterate(task, 
 # display
 
 
-@pytest.mark.parametrize("width", [80, 160])
-def test_the_display_shows_the_figures_of_the_last_iteration(task, width):
-    text = io.StringIO()
-    console = Console(file=text, force_terminal=True, width=width)
-    state = State(x=task.x0, generator=torch.Generator(), loss=0.0123456, gradient_norm=3.4e-5, iteration=7)
-    state.record = {"rho": 0.98, "sigma": 1e-3}
-    assert figures(state) == "loss 1.2346e-02  ‖g‖ 3.4e-05  ρ 0.98  σ 1e-03"
-    with Display("rngd", 1000, visible=True, console=console) as display:
-        display.show(state)
-    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text.getvalue())
-    assert all(part in shown for part in ("rngd", "7/1000", figures(state), "left -:--:--"))
-    state.record = {}
-    assert figures(state) == "loss 1.2346e-02  ‖g‖ 3.4e-05"
-
-
 def test_silence_unless_asked_for(task, capsys):
     minimize(task.problem, task.x0, max_iter=2)
     assert capsys.readouterr() == ("", "")
     minimize(task.problem, task.x0, max_iter=2, verbose=True)
     out, err = capsys.readouterr()
     assert out == ""
-    assert "rngd" in err
-    assert "loss" in err
+    assert err.count("gradient_norm") == 2
 
 
 # checkpoints

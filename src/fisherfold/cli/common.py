@@ -5,8 +5,8 @@ A command is a function whose first argument is a ``Voice``, attached with ``com
     @command(app, examples=["fisherfold train resnet20 --epochs 10"])
     def train(voice: Voice, model: Annotated[str, typer.Argument(help="Which network.")]) -> None:
         \"\"\"What it does, in one sentence.\"\"\"
-        with voice.progress("training") as bar:
-            ...                                   # bar.say("epoch 3"), bar.tick(3, 10)
+        with track("training", total=10) as line:   # of fisherfold.progress
+            ...                                     # line.update(3)
         voice.result("Trained", {"accuracy": 0.9})
 
 That gives it ``--json``, ``--quiet``, ``--verbose``, ``--debug``, examples in its help and the exit codes
@@ -38,6 +38,7 @@ from rich.console import Console
 from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup
 
+from fisherfold import progress
 from fisherfold.cli.voice import Voice
 from fisherfold.cli.words import printable
 
@@ -99,11 +100,12 @@ def command(
         @functools.wraps(run)
         def inside(**given: Any) -> None:
             voice = Voice(**{key: given.pop(key) for key in _SHARED})
+            progress.show(False if voice.quiet else None)
             began = time.perf_counter()
             try:
                 with warnings.catch_warnings():
                     warnings.showwarning = _warn  # type: ignore[assignment]
-                    _load_torch(voice)
+                    _load_torch()
                     run(voice, **given)
             except KeyboardInterrupt as stop:
                 Console(stderr=True).print(f"stopped; {voice.resume}", markup=False, highlight=False, soft_wrap=True)
@@ -125,10 +127,10 @@ def _warn(message: Warning | str, *_: Any) -> None:
     Console(stderr=True).print(f"warning: {printable(str(message))}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _load_torch(voice: Voice) -> None:
+def _load_torch() -> None:
     """Load what takes seconds on a cold machine while a line says so."""
-    if voice.shows_progress and "torch" not in sys.modules:
-        with Console(stderr=True).status("loading torch"):
+    if sys.stderr.isatty() and "torch" not in sys.modules:
+        with progress.track("loading torch"):
             import torch  # noqa: F401
 
 

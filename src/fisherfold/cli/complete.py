@@ -29,6 +29,7 @@ from fisherfold.cli.options import (
 from fisherfold.cli.voice import Voice
 from fisherfold.cli.words import named, typed
 from fisherfold.plain import counted
+from fisherfold.progress import track
 
 if TYPE_CHECKING:
     from fisherfold.completion.entries import Entries
@@ -165,12 +166,11 @@ def fit(
         else:
             table = _read(file, **reading)
             began = time.perf_counter()
-            with voice.progress("fitting"):
-                entries = _entries(table)
-                if row_features is None and column_features is None:
-                    model.fit_entries(entries)
-                else:
-                    model.fit_entries(entries, _features(entries, (row_features, column_features)))
+            entries = _entries(table)
+            if row_features is None and column_features is None:
+                model.fit_entries(entries)
+            else:
+                model.fit_entries(entries, _features(entries, (row_features, column_features)))
         seconds = time.perf_counter() - began
         with processes.together():
             if processes.is_first:
@@ -236,7 +236,7 @@ def predict(
     if std and inside.inference == "point":
         raise ValueError("--std needs a model of --inference variational: a point estimate has no error bars")
     i, j = inside.locate(given.rows, "row", model.unseen), inside.locate(given.columns, "column", model.unseen)
-    with voice.progress(f"predicting {counted(len(frame), 'pair', form=',')}"):
+    with track(f"predicting {counted(len(frame), 'pair', form=',')}"):
         mean, spread = inside.predict(i, j, with_std=std, clip=model.clip, unseen=model.unseen)
     extra = {} if spread is None else {"std": spread}
     write_table(add_columns(frame, extra | {name: mean}, given.table.path), output, decimal or ".")
@@ -282,7 +282,7 @@ def recommend(
     options: dict[str, Any] = {"exclude_seen": not include_seen, "by": by}
     if candidates is not None:
         options["candidates"] = read_table(candidates).frame.to_series(0).to_numpy()
-    with voice.progress("recommending"):
+    with track("recommending"):
         if rated is not None:
             found = model.recommend_new(_entries(read_ratings(rated)), k, **options)
         else:
@@ -328,7 +328,7 @@ def update(
         file, columns=_split(columns), separator=separator, decimal=decimal or ".", header=header, encoding=encoding,
         skip_bad_lines=skip_bad_lines,
     )  # fmt: skip
-    with voice.progress("updating"):
+    with track("updating"):
         model.partial_fit(_entries(table))
     write_or_rescue(model.save, place)
     inside = model.model_
@@ -408,11 +408,11 @@ def evaluate(
         entries = merged
     parts = _parts(split, folds, entries, table, seed)
     scores = []
-    with voice.progress("evaluating", len(parts)) as bar:
+    with track("evaluating", len(parts)) as line:
         for train, held in parts:
             model.fit_entries(entries.at(train))
             scores.append({"rank": model.model_.posterior.rank} | _scores(model, entries.at(held), top, relevant))
-            bar.advance()
+            line.advance()
     found |= {"held out": len(parts[0][1])} if len(parts) == 1 else {"folds": folds}
     for name in scores[0]:
         values = [score[name] for score in scores]
@@ -517,7 +517,8 @@ def _implicit(rank: str, duplicates: str, **options: Any) -> MatrixCompletion:
 def _read(file: Path, **reading: Any) -> RatingTable:
     from fisherfold.tables.readers import read_ratings
 
-    return read_ratings(file, **reading)
+    with track(f"reading {file.name}"):
+        return read_ratings(file, **reading)
 
 
 def _entries(table: RatingTable) -> Entries:

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from fisherfold.cli.common import command, group
 from fisherfold.cli.voice import Voice
+from fisherfold.progress import track
 
 app = group(
     "The named data sets: list, describe, fetch and verify them.",
@@ -81,8 +82,7 @@ def fetch(
     entry, there = record(name), where(name)
     if source is None and there is None and name in OFFICIAL and not yes:
         _ask(f"{entry.title}\nterms: {entry.licence}\ncite:  {entry.citation}", OFFICIAL[name].megabytes)
-    with voice.progress(f"fetching {name}") as bar:
-        folder = get(name, source=source, say=voice.remark, tick=bar.tick)
+    folder = get(name, source=source, say=voice.remark)
     facts = {"name": name, "folder": folder, "was there": source is None and there is not None}
     voice.answer(facts, str(folder))
 
@@ -116,14 +116,14 @@ def verify(
     if not chosen:
         raise FileNotFoundError("no data set is found; set FISHERFOLD_DATA, or see 'fisherfold datasets list'")
     wrong = []
-    with voice.progress("verifying", len(chosen)) as bar:
+    with track("verifying", len(chosen)) as line:
         for name in chosen:
-            bar.say(f"verifying {name}")
+            line.update(what=f"verifying {name}")
             try:
                 check(name)
             except (ValueError, FileNotFoundError) as error:
                 wrong.append(str(error))
-            bar.advance()
+            line.advance()
     if wrong:
         counted = f"{len(wrong)} of {len(chosen)} data sets cannot be used, the others are as recorded: "
         advice = "; remove a file that is damaged, and fetch or copy it again"

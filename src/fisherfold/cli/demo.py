@@ -10,6 +10,7 @@ import typer
 from rich.table import Table
 
 from fisherfold.cli.voice import Voice
+from fisherfold.progress import track
 
 if TYPE_CHECKING:
     import polars as pl
@@ -31,15 +32,12 @@ def demo(
 
     folder = _find(data)
     make_folder(output)
-    with voice.progress("films", 3) as bar:
+    with track("films", 3) as line:
         films = recommend_films(*read_films(folder), seed=seed)
-        bar.advance()
-        bar.say("a network")
+        line.update(1, what="a network")
         networks = race_networks()
-        bar.advance()
-        bar.say("a model on a manifold")
+        line.update(2, what="a model on a manifold")
         gradients = race_gradients(seed=seed)
-        bar.advance()
     pictures = draw(films, networks, gradients), draw(films, networks, gradients, dark=True)
     picture, page = output / "demo.png", output / "index.html"
     write_atomically(picture, pictures[0])

@@ -19,8 +19,9 @@ from rich.table import Table
 
 from fisherfold.cli.common import command, group
 from fisherfold.cli.options import one_of
-from fisherfold.cli.voice import Bar, Voice
+from fisherfold.cli.voice import Voice
 from fisherfold.plain import counted
+from fisherfold.progress import track
 
 if TYPE_CHECKING:
     from fisherfold.reproduce.figures import FigureResult
@@ -63,8 +64,7 @@ def everything(
     from fisherfold.reproduce import reproduce
 
     options = reproduce.Options(quick, seeds, jobs, output, fresh, device, sarcos_file=sarcos_file)
-    with _under_way("all", options, voice) as (shown, bar):
-        whole = bar.another("all experiments", len(reproduce.NAMES))
+    with track("all experiments", len(reproduce.NAMES)) as whole, _under_way("all", options, voice) as shown:
         for name in reproduce.NAMES:
             try:
                 if name == "theory":
@@ -132,7 +132,7 @@ def theory(
     from fisherfold.reproduce.theory import summary
 
     options = reproduce.Options(quick, seeds, jobs, output, fresh, device, tuple(part or ()))
-    with _under_way("theory", options, voice) as (shown, _):
+    with _under_way("theory", options, voice) as shown:
         parts, files = reproduce.reproduce_theory(shown)
     page = reproduce.refresh_page(output)
     tables = [each for part in parts for each in (_findings(part), f"{part.sentence}\n")]
@@ -173,7 +173,7 @@ def _figure(name: str, voice: Voice, **given: Any) -> None:
 
     options = reproduce.Options(**given)
     try:
-        with _under_way(name, options, voice) as (shown, _):
+        with _under_way(name, options, voice) as shown:
             result, files, more, section = reproduce.reproduce_figure(name, shown)
     except FileNotFoundError as error:
         reproduce.mark_missing(name, str(error), options)
@@ -187,12 +187,17 @@ def _figure(name: str, voice: Voice, **given: Any) -> None:
 
 
 @contextmanager
-def _under_way(name: str, options: Options, voice: Voice) -> Iterator[tuple[Options, Bar]]:
+def _under_way(name: str, options: Options, voice: Voice) -> Iterator[Options]:
     """Progress with the time left; Ctrl-C says how to go on."""
     before = " (what was not made again yet is then read as it was recorded before)" if options.fresh else ""
     voice.resume = f"what was finished is recorded in {options.output}. To go on{before}:\n  {options.command(name)}"
-    with voice.progress(f"{name}: reading the data") as bar:
-        yield replace(options, say=bar.say, tick=bar.tick), bar
+    with track(f"{name}: reading the data") as line:
+
+        def say(what: str) -> None:
+            line.update(what=what)
+            voice.detail(what)
+
+        yield replace(options, say=say, tick=lambda done, total: line.update(done, total=total))
 
 
 def _shown(result: FigureResult, more: Mapping[str, str], files: Mapping[str, Path]) -> list[RenderableType]:

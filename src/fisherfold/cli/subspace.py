@@ -29,7 +29,7 @@ from fisherfold.cli.options import (
 )
 from fisherfold.cli.voice import Voice
 from fisherfold.cli.words import named, typed
-from fisherfold.plain import counted
+from fisherfold.progress import track
 
 if TYPE_CHECKING:
     import polars as pl
@@ -107,9 +107,9 @@ def fit(
     shared = under_torchrun()
     if shared and (classify or task is None):
         raise ValueError("over several processes there is regression with --task, no --classify")
-    model: Any = SubspaceClassifier(rank, random_state=seed)
+    model: Any = SubspaceClassifier(rank, random_state=seed, verbose=voice.verbose)
     if not classify:
-        model = SubspaceRegressor(rank, inference=inference or "marginal", random_state=seed)
+        model = SubspaceRegressor(rank, inference=inference or "marginal", random_state=seed, verbose=voice.verbose)
     began = time.perf_counter()
     voice.resume = "no model was written; the same command starts again"
     reading: dict[str, Any] = {"separator": separator, "encoding": encoding, "max_bytes": in_bytes(unpack_limit)}
@@ -126,13 +126,7 @@ def fit(
         if shared:
             model.fit_share(X, y, task=task)
         else:
-            with voice.progress(f"fitting {counted(len(X), 'row', form=',')}", model.max_iter) as bar:
-
-                def show(row: dict[str, float]) -> None:
-                    bar.say(f"round {int(row['round'])}: loss {row['loss']:.6f}")
-                    bar.tick(int(row["round"]))
-
-                model.fit(X, y, task=task, callback=show)
+            model.fit(X, y, task=task)
         with processes.together():
             if processes.is_first:
                 write_or_rescue(partial(save_model, model=model, with_statistics=not shared), output)
@@ -229,7 +223,8 @@ def read_rows(
     """Read a table with a header."""
     from fisherfold.tables.readers import check_rejected, read_table
 
-    table = read_table(data, separator=separator, header=True, encoding=encoding, max_bytes=max_bytes, part=part)
+    with track(f"reading {data.name}"):
+        table = read_table(data, separator=separator, header=True, encoding=encoding, max_bytes=max_bytes, part=part)
     check_rejected(table.path, table.rejected, table.n_lines, skip_bad_lines)
     return table
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Column, Table
+from rich.table import Table
 
 from fisherfold.cli.words import cell, printable
 from fisherfold.plain import finite
@@ -39,11 +36,6 @@ class Voice:
     def __post_init__(self) -> None:
         if self.quiet and self.verbose:
             raise ValueError("--quiet and --verbose exclude each other, give one of them")
-
-    @property
-    def shows_progress(self) -> bool:
-        """Whether somebody is there to see a bar."""
-        return not self.quiet and sys.stderr.isatty()
 
     def remark(self, text: str) -> None:
         """Say something on standard error, unless quiet."""
@@ -75,44 +67,3 @@ class Voice:
         for name, value in facts.items():
             table.add_row(escape(printable(str(name))), escape(printable(cell(value))))
         self.answer(facts, table)
-
-    @contextmanager
-    def progress(self, what: str, total: int | None = None) -> Iterator[Bar]:
-        """A bar with the time left while a block runs."""
-        whole = Column(no_wrap=True)  # in a narrow terminal the bar gives way, not the times
-        times = TimeElapsedColumn(table_column=whole), TextColumn("left"), TimeRemainingColumn(table_column=whole)
-        columns = TextColumn("{task.description}"), BarColumn(bar_width=24), *times
-        # quiet, since rich before 14.3 ends the line of a bar that is not shown
-        console = Console(stderr=True, quiet=not self.shows_progress)
-        # the mean over many steps: single ones differ too much for a shorter window
-        shown = Progress(
-            *columns, console=console, transient=True, disable=not self.shows_progress, speed_estimate_period=600,
-        )  # fmt: skip
-        with shown:
-            yield Bar(self, shown, what, total)
-
-
-class Bar:
-    """A line of progress."""
-
-    def __init__(self, voice: Voice, progress: Progress, what: str, total: int | None) -> None:
-        self._voice, self._progress = voice, progress
-        self._task = progress.add_task(escape(what), total=total)
-
-    def say(self, what: str) -> None:
-        """Say what is under way now."""
-        self._progress.update(self._task, description=escape(what))
-        self._voice.detail(what)
-
-    def tick(self, done: float, total: float | None = None) -> None:
-        """Say how much is done."""
-        # rich keeps the total where it is given none
-        self._progress.update(self._task, completed=done, total=total)
-
-    def advance(self) -> None:
-        """One step more is done."""
-        self._progress.advance(self._task)
-
-    def another(self, what: str, total: int | None = None) -> Bar:
-        """A further line below."""
-        return Bar(self._voice, self._progress, what, total)

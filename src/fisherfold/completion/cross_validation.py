@@ -16,6 +16,7 @@ from fisherfold.completion.inference.posterior import CompletionPosterior
 from fisherfold.completion.inference.start import FeatureTable, raise_rank
 from fisherfold.completion.inference.variational import largest_first
 from fisherfold.completion.model import CompletionModel
+from fisherfold.progress import track
 from fisherfold.tables.ids import IdIndex
 from fisherfold.warn import warn
 
@@ -100,15 +101,17 @@ class MatrixCompletionCV(MatrixCompletion):
         ranks, ridges = self._allowed_ranks(*shape), list(self.ridges)
         errors = np.empty((len(ridges), len(ranks), self.cv))
         fold = np.random.default_rng(settings.seed).permutation(n) % self.cv
-        for k in range(self.cv):
-            kept, held, inside, asked = fold != k, fold == k, extras.at(fold != k), extras.at(fold == k)
-            table = prepare(i[kept], j[kept], values[kept], ids, settings, inside)
-            features = inside.tables(ids, table.ratings)
-            for r, ridge in enumerate(ridges):
-                for s, found in enumerate(_path(table, ranks, replace(settings, ridge=ridge), features)):
-                    model = CompletionModel.of(ids, table, *found, settings.inference)
-                    mean, _ = model.predict(i[held], j[held], clip=self.clip, times=asked.times)
-                    errors[r, s, k] = np.sqrt(np.average((mean - values[held]) ** 2, weights=asked.weights))
+        with track("cross-validation", errors.size) as line:
+            for k in range(self.cv):
+                kept, held, inside, asked = fold != k, fold == k, extras.at(fold != k), extras.at(fold == k)
+                table = prepare(i[kept], j[kept], values[kept], ids, settings, inside)
+                features = inside.tables(ids, table.ratings)
+                for r, ridge in enumerate(ridges):
+                    for s, found in enumerate(_path(table, ranks, replace(settings, ridge=ridge), features)):
+                        model = CompletionModel.of(ids, table, *found, settings.inference)
+                        mean, _ = model.predict(i[held], j[held], clip=self.clip, times=asked.times)
+                        errors[r, s, k] = np.sqrt(np.average((mean - values[held]) ** 2, weights=asked.weights))
+                        line.advance()
         tried = [(rank, ridge) for ridge in ridges for rank in ranks]
         self._choose(_results(tried, errors.reshape(-1, self.cv)))
         return replace(settings, rank=self.best_rank_, ridge=self.best_ridge_)

@@ -5,7 +5,6 @@ x_ij = g + s z_ij,    g, s: mean and standard deviation of the values;    z is w
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,6 +22,7 @@ from fisherfold.completion.inference.time_effects import periods_of
 from fisherfold.completion.inference.variational import fit_variational, gradual_start
 from fisherfold.completion.point.fit import fit_point
 from fisherfold.completion.ratings import Ratings
+from fisherfold.progress import Line, track
 from fisherfold.tables.ids import IdIndex
 from fisherfold.warn import warn
 
@@ -236,18 +236,26 @@ def solve(
     features: tuple[FeatureTable | None, FeatureTable | None] = (None, None),
 ) -> tuple[CompletionPosterior, float]:  # fmt: skip
     """Run the solver."""
+    with track("fitting", at_most=settings.max_iter, verbose=settings.verbose and ratings.group.is_first) as line:
+        return _solve(ratings, settings, init, callback, observations, features, line)
+
+
+def _solve(
+    ratings: Ratings, settings: Settings, init: CompletionPosterior | None,
+    callback: Callable[[CompletionPosterior], None] | None, observations: Observations | None,
+    features: tuple[FeatureTable | None, FeatureTable | None], line: Line,
+) -> tuple[CompletionPosterior, float]:  # fmt: skip
     if settings.inference == "point":
         return fit_point(
             ratings, settings.rank, ridge=settings.ridge, offsets=settings.offsets, solver=settings.solver,
             max_iter=settings.max_iter, tol=settings.tol, seed=settings.seed,
-            callback=_print_record if settings.verbose else None,
+            callback=lambda record: line.update(record["iteration"], record),
         )  # fmt: skip
 
     def after_pass(posterior: CompletionPosterior) -> None:
         if callback is not None:
             callback(posterior)
-        if settings.verbose and ratings.group.is_first:
-            _print_record(posterior.trace[-1])
+        line.update(len(posterior.trace), posterior.trace[-1])
 
     if init is None:
         init = gradual_start(ratings, settings.rank, features=features, **settings.model)
@@ -264,7 +272,3 @@ def solve(
         **settings.model,
     )  # fmt: skip
     return posterior, 0.0
-
-
-def _print_record(record: dict[str, float]) -> None:
-    print("  ".join(f"{name} {value:.5g}" for name, value in record.items()), file=sys.stderr)

@@ -17,6 +17,7 @@ from fisherfold.completion.implicit_als import fit_implicit
 from fisherfold.completion.metrics import ranking_metrics
 from fisherfold.completion.model import UNSEEN, CompletionModel, Seen
 from fisherfold.completion.ratings import Ratings
+from fisherfold.progress import track
 from fisherfold.tables import validation
 from fisherfold.tables.frames import frame_kind
 from fisherfold.tables.ids import IdIndex
@@ -138,14 +139,12 @@ class ImplicitCompletion(MatrixCompletion):
             i, j, weights, shape, dtype=given["dtype"], duplicates=given["duplicates"], device=given["device"]
         )
 
-        def show(posterior: Any) -> None:
-            if given["verbose"]:
-                print("  ".join(f"{name} {value:.5g}" for name, value in posterior.trace[-1].items()))
-
-        posterior = fit_implicit(
-            ratings, rank, unobserved_weight=given["unobserved_weight"], max_iter=given["max_iter"], tol=given["tol"],
-            seed=validation.draw_seed(self.random_state), callback=show,
-        )  # fmt: skip
+        with track("fitting", at_most=given["max_iter"], verbose=given["verbose"]) as line:
+            posterior = fit_implicit(
+                ratings, rank, unobserved_weight=given["unobserved_weight"], max_iter=given["max_iter"],
+                tol=given["tol"], seed=validation.draw_seed(self.random_state),
+                callback=lambda posterior: line.update(len(posterior.trace), posterior.trace[-1]),
+            )  # fmt: skip
         return CompletionModel(
             *ids, posterior, 0.0, 1.0, 0.0, 1.0, Seen.of(ratings), "implicit", len(weights) - ratings.n_ratings,
             ratings.n_ratings, unobserved_weight=given["unobserved_weight"],

@@ -19,9 +19,9 @@ from fisherfold.datasets.local import cache_folder, check_arrays, is_in, readabl
 from fisherfold.datasets.official import READERS
 from fisherfold.datasets.records import record
 from fisherfold.files import make_folder, write_atomically
+from fisherfold.progress import Line, track
 
 Say = Callable[[str], object]
-Tick = Callable[[float, float], object]
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,6 @@ def fetch(
     *,
     source: str | os.PathLike[str] | None = None,
     say: Say = lambda _: None,
-    tick: Tick = lambda _done, _total: None,
 ) -> Path:
     """Make a data set available, downloading it if it is nowhere yet.
 
@@ -68,7 +67,6 @@ def fetch(
         name: a name of ``REGISTRY``.
         source: an official file that is already on this machine, to read instead of downloading.
         say: called with the terms before a download, and with what is done.
-        tick: called with the bytes that have come and the bytes there will be.
 
     Returns:
         The folder that holds it.
@@ -89,8 +87,8 @@ def fetch(
         raise FileNotFoundError(f"there is no file {source}")
     say(f"{entry.title}. Terms: {entry.licence} Cite: {entry.citation}")
     # a download is not kept: one that turned out to be a page of a proxy would be read again and again
-    with tempfile.TemporaryDirectory(prefix="fisherfold-") as passing:
-        official = Path(source) if source is not None else _download(name, Path(passing), tick)
+    with tempfile.TemporaryDirectory(prefix="fisherfold-") as passing, track(f"fetching {name}"):
+        official = Path(source) if source is not None else _download(name, Path(passing))
         say(f"reading {official.name}")
         with readable(official, f"the official file of {name}"):
             arrays = READERS[name](official)
@@ -103,17 +101,18 @@ def fetch(
     return folder
 
 
-def _download(name: str, folder: Path, tick: Tick) -> Path:
+def _download(name: str, folder: Path) -> Path:
     import pooch
 
     official = OFFICIAL[name]
     pooch.get_logger().setLevel("WARNING")
     # the decoded arrays are what is compared with a checksum, so that another packing of the same data passes
     try:
-        kept = pooch.retrieve(
-            official.url, known_hash=None, path=folder, fname=Path(official.url).name,
-            downloader=pooch.HTTPDownloader(progressbar=_Meter(tick)),
-        )  # fmt: skip
+        with track(f"downloading {name}, MB") as line:
+            kept = pooch.retrieve(
+                official.url, known_hash=None, path=folder, fname=Path(official.url).name,
+                downloader=pooch.HTTPDownloader(progressbar=_Meter(line)),
+            )  # fmt: skip
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise ConnectionError(
@@ -126,15 +125,14 @@ def _download(name: str, folder: Path, tick: Tick) -> Path:
 class _Meter:
     """What pooch takes for a progress bar: it sets ``total``, counts with ``update`` and ends with the whole again."""
 
-    def __init__(self, tick: Tick) -> None:
-        self.tick, self.total, self.done = tick, 0.0, 0.0
+    def __init__(self, line: Line) -> None:
+        self.line, self.total = line, 0.0
 
     def update(self, count: float) -> None:
-        self.done = min(self.done + count, self.total or self.done + count)
-        self.tick(self.done, self.total)
+        self.line.update(self.line.done + count / 1e6, total=self.total / 1e6)
 
     def reset(self) -> None:
-        self.done = 0.0
+        self.line.update(0.0)
 
     def close(self) -> None:
-        self.tick(self.total, self.total)
+        self.line.update(self.total / 1e6)

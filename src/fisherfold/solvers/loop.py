@@ -21,9 +21,9 @@ from fisherfold.files import check_place, sound
 from fisherfold.manifolds.base import Point, arranged, leaves, tree_map
 from fisherfold.plain import counted
 from fisherfold.problems.base import Problem
+from fisherfold.progress import track
 from fisherfold.solvers.lbfgs import LBFGS
 from fisherfold.solvers.method import Method, whole_number
-from fisherfold.solvers.progress import Display
 from fisherfold.solvers.rcg import RCG, RGD
 from fisherfold.solvers.result import Result
 from fisherfold.solvers.rngd import RNGD
@@ -68,7 +68,7 @@ def minimize(
             processes that of any of them.
         seed: fixes all randomness.
         evaluate_every: how often a stochastic method evaluates the loss over all samples (not counted as solver time).
-        verbose: show a progress bar.
+        verbose: print a line per iteration to standard error.
         checkpoint: a file to keep the state in; over several processes the first one alone reads and writes it.
         checkpoint_every: iterations between two checkpoints; one is also written at the end and on an interrupt.
         resume: go on from the checkpoint if the file exists; a run that found no further step tries again only with
@@ -123,12 +123,12 @@ def minimize(
         verdict = _agreed(problem.group, _verdict(state, stop, max_iter))
         if started and verdict is not None:
             keep()
-        with Display(method, max_iter, visible=verbose) as display:
+        with track(f"minimize ({method})", at_most=max_iter, verbose=verbose and problem.group.is_first) as line:
             while verdict is None:
                 before = state.copy() if checkpoint is not None else None
                 _advance(solver, state, evaluate_every, max_iter)
                 before = None
-                display.show(state)
+                line.update(state.iteration, state.trace.rows[-1])
                 verdict = _verdict(state, stop, max_iter)
                 if callback is not None and (answer := callback(state)) and verdict is None:
                     verdict = ("stopped", answer if isinstance(answer, str) else "the callback asked to stop")

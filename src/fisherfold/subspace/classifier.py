@@ -133,7 +133,8 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
         self.__dict__.pop("ridge_errors_", None)
         self.ridge_ = self._choose_ridge(rows, rank) if isinstance(self.ridge, str) else float(self.ridge)
         how: dict[str, Any] = {"max_iter": int(self.max_iter), "tol": float(self.tol), "fisher": self.fisher}
-        frame, weights, result = _solve(rows, rank, self.ridge_, **how, callback=self._progress(callback))
+        with self._progress(callback) as report:
+            frame, weights, result = _solve(rows, rank, self.ridge_, **how, callback=report)
         self.trace_ = [] if result is None else result.trace.rows
         self.n_iter_ = 1 if result is None else max(1, result.iterations)
         self._frame, self._weights = frame, weights @ frame.mT

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import os
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -15,6 +16,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from torch import Tensor
 from typing_extensions import ParamSpec, Self
 
+from fisherfold.progress import track
 from fisherfold.subspace import files
 from fisherfold.subspace.inputs import Scaling, TaskTable, check_numeric, read_table, task_ids, without_column
 from fisherfold.tables.ids import IdIndex, as_array, is_missing
@@ -55,13 +57,14 @@ def _squarable(values: Array, name: str) -> Array:
 class TaskEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
     """An estimator of rows of many tasks with a frame that the tasks share.
 
-    A subclass has the parameters ``rank``, ``fit_intercept`` and ``verbose`` and a check for each of its parameters;
-    ``fit`` sets ``_frame``, ``_weights``, ``_index`` and ``scaling_``.
+    A subclass has the parameters ``rank``, ``fit_intercept``, ``max_iter`` and ``verbose`` and a check for each of its
+    parameters; ``fit`` sets ``_frame``, ``_weights``, ``_index`` and ``scaling_``.
     """
 
     CHECKS: ClassVar[dict[str, Check]]
     rank: int | None
     fit_intercept: bool
+    max_iter: int
     verbose: bool
     scaling_: Scaling
     task_column_: str | None
@@ -208,12 +211,13 @@ class TaskEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
             )
         return numbers
 
-    def _progress(self, callback: Callback | None) -> Callback:
-        """What is called after every round: the user's callback, and a line if ``verbose``."""
+    @contextmanager
+    def _progress(self, callback: Callback | None) -> Iterator[Callback]:
+        """What is called after every round: the user's callback, once the line of the display is up to date."""
+        with track("fitting", at_most=int(self.max_iter), verbose=self.verbose) as line:
 
-        def report(row: dict[str, float]) -> object:
-            if self.verbose:
-                print(f"round {int(row['round'])}: loss {row['loss']:.6f}")
-            return callback is not None and callback(row)
+            def report(row: dict[str, float]) -> object:
+                line.update(row["round"], row)
+                return callback is not None and callback(row)
 
-        return report
+            yield report

@@ -431,10 +431,11 @@ class SubspaceRegressor(RegressorMixin, TaskEstimator):  # type: ignore[misc]
         self._learn_point(rank, callback)
 
     def _learn_point(self, rank: int, callback: Callback | None, frame: Tensor | None = None) -> None:
-        self._frame, weights, result = fit_point(
-            self.statistics_, rank=rank, ridge=self._ridges(), max_iter=int(self.max_iter), tol=float(self.tol),
-            frame=frame, callback=self._progress(callback),
-        )  # fmt: skip
+        with self._progress(callback) as report:
+            self._frame, weights, result = fit_point(
+                self.statistics_, rank=rank, ridge=self._ridges(), max_iter=int(self.max_iter), tol=float(self.tol),
+                frame=frame, callback=report,
+            )  # fmt: skip
         self.trace_ = [] if result is None else result.trace.rows
         self.n_iter_ = 1 if result is None else max(1, result.iterations)
         self._weights = self.statistics_.all_tasks.gather(weights) @ self._frame.mT
@@ -454,8 +455,9 @@ class SubspaceRegressor(RegressorMixin, TaskEstimator):  # type: ignore[misc]
 
     def _learn_marginal(self, rank: int, callback: Callback | None, prior: SubspacePrior | None = None) -> None:
         how: dict[str, Any] = {"noise": self.noise, "max_rounds": int(self.max_iter), "tol": float(self.tol)}
-        fit = fit_marginal(self.statistics_, rank=rank, prior=prior, callback=self._progress(callback), **how)
-        fit = continue_stalled(self.statistics_, fit, callback=self._progress(callback), **how)
+        with self._progress(callback) as report:
+            fit = fit_marginal(self.statistics_, rank=rank, prior=prior, callback=report, **how)
+            fit = continue_stalled(self.statistics_, fit, callback=report, **how)
         self.trace_, self.n_iter_ = fit.trace, len(fit.trace)
         self.log_likelihood_ = -self.statistics_.all_tasks.add(fit.posterior.losses)
         noisy = fit_noise(self.statistics_, fit.prior, **how)

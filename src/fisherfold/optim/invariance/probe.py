@@ -20,8 +20,6 @@ from __future__ import annotations
 
 import copy
 import math
-import sys
-import time
 import types
 import warnings
 from collections.abc import Iterator, Mapping
@@ -34,6 +32,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fisherfold.optim.invariance.finding import Finding, kind_of
+from fisherfold.progress import track
 
 DRAWS = 2
 SAMPLES = 4
@@ -42,7 +41,6 @@ SMALL_EPSILON = 1e-9
 EULER = {torch.float64: 1e-2, torch.float32: 2e-2}  # functional norms keep their ε
 RESCALING = {torch.float64: 1e-3, torch.float32: 1e-2}
 TRUE_RESCALING = 0.1
-PATIENCE = 2.0  # seconds before progress is reported
 LOOKUPS = (nn.Embedding, nn.EmbeddingBag)
 
 
@@ -78,7 +76,8 @@ def find_scale_invariant(model: nn.Module, example_input: Any) -> dict[str, Find
     if next(model.parameters(), None) is None:
         raise ValueError(f"model must have parameters, {type(model).__name__} has none")
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.is_cuda})
-    with torch.random.fork_rng(devices=devices), torch.inference_mode(False), torch.enable_grad():
+    told = track(f"probing {type(model).__name__} for scale-invariant weights")
+    with told, torch.random.fork_rng(devices=devices), torch.inference_mode(False), torch.enable_grad():
         copied = _Copy(model, example_input)
         return _classify(copied)
 
@@ -93,7 +92,6 @@ class _Copy:
         self.buffers = {name: b.clone() for name, b in self.model.named_buffers()}
         self.epsilons = {m: m.eps for m in self.model.modules() if 0 < _epsilon(m) < 1e-2}
         self.own = {name: p.detach().clone() for name, p in self.parameters.items()}
-        self.began, self.passes, self.told = time.monotonic(), 0, False
         self.dtype, self.input = self._accepted(example_input)
 
     def _accepted(self, example: Any) -> tuple[torch.dtype, Any]:
@@ -129,10 +127,6 @@ class _Copy:
 
     def forward(self, draw: int) -> list[Tensor]:
         """The differentiable outputs, from the same buffers and random state every time."""
-        self.passes += 1
-        if not self.told and time.monotonic() - self.began > PATIENCE:
-            self.told = True
-            print(f"fisherfold: probing {self.name} for scale-invariant weights ...", file=sys.stderr, flush=True)
         with torch.no_grad():
             for name, buffer in self.model.named_buffers():
                 if name in self.buffers and self.buffers[name].shape == buffer.shape:
