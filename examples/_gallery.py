@@ -11,6 +11,7 @@ import ast
 import importlib.util
 import io
 import sys
+import textwrap
 from pathlib import Path
 
 from PIL import Image
@@ -22,9 +23,12 @@ ORDER = (
 )  # fmt: skip
 HEAD = """# Gallery
 
-Short programs, each with one picture. All of them run in CI, on synthetic data or on tables that come with
-scikit-learn; none takes more than a few seconds. `make gallery` makes the pictures and this page.
+Short programs, each with one picture; below it are the lines that use fisherfold, and the file that has
+the rest. All of them run in CI, on synthetic data or on tables of scikit-learn, in a few seconds each. `make gallery`
+makes the pictures and this page.
 """
+LINES = 10
+METHODS = {"covariance", "fold_in", "interval", "predict", "recommend", "report"}
 
 
 def page() -> str:
@@ -36,12 +40,25 @@ def _entry(name: str) -> str:
     source = (ROOT / "examples" / f"{name}.py").read_text(encoding="utf-8")
     docstring = ast.get_docstring(ast.parse(source)) or ""
     title, command, *text = docstring.split("\n\n")
-    body = source.split('"""\n', 1)[1].strip()
     return (
         f"## {title.rstrip('.')}\n\n![{title}](img/gallery/{name}.png)\n\n" + "\n\n".join(text).replace("``", "`")
-        + f"\n\n<details markdown=\"1\"><summary><code>{command.strip()}</code></summary>\n\n"
-        f"```py\n{body}\n```\n\n</details>\n"
-    )
+        + f"\n\n`{command.strip()}`:\n\n```py\n{_excerpt(source)}\n```\n"
+    )  # fmt: skip
+
+
+def _excerpt(source: str) -> str:
+    """The statements that use fisherfold."""
+    tree, lines = ast.parse(source), source.splitlines()
+    imports = [node for node in tree.body if "fisherfold" in (getattr(node, "module", None) or "")]
+    names = {alias.name for node in imports for alias in node.names} | {"fisherfold"}
+    chosen: list[str] = [lines[node.lineno - 1] for node in imports]
+    for node in sorted((n for n in ast.walk(tree) if isinstance(n, ast.Assign | ast.Expr)), key=lambda n: n.lineno):
+        used = {n.id for n in ast.walk(node.value) if isinstance(n, ast.Name)}
+        called = {n.attr for n in ast.walk(node.value) if isinstance(n, ast.Attribute)}
+        block = lines[node.lineno - 1 : node.end_lineno]
+        if (used & names or called & METHODS) and len(chosen) + len(block) <= LINES + 2:
+            chosen += textwrap.dedent("\n".join(block)).splitlines()
+    return "\n".join(chosen)
 
 
 def draw(name: str, target: Path) -> None:
