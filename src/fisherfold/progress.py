@@ -20,6 +20,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+__all__ = ["Line", "show", "track"]
+
 PATIENCE, _PAUSE = 2.0, 0.2  # seconds before anything is shown, and between two pictures
 _COUNTS = frozenset({"iteration", "round", "seconds", "samples", "products"})  # not worth the room in a line
 _asked: bool | None = None

@@ -117,6 +117,10 @@ def test_products_and_what_a_result_does_not_know():
     torch.testing.assert_close(
         covariance.of(lambda t: t["slope"] * t["direction"])[1], plain.covariance(lambda t: t), rtol=1e-5, atol=1e-9
     )
+    whole = result.covariance(lambda t: t)  # a point itself: its entries, factor after factor
+    assert whole.shape == (4, 4)
+    torch.testing.assert_close(whole[:3, :3], result.covariance(lambda t: t["direction"]))
+    torch.testing.assert_close(whole[3:, 3:], result.covariance(lambda t: t["slope"]))
     assert covariance.contains(truth, 0.999)
     with pytest.raises(ValueError, match="level must lie between 0 and 1"):
         covariance.contains(truth, 90)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fisherfold.fisher.autodiff import jvp
-from fisherfold.fisher.flat import rounding_share, unflatten
+from fisherfold.fisher.flat import flatten, rounding_share, unflatten
 from fisherfold.fisher.operators import FisherOperator
 from fisherfold.fisher.solve import in_basis, tangent_basis
 from fisherfold.manifolds.base import Manifold, Point
@@ -48,11 +48,17 @@ class Covariance:
     def of(self, f: Callable[[Any], Tensor]) -> tuple[Tensor, Tensor]:
         """A function of the estimate and its covariance, by the delta method.
 
-        ``f``: a torch function of the point, which returns a tensor. Raises ValueError if f changes along directions
+        ``f``: a torch function of the point, which returns a tensor, or a dictionary of tensors (such as a point of a
+        product), whose entries then follow each other as one vector. Raises ValueError if f changes along directions
         that the data do not identify.
         """
-        value = f(self.point)
-        columns = [jvp(f, self.point, unflatten(b, self.point)).reshape(-1) for b in self.basis]
+
+        def entries(x: Any) -> Tensor:
+            value = f(x)
+            return flatten(value) if isinstance(value, dict) else value
+
+        value = entries(self.point)
+        columns = [jvp(entries, self.point, unflatten(b, self.point)).reshape(-1) for b in self.basis]
         slopes = torch.stack(columns) if columns else value.new_zeros(0, value.numel())
         if len(self.flat):
             lost = float((self.flat @ slopes).norm())
