@@ -2,17 +2,17 @@
 
     python benchmarks/completion_features.py ablation [--folds 1,2,3,4,5] [--rank 20]
     python benchmarks/completion_features.py ml1m [--seeds 0,1,2] [--ranks 20,40]
-    python benchmarks/completion_features.py cold [--data 100k,1m]
+    python benchmarks/completion_features.py cold [--data 100k,1m] [--seeds 0,1,2] [--sweeps 200]
     python benchmarks/completion_features.py myfm [--data 100k,1m] [--sweeps 512]
     python benchmarks/completion_features.py tune
 
 Users have gender, age group, occupation (MovieLens-1M: and the first two digits of the zip code); films have genres,
 year and half decade. ``ablation`` runs the official folds of MovieLens-100K with and without each of features, time and
 ordered categories; ``ml1m`` random tenths; ``cold`` holds out all ratings of a tenth of the films, or of the users, and
-compares with cmfrec's side information where it is installed. Printed are the held-out RMSE, the share of values within
-90 % intervals (for categories that of randomised quantiles, because whole steps hold more), how far the mean
-probability of a category is from its frequency at most, their expected calibration error (ten bins of each category's
-probability), the mean log likelihood, and the CPU seconds of ``fit``.
+compares with cmfrec's side information and with factorisation machines of ids and features, as LightFM's (by myFM).
+Printed are the held-out RMSE, the share of values within 90 % intervals (for categories that of randomised quantiles,
+because whole steps hold more), how far the mean probability of a category is from its frequency at most, their expected
+calibration error (ten bins of each category's probability), the mean log likelihood, and the CPU seconds of ``fit``.
 ``myfm`` fits ours and myFM (``pip install myfm``, Gibbs sampling: regression and ordered probit) to fold 1 of 100K and
 to seed 0 of 1M with the same features, rated sets and days.
 ``tune`` compares ranks on a tenth of the training part of fold 1 (100K) and of seed 0 (1M). One thread.
@@ -213,7 +213,7 @@ def myfm_beside(names: list[str], sweeps: int) -> None:
             show(f"{name} rank {its_rank} myFM, {'ordered' if ordered else 'gaussian'}, {sweeps} sweeps", [run])
 
 
-def cmfrec_cold(train, test, features, side: str) -> float:
+def cmfrec_cold(train, test, features, side: str) -> dict[str, float]:
     """The error of cmfrec with side information on members without ratings."""
     from cmfrec import CMF
     from sklearn.preprocessing import StandardScaler
@@ -225,37 +225,48 @@ def cmfrec_cold(train, test, features, side: str) -> float:
     for table, key in zip(tables, ("UserId", "ItemId"), strict=True):
         frame = pd.DataFrame(StandardScaler().fit_transform(table.table)).rename(columns=str)
         frames.append(frame.assign(**{key: np.asarray(table.ids)}))
+    began = time.process_time()
     long = train.rename(columns={"user": "UserId", "item": "ItemId", "rating": "Rating"})
     users, items = frames
     known = [frame[frame[key].isin(long[key])] for frame, key in ((users, "UserId"), (items, "ItemId"))]
     model = CMF(k=10, lambda_=10.0, nthreads=1, verbose=False, use_float=True)
     model.fit(long[["UserId", "ItemId", "Rating"]], U=known[0], I=known[1])
+    seconds = time.process_time() - began
     if side == "item":
         new = items.set_index("ItemId").loc[test["item"]].to_numpy()
         predicted = model.predict_new(test["user"].to_numpy(), I=new)
     else:
         new = users.set_index("UserId").loc[test["user"]].to_numpy()
         predicted = model.predict_cold_multiple(test["item"].to_numpy(), U=new)
-    return math.sqrt(np.mean((np.clip(predicted, 1, 5) - test["rating"]) ** 2))
+    error = np.clip(predicted, 1, 5) - test["rating"]
+    return {"rmse": math.sqrt(np.mean(error**2)), "covered": math.nan, "cpu": seconds}
 
 
-def cold(names: list[str]) -> None:
+def cold(names: list[str], seeds: list[int], sweeps: int) -> None:
     for name in names:
         ratings, *features = load(name)
-        for side in PAIR:
-            ids = np.random.default_rng(0).permutation(ratings[side].unique())
-            held = ratings[side].isin(ids[: len(ids) // 10])
-            train, test = ratings[~held], ratings[held]
-            other = PAIR[1 - PAIR.index(side)]
-            test = test[test[other].isin(train[other])]
-            label = f"{name} cold {side}s ({len(test)} ratings)"
-            show(f"{label} nothing", [fit_and_test(train, test, 20)])
-            show(f"{label} features", [fit_and_test(train, test, 20, features=features)])
-            show(f"{label} ordered", [fit_and_test(train, test, 20, features=features, likelihood="ordered")])
+        for side, other in (PAIR, PAIR[::-1]):
+            parts = []
+            for seed in seeds:
+                ids = np.random.default_rng(seed).permutation(ratings[side].unique())
+                held = ratings[side].isin(ids[: len(ids) // 10])
+                test = ratings[held]
+                parts.append((ratings[~held], test[test[other].isin(ratings[~held][other])]))
+            label = f"{name} cold {side}s"
+            for kind, options in {
+                "nothing": {}, "features": {"features": features},
+                "ordered": {"features": features, "likelihood": "ordered"},
+            }.items():  # fmt: skip
+                show(f"{label} {kind}", [fit_and_test(*part, 20, **options) for part in parts])
             try:
-                print(f"{label} cmfrec, side information {cmfrec_cold(train, test, features, side):.4f}", flush=True)
-            except ImportError:
-                print("cmfrec is not installed")
+                show(f"{label} cmfrec, side information", [cmfrec_cold(*part, features, side) for part in parts])
+                # what LightFM is: ids and features share one factorisation machine
+                for kind, identity in (("ids and features", (True, True)), ("features", (False, False))):
+                    options = {"identity": identity, "sets": False}
+                    runs = [fit_myfm(*part, features, 10, sweeps, **options) for part in parts]
+                    show(f"{label} myFM, {kind}, {sweeps} sweeps", runs)
+            except ImportError as error:
+                print(error)
 
 
 def tune() -> None:
@@ -290,7 +301,7 @@ def main() -> None:
     elif args.what == "ml1m":
         ml1m(numbers["seeds"], numbers["ranks"])
     elif args.what == "cold":
-        cold(args.data.split(","))
+        cold(args.data.split(","), numbers["seeds"], args.sweeps)
     elif args.what == "myfm":
         myfm_beside(args.data.split(","), args.sweeps)
     else:

@@ -80,12 +80,12 @@ def ready(stream: Popular, group: Any) -> Any:
     from fisherfold.completion import MatrixCompletion
     from fisherfold.completion.distributed_fit import share_out
     from fisherfold.completion.entries import Entries
-    from fisherfold.completion.ratings import Chunk, Ratings
+    from fisherfold.completion.ratings import Ratings
     from fisherfold.distributed import Axis
 
     if group.size == 1:
         axes = Axis.whole(stream.users), Axis.whole(stream.items)
-        return Ratings.from_chunks((Chunk(*piece) for piece in stream.pieces()), axes)
+        return Ratings.over(axes, *(np.concatenate(parts) for parts in zip(*stream.pieces(), strict=True)))
 
     pieces = [np.concatenate(parts) for parts in zip(*stream.pieces(group.rank, group.size), strict=True)]
     share = Entries(pieces[0].astype(np.int64), pieces[1].astype(np.int64), pieces[2].astype(np.float64))

@@ -84,7 +84,7 @@ def test_a_row_of_the_fit_folded_in_again_is_the_same():
     again = new_rows(posterior, ratings, 4.0)
     rated = ratings.row_counts > 0
     torch.testing.assert_close(again.mean[rated], posterior.rows.mean[rated], rtol=0, atol=1e-3)
-    nobody = new_rows(posterior, Ratings.from_chunks([], (ratings.row_axis, ratings.column_axis)), 4.0)
+    nobody = new_rows(posterior, ratings.like(*(torch.zeros(0),) * 3), 4.0)
     torch.testing.assert_close(nobody.mean, posterior.rows.center.expand(N, -1).to(nobody.mean), rtol=0, atol=0)
 
 

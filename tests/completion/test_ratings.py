@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fisherfold.completion import grouped
-from fisherfold.completion.ratings import Chunk, Ratings
-from fisherfold.distributed import Axis
+from fisherfold.completion.ratings import Ratings
 
 
 def dense(ratings, by_row):
@@ -71,15 +70,6 @@ def test_duplicates_follow_the_named_rule(rule, value):
     ratings = Ratings([1, 0, 1, 1], [1, 1, 1, 1], [1.0, 7.0, 3.0, 5.0], duplicates=rule)
     assert ratings.n_duplicates == 2
     assert ratings.by_column.values().tolist() == [7.0, value]
-
-
-@pytest.mark.parametrize(("rule", "value"), [("mean", 3.0), ("last", 6.0), ("sum", 9.0)])
-def test_sources_of_chunks_come_one_after_the_other(rule, value):
-    """Whatever order the chunks of several sources arrive in, ``last`` is that of the last source."""
-    row, axes = np.array([1], "i4"), (Axis.whole(2), Axis.whole(3))
-    pieces = [Chunk(row, row, np.array([x]), source) for x, source in ((6.0, 2), (1.0, 0), (2.0, 1))]
-    ratings = Ratings.from_chunks(pieces, axes, dtype=torch.float64, duplicates=rule)
-    assert [part.tolist() for part in ratings.entries()] == [[1], [1], [value]]
 
 
 def test_the_same_row_in_neighbouring_columns_is_no_duplicate():

@@ -24,7 +24,7 @@ from fisherfold.completion.files import pack_posterior, unpack_posterior
 from fisherfold.completion.fit import Settings, Table, resolving, solve
 from fisherfold.completion.inference.posterior import CompletionPosterior
 from fisherfold.completion.model import CompletionModel, Seen
-from fisherfold.completion.ratings import Chunk, Ratings
+from fisherfold.completion.ratings import Ratings
 from fisherfold.distributed import Axis, Group, balanced_cuts, current_group
 from fisherfold.files import digest, sound
 from fisherfold.tables.agreement import check_same_file, check_same_options
@@ -133,12 +133,11 @@ def share_out(
     data = _digest(ids, own, other, values, group) if with_digest else ""
     center, scale, low, high, dtype = _level(values, settings, group)
     axis = Axis(len(counts), cuts[group.rank], cuts[group.rank + 1], group)
-    chunk = Chunk(
-        other.astype(np.int32), (own - cuts[group.rank]).astype(np.int32),
-        ((values - center) / scale).astype(np.float32 if dtype == torch.float32 else np.float64),
-    )  # fmt: skip
     across = Axis.whole(len(ids[1] if flipped else ids[0]))
-    ratings = Ratings.from_chunks([chunk], (across, axis), dtype=dtype, duplicates="mean", device=settings.device)
+    ratings = Ratings.over(
+        (across, axis), other, own - cuts[group.rank], (values - center) / scale, dtype=dtype, duplicates="mean",
+        device=settings.device,
+    )  # fmt: skip
     merged = int(group.sum(torch.tensor(came))) - ratings.n_ratings
     return Table(ratings.T if flipped else ratings, center, scale, low, high, merged), *ids, data
 

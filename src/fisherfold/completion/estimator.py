@@ -28,13 +28,14 @@ from fisherfold.completion.inference.features import FeatureColumns, as_times, e
 from fisherfold.completion.inference.likelihoods import LIKELIHOODS
 from fisherfold.completion.model import UNSEEN, CompletionModel, fitted
 from fisherfold.completion.point.fit import SOLVERS
+from fisherfold.completion.ratings import places
 from fisherfold.completion.recommend import BY, best_columns, factors, inner_product_vectors, most_similar
 from fisherfold.files import sound
 from fisherfold.plain import counted
 from fisherfold.tables import validation
 from fisherfold.tables.folders import load_folder, model_file, save_folder
 from fisherfold.tables.frames import columns_of, frame_kind, make_frame, numbers
-from fisherfold.tables.ids import IdIndex, Ids
+from fisherfold.tables.ids import IdIndex
 from fisherfold.threads import threads
 from fisherfold.warn import warn
 
@@ -97,6 +98,7 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         row_offsets_: b_i, and column_offsets_: c_j.
         row_covariances_: the posterior covariance of (u_i, b_i), and column_covariances_: of (v_j, c_j).
         offset_: g, the level of all values.
+        categories_: the values of ordered categories, ascending.
         noise_: the standard deviation of an ordinary value around its prediction.
         trace_: one record per pass.
         n_iter_: the number of passes.
@@ -314,11 +316,6 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         if model.posterior.ordinal is None:
             raise ValueError("predict_proba needs likelihood='ordered' or 'binary'")
         return model.probabilities(*self._asked(X, time))
-
-    @property
-    def categories_(self) -> Floats:
-        """The values of ordered categories, ascending."""
-        return self._fitted().categories
 
     def predict_interval(self, X: Any, coverage: float = 0.9, *, time: Any = None) -> tuple[Floats, Floats]:
         """Intervals that hold a new value with a given probability, within the range or the steps of the scale.
@@ -563,13 +560,10 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def _from_the_rest(self, entries: Entries, parts: int = 5) -> Floats:
         """Predict entries of new rows, those of each part from the other parts of their row."""
         (_, i), j, values = IdIndex.fit(entries.rows), self._locate(entries.columns, "column"), entries.values
-        order = np.lexsort((np.random.default_rng(0).random(len(i)), i))
-        counts = np.bincount(i)
-        part, found = np.empty(len(i), dtype=np.int64), np.empty(len(i))
-        part[order] = (np.arange(len(i)) - np.repeat(np.cumsum(counts) - counts, counts)) % parts
+        part, found = places(i, np.random.default_rng(0).random(len(i))) % parts, np.empty(len(i))
         for number in range(parts):
             held, rest = part == number, (part != number) & (j >= 0)
-            model = self.model_.with_new_rows(len(counts), i[rest], j[rest], values[rest])
+            model = self.model_.with_new_rows(int(i.max()) + 1, i[rest], j[rest], values[rest])
             found[held] = model.predict(i[held], j[held], clip=self.clip)[0]
         return found
 
@@ -729,55 +723,17 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         if arrays is not None:
             self._adopt(unpack(arrays, meta))
 
-    @property
-    def noise_(self) -> float:
-        """The standard deviation of an ordinary value around its prediction."""
-        return float(self._fitted().scale * self.model_.posterior.noise_precision**-0.5)
-
-    @property
-    def offset_(self) -> float:
-        """The level of all values."""
-        return float(self._fitted().center)
-
-    @property
-    def row_ids_(self) -> Ids:
-        """The ids of the rows."""
-        return self._fitted().row_ids.labels
-
-    @property
-    def column_ids_(self) -> Ids:
-        """The ids of the columns."""
-        return self._fitted().column_ids.labels
-
-    @property
-    def row_factors_(self) -> Floats:
-        """One line of factors per row."""
-        return factors(self._fitted(), 0)[0]
-
-    @property
-    def column_factors_(self) -> Floats:
-        """One line of factors per column."""
-        return factors(self._fitted(), 1)[0]
-
-    @property
-    def row_offsets_(self) -> Floats:
-        """The offset of each row."""
-        return factors(self._fitted(), 0)[1]
-
-    @property
-    def column_offsets_(self) -> Floats:
-        """The offset of each column."""
-        return factors(self._fitted(), 1)[1]
-
-    @property
-    def row_covariances_(self) -> Floats:
-        """The posterior covariance of the factors and the offset of each row."""
-        return factors(self._fitted(), 0)[2]
-
-    @property
-    def column_covariances_(self) -> Floats:
-        """The posterior covariance of the factors and the offset of each column."""
-        return factors(self._fitted(), 1)[2]
+    categories_ = property(lambda self: self._fitted().categories)
+    noise_ = property(lambda self: float(self._fitted().scale * self.model_.posterior.noise_precision**-0.5))
+    offset_ = property(lambda self: float(self._fitted().center))
+    row_ids_ = property(lambda self: self._fitted().row_ids.labels)
+    column_ids_ = property(lambda self: self._fitted().column_ids.labels)
+    row_factors_ = property(lambda self: factors(self._fitted(), 0)[0])
+    column_factors_ = property(lambda self: factors(self._fitted(), 1)[0])
+    row_offsets_ = property(lambda self: factors(self._fitted(), 0)[1])
+    column_offsets_ = property(lambda self: factors(self._fitted(), 1)[1])
+    row_covariances_ = property(lambda self: factors(self._fitted(), 0)[2])
+    column_covariances_ = property(lambda self: factors(self._fitted(), 1)[2])
 
     def inner_product_vectors(self) -> tuple[Floats, Floats]:
         """Vectors for a nearest-neighbour index: their inner products are the predictions, offsets included.

@@ -31,7 +31,6 @@ CHECKS: dict[str, validation.Check] = {
     "device": validation.torch_device(), "dtype": validation.torch_dtype(), "n_jobs": validation.jobs(),
     "verbose": validation.verbosity(),
 }  # fmt: skip
-_SHARES = "implicit feedback is fitted by one process; call fit"
 
 
 class ImplicitCompletion(MatrixCompletion):
@@ -193,29 +192,10 @@ class ImplicitCompletion(MatrixCompletion):
         rows = IdIndex.fit(entries.rows)[0].labels
         return ranking_metrics(self.recommend(rows, 10), (entries.rows, entries.columns, entries.values), 10)["ndcg"]
 
-    def fit_share(self, *args: Any, **options: Any) -> Any:
-        """Not offered for implicit feedback.
+    def fit_share(self, *args: Any, **options: Any) -> Any:  # noqa: D102
+        raise NotImplementedError("implicit feedback is fitted by one process; call fit")
 
-        Args:
-            *args: not used.
-            **options: not used.
-
-        Raises:
-            NotImplementedError: always.
-        """
-        raise NotImplementedError(_SHARES)
-
-    def fit_file_share(self, *args: Any, **options: Any) -> Any:
-        """Not offered for implicit feedback.
-
-        Args:
-            *args: not used.
-            **options: not used.
-
-        Raises:
-            NotImplementedError: always.
-        """
-        raise NotImplementedError(_SHARES)
+    fit_file_share = fit_share
 
 
 def _read(X: Any, y: Any, columns: Any, matrix: bool | None) -> Entries:

@@ -23,7 +23,7 @@ from fisherfold.completion.fit import Extras, Settings, Table, prepare, solve
 from fisherfold.completion.implicit_als import new_rows
 from fisherfold.completion.inference.posterior import CompletionPosterior
 from fisherfold.completion.inference.stream import absorb, grow, look_back
-from fisherfold.completion.ratings import Chunk, Ratings
+from fisherfold.completion.ratings import Ratings
 from fisherfold.distributed import Axis
 from fisherfold.plain import counted
 from fisherfold.tables.ids import IdIndex
@@ -248,11 +248,9 @@ class CompletionModel:
         return replace(self, posterior=posterior, seen=_seen(rows, columns, values, count))
 
     def _with_new_implicit_rows(self, count: int, rows: Codes, columns: Codes, values: Floats) -> CompletionModel:
-        chunk = Chunk(rows.astype(np.int32), columns.astype(np.int32), values)
-        ratings = Ratings.from_chunks(
-            [chunk], (Axis.whole(count), Axis.whole(len(self.column_ids))), dtype=self.posterior.rows.mean.dtype,
-            duplicates="sum", device=self.device,
-        )  # fmt: skip
+        axes = Axis.whole(count), Axis.whole(len(self.column_ids))
+        dtype = self.posterior.rows.mean.dtype
+        ratings = Ratings.over(axes, rows, columns, values, dtype=dtype, duplicates="sum", device=self.device)
         posterior = replace(self.posterior, rows=new_rows(self.posterior, ratings, self.unobserved_weight))
         return replace(self, posterior=posterior, seen=_seen(rows, columns, values, count))
 

@@ -9,9 +9,8 @@ of its members, numbered from 0 there, and ``Grouped.total`` completes sums over
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -29,30 +28,6 @@ Duplicates = Literal["error", "mean", "last", "sum"]
 _RULES = ("error", "mean", "last", "sum")
 _MAX_RATINGS = 2**31 - 1
 _DTYPES = {torch.float32: np.float32, torch.float64: np.float64}
-
-
-class Chunk(NamedTuple):
-    """Some entries, from one of several sources that count as coming one after the other."""
-
-    rows: npt.NDArray[np.int32]
-    columns: npt.NDArray[np.int32]
-    values: Array
-    source: int = 0
-
-
-class RepeatedPairs(ValueError):
-    """Entries that repeat a pair where none may."""
-
-    def __init__(self, count: int, row: Any, column: Any) -> None:
-        super().__init__(count, row, column)  # what a pickle keeps
-        self.count, self.row, self.column = count, row, column
-
-    def __str__(self) -> str:
-        repeated = counted(self.count, "entry repeats", "entries repeat")
-        return (
-            f"{repeated} a pair that was given before, the first is row {self.row!r}, column "
-            f"{self.column!r}; choose duplicates='mean', 'last' or 'sum' to merge them"
-        )
 
 
 class Ratings:
@@ -85,16 +60,10 @@ class Ratings:
     _counts: tuple[Tensor, Tensor]
 
     def __init__(
-        self,
-        rows: npt.ArrayLike | Tensor,
-        columns: npt.ArrayLike | Tensor,
-        values: npt.ArrayLike | Tensor,
-        shape: tuple[int, int] | None = None,
-        *,
-        dtype: torch.dtype | None = None,
-        duplicates: Duplicates = "error",
+        self, rows: npt.ArrayLike | Tensor, columns: npt.ArrayLike | Tensor, values: npt.ArrayLike | Tensor,
+        shape: tuple[int, int] | None = None, *, dtype: torch.dtype | None = None, duplicates: Duplicates = "error",
         device: torch.device | str | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Sort the entries into both orders.
 
         Args:
@@ -113,51 +82,32 @@ class Ratings:
         self._build([row_ids, column_ids, data], axes, duplicates, device)
 
     @classmethod
-    def from_chunks(
-        cls,
-        chunks: Iterable[Chunk],
-        axes: tuple[Axis, Axis],
-        *,
-        dtype: torch.dtype = torch.float32,
-        duplicates: Duplicates = "error",
-        device: torch.device | str | None = None,
-        named: Callable[[RepeatedPairs], RepeatedPairs] = lambda found: found,
-    ) -> Ratings:
-        """Sort entries that come in pieces.
+    def over(
+        cls, axes: tuple[Axis, Axis], rows: Array, columns: Array, values: Array, *,
+        dtype: torch.dtype = torch.float32, duplicates: Duplicates = "error", device: torch.device | str | None = None,
+    ) -> Ratings:  # fmt: skip
+        """Sort the entries that belong to this process.
 
         Args:
-            chunks: the entries: rows, columns (numbered from the start of their axis) and values, int32 and floating.
             axes: the rows and the columns that belong to this process.
+            rows: the row of each entry, numbered from the start of its axis.
+            columns: the column of each entry, likewise.
+            values: the values.
             dtype: float32 or float64.
             duplicates: as for the constructor.
             device: where to keep them; the CPU if not given.
-            named: translates the numbers in an error about repeated pairs to ids.
 
         Returns:
             The ratings.
-
-        Example:
-            >>> pieces = [Chunk(np.array([0], "i4"), np.array([1], "i4"), np.array([5.0]))] * 2
-            >>> Ratings.from_chunks(pieces, (Axis.whole(2), Axis.whole(2)), duplicates="sum").entries()
-            (tensor([0], dtype=torch.int32), tensor([1], dtype=torch.int32), tensor([10.]))
         """
-        kind = _DTYPES[_checked_dtype(dtype)]
-        # a stable sort by source, after the chunks have been received in the order that all processes agree on
-        pieces = sorted(chunks, key=lambda chunk: chunk.source)
-        rows, columns, values = [c.rows for c in pieces], [c.columns for c in pieces], [c.values for c in pieces]
-        del pieces, chunks
         new = cls.__new__(cls)
-        entries = [_joined(rows, np.int32), _joined(columns, np.int32), _joined(values, kind)]
-        new._build(entries, axes, duplicates, device, named)
+        numbers = values.astype(_DTYPES[_checked_dtype(dtype)], copy=False)
+        entries = [rows.astype(np.int32, copy=False), columns.astype(np.int32, copy=False), numbers]
+        new._build(entries, axes, duplicates, device)
         return new
 
     def _build(
-        self,
-        entries: list[Array],
-        axes: tuple[Axis, Axis],
-        duplicates: str,
-        device: torch.device | str | None,
-        named: Callable[[RepeatedPairs], RepeatedPairs] = lambda found: found,
+        self, entries: list[Array], axes: tuple[Axis, Axis], duplicates: str, device: torch.device | str | None
     ) -> None:
         if duplicates not in _RULES:
             raise ValueError(f"duplicates must be 'error', 'mean', 'last' or 'sum', got {duplicates!r}")
@@ -166,7 +116,7 @@ class Ratings:
                 raise ValueError(
                     f"one process can hold {_MAX_RATINGS} ratings, got {len(entries[0])}; use more processes"
                 )
-            by_row, by_column, merged = _sorted_both_ways(entries, (len(axes[0]), len(axes[1])), duplicates, named)
+            by_row, by_column, merged = _sorted_both_ways(entries, (len(axes[0]), len(axes[1])), duplicates)
         self._set(axes, by_row, by_column, merged)
         if device is not None and torch.device(device).type != "cpu":
             self.__dict__ |= self.to(device).__dict__
@@ -199,9 +149,8 @@ class Ratings:
         Returns:
             The ratings, of the same dtype and on the same device.
         """
-        i, j, x = (part.cpu().numpy() for part in (rows.int(), columns.int(), values.to(self.dtype)))
-        chunk = Chunk(i, j, x)
-        return Ratings.from_chunks([chunk], (self.row_axis, self.column_axis), dtype=self.dtype, device=self.device)
+        entries = [part.cpu().numpy() for part in (rows, columns, values)]
+        return Ratings.over((self.row_axis, self.column_axis), *entries, dtype=self.dtype, device=self.device)
 
     @property
     def group(self) -> Group:
@@ -321,19 +270,11 @@ class Ratings:
         return f"Ratings({self.n_ratings} of {self.shape[0]} x {self.shape[1]}, {kind}, {each:.1f} bytes each)"
 
 
-def _joined(parts: list[Array], dtype: Any) -> Array:
-    whole = np.concatenate([np.zeros(0, dtype), *parts], dtype=dtype, casting="same_kind")
-    parts.clear()  # so that no more than one of rows, columns and values is held twice
-    return whole
-
-
 def _group_of(axes: tuple[Axis, Axis]) -> Group:
     return next((axis.group for axis in axes if axis.is_shared), ALONE)
 
 
-def _sorted_both_ways(
-    entries: list[Array], shape: tuple[int, int], rule: str, named: Callable[[RepeatedPairs], RepeatedPairs]
-) -> tuple[Grouped, Grouped, int]:
+def _sorted_both_ways(entries: list[Array], shape: tuple[int, int], rule: str) -> tuple[Grouped, Grouped, int]:
     """Both orders, and how many entries were merged; rows, columns and values are taken out of the list."""
     # Three stable counting sorts: by row as they came, hence by column with rows ascending and repeated pairs next to
     # each other in the order of their arrival, hence by row with columns ascending.
@@ -343,7 +284,7 @@ def _sorted_both_ways(
     table = table.tocsr()
     by_column = table.tocsc()
     del table
-    merged = _merge(by_column, rule, named)
+    merged = _merge(by_column, rule)
     by_row = by_column.tocsr()
     return _grouped(by_row, shape[1]), _grouped(by_column, shape[0]), merged
 
@@ -353,7 +294,7 @@ def _grouped(order: Any, n_others: int) -> Grouped:
     return Grouped(offsets, indices, torch.from_numpy(order.data), n_others)
 
 
-def _merge(order: Any, rule: str, named: Callable[[RepeatedPairs], RepeatedPairs]) -> int:
+def _merge(order: Any, rule: str) -> int:
     """Merge repeated pairs, which are neighbours, in place."""
     fresh = np.ones(order.nnz, dtype=bool)
     np.not_equal(order.indices[1:], order.indices[:-1], out=fresh[1:])
@@ -365,10 +306,11 @@ def _merge(order: Any, rule: str, named: Callable[[RepeatedPairs], RepeatedPairs
         return 0
     if rule == "error":
         place = int(np.argmin(fresh))
-        raise named(
-            RepeatedPairs(
-                repeated, int(order.indices[place]), int(np.searchsorted(order.indptr, place, side="right")) - 1
-            )
+        row, column = int(order.indices[place]), int(np.searchsorted(order.indptr, place, side="right")) - 1
+        repeats = counted(repeated, "entry repeats", "entries repeat")
+        raise ValueError(
+            f"{repeats} a pair that was given before, the first is row {row}, column {column}; "
+            "choose duplicates='mean', 'last' or 'sum' to merge them"
         )
     sizes = np.diff(np.append(heads, order.nnz))
     if rule == "last":
@@ -428,10 +370,7 @@ def _checked_values(values: npt.ArrayLike | Tensor, dtype: torch.dtype | None) -
 
 
 def _checked_shape(
-    rows: npt.NDArray[np.int32],
-    columns: npt.NDArray[np.int32],
-    values: npt.NDArray[np.floating],
-    shape: tuple[int, int] | None,
+    rows: npt.NDArray[np.int32], columns: npt.NDArray[np.int32], values: Array, shape: tuple[int, int] | None
 ) -> tuple[int, int]:
     # The shape of the matrix, after looking whether everything fits into it.
     if not rows.shape == columns.shape == values.shape:

@@ -270,16 +270,17 @@ class Side:
         if self._strangers is None:
             assert self.features is not None
             rated = self.counts > 0
-            spread = unpack(_column_sums(self.covariance[rated])[None])[0]
+            rows, columns = torch.tril_indices(*self.precision.shape, device=self.mean.device)
+            both = self.precision[rows, columns] * torch.where(rows == columns, 1.0, 2.0)
+            covariance = self.covariance[rated].double()
+            # each counts by how much its ratings told, 1 - tr(K V)/q, in all sums: V would else be counted twice
+            weight = (1 - covariance @ both / self.n_free).clamp(0.01, 1)
+            weight = weight * (len(weight) / weight.sum())
+            spread = unpack((weight @ covariance)[None])[0]
             start = torch.diag(self.start_variance) * PRIOR_ROWS
             if not self.has_offset:
                 start[-1, -1] = 0
-            rows, columns = torch.tril_indices(*self.precision.shape, device=self.mean.device)
-            both = self.precision[rows, columns] * torch.where(rows == columns, 1.0, 2.0)
-            known = 1 - self.covariance[rated] @ both.to(self.mean) / self.n_free
-            self._strangers = Strangers.of(
-                self.features, self.mean, rated, spread + start, self.n_free, known.clamp(0.01, 1).double()
-            )
+            self._strangers = Strangers.of(self.features, self.mean, rated, spread + start, self.n_free, weight)
         return self._strangers
 
     def at(self, index: Tensor, name: str) -> Tensor:

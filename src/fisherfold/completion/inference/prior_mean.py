@@ -147,21 +147,20 @@ class Strangers:
 
     @classmethod
     def of(
-        cls, features: FeatureEffects, means: Tensor, rated: Tensor, doubt: Tensor, n_free: int, known: Tensor, *,
+        cls, features: FeatureEffects, means: Tensor, rated: Tensor, doubt: Tensor, n_free: int, weight: Tensor, *,
         steps: int = 20,
     ) -> Strangers:  # fmt: skip
         """Regress the posterior means of members with ratings on their features; strengths are learnt."""
-        table, target = features.table[rated].double(), means[rated].double()
-        weight = known[:, None] * (len(known) / known.sum())
-        level, center = (weight * table).mean(0), (weight * target).mean(0)
-        table, target = weight.sqrt() * (table - level), weight.sqrt() * (target - center)
-        gram, pull, n = table.T @ table, table.T @ target, len(table) + 1
+        table, target, n = features.table[rated].double(), means[rated].double(), len(weight)
+        level, center, root = weight @ table / n, weight @ target / n, weight.sqrt()[:, None]
+        table, target = root * (table - level), root * (target - center)
+        gram, pull = table.T @ table, table.T @ target
         strength, eye = features.strength, torch.eye(len(doubt), dtype=torch.float64, device=doubt.device)
         inverse = _inverse_of(gram, strength)
         weights = inverse @ pull
         for _ in range(steps):
             off = target - table @ weights
-            spread = (off.T @ off + doubt) / n
+            spread = (off.T @ off + doubt) / (n + 1)
             strength = _strengths(weights, inverse, torch.linalg.inv(spread + 1e-12 * eye), features.groups, n_free)
             inverse = _inverse_of(gram, strength)
             weights = inverse @ pull
