@@ -179,10 +179,10 @@ def test_evaluate_holds_out_pairs_not_lines(tmp_path):
         (["predict", "absent", "{r}", "-o", "o.csv"], "there is no model folder absent"),
         (["predict", "{m}", "{r}", "-o", "o.xlsx"], "is written as CSV or Parquet"),
         (["predict", "{m}", "{r}", "-o", "-", "--json"], "--json and --output - both write to standard output"),
-        (["recommend", "{m}", "u1", "--by", "luck"], "by must be one of mean, upper, sample, got 'luck'"),
+        (["recommend", "{m}", "u1", "--by", "luck"], "'luck' is not one of 'mean', 'upper', 'sample'"),
         (["similar", "{m}", "999"], "1 column id was not seen in fit, the first is '999'"),
         (["evaluate", "{r}", "--split", "time"], "--split time needs --time-column"),
-        (["evaluate", "{r}", "--split", "odd"], "--split must be one of folds, time, last, random, got 'odd'"),
+        (["evaluate", "{r}", "--split", "odd"], "'odd' is not one of 'folds', 'time', 'last', 'random'"),
         (["evaluate", "{r}", "--folds", "1000"], "--folds must be at most the number of ratings"),
     ],
 )

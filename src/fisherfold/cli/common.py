@@ -9,7 +9,8 @@ A command is a function whose first argument is a ``Voice``, attached with ``com
             ...                                     # line.update(3)
         voice.result("Trained", {"accuracy": 0.9})
 
-That gives it ``--json``, ``--quiet``, ``--verbose``, ``--debug``, examples in its help and the exit codes
+An argument whose type is a dataclass (``options.Reading``) stands for the options in its fields. All commands have
+``--json``, ``--quiet``, ``--verbose``, ``--debug``, examples in their help and the exit codes
 
     0    done
     1    declined by the user, or an error that is not the user's
@@ -21,6 +22,7 @@ Results go to standard output, everything else to standard error. ``tests/cli/te
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import json
@@ -31,7 +33,8 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Any, NoReturn
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, get_type_hints
 
 import typer
 from rich.console import Console
@@ -42,33 +45,44 @@ from fisherfold import progress
 from fisherfold.cli.voice import Voice
 from fisherfold.cli.words import printable
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON and nothing else on standard output.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no remarks, only the result.")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Report every step, and the time and memory used.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the full trace of an error.")]
+_SHOWN = "All commands"
+AsJson = Annotated[
+    bool,
+    typer.Option("--json", help="Print one JSON object, and nothing else, on standard output.", rich_help_panel=_SHOWN),
+]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="No progress and no remarks, only the result.", rich_help_panel=_SHOWN)
+]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Report every step, time and memory.", rich_help_panel=_SHOWN)
+]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the full trace of an error.", rich_help_panel=_SHOWN)]
 _SHARED = {"as_json": AsJson, "quiet": Quiet, "verbose": Verbose, "debug": Debug}
 
+_WORDS = {int: "N", float: "X", Path: "PATH"}
 DONE, FAILED, UNUSABLE = 0, 1, 2
 # errors of these kinds are about what the user gave or the machine has; the message alone helps
 _THEIRS = (ValueError, TypeError, OSError, MemoryError, ImportError)
 
 
-class _WithoutBool:
-    """Help that does not call a flag ``<bool>``."""
+class _Short:
+    """Help with one short word for what an option takes, and none for a flag."""
 
     def get_params(self, ctx: Any) -> Any:
         found = super().get_params(ctx)  # type: ignore[misc]
         for each in found:
             if getattr(each, "is_flag", False):
                 each.display_type_rich = lambda ctx: None
+            elif each.metavar is None and each.param_type_name == "option":
+                each.metavar = _WORDS.get(each.type_descriptor.annotation, "TEXT")
         return found
 
 
-class _Command(_WithoutBool, TyperCommand):
+class _Command(_Short, TyperCommand):
     pass
 
 
-class _Group(_WithoutBool, TyperGroup):
+class _Group(_Short, TyperGroup):
     pass
 
 
@@ -91,7 +105,9 @@ def command(
     """Attach a function as a command that speaks with the shared voice."""
 
     def attach(run: Callable[..., None]) -> Callable[..., None]:
-        own = list(inspect.signature(run, eval_str=True).parameters.values())[1:]
+        taken = list(inspect.signature(run, eval_str=True).parameters.values())[1:]
+        groups: dict[str, Any] = {p.name: p.annotation for p in taken if dataclasses.is_dataclass(p.annotation)}
+        own = [q for p in taken for q in (_options(p.annotation) if p.name in groups else [p])]
         shared = [
             inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind)
             for key, kind in _SHARED.items()
@@ -101,6 +117,8 @@ def command(
         def inside(**given: Any) -> None:
             voice = Voice(**{key: given.pop(key) for key in _SHARED})
             progress.show(False if voice.quiet else None)
+            for name, kind in groups.items():
+                given[name] = kind(**{each.name: given.pop(each.name) for each in dataclasses.fields(kind)})
             began = time.perf_counter()
             try:
                 with warnings.catch_warnings():
@@ -120,6 +138,15 @@ def command(
         return run
 
     return attach
+
+
+def _options(kind: Any) -> list[inspect.Parameter]:
+    """The fields of a dataclass of options."""
+    hints = get_type_hints(kind, include_extras=True)
+    return [
+        inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=hints[each.name])
+        for each in dataclasses.fields(kind)
+    ]
 
 
 def _warn(message: Warning | str, *_: Any) -> None:

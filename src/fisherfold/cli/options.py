@@ -7,6 +7,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,74 +16,64 @@ import typer
 from fisherfold.cli.voice import Voice
 from fisherfold.cli.words import cell, named
 
-
-def one_of(*values: str) -> Callable[[str], list[str]]:
-    """Complete a value in the shell.
-
-    Examples:
-        >>> one_of("both", "rows")("b")
-        ['both']
-    """
-    return lambda incomplete: [value for value in values if value.startswith(incomplete)]
+TABLES, PROCESSES = "Tables", "Several processes (torchrun)"
 
 
-Separator = Annotated[
-    str | None,
-    typer.Option("--separator", help="Of fields: one character or :: (found out from the first line).", metavar="MARK"),
-]
-Decimal = Annotated[
-    str, typer.Option("--decimal", help="The decimal mark of numbers, . or ,", metavar="MARK",
-                      autocompletion=one_of(".", ",")),
-]  # fmt: skip
-Header = Annotated[
-    bool | None,
-    typer.Option(
-        "--header/--no-header", show_default="auto",
-        help="Whether the first line names the columns (it is data if one of its fields is a number).",
-    ),
-]  # fmt: skip
+@dataclass
+class Reading:
+    """How a table is read; a command that takes one as an argument has its fields as options."""
+
+    separator: Annotated[
+        str | None,
+        typer.Option(help="Of fields: one character or :: (found out from the first line).", rich_help_panel=TABLES),
+    ] = None
+    decimal: Annotated[
+        str, typer.Option(help="The decimal mark of numbers, . or ,", metavar="MARK", rich_help_panel=TABLES)
+    ] = "."
+    encoding: Annotated[
+        str | None,
+        typer.Option(help="Of text that is neither UTF-8 nor UTF-16, such as latin-1.", rich_help_panel=TABLES),
+    ] = None
+    unpack_limit: Annotated[
+        float,
+        typer.Option(min=0, help="The most GiB that a packed file may take.", metavar="GIB", rich_help_panel=TABLES),
+    ] = 4.0
+
+    def format(self) -> dict[str, Any]:
+        """What ``fisherfold.tables.readers`` call these, but for the decimal mark."""
+        most = int(min(self.unpack_limit * 2**30, sys.maxsize))
+        return {"separator": self.separator, "encoding": self.encoding, "max_bytes": most}
+
+
 SkipBadLines = Annotated[
-    bool, typer.Option("--skip-bad-lines", help="Leave out lines that cannot be used, even if more than 1 %.")
+    bool,
+    typer.Option(
+        "--skip-bad-lines", help="Leave out lines that cannot be used, even if more than 1 %.", rich_help_panel=TABLES
+    ),
 ]
-Encoding = Annotated[
-    str | None, typer.Option("--encoding", help="Encoding of text that is neither UTF-8 nor UTF-16, such as latin-1.")
-]
-UnpackLimit = Annotated[
-    float,
-    typer.Option("--unpack-limit", min=0, help="The most GiB that a packed file may take unpacked.", metavar="GIB"),
-]
+Seed = Annotated[int, typer.Option("--seed", "-s", help="Seed of everything random.")]
 Checkpoint = Annotated[
     Path | None,
     typer.Option(
-        "--checkpoint", help="Save the state of the fit in this file; the same command continues from it.",
-        callback=named("--checkpoint", "a file"),
+        help="Save the state of the fit in this file; the same command continues from it.",
+        callback=named("--checkpoint", "a file"), rich_help_panel=PROCESSES,
     ),
 ]  # fmt: skip
 Timeout = Annotated[
     float,
     typer.Option(
-        "--timeout", min=1, max=10**6, metavar="SECONDS",
-        help="How long a process of a shared fit (torchrun) waits for another one that does not answer.",
+        min=1, max=10**6, metavar="SECONDS", help="How long one waits for another that does not answer.",
+        rich_help_panel=PROCESSES,
     ),
 ]  # fmt: skip
 Output = Annotated[
     Path,
     typer.Option("--output", "-o", help="The folder of the model.", callback=named("--output of a model", "a folder")),
 ]
+Folder = Annotated[Path, typer.Argument(help="The folder of a fitted model.", callback=named("the model", "a folder"))]
 Predictions = Annotated[
-    Path,
-    typer.Option("--output", "-o", help="The table to write: .csv, .csv.gz or .parquet; - prints CSV."),
+    Path, typer.Option("--output", "-o", help="The table to write: .csv, .csv.gz or .parquet; - prints CSV.")
 ]
-
-
-def in_bytes(limit: float) -> int:
-    """Convert a limit in GiB to bytes.
-
-    Examples:
-        >>> in_bytes(0.5), in_bytes(float("inf")) == sys.maxsize
-        (536870912, True)
-    """
-    return int(min(limit * 2**30, sys.maxsize))
 
 
 def check_output(output: Path, kind: str) -> None:
@@ -105,12 +96,12 @@ def check_predictions(output: Path | None, voice: Voice) -> None:
         raise ValueError("--json and --output - both write to standard output: give a file")
 
 
-def say_written(voice: Voice, facts: Mapping[str, Any], output: Path, name: str) -> None:
-    """Report what was predicted: on standard error where the predictions themselves are on standard output."""
+def say_written(voice: Voice, title: str, facts: Mapping[str, Any], output: Path) -> None:
+    """Report what was written: on standard error where the table itself is on standard output."""
     if output == Path("-"):
-        voice.remark("predicted: " + ", ".join(f"{key} {cell(value)}" for key, value in facts.items()))
+        voice.remark(f"{title.lower()}: " + ", ".join(f"{key} {cell(value)}" for key, value in facts.items()))
     else:
-        voice.result("Predicted", {**facts, name: str(output)})
+        voice.result(title, {**facts, "written": str(output)})
 
 
 def write_or_rescue(write: Callable[[Path], None], output: Path) -> None:

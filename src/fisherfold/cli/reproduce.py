@@ -18,7 +18,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from fisherfold.cli.common import command, group
-from fisherfold.cli.options import one_of
 from fisherfold.cli.voice import Voice
 from fisherfold.plain import counted
 from fisherfold.progress import track
@@ -123,7 +122,8 @@ def theory(
     part: Annotated[
         list[str] | None,
         typer.Option(
-            "--part", help=f"Only this part: {', '.join(PARTS)}. May be repeated.", autocompletion=one_of(*PARTS)
+            "--part", help=f"Only this part: {', '.join(PARTS)}. May be repeated.",
+            autocompletion=lambda incomplete: [part for part in PARTS if part.startswith(incomplete)],
         ),
     ] = None,
 ) -> None:  # fmt: skip

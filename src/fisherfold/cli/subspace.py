@@ -6,29 +6,26 @@ import math
 import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from fisherfold.cli.common import command, group
 from fisherfold.cli.options import (
-    Decimal,
-    Encoding,
+    Folder,
     Output,
     Predictions,
-    Separator,
+    Reading,
+    Seed,
     SkipBadLines,
     Timeout,
-    UnpackLimit,
     check_output,
     check_predictions,
-    in_bytes,
-    one_of,
     say_written,
     write_or_rescue,
 )
 from fisherfold.cli.voice import Voice
-from fisherfold.cli.words import named, typed
+from fisherfold.cli.words import typed
 from fisherfold.progress import track
 
 if TYPE_CHECKING:
@@ -47,16 +44,8 @@ _MEANING = (
 
 Data = Annotated[Path, typer.Argument(help="A table with a header: CSV, TSV or Parquet; - reads standard input.")]
 Unseen = Annotated[
-    str,
-    typer.Option(
-        "--unseen",
-        help="Tasks that were not in the fit: error, or mean (predict what all tasks share).",
-        autocompletion=one_of("error", "mean"),
-    ),
-]
-Model = Annotated[
-    Path,
-    typer.Argument(help="A folder written by `fisherfold subspace fit`.", callback=named("the model", "a folder")),
+    Literal["error", "mean"],
+    typer.Option(help="Tasks that were not in the fit: error, or mean (predict what all tasks share)."),
 ]
 
 
@@ -68,33 +57,21 @@ Model = Annotated[
     ],
 )
 def fit(
-    voice: Voice,
-    data: Data,
-    target: Annotated[str, typer.Option("--target", help="The column to predict.")],
-    output: Output,
-    task: Annotated[str | None, typer.Option("--task", help="The column that names the task of each row.")] = None,
+    voice: Voice, data: Data, target: Annotated[str, typer.Option(help="The column to predict.")], output: Output, *,
+    task: Annotated[str | None, typer.Option(help="The column that names the task of each row.")] = None,
     features: Annotated[
-        str | None, typer.Option("--features", help="Feature columns, separated by commas; all others if not given.")
+        str | None, typer.Option(help="Feature columns, separated by commas; all others if not given.")
     ] = None,
     rank: Annotated[
         int | None, typer.Option("--rank", "-r", help="The dimension of the subspace; 6 or fewer if not given.")
     ] = None,
     inference: Annotated[
-        str | None,
-        typer.Option(
-            "--inference", help="Of a regression: marginal or point.", show_default="marginal",
-            autocompletion=one_of("marginal", "point"),
-        ),
+        Literal["marginal", "point"] | None,
+        typer.Option(help="Of a regression: marginal or point.", show_default="marginal"),
     ] = None,
-    classify: Annotated[bool, typer.Option("--classify", help="The target has two classes.")] = False,
-    seed: Annotated[int, typer.Option("--seed", "-s", help="Seed of everything random.")] = 0,
-    separator: Separator = None,
-    decimal: Decimal = ".",
-    encoding: Encoding = None,
-    skip_bad_lines: SkipBadLines = False,
-    unpack_limit: UnpackLimit = 4.0,
-    timeout: Timeout = 300.0,
-) -> None:
+    classify: Annotated[bool, typer.Option("--classify", help="The target has two classes.")] = False, seed: Seed = 0,
+    reading: Reading, skip_bad_lines: SkipBadLines = False, timeout: Timeout = 300.0,
+) -> None:  # fmt: skip
     """Fit a model and keep it in a folder; under torchrun its processes share the work."""
     from fisherfold.distributed import joined, under_torchrun
     from fisherfold.subspace import SubspaceClassifier, SubspaceRegressor
@@ -112,17 +89,14 @@ def fit(
         model = SubspaceRegressor(rank, inference=inference or "marginal", random_state=seed, verbose=voice.verbose)
     began = time.perf_counter()
     voice.resume = "no model was written; the same command starts again"
-    reading: dict[str, Any] = {"separator": separator, "encoding": encoding, "max_bytes": in_bytes(unpack_limit)}
     with joined(timeout) as processes:
         if shared:
             check_same_file(data, processes)
         with processes.together():
-            table = read_rows(
-                data, skip_bad_lines=skip_bad_lines, part=(processes.rank, processes.size) if shared else (0, 1),
-                **reading,
-            )  # fmt: skip
+            part = (processes.rank, processes.size) if shared else (0, 1)
+            table = read_rows(data, reading, skip_bad_lines=skip_bad_lines, part=part)
             chosen = choose_features(table, target, task, None if features is None else features.split(","))
-            X, y = to_numbers(table, chosen, target, task, decimal=decimal, classify=classify)
+            X, y = to_numbers(table, chosen, target, task, decimal=reading.decimal, classify=classify)
         if shared:
             model.fit_share(X, y, task=task)
         else:
@@ -147,17 +121,10 @@ def fit(
 
 @command(app, examples=["fisherfold subspace predict model/ new.csv --std -o predictions.csv"])
 def predict(
-    voice: Voice,
-    model: Model,
-    data: Data,
-    output: Predictions,
+    voice: Voice, model: Folder, data: Data, output: Predictions, *,
     std: Annotated[bool, typer.Option("--std", help="Add predictive standard deviations.")] = False,
-    unseen: Unseen = "error",
-    separator: Separator = None,
-    decimal: Decimal = ".",
-    encoding: Encoding = None,
-    unpack_limit: UnpackLimit = 4.0,
-) -> None:
+    unseen: Unseen = "error", reading: Reading,
+) -> None:  # fmt: skip
     """Write a table with predictions added to it."""
     from fisherfold.tables.writers import add_columns, write_table
 
@@ -165,28 +132,25 @@ def predict(
     fitted = _load(model)
     if std and hasattr(fitted, "classes_"):
         raise ValueError("--std needs a regression model")
-    table = read_rows(data, separator=separator, encoding=encoding, max_bytes=in_bytes(unpack_limit))
-    X, _ = to_numbers(table, list(fitted.feature_names_in_), None, fitted.task_column_, decimal=decimal)
+    table = read_rows(data, reading)
+    X, _ = to_numbers(table, list(fitted.feature_names_in_), None, fitted.task_column_, decimal=reading.decimal)
     found = fitted.predict(X, unseen=unseen, **({"return_std": True} if std else {}))
     name = fitted.target_name_
     added = {f"{name}_predicted": found[0], f"{name}_std": found[1]} if std else {f"{name}_predicted": found}
-    write_table(add_columns(table.frame, added, table.path), output, decimal)
-    say_written(voice, _read(len(X), table.rejected), output, "output")
+    write_table(add_columns(table.frame, added, table.path), output, reading.decimal)
+    say_written(voice, "Predicted", _read(len(X), table.rejected), output)
 
 
 @command(app, examples=["fisherfold subspace evaluate model/ held_out.csv"])
-def evaluate(
-    voice: Voice, model: Model, data: Data, unseen: Unseen = "error", separator: Separator = None,
-    decimal: Decimal = ".", encoding: Encoding = None, unpack_limit: UnpackLimit = 4.0,
-) -> None:  # fmt: skip
+def evaluate(voice: Voice, model: Folder, data: Data, *, unseen: Unseen = "error", reading: Reading) -> None:
     """Compare predictions with known targets."""
     import numpy as np
 
     fitted = _load(model)
     classify = hasattr(fitted, "classes_")
-    table = read_rows(data, separator=separator, encoding=encoding, max_bytes=in_bytes(unpack_limit))
+    table = read_rows(data, reading)
     X, y = to_numbers(
-        table, list(fitted.feature_names_in_), fitted.target_name_, fitted.task_column_, decimal=decimal,
+        table, list(fitted.feature_names_in_), fitted.target_name_, fitted.task_column_, decimal=reading.decimal,
         classify=classify,
     )  # fmt: skip
     tasks = 1 if fitted.task_column_ is None else X[fitted.task_column_].n_unique()
@@ -217,14 +181,13 @@ def evaluate(
 
 
 def read_rows(
-    data: Path, *, separator: str | None = None, encoding: str | None = None, max_bytes: int,
-    skip_bad_lines: bool = True, part: tuple[int, int] = (0, 1),
-) -> Table:  # fmt: skip
+    data: Path, reading: Reading, *, skip_bad_lines: bool = True, part: tuple[int, int] = (0, 1)
+) -> Table:
     """Read a table with a header."""
     from fisherfold.tables.readers import check_rejected, read_table
 
     with track(f"reading {data.name}"):
-        table = read_table(data, separator=separator, header=True, encoding=encoding, max_bytes=max_bytes, part=part)
+        table = read_table(data, header=True, part=part, **reading.format())
     check_rejected(table.path, table.rejected, table.n_lines, skip_bad_lines)
     return table
 
