@@ -103,7 +103,7 @@ def alone() -> dict[str, Any]:
     return {"problems": problems(ALONE), "estimators": [described(model) for model in fits]}
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("world", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
 def test_ranks_equal_one_process(world: int, tmp_path: Path, alone: dict[str, Any]) -> None:
     ranks = on_ranks(world, tmp_path, everything)
     same_bits(ranks)

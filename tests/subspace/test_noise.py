@@ -140,7 +140,7 @@ def test_fresh_targets_lie_in_the_intervals_with_few_rows_in_each_task(rows: int
     level, inside = 0.9, []
     for seed in (0, 2):
         X, y, task, fresh, later = table(seed, 40, rows, 6)
-        model = SubspaceRegressor(rank=2).fit(X, y, task=task)
+        model = SubspaceRegressor(rank=2, max_iter=100).fit(X, y, task=task)
         values, deviations = model.predict(fresh, task=task, return_std=True)
         inside.append(np.mean(np.abs(later - values) < norm.ppf((1 + level) / 2) * deviations))
     assert np.mean(inside) == pytest.approx(level, abs=0.08)
@@ -186,7 +186,7 @@ def test_rows_that_are_fitted_all_but_exactly_leave_finite_deviations(noise: str
     assert np.isfinite(deviations).all()
 
 
-@pytest.mark.parametrize("seed", [0, 3])
+@pytest.mark.parametrize("seed", [0, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_likelihood_that_has_fitted_the_noise_is_left_for_where_there_is_some(seed: int) -> None:
     """Two rows in a task and one noise for all: the maximum has next to none, and coefficients of up to 10⁷."""
     draw = np.random.default_rng(seed)

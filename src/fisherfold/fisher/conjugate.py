@@ -21,7 +21,6 @@ from torch import Tensor
 
 from fisherfold.fisher.flat import flatten, unflatten
 from fisherfold.manifolds.base import Tangent, combine, dot, leaves, scale
-from fisherfold.manifolds.lengths import range_factor
 
 if TYPE_CHECKING:
     from fisherfold.fisher.operators import FisherOperator
@@ -67,9 +66,10 @@ def conjugate_gradients(
     A singular F without damping needs a g in its range (a gradient is); otherwise CG ends with curvature ``zero`` and
     its last iterate, and ``pinv`` is the method to name.
     """
-    # a power of two, 1 for ordinary g: squares of residuals must neither overflow nor vanish
-    unit = float(range_factor(torch.stack([leaf.abs().amax() for leaf in leaves(g)]).amax()))
-    g = scale(1 / unit, g) if unit != 1 else g
+    # a power of two, which keeps all bits: in float32 squares of small residuals would vanish
+    largest = max(float(leaf.abs().amax()) for leaf in leaves(g))
+    unit = 2.0 ** math.frexp(largest)[1] if 0 < largest < math.inf else 1.0
+    g = scale(1 / unit, g)
     space = _TangentSystem(operator, g, damping)
     run = _Recursion(space, rtol)
     while space.products + run.is_doubtful < max_iter and run.curvature == "positive":
@@ -83,8 +83,8 @@ def conjugate_gradients(
     x, r = space.project(run.x), run.r
     if run.is_doubtful and space.products < max_iter:
         r = space.residual(x)
-    decrease = 0.5 * (space.inner(g, x) + space.inner(r, x)) * unit * unit
-    x = scale(unit, x) if unit != 1 else x
+    decrease = 0.5 * (space.inner(g, x) + space.inner(r, x)) * unit**2
+    x = scale(unit, x)
     curvature = "positive" if run.curvature == "not finite" else run.curvature
     return Solution(x, "cg", decrease, space.length(r) / run.size if run.size > 0 else 0.0, space.products, curvature)
 

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fisherfold.manifolds.lengths import ordinary, range_factor, root
+from fisherfold.manifolds.lengths import root
 from fisherfold.manifolds.trees import Point, Shape, Tangent, arranged, combine, dot, is_finite, leaves, scale, tree_map
 
 __all__ = [
@@ -224,17 +224,10 @@ class Manifold(ABC):
         return self._inner(_widen(x), _widen(u), _widen(v)).to(_dtype(u))
 
     def norm(self, x: Point, v: Tangent) -> Tensor:
-        """The length of a tangent vector of any finite size; its derivatives at the zero vector are 0."""
+        """The length of a tangent vector; its derivatives at the zero vector are 0."""
         self._check_vector(x, v, "v")
-        dtype = _dtype(v)
-        x, v = _widen(x), _widen(v)
-        plain = self._inner(x, v, v).sqrt()
-        if not plain.numel() or ordinary(plain):
-            return plain.to(dtype)
-        # squares may leave the range of numbers that the length does not
-        factor = range_factor(torch.stack([leaf.detach().abs().amax() for leaf in leaves(v)]).amax())
-        v = scale(1 / factor, v)
-        return (factor * root(self._inner(x, v, v))).to(dtype)
+        wide = _widen(v)
+        return root(self._inner(_widen(x), wide, wide)).to(_dtype(v))
 
     def random_point(
         self,
@@ -352,7 +345,6 @@ class Manifold(ABC):
         if not leaves(v)[0].numel():
             return
         x, v = (tree_map(torch.detach, tree) for tree in (x, v))
-        v = scale(1 / range_factor(torch.stack([leaf.abs().amax() for leaf in leaves(v)]).amax()), v)
         size, normal = _size(v), _size(combine(1.0, v, -1.0, self.project(x, v)))
         atol = tolerance(_dtype(x)) if atol is None else atol
         if normal > atol * size:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fisherfold.manifolds.base import Manifold
-from fisherfold.manifolds.lengths import holds, length, ordinary, range_factor, series
+from fisherfold.manifolds.lengths import holds, length, series
 
 # cos √t and sin √t / √t up to t = 1/4, and θ / sin θ in w = sin²(θ/2) up to w = 1/20, to the last digit
 _COS = tuple((-1) ** k / math.factorial(2 * k) for k in range(9))
@@ -109,10 +109,6 @@ def project_rows(x: Tensor, v: Tensor) -> Tensor:
 
 def normalize_rows(y: Tensor) -> Tensor:
     """Every row over its length."""
-    norms = torch.linalg.vector_norm(y, dim=-1, keepdim=True)
-    if ordinary(norms):
-        return y / norms
-    y = y / range_factor(y.abs().amax(dim=-1, keepdim=True))
     return y / torch.linalg.vector_norm(y, dim=-1, keepdim=True)
 
 
@@ -122,9 +118,8 @@ def exp_rows(x: Tensor, v: Tensor) -> Tensor:
     near = square < 0.25
     t = torch.where(near, square, 0.0)
     short = series(_COS, t) * x + series(_SINC, t) * v
-    # the angle of a step whose length is beyond the largest number is as good as any other on its great circle
     far = torch.where(near, 1.0, v)
-    angle = length(far, keepdim=True).clamp(max=torch.finfo(v.dtype).max)
+    angle = length(far, keepdim=True)
     return normalize_rows(torch.where(near, short, angle.cos() * x + angle.sin() * (far / angle)))
 
 
