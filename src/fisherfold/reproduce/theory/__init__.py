@@ -9,24 +9,29 @@ invariance  rows behind a normalisation: <∇w_i, w_i> = 0 and RFIM = FIM
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from fisherfold.reproduce.theory import global_convergence, invariance, metric, rates, stability
+from fisherfold.reproduce.theory import global_convergence, invariance, rates, stability, steepest
 from fisherfold.reproduce.theory.report import Finding, Part, Settings, summary
 
 PARTS: dict[str, Callable[[Settings], Part]] = {
-    "metric": metric.part,
+    "metric": steepest.part,
     "global": global_convergence.part,
     "rates": rates.part,
     "stability": stability.part,
     "invariance": invariance.part,
 }
 
-__all__ = ["PARTS", "Finding", "Part", "Settings", "run_theory", "summary"]
+__all__ = ["PARTS", "Finding", "Part", "Settings", "chosen", "run_theory", "summary"]
 
 
-def run_theory(settings: Settings, *, only: tuple[str, ...] = ()) -> list[Part]:
-    """Run the parts of the report."""
+def chosen(only: Sequence[str]) -> list[str]:
+    """The names of the parts that are asked for, all if none is."""
     if unknown := sorted(set(only) - set(PARTS)):
         raise ValueError(f"part must be one of {list(PARTS)}, got {unknown}")
-    return [make(settings) for name, make in PARTS.items() if not only or name in only]
+    return [name for name in PARTS if not only or name in only]
+
+
+def run_theory(settings: Settings, *, only: Sequence[str] = ()) -> list[Part]:
+    """Run the parts of the report."""
+    return [PARTS[name](settings) for name in chosen(only)]

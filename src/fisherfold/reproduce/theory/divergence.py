@@ -150,29 +150,22 @@ def measure(settings: Settings) -> list[dict[str, Any]]:
             cases.append(("no retraction", 0, {"method": own, "stretch": 1.2}))
             for method, order, options in cases:
                 runs = [kl_remainder(problem, theta, seed=seed, **options) for seed in range(directions)]
-                slopes = sorted(slope(STEPS, errors, _NOISE) for errors in runs)
-                rows.append({
-                    "quantity": "KL", "manifold": manifold_name, "likelihood": likelihood_name, "retraction": method,
-                    "order": order, "predicted": 3 if order else 2, "slope": slopes[len(slopes) // 2],
-                    "lowest": slopes[0], "highest": slopes[-1], "errors": runs[0],
-                })  # fmt: skip
-    return rows + _measure_loss(settings, directions)
-
-
-def _measure_loss(settings: Settings, directions: int) -> list[dict[str, Any]]:
-    rows = []
-    manifold = MANIFOLDS["stiefel"]
-    for name, likelihood in LIKELIHOODS.items():
-        problem, theta = make_problem(manifold, likelihood, seed=0, device=settings.device)
-        for method, order in manifold.retractions.items():
-            runs = [loss_remainder(problem, theta, method, seed=seed) for seed in range(directions)]
-            slopes = sorted(slope(STEPS, errors, _NOISE) for errors in runs)
-            rows.append({
-                "quantity": "loss", "manifold": "stiefel", "likelihood": name, "retraction": method, "order": order,
-                "predicted": order + 1, "slope": slopes[len(slopes) // 2], "lowest": slopes[0], "highest": slopes[-1],
-                "errors": runs[0],
-            })  # fmt: skip
+                names = {"quantity": "KL", "manifold": manifold_name, "likelihood": likelihood_name}
+                rows.append(names | _slopes(method, order, 3 if order else 2, runs))
+            for method, order in manifold.retractions.items() if manifold_name == "stiefel" else ():
+                runs = [loss_remainder(problem, theta, method, seed=seed) for seed in range(directions)]
+                names = {"quantity": "loss", "manifold": manifold_name, "likelihood": likelihood_name}
+                rows.append(names | _slopes(method, order, order + 1, runs))
     return rows
+
+
+def _slopes(method: str, order: int, predicted: int, runs: list[list[float]]) -> dict[str, Any]:
+    """The slopes of the errors along several directions."""
+    slopes = sorted(slope(STEPS, errors, _NOISE) for errors in runs)
+    return {
+        "retraction": method, "order": order, "predicted": predicted, "slope": slopes[len(slopes) // 2],
+        "lowest": slopes[0], "highest": slopes[-1], "errors": runs[0],
+    }  # fmt: skip
 
 
 def findings(rows: list[dict[str, Any]], settings: Settings) -> list[Finding]:

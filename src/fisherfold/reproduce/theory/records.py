@@ -17,7 +17,7 @@ from typing import Any
 from fisherfold._version import __version__
 from fisherfold.files import make_folder, write_atomically
 from fisherfold.plain import finite
-from fisherfold.reproduce.theory import PARTS, run_theory
+from fisherfold.reproduce.theory import PARTS, chosen, run_theory
 from fisherfold.reproduce.theory.report import Finding, Part, Settings, files_of, summary, write_part
 from fisherfold.reproduce.workers import Workers
 
@@ -35,10 +35,8 @@ def run_recorded(
     tick: Tick = lambda _done, _total: None,
 ) -> list[Part]:
     """Run the parts that are not recorded yet, and record each as it is done."""
-    if unknown := sorted(set(only) - set(PARTS)):
-        raise ValueError(f"part must be one of {list(PARTS)}, got {unknown}")
+    names = chosen(only)
     make_folder(folder)
-    names = [name for name in PARTS if not only or name in only]
     identity = {"version": __version__, "quick": settings.quick, "seeds": settings.seeds, "device": settings.device}
     found = read_records(folder)
     missing = [name for name in names if fresh or name not in found or found[name][0] != identity]
