@@ -15,7 +15,6 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from typing_extensions import override
 
 from fisherfold.fisher.conjugate import Solution
 from fisherfold.fisher.flat import flatten, unflatten
@@ -36,10 +35,12 @@ class FisherOperator(ABC):
         point: the point whose tangent space it acts on.
         approximates: a sentence with the formula, for people.
         n_rows: how many rows the factor W has, or None if there is none.
+        preconditioner: an operator near this one that is easily inverted, or None.
     """
 
     approximates: ClassVar[str]
     n_rows: int | None = None
+    preconditioner: FisherOperator | None = None
 
     @property
     def is_structured(self) -> bool:
@@ -93,8 +94,8 @@ class FisherOperator(ABC):
         return None
 
     def precondition(self, v: Tangent, damping: float) -> Tangent:
-        """A cheap approximation of (F + λ I)⁻¹ v for truncated CG; the identity unless a subclass knows better."""
-        return v
+        """A cheap approximation of (F + λ I)⁻¹ v for truncated CG: that of ``preconditioner``, else the identity."""
+        return v if self.preconditioner is None else self.preconditioner.precondition(v, damping)
 
     def moved(
         self, anchor_batch: FisherOperator, batch: FisherOperator, samples: Tensor, weight: float
@@ -199,7 +200,7 @@ class PriorFisher(FisherOperator):
 
     def __init__(self, data: FisherOperator, prior: Callable[[Point], Tensor], scale: float) -> None:
         super().__init__(data.manifold, data.point)
-        self.data, self.scale = data, scale
+        self.data, self.scale, self.preconditioner = data, scale, data
         self._variables = tree_map(lambda leaf: leaf.detach().requires_grad_(), self.point)
         with torch.enable_grad():
             value = prior(self._variables)
@@ -215,10 +216,6 @@ class PriorFisher(FisherOperator):
         parts = iter(torch.autograd.grad(along, leaves(self._variables), retain_graph=True, materialize_grads=True))
         curved = self.manifold.project(self.point, tree_map(lambda _: next(parts), self.point))
         return combine(1.0, self.data._matvec(v), self.scale, curved)
-
-    @override
-    def precondition(self, v: Tangent, damping: float) -> Tangent:
-        return self.data.precondition(v, damping)
 
 
 class VarianceReducedFisher(FisherOperator):

@@ -52,9 +52,9 @@ class Problem(ABC):
     def loss(self, x: Point, batch: Tensor | None = None) -> Tensor:
         """The mean loss over a batch."""
 
-    @abstractmethod
     def gradient(self, x: Point, batch: Tensor | None = None) -> Tangent:
-        """The Riemannian gradient of ``loss``."""
+        """The Riemannian gradient of ``loss``; a subclass has this or ``loss_and_gradient``."""
+        return self.loss_and_gradient(x, batch)[1]
 
     def fisher(self, x: Point, batch: Tensor | None = None, *, kind: str = "exact") -> FisherOperator:
         """The Fisher information at ``x`` as an operator on the tangent space.
@@ -74,6 +74,8 @@ class Problem(ABC):
 
     def loss_and_gradient(self, x: Point, batch: Tensor | None = None) -> tuple[Tensor, Tangent]:
         """Both at once, for problems that share work between them."""
+        if type(self).gradient is Problem.gradient:
+            raise NotImplementedError(f"{type(self).__name__} needs gradient or loss_and_gradient")
         return self.loss(x, batch), self.gradient(x, batch)
 
     def loss_rounding(self, x: Point, loss: float) -> float:

@@ -88,10 +88,6 @@ class GaussianModel(Problem):
         return self._all(batch).loss(x)
 
     @override
-    def gradient(self, x: Point, batch: Tensor | None = None) -> Tangent:
-        return self._all(batch).gradient(x)
-
-    @override
     def loss_and_gradient(self, x: Point, batch: Tensor | None = None) -> tuple[Tensor, Tangent]:
         return self._all(batch).loss_and_gradient(x)
 

@@ -89,10 +89,6 @@ class LossProblem(Problem):
         return self._evaluated(x, batch)[0][1].detach()
 
     @override
-    def gradient(self, x: Point, batch: Tensor | None = None) -> Tangent:
-        return self.loss_and_gradient(x, batch)[1]
-
-    @override
     def loss_and_gradient(self, x: Point, batch: Tensor | None = None) -> tuple[Tensor, Tangent]:
         self._check_theta(x)
         variables, value = graph = self._evaluated(x, batch)[0]

@@ -165,10 +165,6 @@ class NLLProblem(Problem):
         return value if self.prior is None else value + self.prior(x) / self.n_samples
 
     @override
-    def gradient(self, x: Point, batch: Tensor | None = None) -> Tangent:
-        return self.loss_and_gradient(x, batch)[1]
-
-    @override
     def loss_and_gradient(self, x: Point, batch: Tensor | None = None) -> tuple[Tensor, Tangent]:
         self._check_theta(x)
         data = self._samples(batch)

@@ -92,10 +92,6 @@ class TwoLayer(Problem):
         return self.likelihood.nll(self.outputs(x), self.targets).mean()
 
     @override
-    def gradient(self, x: Point, batch: Tensor | None = None) -> Tangent:
-        return self.loss_and_gradient(x, batch)[1]
-
-    @override
     def loss_and_gradient(self, x: Point, batch: Tensor | None = None) -> tuple[Tensor, Tangent]:
         _check_whole(batch)
         u = self.outputs(x)

@@ -141,11 +141,9 @@ def check_batch_size(batch_size: int | None, n_samples: int, name: str = "batch_
 
 
 class Draws:
-    """The batches of one epoch after another."""
+    """The batches of one epoch after another, of a tenth of the samples each if no size is given."""
 
-    def __init__(
-        self, n_samples: int, batch_size: int, sampling: str | None = None, stream: Tensor | None = None
-    ) -> None:
+    def __init__(self, n_samples: int, batch_size: int | None, sampling: str | None, stream: Tensor | None) -> None:
         if sampling is not None and sampling not in ("shuffle", "replacement"):
             raise ValueError(f"sampling must be 'shuffle' or 'replacement', got {sampling!r}")
         if stream is not None:
@@ -155,7 +153,8 @@ class Draws:
                     f"sampling says how to draw, and stream what was drawn; give one of them, got {sampling=} beside a "
                     f"stream of {len(stream)} epochs"
                 )
-        self.n_samples, self.batch_size, self.sampling, self.stream = n_samples, batch_size, sampling, stream
+        self.n_samples, self.sampling, self.stream = n_samples, sampling, stream
+        self.batch_size = max(1, n_samples // 10) if batch_size is None else check_batch_size(batch_size, n_samples)
 
     def epoch(self, state: State) -> Iterator[Tensor]:
         """The batches of the epoch that the state is about to make."""

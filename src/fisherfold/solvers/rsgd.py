@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from fisherfold.manifolds.base import is_finite
 from fisherfold.problems.base import Problem
-from fisherfold.solvers.method import Draws, Method, at_least_one, check_batch_size, positive
+from fisherfold.solvers.method import Draws, Method, at_least_one, positive
 from fisherfold.solvers.state import State
 
 
@@ -47,8 +47,7 @@ class RSGD(Method):
     ) -> None:
         super().__init__(problem)
         self.step_size, self.decay = positive("step", step), positive("decay", decay, zero=True)
-        size = max(1, problem.n_samples // 10) if batch_size is None else batch_size
-        self.draws = Draws(problem.n_samples, check_batch_size(size, problem.n_samples), sampling, stream)
+        self.draws = Draws(problem.n_samples, batch_size, sampling, stream)
         self.max_rejections = at_least_one("max_rejections", max_rejections)
 
     @override

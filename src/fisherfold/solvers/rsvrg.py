@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from fisherfold.manifolds.base import Point, is_finite
 from fisherfold.problems.base import Problem, Snapshot
-from fisherfold.solvers.method import Draws, Method, Schedule, at, at_least_one, check_batch_size, check_kind, positive
+from fisherfold.solvers.method import Draws, Method, Schedule, at, at_least_one, check_kind, positive
 from fisherfold.solvers.state import State
 
 
@@ -50,8 +50,7 @@ class RSVRG(Method):
     ) -> None:
         super().__init__(problem)
         self.step_size = step if callable(step) else positive("step", step)
-        size = max(1, problem.n_samples // 10) if batch_size is None else batch_size
-        self.draws = Draws(problem.n_samples, check_batch_size(size, problem.n_samples), sampling, stream)
+        self.draws = Draws(problem.n_samples, batch_size, sampling, stream)
         self.max_rejections = at_least_one("max_rejections", max_rejections)
         self._snapshot: Snapshot | None = None
 

@@ -23,6 +23,7 @@ from fisherfold.subspace.task_state import TaskState
 class SubspaceFisher(FisherOperator):
     """The exact Fisher information (1/N) Σ_t ω_t J_tᵀJ_t with J_t H = (X_t k_t, √λ_t ẇ_t)."""
 
+    preconditioner: KroneckerFisher
     approximates = "nothing: the Fisher information of N(X_t U w_t(U), I), w_t(U) the ridge solution"
 
     def __init__(
@@ -48,10 +49,6 @@ class SubspaceFisher(FisherOperator):
         through = image - _apply(state.gram_frame, back)
         product = (omega * through).mT @ state.weights - (omega * state.residual).mT @ back
         return self.manifold.project(x, self.samples.total(product))
-
-    @override
-    def precondition(self, v: Tensor, damping: float) -> Tensor:
-        return self.preconditioner.precondition(v, damping)
 
 
 class SubspaceHessian(SubspaceFisher):

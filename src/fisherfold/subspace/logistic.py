@@ -196,10 +196,6 @@ class LogisticSubspaceProblem(Problem):
         return self.state(x).losses.mean()
 
     @override
-    def gradient(self, x: Tensor, batch: Tensor | None = None) -> Tensor:
-        return self.loss_and_gradient(x, batch)[1]
-
-    @override
     def loss_and_gradient(self, x: Tensor, batch: Tensor | None = None) -> tuple[Tensor, Tensor]:
         check_whole(batch)
         state = self.state(x)
@@ -225,6 +221,7 @@ class LogisticSubspaceProblem(Problem):
 class LogisticFisher(FisherOperator):
     """The exact Fisher information (1/N) Σ_t J_tᵀ D J_t + λ ẇ_tᵀẇ_t, the coefficients moving along with U."""
 
+    preconditioner: KroneckerFisher
     approximates = "nothing: the Fisher information of Bernoulli targets with w_t(U) the penalised solution"
 
     def __init__(
@@ -256,10 +253,6 @@ class LogisticFisher(FisherOperator):
         through = weighted - state.spread * (state.features * back[rows.task]).sum(-1)
         product = rows.X.mT @ (through[:, None] * state.weights[rows.task]) - state.error.mT @ back
         return self.manifold.project(self.point, product / len(state.weights))
-
-    @override
-    def precondition(self, v: Tensor, damping: float) -> Tensor:
-        return self.preconditioner.precondition(v, damping)
 
 
 class LogisticHessian(LogisticFisher):

@@ -127,10 +127,6 @@ class MarginalSubspaceProblem(Problem):
         return super().loss_rounding(x, max(abs(loss), power))
 
     @override
-    def gradient(self, x: Tensor, batch: Tensor | None = None) -> Tensor:
-        return self.loss_and_gradient(x, batch)[1]
-
-    @override
     def loss_and_gradient(self, x: Tensor, batch: Tensor | None = None) -> tuple[Tensor, Tensor]:
         check_whole(batch)
         found = self.posterior(x)
@@ -185,10 +181,6 @@ class MarginalFisher(FisherOperator):
         product = torch.einsum("tip,tpq->iq", moved, self.right)
         product = product + torch.einsum("tip,tpq->iq", self.reach, v.mT @ self.reach)
         return self.manifold.project(self.point, self.samples.total(product) / self.samples.size)
-
-    @override
-    def precondition(self, v: Tensor, damping: float) -> Tensor:
-        return self.preconditioner.precondition(v, damping)
 
 
 def information(statistics: TaskStatistics, noise: Tensor, found: TaskPosterior) -> Tensor:

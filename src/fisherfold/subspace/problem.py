@@ -141,10 +141,6 @@ class SubspaceProblem(Problem):
         return self._mean(self.state(x, batch).losses, batch)
 
     @override
-    def gradient(self, x: Tensor, batch: Tensor | None = None) -> Tensor:
-        return self._tangent(x, self.ambient_gradient(self.state(x, batch), batch))
-
-    @override
     def loss_and_gradient(self, x: Tensor, batch: Tensor | None = None) -> tuple[Tensor, Tensor]:
         state = self.state(x, batch)
         return self._mean(state.losses, batch), self._tangent(x, self.ambient_gradient(state, batch))
