@@ -68,7 +68,7 @@ def conjugate_gradients(
     """
     # a power of two, which keeps all bits: in float32 squares of small residuals would vanish
     largest = max(float(leaf.abs().amax()) for leaf in leaves(g))
-    unit = 2.0 ** math.frexp(largest)[1] if 0 < largest < math.inf else 1.0
+    unit = 2.0 ** min(max(math.frexp(largest)[1], -1000), 1000) if largest < math.inf else 1.0
     g = scale(1 / unit, g)
     space = _TangentSystem(operator, g, damping)
     run = _Recursion(space, rtol)
@@ -83,7 +83,7 @@ def conjugate_gradients(
     x, r = space.project(run.x), run.r
     if run.is_doubtful and space.products < max_iter:
         r = space.residual(x)
-    decrease = 0.5 * (space.inner(g, x) + space.inner(r, x)) * unit**2
+    decrease = 0.5 * (space.inner(g, x) + space.inner(r, x)) * unit * unit
     x = scale(unit, x)
     curvature = "positive" if run.curvature == "not finite" else run.curvature
     return Solution(x, "cg", decrease, space.length(r) / run.size if run.size > 0 else 0.0, space.products, curvature)
