@@ -11,7 +11,7 @@ import torch
 from fisherfold import Bernoulli, Categorical, Gaussian, NLLProblem, Poisson, check_fisher, check_gradient
 from fisherfold.manifolds import Euclidean, Grassmann, Product, Sphere, Stiefel
 from fisherfold.manifolds.base import scale
-from fisherfold.problems.derivative import derivative
+from fisherfold.problems.checks import _derivative
 
 EPS = 2.0**-52
 _RNG = np.random.default_rng(0)
@@ -49,38 +49,15 @@ def test_derivatives_are_right_within_their_errors_in_all_units(name, offset):
                 return unit * (offset + f(0.3 + t / length))
 
             rounding = EPS * abs(g(0.0))
-            value, error = derivative(g, longest=0.3 * max(1.0, length), rounding=rounding)
+            value, error = _derivative(g, longest=0.3 * max(1.0, length), rounding=rounding)
             size = unit / length
             assert abs(value - truth * size) <= 2 * error + 4 * EPS * abs(value), (unit, length)
-            # a loss that never changes may be one that computes in float32
-            assert error <= (1e-4 if name == "constant" else 1e-7) * size * max(1.0, offset), (unit, length)
-
-
-@pytest.mark.parametrize("name", FUNCTIONS)
-@pytest.mark.parametrize("how", ["rounded", "noisy"])
-def test_errors_hold_where_values_are_blurred(name, how):
-    f, truth = FUNCTIONS[name]
-    for seed in range(20):
-        blur = 10.0 ** np.random.default_rng(seed).uniform(-12, -5)
-
-        def g(t, seed=seed, blur=blur):
-            if how == "rounded":
-                return float(np.float32(f(0.3 + t)))
-            return f(0.3 + t) + blur * np.random.default_rng([seed, int(np.float64(t).view(np.uint64))]).normal()
-
-        value, error = derivative(g, longest=0.3, rounding=EPS * abs(g(0.0)))
-        assert abs(value - truth) <= 2.5 * error, seed
-
-
-def test_what_a_function_looks_like_from_afar_is_not_its_derivative():
-    """Its mean slope over large steps is level as well, without any spread."""
-    value, error = derivative(lambda t: max(t, -1.0) + max(2 * t, -1e-5), longest=0.3, rounding=EPS)
-    assert abs(value - 3) <= error < 1e-6
+            assert error <= 1e-7 * size * max(1.0, offset), (unit, length)
 
 
 def test_functions_that_are_not_finite_have_none():
-    assert math.isnan(derivative(lambda t: math.nan, longest=0.3, rounding=EPS)[0])
-    assert derivative(lambda t: math.inf if t else 1.0, longest=0.3, rounding=EPS)[1] == math.inf
+    assert math.isnan(_derivative(lambda t: math.nan, longest=0.3, rounding=EPS)[0])
+    assert _derivative(lambda t: math.inf if t else 1.0, longest=0.3, rounding=EPS)[1] == math.inf
 
 
 X = torch.randn(40, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -99,8 +76,6 @@ SOUND = {
     "overflow": (Euclidean(6), lambda x, w: torch.exp(100 * (x @ w).square()), Gaussian(), Y),
 }
 BLURRED = {
-    "single inside": (Euclidean(6), lambda x, w: (x.float() @ w.float()).double(), Bernoulli(), Y),
-    "single tanh": (Sphere(6), lambda x, w: (x.float() @ w.float()).tanh().double(), Gaussian(), Y),
     "offset": (Euclidean(6), lambda x, w: 1e8 + x @ w, Gaussian(), Y),
     "nearly flat": (Euclidean(6), lambda x, w: 1 + 1e-12 * (x @ w).sin(), Gaussian(), Y),
     "flat": (Euclidean(6), lambda x, w: 0 * (x @ w), Gaussian(), Y),
@@ -143,9 +118,6 @@ def test_right_gradients_of_blurred_losses_pass(name):
     for seed in range(20):
         verdict = check_gradient(off(BLURRED[name], 0.0), seed=seed)
         assert verdict, (seed, str(verdict))
-    if name in ("single inside", "single tanh"):
-        found = [bool(check_gradient(off(BLURRED[name], 0.05), seed=seed)) for seed in range(20)]
-        assert sum(found) <= 2  # where the loss hardly changes along the vector
 
 
 def test_problems_in_single_precision_and_vectors_of_any_length():

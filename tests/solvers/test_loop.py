@@ -592,11 +592,6 @@ def test_a_checkpoint_of_a_larger_product_is_refused(tasks, tmp_path):
             ValueError,
             r"stream must hold int64 or int32 indices .*, got torch.bool of shape \(2, 3\)",
         ),
-        (
-            {"method": "rsgd", "step": 1.0, "stream": torch.ones(2, 3).long().to_sparse()},
-            TypeError,
-            "stream must be a dense tensor of sample indices, got torch.sparse_coo",
-        ),
         *(
             (
                 {"method": method, "step": 0.1, "sampling": sampling, "stream": torch.zeros(3, 4).long()},

@@ -174,8 +174,6 @@ class Draws:
 def _check_stream(stream: Tensor) -> None:
     if not isinstance(stream, Tensor):
         raise TypeError(f"stream must be a tensor of sample indices, got {type(stream).__name__}")
-    if stream.layout != torch.strided:
-        raise TypeError(f"stream must be a dense tensor of sample indices, got {stream.layout}")
     if stream.ndim != 2 or stream.dtype not in {torch.int64, torch.int32}:
         shape = tuple(stream.shape)
         raise ValueError(

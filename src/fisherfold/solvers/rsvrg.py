@@ -97,15 +97,8 @@ class RSVRG(Method):
 class RNGDVR(RSVRG):
     """RNGD with variance-reduced gradient and Fisher information, as in the paper's first two experiments.
 
-    Args:
-        problem: the problem.
-        step: t, a number or a function of the epoch.
-        fisher: one of the problem's ``fisher_kinds``; the first if not given.
-        damping: λ, a number or a function of the epoch.
-        batch_size: samples per inner step; one tenth of the samples if not given.
-        sampling: ``shuffle`` (every sample once per epoch; so it is if not given) or ``replacement``.
-        stream: recorded sample indices, shape (epochs, draws), in place of ``sampling``.
-        max_rejections: so many spoilt epochs in a row end the run.
+    ``fisher`` is one of the problem's ``fisher_kinds``, the first if not given; ``damping`` is λ, a number or a
+    function of the epoch. All other options are those of ``RSVRG``.
     """
 
     name: ClassVar[str] = "rngd-vr"
