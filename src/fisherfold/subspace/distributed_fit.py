@@ -68,7 +68,7 @@ def distribute_rows(
     share: RowShare, group: Group, *, seed: int, intercept: bool, scale: bool
 ) -> tuple[Scaling, IdIndex, Rows, Axis]:
     """Send every row to the process that owns its task."""
-    scaling = _joint_scaling(share, group, intercept=intercept, scale=scale)
+    scaling = Scaling.learn(share.X, share.y, share.weight, intercept=intercept, scale=scale, group=group)
     index = _joint_index(share.task, group)
     numbers = index.encode(share.task, "task")
     counts = group.sum(torch.from_numpy(np.bincount(numbers, minlength=len(index))))
@@ -91,18 +91,3 @@ def _joint_index(labels: Ids, group: Group) -> IdIndex:
     _, first = np.unique(labels.astype(str) if labels.dtype == object else labels, return_index=True)
     shares = group.gather_objects(labels[np.sort(first)].tolist())
     return IdIndex([label for share in shares for label in share], "task")
-
-
-def _joint_scaling(share: RowShare, group: Group, *, intercept: bool, scale: bool) -> Scaling:
-    """``Scaling.learn`` from the rows of all processes."""
-
-    def total(values: Any) -> Array:
-        return np.asarray(group.sum(torch.from_numpy(np.asarray(values, dtype=np.float64))).numpy())
-
-    X, y, weight = share.X, share.y, share.weight
-    weights = float(total(weight.sum()))
-    center = total(weight @ X) / weights if intercept else np.zeros(X.shape[1])
-    largest = group.largest(torch.from_numpy(np.abs(X).max(axis=0, initial=0.0))).numpy()
-    spread = np.sqrt(total(weight @ (X - center) ** 2) / weights)
-    offset = float(total(weight @ y) / weights) if intercept else 0.0
-    return Scaling.of(center, spread, largest, offset, intercept=intercept, scale=scale)

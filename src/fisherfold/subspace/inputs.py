@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fisherfold.distributed import Axis
+from fisherfold.distributed import ALONE, Axis, Group
 from fisherfold.subspace.tasks import TaskStatistics
 from fisherfold.tables.ids import as_ids
 
@@ -188,18 +188,21 @@ class Scaling:
     intercept: bool  # whether a column of ones is added
 
     @classmethod
-    def learn(cls, X: Array, y: Array, weight: Array | None, *, intercept: bool, scale: bool) -> Scaling:
-        """Weighted means and standard deviations."""
-        center = np.average(X, axis=0, weights=weight) if intercept else np.zeros(X.shape[1])
-        spread = np.sqrt(np.average((X - center) ** 2, axis=0, weights=weight))
-        offset = float(np.average(y.reshape(len(y), -1).mean(axis=1), weights=weight)) if intercept else 0.0
-        return cls.of(center, spread, np.abs(X).max(axis=0), offset, intercept=intercept, scale=scale)
-
-    @classmethod
-    def of(
-        cls, center: Array, spread: Array, largest: Array, offset: float, *, intercept: bool, scale: bool
+    def learn(
+        cls, X: Array, y: Array, weight: Array | None, *, intercept: bool, scale: bool, group: Group = ALONE
     ) -> Scaling:
-        """The scaling of features with these moments."""
+        """Weighted means and standard deviations over the rows of all processes."""
+        w = np.ones(len(X)) if weight is None else weight
+
+        def mean(values: Array) -> Array:
+            total = (values * (w if values.ndim == 1 else w[:, None])).sum(axis=0)
+            both = group.sum(torch.from_numpy(np.append(total, w.sum()))).numpy()
+            return np.asarray(both[:-1] / both[-1])
+
+        center = mean(X) if intercept else np.zeros(X.shape[1])
+        spread = np.sqrt(mean((X - center) ** 2))
+        offset = float(mean(y if y.ndim == 1 else y.mean(axis=1))[0]) if intercept else 0.0
+        largest = group.largest(torch.from_numpy(np.abs(X).max(axis=0, initial=0.0))).numpy()
         flat = spread <= _ROUNDING * np.maximum(largest, 1e-300)
         return cls(center, np.where(flat | (not scale), 1.0, spread), flat, offset, bool(intercept))
 
