@@ -87,13 +87,6 @@ class Cell:
         last = f"{statistics.median(self.last):.2f}" if self.last else "diverged"
         return f"{self.median:.2f}{spread} ({last}), {self.seeds} seed{'s' * (self.seeds > 1)}{failed}{paper}"
 
-    def as_json(self) -> dict[str, Any]:
-        """Plain values for files."""
-        return {
-            "dataset": self.dataset, "model": self.model, "preset": self.preset, "seeds": self.seeds,
-            "best": list(self.best), "last": list(self.last), "paper": self.paper,
-        }  # fmt: skip
-
 
 def read_runs(path: Path = RESULTS) -> pl.DataFrame:
     """The recorded runs, one row each."""

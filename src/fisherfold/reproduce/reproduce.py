@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -138,7 +138,7 @@ def reproduce_cifar(options: Options, results: Path = cifar.RESULTS) -> tuple[di
     folder = make_folder(options.folder("cifar"))
     files = {kind: folder / f"cifar.{kind}" for kind in ("png", "json")}
     write_atomically(files["png"], png(cifar.draw(runs)))
-    facts = {"cells": [cell.as_json() for cell in found], "claim": cifar.CLAIM}
+    facts = {"cells": [asdict(cell) for cell in found], "claim": cifar.CLAIM}
     write_atomically(files["json"], json.dumps(facts, indent=1).encode())
     command = options.command("cifar") + (f" --results {shlex.quote(str(results))}" * (results != cifar.RESULTS))
     picture = files["png"].relative_to(options.output).as_posix()
