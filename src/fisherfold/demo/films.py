@@ -23,6 +23,8 @@ NEW_PERSON = {
     "Toy Story (1995)": 5.0, "Finding Nemo (2003)": 5.0, "Shrek (2001)": 4.5, "Matrix, The (1999)": 2.0,
     "Silence of the Lambs, The (1991)": 1.5,
 }  # fmt: skip
+_PLAIN = pl.col("title").str.replace_all(r" \([^()]*[^()\d][^()]*\)", "")
+_SPOKEN = _PLAIN.str.replace(r"^(.*), (The|A|An) (\(\d{4}\))$", "$2 $1 $3")
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ def recommend_films(ratings: pl.DataFrame, movies: pl.DataFrame, *, seed: int = 
     return Films(
         ratings.height, ratings["userId"].n_unique(), ratings["movieId"].n_unique(), person, accuracy,
         _titled(favourites, movies), _with_interval(recommended, mean, movies),
-        pl.DataFrame({"title": list(NEW_PERSON), "rating": list(NEW_PERSON.values())}),
+        pl.DataFrame({"title": list(NEW_PERSON), "rating": list(NEW_PERSON.values())}).with_columns(title=_SPOKEN),
         _with_interval(new, expected, movies), nominal, covered,
     )  # fmt: skip
 
@@ -144,9 +146,7 @@ BASELINES = {
 
 def _titled(frame: pl.DataFrame, movies: pl.DataFrame) -> pl.DataFrame:
     """With titles as people say them: the article in front, no second title."""
-    plain = pl.col("title").str.replace_all(r" \([^()]*[^()\d][^()]*\)", "")
-    spoken = plain.str.replace(r"^(.*), (The|A|An) (\(\d{4}\))$", "$2 $1 $3")
-    return frame.join(movies.select("movieId", title=spoken), on="movieId", how="left", maintain_order="left")
+    return frame.join(movies.select("movieId", title=_SPOKEN), on="movieId", how="left", maintain_order="left")
 
 
 def _with_interval(found: Any, predicted: Any, movies: pl.DataFrame) -> pl.DataFrame:

@@ -37,7 +37,7 @@ td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; wh
 .range i { position: absolute; top: .3rem; height: .3rem; border-radius: .2rem; background: var(--bar); }
 .range b { position: absolute; top: .15rem; width: .6rem; height: .6rem; margin-left: -.3rem; border-radius: 50%;
   background: var(--dot); }
-img { max-width: 100%; height: auto; } .scroll { overflow-x: auto; }
+img { max-width: 100%; height: auto; } picture { display: block; margin-top: 1.6rem; } .scroll { overflow-x: auto; }
 @media (max-width: 44rem) { .two { grid-template-columns: 1fr; } .two tr > :nth-child(4) { display: none; } }
 """
 
@@ -52,15 +52,16 @@ def draw(films: Films, networks: Sequence[Race], gradients: Sequence[Race], *, d
         calibration.plot(100 * films.nominal, 100 * films.covered, "o-", color=COLOURS[0], markersize=4)
         calibration.set(title="Intervals hold what they say", xlabel="nominal coverage, %", ylabel="observed, %")
         for race, colour in zip(networks, COLOURS, strict=False):
-            network.plot(race.seconds, race.values, "o-", color=colour, markersize=3, label=race.method)
+            network.plot(race.seconds, race.values, "o-", color=colour, markersize=3, label=race.method.split(",")[0])
         lowest = min(min(race.values) for race in networks)
         network.set(title="A network with batch norm", xlabel="seconds", ylabel="test accuracy, %",
-                    ylim=(max(lowest, 90) - 1, 100.2))  # fmt: skip
+                    ylim=(max(lowest, 90) - 2, 100.2))  # fmt: skip
         for race, colour in zip(gradients, COLOURS, strict=False):
             gradient.plot(race.seconds, race.values, color=colour, label=race.method)
-        gradient.set(title="Regression on a sphere", xlabel="seconds", ylabel="loss above the minimum", yscale="log")
+        gradient.set(title="Regression on a sphere", xlabel="seconds", ylabel="loss above the minimum", yscale="log",
+                     ylim=(None, 1e5))  # fmt: skip
         for panel in (network, gradient):
-            panel.legend(frameon=False, fontsize=8)
+            panel.legend(frameon=False, fontsize=8, loc="lower right" if panel is network else "upper right")
         for panel in (calibration, network, gradient):
             panel.grid(alpha=0.3)
         out = io.BytesIO()
@@ -83,8 +84,9 @@ def write_page(films: Films, pictures: tuple[bytes, bytes], target: Path) -> Non
     """Write the page."""
     light, dark = (base64.b64encode(content).decode() for content in pictures)
     accuracy = films.accuracy.with_columns(
-        pl.col("held-out RMSE").round(4), pl.col("80 % intervals hold (%)").round(1), pl.col("seconds").round(2)
-    )
+        pl.col("held-out RMSE").map_elements("{:.4f}".format, pl.String), pl.col("80 % intervals hold (%)").round(1),
+        pl.col("seconds").round(2),
+    )  # fmt: skip
     picture = (
         f'<picture><source media="(prefers-color-scheme: dark)" srcset="data:image/png;base64,{dark}">'
         f'<img alt="Accuracy, calibration, and two races on wall time" src="data:image/png;base64,{light}"></picture>'
