@@ -41,7 +41,7 @@ def _entry(name: str) -> str:
     docstring = ast.get_docstring(ast.parse(source)) or ""
     title, command, *text = docstring.split("\n\n")
     return (
-        f"## {title.rstrip('.')}\n\n![{title}](img/gallery/{name}.png)\n\n" + "\n\n".join(text).replace("``", "`")
+        f"## {title.rstrip('.')}\n\n![{name.replace('_', ' ')}](img/gallery/{name}.png)\n\n" + "\n\n".join(text).replace("``", "`")
         + f"\n\n`{command.strip()}`:\n\n```py\n{_excerpt(source)}\n```\n"
     )  # fmt: skip
 
