@@ -40,8 +40,9 @@ def _entry(name: str) -> str:
     source = (ROOT / "examples" / f"{name}.py").read_text(encoding="utf-8")
     docstring = ast.get_docstring(ast.parse(source)) or ""
     title, command, *text = docstring.split("\n\n")
+    shown = "\n\n".join(text).replace("``", "`")
     return (
-        f"## {title.rstrip('.')}\n\n![{name.replace('_', ' ')}](img/gallery/{name}.png)\n\n" + "\n\n".join(text).replace("``", "`")
+        f"## {title.rstrip('.')}\n\n![{name.replace('_', ' ')}](img/gallery/{name}.png)\n\n{shown}"
         + f"\n\n`{command.strip()}`:\n\n```py\n{_excerpt(source)}\n```\n"
     )  # fmt: skip
 

@@ -25,7 +25,7 @@ from fisherfold.cli.options import (
     say_written,
     write_or_rescue,
 )
-from fisherfold.cli.voice import Voice
+from fisherfold.cli.voice import Voice, grid
 from fisherfold.cli.words import typed
 from fisherfold.plain import counted
 from fisherfold.progress import track
@@ -554,10 +554,7 @@ def _size(model: MatrixCompletion) -> dict[str, int]:
 def _show(voice: Voice, found: Any, output: Path | None, title: str) -> None:
     """Print lists, or write them into a file."""
     import polars as pl
-    from rich.markup import escape
-    from rich.table import Table
 
-    from fisherfold.cli.words import cell, printable
     from fisherfold.tables.writers import write_table
 
     frame = found if isinstance(found, pl.DataFrame) else pl.from_pandas(found)
@@ -565,9 +562,5 @@ def _show(voice: Voice, found: Any, output: Path | None, title: str) -> None:
         write_table(frame, output)
         say_written(voice, title, {"lines": frame.height, "ids": frame.to_series(0).n_unique()}, output)
         return
-    table = Table(title=title)
-    for name in frame.columns:
-        table.add_column(escape(printable(name)), justify="right" if frame[name].dtype.is_float() else "left")
-    for line in frame.iter_rows():
-        table.add_row(*(escape(printable(cell(value))) for value in line))
-    voice.answer({title.lower(): frame.to_dicts()}, table)
+    text = sum(not kind.is_float() for kind in frame.dtypes)
+    voice.answer({title.lower(): frame.to_dicts()}, grid(title, frame.columns, frame.iter_rows(), text=text))

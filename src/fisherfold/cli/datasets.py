@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
 from fisherfold.cli.common import command, group
-from fisherfold.cli.voice import Voice
+from fisherfold.cli.voice import Voice, grid
 from fisherfold.progress import track
 
 app = group(
@@ -38,13 +36,12 @@ def list_sets(voice: Voice) -> None:
         {"name": name, "title": entry.title, "found": str(where(name) or ""), "download": name in OFFICIAL}
         for name, entry in sorted(REGISTRY.items())
     ]
-    table = Table(title="Data sets", caption="fetch one with: fisherfold datasets fetch NAME")
-    for column in ("name", "what it is", "state"):
-        table.add_column(column, no_wrap=column == "name")
+    lines = []
     for row in rows:
         state = "can be fetched" if row["download"] else f"by hand: datasets info {row['name']}"
-        state = f"found in {row['found']}" if row["found"] else state
-        table.add_row(str(row["name"]), str(row["title"]), escape(state))
+        lines.append((row["name"], row["title"], f"found in {row['found']}" if row["found"] else state))
+    caption = "fetch one with: fisherfold datasets fetch NAME"
+    table = grid("Data sets", ("name", "what it is", "state"), lines, text=3, caption=caption)
     voice.answer({"datasets": rows}, table)
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
-from fisherfold.cli.voice import Voice
+from fisherfold.cli.voice import Voice, grid
 from fisherfold.progress import track
 
 if TYPE_CHECKING:
     import polars as pl
+    from rich.table import Table
 
 FILMS = Path("examples/data/movielens_small")
 
@@ -69,30 +69,19 @@ def _find(given: Path | None) -> Path:
 
 
 def _accuracy(frame: pl.DataFrame) -> Table:
-    table = Table(title="Held-out ratings (stars, a random tenth)")
-    for name in frame.columns:
-        table.add_column(name, justify="left" if name == "method" else "right")
-    for method, rmse, inside, seconds in frame.iter_rows():
-        style = "bold" if method.startswith("fisherfold") else ""
-        cells = f"{rmse:.4f}", "" if inside is None else f"{inside:.1f}", f"{seconds:.2f}"
-        table.add_row(method, *cells, style=style)
-    return table
+    rows = ([name, f"{rmse:.4f}", inside and f"{inside:.1f}", f"{s:.2f}"] for name, rmse, inside, s in frame.rows())
+    return grid("Held-out ratings (stars, a random tenth)", frame.columns, rows)
 
 
 def _films(title: str, frame: pl.DataFrame) -> Table:
-    table = Table(title=title)
-    for name in ("film", "expected", "80 % interval"):
-        table.add_column(name, justify="left" if name == "film" else "right", no_wrap=name != "film")
-    for film, mean, low, high in frame.select("title", "expected", "low", "high").iter_rows():
-        table.add_row(film, f"{mean:.1f}", f"{low:.1f} to {high:.1f}")
-    return table
+    found = frame.select("title", "expected", "low", "high").iter_rows()
+    rows = ([film, f"{mean:.1f}", f"{low:.1f} to {high:.1f}"] for film, mean, low, high in found)
+    return grid(title, ("film", "expected", "80 % interval"), rows)
 
 
-def _races(races: dict[str, list[dict[str, object]]]) -> Table:
-    table = Table(title="Races on wall time")
-    for name in ("problem", "method", "seconds", "reached"):
-        table.add_column(name, justify="left" if name in {"problem", "method"} else "right")
-    for problem, found in races.items():
-        for row in found:
-            table.add_row(problem, str(row["method"]), f"{row['seconds']:.2f}", f"{row['value']:.4g}")
-    return table
+def _races(races: dict[str, list[dict[str, Any]]]) -> Table:
+    rows = (
+        [problem, row["method"], f"{row['seconds']:.2f}", f"{row['value']:.4g}"]
+        for problem, found in races.items() for row in found
+    )  # fmt: skip
+    return grid("Races on wall time", ("problem", "method", "seconds", "reached"), rows, text=2)

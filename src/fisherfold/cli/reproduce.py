@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,13 +18,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from fisherfold.cli.common import command, group
-from fisherfold.cli.voice import Voice
+from fisherfold.cli.voice import Voice, grid
 from fisherfold.plain import counted
 from fisherfold.progress import track
 
 if TYPE_CHECKING:
     from fisherfold.reproduce.figures import FigureResult
-    from fisherfold.reproduce.page import Table as PlainTable
     from fisherfold.reproduce.reproduce import Options
     from fisherfold.reproduce.theory import Part
 
@@ -33,16 +32,37 @@ app = group(
     examples=["fisherfold reproduce all --quick --jobs 2"],
 )
 
-Seeds = Annotated[int, typer.Option("--seeds", min=1, help="How many seeds (split, start and samples).")]
-Quick = Annotated[bool, typer.Option("--quick", help="A sketch: a third of the epochs, two seeds, smaller step grids.")]
-Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, help="How many runs at a time; several distort times.")]
-Output = Annotated[Path, typer.Option("--output", "-o", help="The folder for the page, tables and recorded runs.")]
-Fresh = Annotated[bool, typer.Option("--fresh", help="Run again what is recorded, instead of reading it.")]
-SarcosFile = Annotated[
-    Path | None, typer.Option("--sarcos-file", help="The original training file sarcos_inv.mat, if you have it.")
-]
-Device = Annotated[str, typer.Option("--device", help="Where the tensors live, such as cpu or cuda.")]
 REPORT = Path("report")
+Output = Annotated[Path, typer.Option("--output", "-o", help="The folder for the page, tables and recorded runs.")]
+
+
+@dataclass
+class Running:
+    """What all experiments take; the names are those of ``fisherfold.reproduce.reproduce.Options``."""
+
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A sketch: a third of the epochs, two seeds, smaller step grids.")
+    ] = False
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds (split, start and samples).", metavar="N")] = 5
+    jobs: Annotated[
+        int, typer.Option("--jobs", "-j", min=1, help="How many runs at a time; several distort times.", metavar="N")
+    ] = 1
+    output: Output = REPORT
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Run again what is recorded, instead of reading it.")
+    ] = False
+
+    def options(self, **more: Any) -> Options:
+        """For the experiments."""
+        from fisherfold.reproduce import reproduce
+
+        return reproduce.Options(**vars(self), **more)
+
+
+SarcosFile = Annotated[
+    Path | None, typer.Option(help="The original training file sarcos_inv.mat, if you have it.")
+]
+Device = Annotated[str, typer.Option(help="Where the tensors live, such as cpu or cuda.")]
 RUNS = Path("results/cifar_runs.parquet")
 
 
@@ -55,14 +75,11 @@ PARTS = ("metric", "global", "rates", "stability", "invariance")
 
 
 @command(app, "all", examples=["fisherfold reproduce all --quick --jobs 2", "fisherfold reproduce all"])
-def everything(
-    voice: Voice, seeds: Seeds = 5, quick: Quick = False, jobs: Jobs = 1, output: Output = REPORT,
-    fresh: Fresh = False, sarcos_file: SarcosFile = None, device: Device = "cpu",
-) -> None:  # fmt: skip
+def everything(voice: Voice, *, running: Running, sarcos_file: SarcosFile = None, device: Device = "cpu") -> None:
     """Everything: runs what is missing and writes the page. Experiments without data are marked, not an error."""
     from fisherfold.reproduce import reproduce
 
-    options = reproduce.Options(quick, seeds, jobs, output, fresh, device, sarcos_file=sarcos_file)
+    options, output = running.options(device=device, sarcos_file=sarcos_file), running.output
     with track("all experiments", len(reproduce.NAMES)) as whole, _under_way("all", options, voice) as shown:
         for name in reproduce.NAMES:
             try:
@@ -77,11 +94,9 @@ def everything(
             reproduce.refresh_page(output)
             whole.advance()
     page, found = reproduce.refresh_page(output), reproduce.sections(output)
-    table = Table(title="The paper's claims and what was seen", show_lines=True)
-    for name in ("experiment", "verdict", "why"):
-        table.add_column(name)
-    for section in found:
-        table.add_row(escape(section.title), escape(section.verdict), escape("\n".join(section.why)))
+    rows = ((section.title, section.verdict, "\n".join(section.why)) for section in found)
+    columns = ("experiment", "verdict", "why")
+    table = grid("The paper's claims and what was seen", columns, rows, text=3, show_lines=True)
     verdicts = {s.name: {"verdict": s.verdict, "why": list(s.why)} for s in found}
     voice.answer({"verdicts": verdicts, "page": page}, table, f"report page: {page}")
 
@@ -89,11 +104,8 @@ def everything(
 def _add_figure(name: str, text: str) -> None:
     """A command for a figure without options of its own."""
 
-    def run(
-        voice: Voice, seeds: Seeds = 5, quick: Quick = False, jobs: Jobs = 1, output: Output = REPORT,
-        fresh: Fresh = False,
-    ) -> None:  # fmt: skip
-        _figure(name, voice, quick=quick, seeds=seeds, jobs=jobs, output=output, fresh=fresh)
+    def run(voice: Voice, *, running: Running) -> None:
+        _figure(name, voice, running.options())
 
     run.__doc__ = text
     command(app, name, examples=[f"fisherfold reproduce {name} --quick --jobs 2", f"fisherfold reproduce {name}"])(run)
@@ -104,21 +116,14 @@ for _name, _text in FIGURES.items():
 
 
 @command(app, examples=["fisherfold reproduce sarcos", "fisherfold reproduce sarcos --sarcos-file sarcos_inv.mat"])
-def sarcos(
-    voice: Voice, seeds: Seeds = 5, quick: Quick = False, jobs: Jobs = 1, output: Output = REPORT,
-    fresh: Fresh = False, sarcos_file: SarcosFile = None,
-) -> None:  # fmt: skip
+def sarcos(voice: Voice, *, running: Running, sarcos_file: SarcosFile = None) -> None:
     """Multi-task learning on Sarcos: RNGD, RSGD, RSVRG and RCG, rank 6."""
-    options: dict[str, Any] = {"quick": quick, "seeds": seeds, "jobs": jobs, "output": output, "fresh": fresh}
-    _figure("sarcos", voice, **options, sarcos_file=sarcos_file)
+    _figure("sarcos", voice, running.options(sarcos_file=sarcos_file))
 
 
 @command(app, examples=["fisherfold reproduce theory --quick --part metric", "fisherfold reproduce theory --jobs 2"])
 def theory(
-    voice: Voice,
-    seeds: Seeds = 5,
-    quick: Annotated[bool, typer.Option("--quick", help="A sketch: fewer widths, draws and iterations.")] = False,
-    jobs: Jobs = 1, output: Output = REPORT, fresh: Fresh = False, device: Device = "cpu",
+    voice: Voice, *, running: Running, device: Device = "cpu",
     part: Annotated[
         list[str] | None,
         typer.Option(
@@ -131,7 +136,7 @@ def theory(
     from fisherfold.reproduce import reproduce
     from fisherfold.reproduce.theory import summary
 
-    options = reproduce.Options(quick, seeds, jobs, output, fresh, device, tuple(part or ()))
+    options, output = running.options(device=device, parts=tuple(part or ())), running.output
     with _under_way("theory", options, voice) as shown:
         parts, files = reproduce.reproduce_theory(shown)
     page = reproduce.refresh_page(output)
@@ -154,24 +159,14 @@ def cifar(
     page = reproduce.refresh_page(output)
     ending = f"the paper: {section.claim}\nverdict: {section.verdict}", *section.why, *section.notes
     where = f"picture {files['png']}", f"report page: {page}"
-    shown = [_as_shown(table) for table in section.tables[:2]]
+    shown = [grid(t.title, t.columns, t.rows, text=len(t.columns), show_lines=True) for t in section.tables[:2]]
     voice.answer({**facts, "files": {**files, "page": page}}, *shown, *ending, *where)
 
 
-def _as_shown(content: PlainTable) -> Table:
-    table = Table(title=content.title, show_lines=True)
-    for name in content.columns:
-        table.add_column(escape(name))
-    for row in content.rows:
-        table.add_row(*(escape(str(value)) for value in row))
-    return table
-
-
-def _figure(name: str, voice: Voice, **given: Any) -> None:
+def _figure(name: str, voice: Voice, options: Options) -> None:
     """Run a figure, refresh the page and print the table; every figure command ends here."""
     from fisherfold.reproduce import reproduce
 
-    options = reproduce.Options(**given)
     try:
         with _under_way(name, options, voice) as shown:
             result, files, more, section = reproduce.reproduce_figure(name, shown)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,16 @@ from rich.table import Table
 
 from fisherfold.cli.words import cell, printable
 from fisherfold.plain import finite
+
+
+def grid(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, text: int = 1, **look: Any) -> Table:
+    """A table whose first ``text`` columns are text and the others numbers; nothing in it is markup."""
+    table = Table(title=escape(printable(title)), **look)
+    for place, name in enumerate(columns):
+        table.add_column(escape(printable(name)), justify="left" if place < text else "right")
+    for row in rows:
+        table.add_row(*(escape(printable("" if value is None else cell(value))) for value in row))
+    return table
 
 
 @dataclass
