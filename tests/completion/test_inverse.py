@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fisherfold.completion.inference.packed import invert_batch_last, pack, unpack
+from fisherfold.completion.inference.packed import invert_batch_last, pack, solve_batch_last, unpack
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 12])
@@ -19,6 +19,18 @@ def test_inverse_and_determinant(size, dtype):
     found = inverse.permute(2, 0, 1).double()
     torch.testing.assert_close(found, torch.linalg.inv(matrices), atol=tolerance, rtol=tolerance)
     torch.testing.assert_close(log_det.double(), torch.logdet(matrices), atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("size", [3, 90])  # swept entry by entry, and in blocks
+def test_solutions_are_those_of_a_dense_solver(size):
+    g = torch.Generator().manual_seed(size)
+    root = torch.randn(70, size, 2 * size, generator=g, dtype=torch.float64)
+    matrices, pull = root @ root.mT, torch.randn(size, 70, generator=g, dtype=torch.float64)
+    mean, packed, log_det = solve_batch_last(matrices.permute(1, 2, 0), pull)
+    inverse = torch.linalg.inv(matrices)
+    torch.testing.assert_close(packed.T, pack(inverse))
+    torch.testing.assert_close(mean.T, (inverse @ pull.T[:, :, None])[:, :, 0])
+    torch.testing.assert_close(log_det, torch.logdet(matrices))
 
 
 def test_singular_to_single_precision_is_inverted_in_double():

@@ -14,7 +14,7 @@ from fisherfold.completion.estimator import CHECKS, SEARCH_CHECKS, MatrixComplet
 from fisherfold.completion.fit import Extras, Settings, Table, once, prepare, solve
 from fisherfold.completion.inference.posterior import CompletionPosterior
 from fisherfold.completion.inference.start import FeatureTable, raise_rank
-from fisherfold.completion.inference.variational import largest_first
+from fisherfold.completion.inference.variational import first_rank
 from fisherfold.completion.model import CompletionModel
 from fisherfold.progress import track
 from fisherfold.tables.ids import IdIndex
@@ -164,7 +164,7 @@ def _path(
     free = settings.inference == "variational" and settings.ridge is None and seen is None
     for rank in ranks:
         init = None
-        if posterior is not None and free and rank <= largest_first(ratings):
+        if posterior is not None and free and rank == first_rank(ratings, rank):
             init = raise_rank(posterior, ratings, rank, seed=settings.seed)
         posterior, level = solve(ratings, replace(settings, rank=rank), init, observations=seen, features=features)
         yield posterior, level

@@ -77,8 +77,9 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         rated_sets: whether the mere set of rated columns informs about a row, and of rows about a column
             (``variational`` only). Turn it off when entries are missing by design.
         max_iter: the largest number of passes over the data.
-        tol: stop when a pass raises the bound by less than this per rating (``variational``), or lowers the objective
-            by less than this share of it (``point``).
+        tol: stop when a pass raises the bound by less than this per rating, or moves predictions by less than 30 times
+            this (root mean square, in standard deviations of the values) (``variational``); or when it lowers the
+            objective by less than this share of it (``point``).
         clip: whether predictions are clipped to the range of the observed values.
         unseen: for ids not seen in ``fit``: ``prior`` (an average row or column), ``nan`` or ``error``.
         duplicates: for pairs given twice: ``mean``, ``last``, ``sum`` or ``error``.

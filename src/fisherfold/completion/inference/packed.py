@@ -22,6 +22,8 @@ from fisherfold.fisher.blocks import sweep
 _LAPACK_BELOW = 400
 _LAPACK_ABOVE_ORDER = 24
 _RUN = 2**13
+# Batched products win above this order, in runs that fit into the second-level cache.
+_BLOCKED_ABOVE, _BLOCKED_RUN, _BLOCK = 80, 64, 17
 
 
 @lru_cache(maxsize=256)
@@ -29,6 +31,13 @@ def triangle(size: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Row and column numbers of the packed lower triangle."""
     rows, columns = torch.tril_indices(size, size, device=device)
     return rows, columns
+
+
+@lru_cache(maxsize=256)
+def packed_positions_of_lower(size: int, device: torch.device) -> Tensor:
+    """Where the entries of the packed form lie in the square matrix, flattened."""
+    rows, columns = triangle(size, device)
+    return rows * size + columns
 
 
 @lru_cache(maxsize=256)
@@ -140,6 +149,49 @@ def invert_batch_last(matrices: Tensor) -> tuple[Tensor, Tensor]:
     if not positive:
         raise ArithmeticError("a posterior precision is not positive definite: the values or the ridge are too extreme")
     return work.neg_().to(matrices.dtype), log_det.to(matrices.dtype)
+
+
+def solve_batch_last(precision: Tensor, pull: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Means, packed covariances and log-determinants of the precisions: A⁻¹ b, A⁻¹ and log|A| of a batch.
+
+    Above order 80 runs of matrices are swept a block of columns at a time, by batched products:
+
+        A ← A - C P Cᵀ,   C ← C P,   P ← -P     with C the columns of the block and P the inverse of its own part
+    """
+    size, count = pull.shape
+    places = packed_positions_of_lower(size, precision.device)
+    if size <= _BLOCKED_ABOVE:
+        inverse, log_det = invert_batch_last(precision)
+        return (inverse * pull).sum(1), inverse.flatten(0, 1).index_select(0, places), log_det
+    mean, packed = torch.empty_like(pull), pull.new_empty(len(places), count)
+    log_det = pull.new_empty(count)
+    run = _BLOCKED_RUN if precision.device.type == "cpu" else count
+    for start in range(0, count, run):
+        part = slice(start, start + run)
+        work = precision[:, :, part].permute(2, 0, 1).contiguous()
+        log_det[part], positive = _sweep_blocks(work)
+        if not positive:
+            inverse, log_det[part] = invert_batch_last(precision[:, :, part].contiguous())
+            work = inverse.neg_().permute(2, 0, 1).contiguous()
+        mean[:, part] = torch.bmm(work, pull[:, part].T[:, :, None])[:, :, 0].neg_().T
+        packed[:, part] = work.flatten(1).index_select(1, places).neg_().T
+    return mean, packed, log_det
+
+
+def _sweep_blocks(matrices: Tensor) -> tuple[Tensor, bool]:
+    """Sweep matrices that lie one after the other in place; the log-determinants, and whether all were positive."""
+    log_det, positive = matrices.new_zeros(len(matrices)), True
+    for start in range(0, matrices.shape[1], _BLOCK):
+        part = slice(start, start + _BLOCK)
+        columns = matrices[:, :, part].contiguous()
+        factors, info = torch.linalg.cholesky_ex(columns[:, part])
+        positive = positive and not bool(info.any())
+        inverse = torch.cholesky_inverse(factors)
+        log_det += 2 * factors.diagonal(dim1=1, dim2=2).log().sum(1)
+        scaled = columns @ inverse
+        matrices.baddbmm_(scaled, columns.mT, alpha=-1)
+        matrices[:, :, part], matrices[:, part], matrices[:, part, part] = scaled, scaled.mT, -inverse
+    return log_det, positive and bool(torch.isfinite(log_det).all())
 
 
 def _sweep(matrices: Tensor) -> tuple[Tensor, bool]:

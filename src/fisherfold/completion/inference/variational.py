@@ -23,17 +23,20 @@ from torch import Tensor
 from fisherfold.completion.grouped import Grouped
 from fisherfold.completion.inference.gram import Evidence, Summands, moments
 from fisherfold.completion.inference.observations import Observations
-from fisherfold.completion.inference.packed import invert_batch_last, triangle
+from fisherfold.completion.inference.packed import solve_batch_last
 from fisherfold.completion.inference.posterior import WEIGHT_STRENGTH, CompletionPosterior, Side
 from fisherfold.completion.inference.start import FeatureTable, raise_rank, start_posterior
 from fisherfold.completion.ratings import Ratings
 
-_RATINGS_EACH = 3  # for each coefficient of the first rank: with 2 a factor dies in every fifth table of 500 ids
-# On the way, a rank is left when a pass gains less than this, or after so many passes.
-_ON_THE_WAY, _PASSES = 2e-3, 10
-# Momentum of the rows, from the third pass on; measured on MovieLens-1M and thin tables, it saves a quarter to a third
-# of the passes. A pass that lowers the bound is taken back and done without.
-_MOMENTUM, _PLAIN = 0.7, 2
+# The path over ranks: ratings for each coefficient of the first rank; the largest rank without a path; the growth of a
+# rank; the tolerance and the most passes of a rank on the way.
+_RATINGS_EACH, _AT_ONCE, _GROWTH, _ON_THE_WAY, _PASSES = 2, 32, 3, 3e-4, 12
+# Momentum of the rows where a pass moves predictions by more than half of what the last one did. A pass that lowers the
+# bound is taken back and done without.
+_MOMENTUM, _SLOW = 0.7, 0.5
+# The last pass moves predictions by less than so many times the tolerance of the bound. Held-out errors settle with the
+# predictions; at a high rank the bound goes on rising for long, by switching factors off.
+_MOVE, _SAMPLE = 30.0, 2**14
 _CHUNK_ENTRIES = 2**20  # of the (q, q, n) working arrays: they stay in the cache, and memory stays bounded
 
 
@@ -67,9 +70,12 @@ def fit_variational(
     if observations is not None:
         observations.begin(posterior)
     table, ahead = moments(columns.mean, columns.covariance), None
+    sample = _Sample(ratings)
+    sample.moved(posterior)
     for iteration in range(len(posterior.trace) + 1, 1 if posterior.converged else max_iter + 1):
         last = posterior.trace[-1]["bound"] if posterior.trace else -math.inf
-        old = rows.mean.clone() if iteration > _PLAIN else None
+        moves = [record["moved"] for record in posterior.trace[-2:]]
+        old = rows.mean.clone() if len(moves) == 2 and moves[1] > _SLOW * moves[0] else None
         table = _half_pass(posterior, rows, columns, table, *row_step)
         if old is None:
             table = _half_pass(posterior, columns, rows, table, *column_step)
@@ -82,8 +88,9 @@ def fit_variational(
                 rows.mean = ahead = plain
                 table = _half_pass(posterior, columns, rows, moments(plain, rows.covariance), *column_step)
         record = {"iteration": iteration, "seconds": before + time.perf_counter() - began, "bound": posterior.bound()}
-        posterior.trace.append(record | {"noise": posterior.noise_precision**-0.5})
-        posterior.converged = record["bound"] - last < tol
+        moved = sample.moved(posterior)
+        posterior.trace.append(record | {"noise": posterior.noise_precision**-0.5, "moved": moved})
+        posterior.converged = record["bound"] - last < tol or moved < _MOVE * tol
         if old is not None:
             rows.mean = plain  # the next momentum, of a resumed fit as well, is the difference of rows without any
         if callback is not None:
@@ -93,6 +100,23 @@ def fit_variational(
     if ahead is not None:
         rows.mean = ahead
     return posterior
+
+
+class _Sample:
+    """An even sample of the ratings: their predictions tell how far a pass moves the posterior."""
+
+    def __init__(self, ratings: Ratings) -> None:
+        groups = ratings.by_row
+        every = max(1, ratings.n_ratings // _SAMPLE)
+        places = torch.arange(0, groups.n_ratings, every, dtype=torch.int32, device=ratings.device)
+        self.rows = torch.searchsorted(groups.offsets, places, right=True) - 1
+        self.columns, self.add = groups.at(places)[0], ratings.add
+        self.count, self.fitted = ratings.add(torch.ones_like(places)), torch.zeros(())
+
+    def moved(self, posterior: CompletionPosterior) -> float:
+        """The root mean square change of the predictions since the last call."""
+        last, self.fitted = self.fitted, posterior.predict(self.rows, self.columns)[0]
+        return math.sqrt(self.add((self.fitted - last.to(self.fitted)).square()) / self.count)
 
 
 def _half_pass(
@@ -130,22 +154,25 @@ class _Kept:
 
 
 def gradual_start(ratings: Ratings, rank: int, *, set_effects: bool = True, **model: Any) -> CompletionPosterior:
-    """Where a fit starts: ``start_posterior``, or a path over ranks where a coefficient has less than three ratings."""
-    first = rank if model.get("ridge") is not None else min(rank, largest_first(ratings))
+    """Where a fit starts: ``start_posterior``, or a path over ranks where the rank is high or ratings are few."""
+    first = rank if model.get("ridge") is not None else first_rank(ratings, rank)
     posterior = start_posterior(ratings, first, **model)
     while posterior.rank < rank:
         posterior = fit_variational(
             ratings, posterior.rank, max_iter=_PASSES, tol=_ON_THE_WAY, set_effects=set_effects, init=posterior, **model
         )
-        larger = posterior.rank + max(1, posterior.rank // 2)
-        larger = rank if larger > 0.85 * rank else larger
-        posterior = raise_rank(posterior, ratings, larger, seed=model.get("seed", 0))
+        posterior = raise_rank(posterior, ratings, _next_rank(posterior.rank, rank), seed=model.get("seed", 0))
     return posterior
 
 
-def largest_first(ratings: Ratings) -> int:
-    """The largest rank whose factors can be added at once, without some of them being switched off."""
-    return max(1, ratings.n_ratings // (_RATINGS_EACH * sum(ratings.shape)))
+def first_rank(ratings: Ratings, rank: int) -> int:
+    """The rank at which a fit starts: with more factors at once some would be switched off, or passes cost too much."""
+    allowed = max(1, ratings.n_ratings // (_RATINGS_EACH * sum(ratings.shape)))
+    return min(allowed, rank if rank <= _AT_ONCE else rank // _GROWTH)
+
+
+def _next_rank(rank: int, last: int) -> int:
+    return last if _GROWTH * rank > 0.7 * last else _GROWTH * rank
 
 
 def update_side(side: Side, weighted: Tensor, groups: Grouped, noise_precision: float) -> tuple[Tensor, Tensor]:
@@ -180,12 +207,9 @@ def _update_members(
     if not side.has_offset:
         precision[-1], precision[:, -1], pull[-1] = 0, 0, 0
         precision[-1, -1] = 1
-    covariance, log_det = invert_batch_last(precision)
-    mean = (covariance * pull).sum(1)
+    mean, packed, log_det = solve_batch_last(precision, pull)
     if not side.has_offset:
-        covariance[-1, -1] = 0
-    rows, columns = triangle(len(mean), mean.device)
-    packed = covariance.flatten(0, 1).index_select(0, rows * len(mean) + columns)
+        packed[-1] = 0
     second, residual = evidence.residual(mean, packed)
     side.mean[part], side.covariance[part], side.log_det[part] = mean.T, packed.T, -log_det
     return second, residual
