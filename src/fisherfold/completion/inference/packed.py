@@ -168,7 +168,7 @@ def solve_batch_last(precision: Tensor, pull: Tensor) -> tuple[Tensor, Tensor, T
     run = _BLOCKED_RUN if precision.device.type == "cpu" else count
     for start in range(0, count, run):
         part = slice(start, start + run)
-        work = precision[:, :, part].permute(2, 0, 1).contiguous()
+        work = precision[:, :, part].permute(2, 0, 1).clone(memory_format=torch.contiguous_format)
         log_det[part], positive = _sweep_blocks(work)
         if not positive:
             inverse, log_det[part] = invert_batch_last(precision[:, :, part].contiguous())
