@@ -13,8 +13,7 @@ from fisherfold.completion.entries import Codes, Floats
 from fisherfold.completion.estimator import CHECKS, SEARCH_CHECKS, MatrixCompletion
 from fisherfold.completion.fit import Extras, Settings, Table, once, prepare, solve
 from fisherfold.completion.inference.posterior import CompletionPosterior
-from fisherfold.completion.inference.start import FeatureTable, raise_rank
-from fisherfold.completion.inference.variational import first_rank
+from fisherfold.completion.inference.start import FeatureTable
 from fisherfold.completion.model import CompletionModel
 from fisherfold.progress import track
 from fisherfold.tables.ids import IdIndex
@@ -157,17 +156,9 @@ class MatrixCompletionCV(MatrixCompletion):
 def _path(
     table: Table, ranks: list[int], settings: Settings, features: tuple[FeatureTable | None, FeatureTable | None]
 ) -> Iterator[tuple[CompletionPosterior, float]]:
-    """Fits of ascending rank, each from the one before where that ends where a fit by itself does."""
-    ratings, seen = table.ratings, table.observations
-    posterior: CompletionPosterior | None = None
-    # that is so only if ratings are many, factors are free to be switched off, and values are taken as they are
-    free = settings.inference == "variational" and settings.ridge is None and seen is None
+    """A fit of each rank."""
     for rank in ranks:
-        init = None
-        if posterior is not None and free and rank == first_rank(ratings, rank):
-            init = raise_rank(posterior, ratings, rank, seed=settings.seed)
-        posterior, level = solve(ratings, replace(settings, rank=rank), init, observations=seen, features=features)
-        yield posterior, level
+        yield solve(table.ratings, replace(settings, rank=rank), observations=table.observations, features=features)
 
 
 def _results(tried: list[tuple[int, float | None]], errors: npt.NDArray[np.float64]) -> dict[str, Any]:
