@@ -55,7 +55,7 @@ class SetEffects:
 
     def improved(self, off: Tensor, counts: Tensor, own: Grouped, other: Grouped, *, steps: int = 2) -> SetEffects:
         """Improve the effects by conjugate gradients."""
-        root, x, sums = _inverse_root(counts), self.effects, self.sums
+        root, x, sums = _inverse_root(counts), self.effects.clone(), self.sums.clone()
         tiny = torch.finfo(x.dtype).tiny
         scale = 1 / (self.shares[:, None] + SET_STRENGTH)
         residual = plain_sum(other, off * root) - SET_STRENGTH * x
@@ -63,13 +63,14 @@ class SetEffects:
         progress = own.total((residual * direction).sum(0))
         for _ in range(steps):
             image_sums = plain_sum(own, direction.contiguous())
-            image = plain_sum(other, image_sums * (root * root)) + SET_STRENGTH * direction
+            image = plain_sum(other, image_sums * (root * root)).add_(direction, alpha=SET_STRENGTH)
             step = progress / own.total((direction * image).sum(0)).clamp(min=tiny)
-            x, sums = x + step * direction, sums + step * image_sums
-            residual = residual - step * image
+            x.addcmul_(direction, step)
+            sums.addcmul_(image_sums, step)
+            residual.addcmul_(image, step, value=-1)
             fresh = scale * residual
             new_progress = own.total((residual * fresh).sum(0))
-            direction = fresh + new_progress / progress.clamp(min=tiny) * direction
+            direction = direction.mul_(new_progress / progress.clamp(min=tiny)).add_(fresh)
             progress = new_progress
         return SetEffects(x, sums, self.shares)
 

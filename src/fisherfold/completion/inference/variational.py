@@ -79,15 +79,17 @@ def fit_variational(
         table = _half_pass(posterior, rows, columns, table, *row_step)
         if old is None:
             table = _half_pass(posterior, columns, rows, table, *column_step)
+            bound = posterior.bound()
         else:
             kept, plain, ahead = _Kept(posterior), rows.mean, torch.lerp(old, rows.mean, 1 + _MOMENTUM)
             rows.mean = ahead
             table = _half_pass(posterior, columns, rows, moments(ahead, rows.covariance), *column_step)
-            if posterior.bound() < last:
+            if (bound := posterior.bound()) < last:
                 kept.restore(posterior)
                 rows.mean = ahead = plain
                 table = _half_pass(posterior, columns, rows, moments(plain, rows.covariance), *column_step)
-        record = {"iteration": iteration, "seconds": before + time.perf_counter() - began, "bound": posterior.bound()}
+                bound = posterior.bound()
+        record = {"iteration": iteration, "seconds": before + time.perf_counter() - began, "bound": bound}
         moved = sample.moved(posterior)
         posterior.trace.append(record | {"noise": posterior.noise_precision**-0.5, "moved": moved})
         posterior.converged = record["bound"] - last < tol or moved < _MOVE * tol
