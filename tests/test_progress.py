@@ -83,6 +83,7 @@ def test_a_narrow_terminal_cuts_figures_and_keeps_counts(width, seen):
         console.print(progress._drawn(lines))
     shown = captured.get().splitlines()
     assert [len(line) <= width for line in shown] == [True, True]
+    assert shown[0].startswith("cross-validation ━")
     assert "4 of 9" in shown[0]
     assert shown[1].rstrip().endswith("…")
 

@@ -186,11 +186,12 @@ def _drawn(lines: list[Line]) -> Any:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table.grid(padding=(0, 1))
-    for _ in range(3):
-        table.add_column(no_wrap=True, overflow="ellipsis")
     now = list(lines)  # the other thread goes on
-    for line in [each for each in now[:-1] if each.total] + now[-1:]:
+    shown = [each for each in now[:-1] if each.total] + now[-1:]
+    table = Table.grid(padding=(0, 1), expand=True)
+    for ratio in (None, None, 1):  # in a narrow terminal figures give way
+        table.add_column(no_wrap=True, overflow="ellipsis", ratio=ratio)
+    for line in shown:
         bar = "" if line.total is None else ProgressBar(line.total, line.done, width=16)
         table.add_row(Text(line.what), bar, Text(line.text()))
     return table
