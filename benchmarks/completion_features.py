@@ -11,8 +11,9 @@ year and half decade. ``ablation`` runs the official folds of MovieLens-100K wit
 ordered categories; ``ml1m`` random tenths; ``cold`` holds out all ratings of a tenth of the films, or of the users, and
 compares with cmfrec's side information and with factorisation machines of ids and features, as LightFM's (by myFM).
 Printed are the held-out RMSE, the share of values within 90 % intervals (for categories that of randomised quantiles,
-because whole steps hold more), how far the mean probability of a category is from its frequency at most, their expected
-calibration error (ten bins of each category's probability), the mean log likelihood, and the CPU seconds of ``fit``.
+because whole steps hold more), the root mean square of error over standard deviation, how far the mean probability of
+a category is from its frequency at most, their expected calibration error (ten bins of each category's probability),
+the mean log likelihood, and the CPU seconds of ``fit``.
 ``myfm`` fits ours and myFM (``pip install myfm``, Gibbs sampling: regression and ordered probit) to fold 1 of 100K and
 to seed 0 of 1M with the same features, rated sets and days.
 ``tune`` compares ranks on a tenth of the training part of fold 1 (100K) and of seed 0 (1M). One thread.
@@ -77,9 +78,11 @@ def fit_and_test(train, test, rank, *, features=None, timed=False, likelihood="g
     model.fit(train, columns=(*PAIR, "rating"), time="at" if timed else None, **given)
     seconds = time.process_time() - began
     y, asked = test["rating"].to_numpy(float), {"time": test["at"] if timed else None}
-    error = model.predict(test[PAIR], **asked) - y
+    mean, std = model.predict(test[PAIR], return_std=True, **asked)
+    error = mean - y
     low, high = model.predict_interval(test[PAIR], 0.9, **asked)
     found = {"rmse": math.sqrt(np.mean(error**2)), "covered": np.mean((low <= y) & (y <= high)), "cpu": seconds}
+    found["z"] = math.sqrt(np.mean((error / std) ** 2))
     if likelihood != "gaussian":
         found |= of_categories(model.predict_proba(test[PAIR], **asked), y[:, None] == model.categories_)
     return found
@@ -102,6 +105,7 @@ def show(name: str, runs: list[dict[str, float]]) -> None:
     each = " ".join(f"{run['rmse']:.4f}" for run in runs)
     more = f"  prob. off {mean['off']:.3f}  ece {mean['ece']:.4f}  log lik. {mean['log']:.4f}" if "off" in mean else ""
     figures = f"{mean['rmse']:.4f} ±{spread:.4f}  90 %: {mean['covered']:.3f}  cpu {mean['cpu']:5.1f}"
+    more = (f"  error/std {mean['z']:.3f}" if "z" in mean else "") + more
     print(f"{name:34} {figures}{more}  [{each}]", flush=True)
 
 
