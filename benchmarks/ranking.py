@@ -1,7 +1,8 @@
-"""Ranked lists from ratings by time: MatrixCompletion and ImplicitCompletion against implicit, cornac and popularity.
+"""Ranked lists from ratings by time: MatrixCompletion and ImplicitCompletion against implicit, LensKit and popularity.
 
 python benchmarks/ranking.py movielens100k
 python benchmarks/ranking.py movielens_small
+python benchmarks/ranking.py agreement           # metrics of random lists against LensKit's and cornac's
 
 The last fifth of each person's ratings by time is held out; of these, ratings of 4 and more are relevant. Lists leave
 out what was rated before. Every model gets its rank and one regularisation from six settings, by nDCG@10 on the
@@ -94,6 +95,23 @@ def peer_implicit(kind: str) -> Callable[..., Lists]:
     return run
 
 
+def peer_lenskit(rows: Any, columns: Any, values: Any, users: Any, rank: int, strength: float) -> Lists:
+    import pandas as pd
+    from lenskit.als import ImplicitMFScorer
+    from lenskit.batch import recommend
+    from lenskit.data import from_interactions_df
+    from lenskit.pipeline import topn_pipeline
+
+    good = values >= GOOD
+    liked = pd.DataFrame({"user_id": rows[good], "item_id": columns[good]})
+    pipe = topn_pipeline(ImplicitMFScorer(embedding_size=rank, regularization=strength, epochs=15), n=200)
+    pipe.train(from_interactions_df(liked))
+    known = np.intersect1d(users, rows[good])
+    found = recommend(pipe, known.tolist(), n=200, n_jobs=1).to_df()
+    pairs = found["user_id"].to_numpy(), found["item_id"].to_numpy()
+    return without_seen(lambda _: pairs, rows, columns, users)
+
+
 def popularity(rows: Any, columns: Any, values: Any, users: Any, rank: int, strength: float) -> Lists:
     order = np.argsort(-np.bincount(columns[values >= GOOD], minlength=columns.max() + 1), kind="stable")[:500]
     pairs = np.repeat(users, len(order)), np.tile(order, len(users))
@@ -106,6 +124,7 @@ MODELS: dict[str, tuple[Callable[..., Lists], tuple[float, ...]]] = {
     "ImplicitCompletion": (ours_implicit, (0.0, 0.03, 0.3)),
     "implicit ALS": (peer_implicit("als"), (0.01, 1.0, 10.0)),
     "implicit BPR": (peer_implicit("bpr"), (0.01, 0.03, 0.1)),
+    "LensKit ImplicitMF": (peer_lenskit, (0.01, 0.1, 1.0)),
     "popularity": (popularity, (0.0,)),
 }
 
@@ -120,13 +139,59 @@ def scored(run: Callable[..., Lists], train: tuple[Any, Any, Any], test: tuple[A
     return ten["ndcg"], twenty["recall"], ten["coverage"], seconds
 
 
+def agreement() -> None:
+    """Metrics of the same lists by fisherfold, LensKit and cornac: the largest difference in any list."""
+    from cornac.metrics import MAP, MRR, NDCG, HitRatio, Precision, Recall
+    from lenskit import metrics as lk
+    from lenskit.data import ItemList
+
+    rng, n_items, k = np.random.default_rng(0), 40, 10
+    apart: dict[tuple[str, str], float] = {}
+    # LensKit's default discount counts the first two places alike, and its recall divides by min(k, relevant)
+    discount = lk.LogRankWeight(offset=1)
+    graded_ndcg = lk.NDCG(k, gain="rating", weight=discount)
+    print("| metric | library | largest difference in any of 300 lists |\n|---|---|---|")
+    for _ in range(300):
+        order = rng.permutation(n_items)
+        wanted = rng.choice(n_items, rng.integers(1, 20), replace=False)
+        gains = rng.integers(1, 6, len(wanted)).astype(float)
+        lists = np.zeros(n_items, int), order
+        ones = ranking_metrics(lists, (np.zeros(len(wanted), int), wanted), k)
+        graded = ranking_metrics(lists, (np.zeros(len(wanted), int), wanted, gains), k)
+        whole = ranking_metrics(lists, (np.zeros(len(wanted), int), wanted), n_items)
+        listed, truth = ItemList(item_ids=order, ordered=True), ItemList(item_ids=wanted, rating=gains)
+        found = {
+            ("ndcg, graded", "LensKit"): (graded["ndcg"], graded_ndcg.measure_list(listed, truth)),
+            ("ndcg", "LensKit"): (ones["ndcg"], lk.NDCG(k, weight=discount).measure_list(listed, truth)),
+            ("recall, capped", "LensKit"): (
+                ones["recall"] * len(wanted) / min(k, len(wanted)), lk.Recall(k).measure_list(listed, truth)
+            ),
+            ("precision", "LensKit"): (ones["precision"], lk.Precision(k).measure_list(listed, truth)),
+            ("mrr", "LensKit"): (ones["mrr"], lk.RecipRank(k).measure_list(listed, truth)),
+            ("hit_rate", "LensKit"): (ones["hit_rate"], lk.Hit(k).measure_list(listed, truth)),
+            ("ndcg", "cornac"): (ones["ndcg"], NDCG(k).compute(wanted, order)),
+            ("recall", "cornac"): (ones["recall"], Recall(k).compute(wanted, order)),
+            ("precision", "cornac"): (ones["precision"], Precision(k).compute(wanted, order)),
+            ("hit_rate", "cornac"): (ones["hit_rate"], HitRatio(k).compute(wanted, order)),
+            ("mrr, all places", "cornac"): (whole["mrr"], MRR().compute(wanted, order)),
+            ("map, all places", "cornac"): (whole["map"], MAP().compute(order, -np.arange(n_items), wanted)),
+        }
+        for what, (mine, theirs) in found.items():
+            apart[what] = max(apart.get(what, 0.0), abs(mine - float(theirs)))
+    for (metric, library), most in apart.items():
+        print(f"| {metric} | {library} | {most:.1e} |")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("data", choices=("movielens100k", "movielens_small"))
+    parser.add_argument("data", choices=("movielens100k", "movielens_small", "agreement"))
     parser.add_argument("--only", default="")
     arguments = parser.parse_args()
     for name in ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS"):
         os.environ[name] = "1"
+    if arguments.data == "agreement":
+        agreement()
+        return
     (rows, columns), times, values = load(arguments.data)
     held = last_fifth((rows, columns), times)
     parts = rows.astype(np.int64), columns.astype(np.int64), values

@@ -31,6 +31,11 @@ def table(folder: Path) -> None:
     values = x[rows[order], columns[order]] + np.arange(len(order)) % 3
     frame = pl.DataFrame({"user": rows[order], "item": columns[order], "value": values})
     frame.write_parquet(folder / "numbers.parquet")
+    (folder / "parts").mkdir()
+    for k, start in enumerate(range(0, len(frame), 40)):  # as Spark writes a table
+        frame[start : start + 40].write_parquet(folder / "parts" / f"part-{k:05}.snappy.parquet", compression="snappy")
+        (folder / "parts" / f".part-{k:05}.snappy.parquet.crc").write_bytes(b"crc")
+    (folder / "parts" / "_SUCCESS").touch()
     named = pl.when(pl.col("user") % 3 > 0).then(pl.format("ü{}", "user")).otherwise(pl.col("user").cast(pl.String))
     frame.with_columns(user=named).write_csv(folder / "names.csv")
 
@@ -52,7 +57,7 @@ def described(model: MatrixCompletion) -> dict[str, Any]:
 
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("names.csv", {"duplicates": "mean"}), ("numbers.parquet", {"duplicates": "last"}),
-    ("names.csv", {"duplicates": "sum"}), ("numbers.parquet", {"inference": "point"}),
+    ("names.csv", {"duplicates": "sum"}), ("parts", {"inference": "point"}), ("parts", {}),
     ("names.csv", {"inference": "point", "offsets": "none", "ridge": 0.5}),
 ]  # fmt: skip
 

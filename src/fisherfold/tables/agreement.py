@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fisherfold.distributed import Group
+from fisherfold.tables.readers import parquet_files
 
 _BLOCK = 2**20
 
@@ -32,8 +33,8 @@ def check_same_file(path: str | Path, group: Group) -> None:
             raise ValueError("standard input cannot be shared by several processes: name a file that all can read")
         if not Path(path).exists():
             raise FileNotFoundError(f"there is no file {path}")
-        if Path(path).is_file() and group.size > 1:  # of anything else the reader knows what to say
-            mine = _digest(Path(path))
+        if group.size > 1:
+            mine = _digest([Path(path)] if Path(path).is_file() else parquet_files(path))
     copies = group.gather_objects((str(path), mine))
     for rank, (name, theirs) in enumerate(copies):
         if theirs != copies[0][1]:
@@ -42,9 +43,10 @@ def check_same_file(path: str | Path, group: Group) -> None:
             )
 
 
-def _digest(path: Path) -> str:
+def _digest(paths: list[Path]) -> str:
     found = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            found.update(block)
+    for path in paths:
+        with path.open("rb") as file:
+            while block := file.read(_BLOCK):
+                found.update(block)
     return found.hexdigest()

@@ -218,6 +218,11 @@ def _is_missing(column: pl.Series) -> pl.Series:
     return empty | (column.str.strip_chars() == "").fill_null(False) if column.dtype == pl.String else empty
 
 
+def parquet_files(path: str | Path) -> list[Path]:
+    """The part files of a folder, as Spark and others write them."""
+    return sorted(found for found in Path(path).rglob("*.parquet") if not found.name.startswith((".", "_")))
+
+
 def _content(path: str | Path, name: str, max_bytes: int) -> tuple[bytes | None, bool]:
     """The unpacked bytes of a file, and whether it is Parquet; that of a file on the disk is not read here."""
     if str(path) == "-":
@@ -226,7 +231,9 @@ def _content(path: str | Path, name: str, max_bytes: int) -> tuple[bytes | None,
         content = sys.stdin.buffer.read()
     else:
         if Path(path).is_dir():
-            raise IsADirectoryError(f"{name} is a folder, a table is expected")
+            if not parquet_files(path):
+                raise IsADirectoryError(f"{name} is a folder without Parquet files, a table is expected")
+            return None, True
         if not Path(path).exists():
             raise FileNotFoundError(f"there is no file {name}")
         with Path(path).open("rb") as file:
@@ -319,7 +326,8 @@ def _csv(content: bytes, name: str, quote: str | None, options: dict[str, Any]) 
 
 def _read_parquet(source: Any, name: str, max_bytes: int, part: tuple[int, int]) -> Table:
     try:
-        lazy = pl.scan_parquet(source, glob=False)
+        files = isinstance(source, str | Path) and Path(source).is_dir()
+        lazy = pl.scan_parquet(parquet_files(source) if files else source, glob=False)
         names = lazy.collect_schema().names()
         count = int(lazy.select(pl.len()).collect().item())
         if count * max(len(names), 1) * 8 > max_bytes:
