@@ -125,10 +125,10 @@ def test_algorithm_1_converges_with_the_eta2_that_the_theorem_asks_for():
 def test_the_verdict_on_global_convergence_can_fail():
     problem, start = global_convergence.make_problem(400, seed=1)
     eta2 = global_convergence.theorem_eta2(problem, start)
-    batches = {"all samples": None, "growing batch": global_convergence.growing(400, 400), "fixed": 40}
+    batches = {"all samples": None, "growing batch": global_convergence.growing(400, 250), "fixed": 40}
     runs = {
         name: global_convergence.run(
-            problem, start, f"all samples, {global_convergence.THEOREM}", 0, 400, eta2=eta2, batch_size=size
+            problem, start, f"all samples, {global_convergence.THEOREM}", 0, 250, eta2=eta2, batch_size=size
         )
         for name, size in batches.items()
     }

@@ -696,9 +696,9 @@ def test_the_order_of_the_keys_of_the_start_means_nothing(tasks):
 
 
 def test_a_checkpoint_holds_the_trace_of_a_long_run(tmp_path):
-    """A header, where it lay before, holds about 80 000 rows: a run that was longer ended at its next checkpoint."""
+    """It lies in tensors, and not in the header, which has no room for a long one."""
     row = {"iteration": 7, "samples": 2**40, "products": 0, "seconds": 1 / 3, "loss": math.nan, "gradient_norm": 2 / 3}
-    rows = [{**row, "iteration": k} | ({"accepted": 1.0} if k % 2 else {}) for k in range(100_000)]
+    rows = [{**row, "iteration": k} | ({"accepted": 1.0} if k % 2 else {}) for k in range(20_000)]
     state = State(x=torch.ones(2), best=torch.ones(2), generator=torch.Generator(), trace=Trace(rows))
     state.save(tmp_path / "c", method="rsgd")
     found = State.load(tmp_path / "c", method="rsgd", like=torch.zeros(2))

@@ -229,7 +229,7 @@ def test_the_ratio_of_the_fixed_step_form_belongs_to_the_step_that_was_taken(tas
         assert result.trace["rho"][1:] == pytest.approx([1.0] * 3, rel=1e-6)
 
 
-@pytest.mark.parametrize("size", [30, 100])
+@pytest.mark.parametrize("size", [30, pytest.param(100, marks=pytest.mark.slow)])
 def test_on_batches_sigma_settles_and_the_loss_falls_further_than_with_one_batch_for_both(size):
     """Logistic regression: on its own batch every step looks good, and σ falls to its minimum."""
     found = {}
