@@ -4,9 +4,10 @@
 
 A round fits, saves, loads, streams and predicts with every estimator on tables of changing size, and takes some steps
 with MKFAC on a new network. Sizes are drawn from a few, since the libraries below keep some bytes for every new size
-(4,000 fits of tables of any size level off at 0.7 MiB), which is no leak but would take hours to level off. Printed are the resident memory over time, its slope (least squares over everything after
-the first quarter), open files and threads, and a verdict: the memory is flat if the slope means less than 1 % an hour
-or lies within twice its standard error.
+(4,000 fits of tables of any size level off at 0.7 MiB), which is no leak but would take hours to level off. Printed
+are the resident memory over time, its slope (least squares over everything after the first quarter), open files and
+threads, and a verdict: the memory is flat if the slope means less than 1 % an hour or lies within twice its standard
+error.
 """
 
 from __future__ import annotations
