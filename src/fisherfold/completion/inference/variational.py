@@ -30,7 +30,7 @@ from fisherfold.completion.ratings import Ratings
 
 # The path over ranks: ratings for each coefficient of the first rank; the largest rank without a path; the growth of a
 # rank; the tolerance and the most passes of a rank on the way.
-_RATINGS_EACH, _AT_ONCE, _GROWTH, _ON_THE_WAY, _PASSES = 2, 32, 3, 3e-4, 12
+_RATINGS_EACH, _AT_ONCE, _GROWTH, _ON_THE_WAY, _PASSES = 2, 48, 3, 3e-4, 12
 # Momentum of the rows where a pass moves predictions by more than half of what the last one did. A pass that lowers the
 # bound is taken back and done without.
 _MOMENTUM, _SLOW = 0.7, 0.5
