@@ -68,6 +68,16 @@ def resnet(width: int, classes: int) -> nn.Sequential:
     return nn.Sequential(*layers, Mean(), nn.Linear(channels, classes))
 
 
+def resnet18(classes: int) -> nn.Sequential:
+    """ResNet-18 with the stem that is usual for 32x32 images."""
+    layers: list[nn.Module] = [conv(3, 64), nn.BatchNorm2d(64), nn.ReLU()]
+    channels = 64
+    for outputs in (64, 128, 256, 512):
+        layers += [Block(channels, outputs, 1 if outputs == 64 else 2), Block(outputs, outputs, 1)]
+        channels = outputs
+    return nn.Sequential(*layers, Mean(), nn.Linear(channels, classes))
+
+
 def vgg16_bn(classes: int) -> nn.Sequential:
     layers: list[nn.Module] = []
     channels = 3
@@ -82,15 +92,17 @@ def vgg16_bn(classes: int) -> nn.Sequential:
 
 
 def build(name: str, classes: int) -> nn.Module:
-    """``vgg16bn``, ``wrnD_K`` (depth, width) or ``resnetW`` (width of the first stage)."""
-    if name == "vgg16bn":
-        network = vgg16_bn(classes)
+    """``vgg16bn``, ``resnet18``, ``wrnD_K`` (depth, width) or ``resnetW`` (width of the first stage, 14 layers)."""
+    if name in {"vgg16bn", "resnet18"}:
+        network = vgg16_bn(classes) if name == "vgg16bn" else resnet18(classes)
     elif found := re.fullmatch(r"wrn(\d+)_(\d+)", name):
         network = wide_resnet(int(found[1]), int(found[2]), classes)
     elif found := re.fullmatch(r"resnet(\d+)", name):
         network = resnet(int(found[1]), classes)
     else:
-        raise ValueError(f"model must be vgg16bn, wrnD_K such as wrn16_4, or resnetW such as resnet64, got {name!r}")
+        raise ValueError(
+            f"model must be vgg16bn, resnet18, wrnD_K such as wrn16_4, or resnetW such as resnet64, got {name!r}"
+        )
     with torch.no_grad():
         for module in network.modules():
             if isinstance(module, nn.Conv2d):

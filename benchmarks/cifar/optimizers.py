@@ -52,6 +52,57 @@ def newton_schulz(matrix: Tensor, steps: int = 3) -> Tensor:
     return (x.T if len(matrix) > matrix.shape[1] else x).to(matrix)
 
 
+class Soap(torch.optim.Optimizer):
+    """SOAP (arXiv 2409.11321): Adam in the eigenbases of running means of G Gᵀ and Gᵀ G; plain Adam for vectors.
+
+    Tensors are flattened to matrices; bases are renewed by one step of the power method every ``every`` steps; the
+    first step only begins the means, as in its authors' code.
+    """
+
+    def __init__(self, params: Any, lr: float, weight_decay: float = 0.0, beta: float = 0.95, every: int = 10) -> None:
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "beta": beta, "every": every})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    self._update(p, self.state[p], group["beta"], group)
+
+    def _update(self, p: Tensor, state: dict[str, Any], beta: float, group: dict[str, Any]) -> None:
+        g = p.grad.float().flatten(1) if p.ndim > 1 else p.grad.float()[:, None]
+        if not state:
+            state.update(step=0, mean=torch.zeros_like(g), square=torch.zeros_like(g))
+            if p.ndim > 1:
+                state["means"] = [(1 - beta) * g @ g.T, (1 - beta) * g.T @ g]
+                state["bases"] = [torch.linalg.eigh(m)[1].flip(1) for m in state["means"]]
+                return
+        state["step"] += 1
+        left, right = state.get("bases", (None, None))
+        state["mean"].lerp_(g, 1 - beta)
+        state["square"].mul_(beta).addcmul_(*[_turned(g, left, right)] * 2, value=1 - beta)
+        done = 1 - beta ** state["step"]
+        update = _turned(state["mean"], left, right) / done / ((state["square"] / done).sqrt() + 1e-8)
+        update = update if left is None else left @ update @ right.T
+        p.mul_(1 - group["lr"] * group["weight_decay"]).sub_(update.view_as(p), alpha=group["lr"])
+        if left is not None:
+            state["means"][0].lerp_(g @ g.T, 1 - beta)
+            state["means"][1].lerp_(g.T @ g, 1 - beta)
+            if state["step"] % group["every"] == 0:
+                self._renew(state)
+
+    @staticmethod
+    def _renew(state: dict[str, Any]) -> None:
+        for side, (mean, basis) in enumerate(zip(state["means"], state["bases"], strict=True)):
+            order = (basis * (mean @ basis)).sum(0).argsort(descending=True)
+            state["bases"][side] = torch.linalg.qr(mean @ basis[:, order])[0]
+            state["square"] = state["square"].index_select(side, order)
+
+
+def _turned(matrix: Tensor, left: Tensor | None, right: Tensor | None) -> Tensor:
+    return matrix if left is None or right is None else left.T @ matrix @ right
+
+
 class Several(torch.optim.Optimizer):
     """Two optimizers as one, for loops that know one."""
 
@@ -101,13 +152,22 @@ def build(name: str, model: nn.Module, example: Tensor, task: tuple[str, str], g
         "sgd": lambda: torch.optim.SGD(parameters(), lr, momentum=0.9, nesterov=True, weight_decay=decay),
         "adamw": lambda: torch.optim.AdamW(parameters(), lr, weight_decay=decay),
         "muon": lambda: _muon(model, given),
-        "soap": lambda: _peer("SOAP")(model, given),
+        "soap": lambda: Soap(parameters(), lr, decay),
         "sgdp": lambda: _peer("SGDP")(model, given),
         "adamp": lambda: _peer("AdamP")(model, given),
         "spectral": lambda: SphereOptimizer(model, lr, direction="spectral", **spheres),
         "gradient": lambda: SphereOptimizer(model, lr, direction="gradient", **spheres),
         "natural": lambda: SphereOptimizer(model, lr, direction="natural", **spheres),
         "kfac": lambda: KFAC(model, lr, weight_decay=decay, damping=given["damping"], every=given["every"]),
+        "mkfac": lambda: MKFAC(
+            model,
+            given["rest_lr"],
+            lr,
+            weight_decay=decay,
+            damping=given["damping"],
+            every=given["every"],
+            example_input=example,
+        ),
         "paper-mkfac": lambda: _paper(model, example, task),
         "sgdg": lambda: SGDG(model, 0.05, lr, weight_decay=decay, example_input=example),
     }

@@ -13,7 +13,23 @@ import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+
+TRAIN = Path(__file__).with_name("train.py")
+
+
+def work(runs: Sequence[Sequence[str]], processes: int, until: float) -> int:
+    """Run train.py with each list of arguments, and return how many are left at the time ``until``."""
+    waiting, active = [list(run) for run in runs], []
+    while (waiting or active) and time.monotonic() < until:
+        while waiting and len(active) < processes:
+            active.append(subprocess.Popen([sys.executable, str(TRAIN), *waiting.pop(0)]))
+        active = [process for process in active if process.poll() is None]
+        time.sleep(0.5)
+    for process in active:
+        process.terminate()
+    return len(waiting) + len(active)
 
 
 def main() -> None:
@@ -22,17 +38,9 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=4)
     parser.add_argument("--minutes", type=float, default=60)
     given = parser.parse_args()
-    until = time.monotonic() + 60 * given.minutes
-    waiting = [shlex.split(line) for line in given.plan.read_text().splitlines() if line and not line.startswith("#")]
-    train, active = Path(__file__).with_name("train.py"), []
-    while (waiting or active) and time.monotonic() < until:
-        while waiting and len(active) < given.processes:
-            active.append(subprocess.Popen([sys.executable, str(train), *waiting.pop(0)]))
-        active = [process for process in active if process.poll() is None]
-        time.sleep(0.5)
-    for process in active:
-        process.terminate()
-    print(f"{len(waiting) + len(active)} runs are left")
+    lines = given.plan.read_text().splitlines()
+    runs = [shlex.split(line) for line in lines if line and not line.startswith("#")]
+    print(f"{work(runs, given.processes, time.monotonic() + 60 * given.minutes)} runs are left")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,179 @@
+"""airbench94 with only the optimizer of its filters exchanged: CIFAR-10 in eight epochs, paired seeds.
+
+    FISHERFOLD_DATA=data PYTHONPATH=src python benchmarks/gpu/airbench.py --tune
+    FISHERFOLD_DATA=data PYTHONPATH=src python benchmarks/gpu/airbench.py --lr muon=0.24,spectral=0.04 --seeds 50
+
+The recipe of arXiv 2404.00498 in its form with Muon, written anew: a whitening convolution from eigenvectors of patches
+(only its bias is trained, for three epochs), three groups of two convolutions started as identities, batch norms
+without gains, GELU, label smoothing 0.2, flips that alternate by epoch, shifts by two pixels, batch 2,000, rates that
+fall linearly, and six views at test time. ``--tune`` judges the rates on 5,000 images left out of training; without it
+the test images judge. All parameters but the filters have its SGD in every row.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fisherfold import datasets
+from fisherfold.optim import SphereOptimizer
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "cifar"))
+from optimizers import FlatMuon
+
+GRIDS = {"muon": (0.12, 0.24, 0.48), "spectral": (0.02, 0.04, 0.08), "gradient": (0.02, 0.04, 0.08)}
+MEAN, DEVIATION = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+BIAS_LR, HEAD_LR, DECAY, WHITE_EPOCHS = 0.053, 0.67, 2e-6, 3
+
+
+def norm(channels: int) -> nn.BatchNorm2d:
+    layer = nn.BatchNorm2d(channels, eps=1e-12, momentum=0.4)
+    layer.weight.requires_grad_(False)
+    return layer
+
+
+def filters(inputs: int, outputs: int) -> nn.Conv2d:
+    layer = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
+    nn.init.dirac_(layer.weight[:inputs])
+    return layer
+
+
+class Net(nn.Module):
+    def __init__(self, images: Tensor, widths: tuple[int, ...]) -> None:
+        super().__init__()
+        self.white = nn.Conv2d(3, 24, 2)
+        with torch.no_grad():
+            patches = images[:5000].unfold(2, 2, 1).unfold(3, 2, 1).permute(0, 2, 3, 1, 4, 5).reshape(-1, 12).double()
+            values, vectors = torch.linalg.eigh(patches.T @ patches / len(patches))
+            half = (vectors / (values + 5e-4).sqrt()).T.reshape(12, 3, 2, 2).float()
+            self.white.weight.copy_(torch.cat([half, -half]))
+            self.white.bias.zero_()
+        self.white.weight.requires_grad_(False)
+        layers: list[nn.Module] = [nn.GELU()]
+        inputs = 24
+        for width in widths:
+            layers += [filters(inputs, width), nn.MaxPool2d(2), norm(width), nn.GELU()]
+            layers += [filters(width, width), norm(width), nn.GELU()]
+            inputs = width
+        self.body = nn.Sequential(*layers, nn.MaxPool2d(3), nn.Flatten())
+        self.head = nn.Linear(inputs, 10, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(self.white(x))) / 9
+
+
+def epoch_images(x: Tensor, first: Tensor, epoch: int, generator: torch.Generator) -> Tensor:
+    """Shifted by up to two pixels, and flipped in every other epoch, half of the images in turn."""
+    padded = F.pad(x, (2, 2, 2, 2), "reflect")
+    shifts = torch.randint(5, (len(x), 2), generator=generator).to(x.device)
+    steps = torch.arange(32, device=x.device)
+    rows, columns = (shifts[:, :1] + steps)[:, None, :, None], (shifts[:, 1:] + steps)[:, None, None, :]
+    flipped = (first if epoch % 2 == 0 else ~first)[:, None, None, None]
+    columns = torch.where(flipped, columns.flip(3), columns)
+    samples, channels = torch.arange(len(x), device=x.device), torch.arange(3, device=x.device)
+    return padded[samples[:, None, None, None], channels[None, :, None, None], rows, columns]
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, x: Tensor, y: Tensor) -> float:
+    """With six views: the image and two shifts by a pixel, each with its mirror image."""
+    model.eval()
+    padded = F.pad(x, (1, 1, 1, 1), "reflect")
+    views = ((0.5, x), (0.25, padded[:, :, :32, :32]), (0.25, padded[:, :, 2:, 2:]))
+    hits = 0
+    for part in torch.arange(len(x), device=x.device).split(2000):
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=x.is_cuda):
+            logits = sum(w * (model(v[part]).float() + model(v[part].flip(3)).float()) for w, v in views)
+        hits += int((logits.argmax(1) == y[part]).sum())  # type: ignore[union-attr]
+    return 100 * hits / len(x)
+
+
+def train(name: str, lr: float, seed: int, data: tuple[Tensor, ...], given: argparse.Namespace) -> tuple[float, float]:
+    x, y, judged, judged_labels = data
+    torch.manual_seed(seed)
+    began, generator = time.perf_counter(), torch.Generator().manual_seed(seed)
+    model = Net(x, (8, 8, 8) if given.quick else (64, 256, 256)).to(x.device, memory_format=torch.channels_last)
+    weights = [m.weight for m in model.body.modules() if isinstance(m, nn.Conv2d)]
+    biases = [m.bias for m in model.body.modules() if isinstance(m, nn.BatchNorm2d)]
+    groups = [([model.white.bias], BIAS_LR), (biases, BIAS_LR), ([model.head.weight], HEAD_LR)]
+    batch = min(given.batch, len(x))
+    rest = torch.optim.SGD(
+        [{"params": p, "lr": rate, "weight_decay": DECAY * batch / rate} for p, rate in groups], momentum=0.85,
+        nesterov=True,
+    )  # fmt: skip
+    if name == "muon":
+        own: torch.optim.Optimizer = FlatMuon(weights, lr)
+    else:
+        own = SphereOptimizer([{"params": weights, "rule": "spheres"}], lr, direction=name, momentum=given.momentum)
+    every = [*own.param_groups, *rest.param_groups]
+    rates, per = [group["lr"] for group in every], len(x) // batch
+    total, done = given.epochs * per, 0
+    first = torch.rand(len(x), generator=generator).to(x.device) < 0.5
+    for epoch in range(given.epochs):
+        model.train()
+        images = epoch_images(x, first, epoch, generator)
+        for part in torch.randperm(len(x), generator=generator).to(x.device)[: per * batch].split(batch):
+            for group, rate in zip(every, rates, strict=True):
+                length = WHITE_EPOCHS * per if group["params"][0] is model.white.bias else total
+                group["lr"] = rate * max(1 - done / length, 0.0)
+            own.zero_grad()
+            rest.zero_grad()
+            with torch.autocast(x.device.type, torch.bfloat16, enabled=x.is_cuda):
+                loss = F.cross_entropy(model(images[part]), y[part], label_smoothing=0.2)
+            loss.backward()
+            own.step()
+            rest.step()
+            done += 1
+    found = accuracy(model, judged, judged_labels)
+    return found, time.perf_counter() - began
+
+
+def load(given: argparse.Namespace, device: str) -> tuple[Tensor, ...]:
+    data = datasets.load_images("cifar10")
+    parts = [data.train_images, data.train_labels, data.test_images, data.test_labels]
+    if given.tune:
+        parts = [parts[0][:-5000], parts[1][:-5000], parts[0][-5000:], parts[1][-5000:]]
+    if given.quick:
+        parts = [part[:400] for part in parts]
+    mean, deviation = (torch.tensor(v).view(1, 3, 1, 1) for v in (MEAN, DEVIATION))
+    return tuple(
+        torch.from_numpy(p).long().to(device) if p.ndim == 1
+        else ((torch.from_numpy(p).permute(0, 3, 1, 2) / 255 - mean) / deviation).to(device)
+        for p in parts
+    )  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--lr", default="muon=0.24,spectral=0.04,gradient=0.04")
+    add("--momentum", type=float, default=0.6)
+    add("--epochs", type=int, default=8)
+    add("--batch", type=int, default=2000)
+    add("--seeds", type=int, default=50)
+    add("--tune", action="store_true", help="three rates each on images left out of training, three seeds")
+    add("--quick", action="store_true", help="400 images and a tiny network")
+    given = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    data, base = load(given, device), []
+    chosen = dict(pair.split("=") for pair in given.lr.split(","))
+    settings = [(n, lr) for n, grid in GRIDS.items() for lr in grid] if given.tune else list(chosen.items())
+    for name, lr in settings:
+        runs = [train(name, float(lr), seed, data, given) for seed in range(3 if given.tune else given.seeds)]
+        found = [a for a, _ in runs]
+        base = base or found
+        gaps = [a - b for a, b in zip(found, base, strict=True)]
+        error = statistics.stdev(gaps) / len(gaps) ** 0.5 if len(gaps) > 1 else 0.0
+        over = f"over the first {statistics.mean(gaps):+.3f} ± {error:.3f}"
+        print(f"{name:9} {lr:5} {statistics.mean(found):.2f} %, {over}, {runs[-1][1]:.2f} s a run", flush=True)
+
+
+if __name__ == "__main__":
+    main()
