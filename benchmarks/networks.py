@@ -4,9 +4,9 @@
     FISHERFOLD_DATA=data OMP_NUM_THREADS=1 python benchmarks/networks.py --network vit --epochs 8
 
 CIFAR-10 shrunk to 16x16: 5,000 training images, flipped and shifted, 2,000 images of the training file for validation,
-which choose one of four rates per optimizer (three for ``vit``), and 5,000 test images, used once with three seeds. Batch
-64, cosine schedule to zero over all steps. ``cnn`` is a residual network whose convolutions are all followed by batch
-norms; ``vit`` a transformer of four blocks on patches of four by four. The picture has the accuracy at the end of
+which choose one of four rates per optimizer (three for ``vit``), and 5,000 test images, used once with three seeds.
+Batch 64, cosine schedule to zero over all steps. ``cnn`` is a residual network whose convolutions are all followed by
+batch norms; ``vit`` a transformer of four blocks on patches of four by four. The picture has the accuracy at the end of
 every epoch. With ``--resume`` every finished run is a line of a file, and is not run again.
 """
 
@@ -113,7 +113,7 @@ METHODS: dict[str, dict[str, tuple[Maker, tuple[float, ...]]]] = {
     "cnn": {
         "SGD": (sgd, (0.01, 0.03, 0.1, 0.3)),
         "AdamW": (adamw, (1e-3, 3e-3, 1e-2, 3e-2)),
-        "SOAP": (soap, (1e-3, 3e-3, 1e-2, 3e-2)),
+        "SOAP": (soap, (3e-3, 1e-2, 3e-2, 1e-1)),
         "Muon (airbench)": (airbench_muon, (0.06, 0.12, 0.24, 0.48)),
         "K-FAC": (lambda m, lr, x: KFAC(m, lr, weight_decay=5e-4), (0.03, 0.1, 0.3, 1.0)),
         "MKFAC": (lambda m, lr, x: MKFAC(m, 0.05, lr, weight_decay=5e-4, example_input=x), (0.03, 0.1, 0.3, 1.0)),
