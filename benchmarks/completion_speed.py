@@ -7,8 +7,8 @@
 ``ranks`` fits a random 90/10 split of MovieLens-1M; ``thin`` tables of many rows with few ratings each (popularity of
 columns as in ``scale.py``, four factors, noise); both print CPU seconds of ``fit``, passes and the held-out RMSE.
 ``sums`` times the sums of second moments of one pass, in slices of columns and whole, and their cost on paper. Peers
-keep their defaults but for the rank: cmfrec λ = 10 and ten passes, cornac's MF 50 epochs, myFM 100 Gibbs sweeps as by
-default (its authors take 512 for their records), at ranks up to 20: there it takes a minute.
+keep their defaults but for the rank: cmfrec λ = 10 and ten passes, cornac's MF 50 epochs, myFM 50 Gibbs sweeps (its
+authors take 100 and more), at ranks up to 20: even these take a minute or two.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ def fit_myfm(train, rank):
 
     model = myfm.MyFMRegressor(rank=rank, random_seed=0)
     began = time.process_time()
-    model.fit(design(rows, columns), values, n_iter=100, grouping=[0] * sizes[0] + [1] * sizes[1])
-    return time.process_time() - began, 100, lambda i, j: model.predict(design(i, j))
+    model.fit(design(rows, columns), values, n_iter=50, grouping=[0] * sizes[0] + [1] * sizes[1])
+    return time.process_time() - began, 50, lambda i, j: model.predict(design(i, j))
 
 
 FITS = {"fisherfold": fit_fisherfold, "cmfrec": fit_cmfrec, "cornac": fit_cornac, "myfm": fit_myfm}

@@ -28,9 +28,9 @@ from fisherfold.completion.inference.posterior import WEIGHT_STRENGTH, Completio
 from fisherfold.completion.inference.start import FeatureTable, raise_rank, start_posterior
 from fisherfold.completion.ratings import Ratings
 
-# The path over ranks: ratings for each coefficient of the first rank; the largest rank without a path; the growth of a
-# rank; the tolerance and the most passes of a rank on the way.
-_RATINGS_EACH, _AT_ONCE, _GROWTH, _ON_THE_WAY, _PASSES = 2, 48, 3, 3e-4, 12
+# The path over ranks: ratings for each coefficient of the first rank; the largest rank without a path, where a higher
+# one starts, the growth of a rank; the tolerance and the most passes of a rank on the way.
+_RATINGS_EACH, _AT_ONCE, _FIRST, _GROWTH, _ON_THE_WAY, _PASSES = 2, 48, 24, 3, 3e-4, 12
 # Momentum of the rows where a pass moves predictions by more than half of what the last one did. A pass that lowers the
 # bound is taken back and done without.
 _MOMENTUM, _SLOW = 0.7, 0.5
@@ -170,7 +170,7 @@ def gradual_start(ratings: Ratings, rank: int, *, set_effects: bool = True, **mo
 def first_rank(ratings: Ratings, rank: int) -> int:
     """The rank at which a fit starts: with more factors at once some would be switched off, or passes cost too much."""
     allowed = max(1, ratings.n_ratings // (_RATINGS_EACH * sum(ratings.shape)))
-    return min(allowed, rank if rank <= _AT_ONCE else rank // _GROWTH)
+    return min(allowed, rank if rank <= _AT_ONCE else _FIRST)
 
 
 def _next_rank(rank: int, last: int) -> int:
