@@ -164,7 +164,8 @@ def agreement() -> None:
             ("ndcg, graded", "LensKit"): (graded["ndcg"], graded_ndcg.measure_list(listed, truth)),
             ("ndcg", "LensKit"): (ones["ndcg"], lk.NDCG(k, weight=discount).measure_list(listed, truth)),
             ("recall, capped", "LensKit"): (
-                ones["recall"] * len(wanted) / min(k, len(wanted)), lk.Recall(k).measure_list(listed, truth)
+                ones["recall"] * len(wanted) / min(k, len(wanted)),
+                lk.Recall(k).measure_list(listed, truth),
             ),
             ("precision", "LensKit"): (ones["precision"], lk.Precision(k).measure_list(listed, truth)),
             ("mrr", "LensKit"): (ones["mrr"], lk.RecipRank(k).measure_list(listed, truth)),

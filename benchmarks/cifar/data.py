@@ -6,6 +6,9 @@ images on every device.
 
 from __future__ import annotations
 
+from functools import cache
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -18,11 +21,17 @@ MEANS = {"cifar10": (0.4914, 0.4822, 0.4465), "cifar100": (0.5071, 0.4865, 0.440
 DEVIATIONS = {"cifar10": (0.2470, 0.2435, 0.2616), "cifar100": (0.2673, 0.2564, 0.2762)}
 
 
+@cache
+def images_of(dataset: str) -> Any:
+    """The images of a data set, read once per process and its children."""
+    return datasets.load_images(dataset)
+
+
 class Pool:
     """Training images and those that judge: the test images, or a tenth of the training images left out."""
 
     def __init__(self, dataset: str, *, device: str, split: str = "validation", images: int | None = None) -> None:
-        data = datasets.load_images(dataset)
+        data = images_of(dataset)
         pixels, labels, judged, judged_labels = data.train_images, data.train_labels, data.test_images, data.test_labels
         if split == "validation":
             order = np.random.default_rng(SPLIT_SEED).permutation(len(pixels))

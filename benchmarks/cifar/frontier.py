@@ -1,13 +1,14 @@
 """Accuracy against seconds on CIFAR-100: every optimizer tuned for every length with the same number of trials.
 
-    python benchmarks/cifar/frontier.py --out runs/frontier --minutes 600
-    python benchmarks/cifar/frontier.py --out /tmp/tiny --images 256 --models resnet2 --epochs 1 --methods sgd,spectral
+    python benchmarks/cifar/frontier.py --out runs --epochs 15,5,60 --processes 10 --minutes 20
+    python benchmarks/cifar/frontier.py --out results/cifar_frontier --steps results/step_cost.json --picture a.png
 
-VGG16-BN and ResNet-18, 5, 15 and 60 epochs. First ``--trials`` rates per method, network and length are judged on
-validation images; then the best of each is trained on all training images with three seeds, and the test images are
-used once. Last comes a table, and with ``--picture`` one figure per network. Everything is resumed where it was left;
-on an NVIDIA GPU start the MPS control daemon first, and use ``--processes 1`` for the seconds to be those of one run.
-The paper's own settings: the plan of ``--paper`` (both data sets, WRN-16-4 and VGG16-BN, 100 epochs, test images).
+The first ``--trials`` settings per method and network are judged on validation images at the first length, the best
+``--again`` of them at the other lengths. With ``--finals`` the best of each is then trained on all training images with
+``--seeds`` seeds at the first length, and the test images are used once. Finished runs are lines of ``runs.jsonl`` in
+the folder, so that the second line above prints the recorded tables: ``--minutes 0`` is the default. Seconds are those
+of a run alone on one GPU: steps times the time of a step by ``benchmarks/gpu/step_cost.py``. On an NVIDIA GPU start the
+MPS control daemon first. The paper's own settings: ``--paper`` (two data sets and networks, 100 epochs, test images).
 """
 
 from __future__ import annotations
@@ -23,116 +24,163 @@ from typing import Any
 
 from run_plan import work
 
-# rates, from the middle outwards (a smaller number of trials keeps the first), and what else is set
-METHODS: dict[str, tuple[tuple[float, ...], dict[str, float]]] = {
-    "sgd": ((0.1, 0.05, 0.2, 0.02, 0.4), {"weight-decay": 5e-4}),
-    "adamw": ((1e-3, 5e-4, 2e-3, 4e-3, 2.5e-4), {"weight-decay": 0.05}),
-    "soap": ((3e-3, 1e-3, 6e-3, 1e-2, 5e-4), {"weight-decay": 0.05}),
-    "muon": ((0.12, 0.06, 0.24, 0.48, 0.03), {"rest-lr": 0.1}),
-    "kfac": ((0.1, 0.05, 0.2, 0.02, 0.4), {"damping": 0.1}),
-    "mkfac": ((0.1, 0.05, 0.2, 0.4, 0.02), {"damping": 0.1, "rest-lr": 0.05}),
-    "natural": ((0.02, 0.01, 0.03, 0.04, 0.005), {"rest-lr": 0.1}),
-    "spectral": ((0.02, 0.015, 0.03, 0.01, 0.04), {"rest-lr": 0.1}),
+Setting = dict[str, float]
+DECAY = {"weight-decay": 0.05}
+# from the middle outwards: a smaller number of trials keeps the first
+METHODS: dict[str, list[Setting]] = {
+    "sgd": [{"lr": 0.1}, {"lr": 0.05, "weight-decay": 1e-3}, {"lr": 0.02, "weight-decay": 2e-3}, {"lr": 0.2}],
+    "adamw": [{"lr": lr, **DECAY} for lr in (1e-3, 5e-4, 2e-3, 4e-3)],
+    "soap": [{"lr": lr, **DECAY} for lr in (3e-3, 1e-3, 6e-3, 1e-2)],
+    "muon": [{"lr": lr} for lr in (0.24, 0.12, 0.48, 0.06)],
+    "kfac": [{"lr": lr, "damping": 0.1, "every": 100} for lr in (0.1, 0.05, 0.2, 0.4)],
+    "mkfac": [{"lr": lr, "damping": 0.1, "every": 100, "rest-lr": 0.05} for lr in (0.1, 0.2, 0.05, 0.4)],
+    "spectral": [{"lr": lr} for lr in (0.02, 0.015, 0.03, 0.01)],
+    "drop-in": [{"lr": lr} for lr in (0.02, 0.015, 0.03, 0.04)],
 }
-PAPER = list(itertools.product(("cifar10", "cifar100"), ("wrn16_4", "vgg16bn")))
+STEPS = {"drop-in": "spectral"}  # whose time of a step stands for whose
+PAPER = list(itertools.product(("cifar100", "cifar10"), ("vgg16bn", "wrn16_4")))
 
 
-class Cell:
-    """A method on one network for one number of epochs."""
+class Runs:
+    """The finished runs of a folder by name, and the commands of those that are not."""
 
-    def __init__(self, given: argparse.Namespace, model: str, epochs: int, method: str) -> None:
-        self.given, self.model, self.epochs, self.method = given, model, epochs, method
-        self.rates, self.options = METHODS[method]
+    def __init__(self, given: argparse.Namespace) -> None:
+        self.given, self.record = given, given.out / "runs.jsonl"
+        self.done: dict[str, dict[str, Any]] = {}
+        self.collect()
 
-    def run(self, rate: float, split: str, seed: int) -> list[str]:
-        options = {**self.options, "lr": rate, "epochs": self.epochs, "seed": seed, "split": split}
-        options |= {"out": self.log(rate, split, seed)} | ({"images": self.given.images} if self.given.images else {})
+    def collect(self) -> None:
+        """Take up the logs of finished runs, and record them in one file."""
+        if self.record.exists():
+            self.done = {run["name"]: run for run in map(json.loads, self.record.read_text().splitlines())}
+        for log in sorted((self.given.out / "logs").glob("*.jsonl")):
+            settings, *epochs = map(json.loads, log.read_text().splitlines())
+            if log.stem not in self.done and epochs and "ended" in epochs[-1]:
+                kept = {key: settings[key] for key in ("date", "on", "torch")}
+                accuracies = [epoch["accuracy"] for epoch in epochs[:-1]]
+                loss = round(epochs[-2]["train_loss"], 4)
+                self.done[log.stem] = {"name": log.stem, **kept, "train_loss": loss, "accuracies": accuracies}
+        if self.done:
+            self.record.write_text("".join(json.dumps(self.done[name]) + "\n" for name in sorted(self.done)))
+
+    def name(self, model: str, epochs: int, method: str, setting: Setting, split: str, seed: int) -> str:
+        options = "-".join(f"{key}{value:g}" for key, value in sorted(setting.items()))
+        return f"{model}-{epochs}-{method}-{options}-{split}-{seed}"
+
+    def missing(self, model: str, epochs: int, method: str, setting: Setting, split: str, seed: int) -> list[list[str]]:
+        """The arguments of train.py, unless the run is there."""
+        name = self.name(model, epochs, method, setting, split, seed)
+        if name in self.done:
+            return []
+        options = {**setting, "smoothing": self.given.smoothing, "epochs": epochs, "seed": seed, "split": split}
+        options |= {"checkpoint-every": 0, "out": self.given.out / "logs" / f"{name}.jsonl"}
+        options |= {"images": self.given.images} if self.given.images else {}
         pairs = itertools.chain.from_iterable((f"--{key}", str(value)) for key, value in options.items())
-        return ["cifar100", self.model, self.method, *pairs]
+        return [["cifar100", model, method, *pairs]]
 
-    def log(self, rate: float, split: str, seed: int) -> Path:
-        return self.given.out / f"{self.model}-{self.epochs}-{self.method}-{rate:g}-{split}-{seed}.jsonl"
+    def accuracy(self, model: str, epochs: int, method: str, setting: Setting, split: str, seed: int) -> float | None:
+        """The accuracy after the last epoch; 0 of a run that diverged."""
+        run = self.done.get(self.name(model, epochs, method, setting, split, seed))
+        return None if run is None else run["accuracies"][-1] if len(run["accuracies"]) == epochs else 0.0
 
-    def trials(self) -> list[list[str]]:
-        return [self.run(rate, "validation", 0) for rate in self.rates[: self.given.trials]]
-
-    def best(self) -> float | None:
-        """The rate that validation images prefer, once all trials are done."""
-        found = {rate: finished(self.log(rate, "validation", 0)) for rate in self.rates[: self.given.trials]}
-        if not all(found.values()):
-            return None
-        return max(found, key=lambda rate: found[rate][-1]["accuracy"] if len(found[rate]) == self.epochs else -1)
-
-    def finals(self) -> list[list[str]]:
-        best = self.best()
-        return [] if best is None else [self.run(best, "test", seed) for seed in range(self.given.seeds)]
-
-    def result(self) -> tuple[float, list[float], float] | None:
-        """The best rate, the test accuracies by seed and the mean seconds of a run."""
-        best = self.best()
-        runs = [finished(self.log(best, "test", seed)) for seed in range(self.given.seeds)] if best else []
-        if best is None or not all(runs):
-            return None
-        seconds = statistics.mean(sum(entry["seconds"] for entry in run) for run in runs)
-        return best, [run[-1]["accuracy"] for run in runs], seconds
+    def ranked(self, model: str, epochs: int, method: str) -> list[tuple[float, Setting]]:
+        """The judged settings of a cell, the best first."""
+        every = [(self.accuracy(model, epochs, method, s, "validation", 0), s) for s in METHODS[method]]
+        return sorted([(a, s) for a, s in every if a is not None], key=lambda pair: -pair[0])
 
 
-def finished(log: Path) -> list[dict[str, Any]]:
-    """The epochs of a run, or nothing if it has not ended."""
-    lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
-    return lines[1:-1] if lines and "ended" in lines[-1] else []
+def plan(given: argparse.Namespace, runs: Runs) -> list[list[str]]:
+    """The runs that are missing and can be made: trials at the first length, then those that need them."""
+    first, *others = given.epochs
+    cells = list(itertools.product(given.models, given.methods))
+    trials = [
+        r for m, o in cells for s in METHODS[o][: given.trials] for r in runs.missing(m, first, o, s, "validation", 0)
+    ]  # fmt: skip
+    if trials:
+        return trials
+    again = [
+        r for n, (m, o) in itertools.product(sorted(others, reverse=True), cells) if n < 30 or o in given.long
+        for _, s in runs.ranked(m, first, o)[: given.again] for r in runs.missing(m, n, o, s, "validation", 0)
+    ]  # fmt: skip
+    finals = [
+        r for seed in range(given.seeds) for m, o in cells if o in given.finals
+        for r in runs.missing(m, first, o, runs.ranked(m, first, o)[0][1], "test", seed)
+    ]  # fmt: skip
+    return again + finals  # the longest first
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add = parser.add_argument
-    add("--out", type=Path, required=True, help="the folder of the logs")
-    add("--models", default="vgg16bn,resnet18")
-    add("--epochs", default="5,15,60")
-    add("--methods", default=",".join(METHODS))
-    add("--trials", type=int, default=5, help="rates per method, network and length")
+    add, names = parser.add_argument, lambda text: [t for t in text.split(",") if t]
+    add("--out", type=Path, required=True, help="the folder of runs.jsonl and of the logs")
+    add("--models", type=names, default=["vgg16bn", "resnet64"])
+    add("--epochs", type=lambda text: [int(t) for t in text.split(",")], default=[15, 5, 60])
+    add("--methods", type=names, default=list(METHODS))
+    add("--trials", type=int, default=3, help="settings per method and network at the first length")
+    add("--again", type=int, default=1, help="settings per method and network at the other lengths")
+    add("--long", type=names, default=["sgd", "muon", "spectral"], help="methods for lengths from 30 epochs")
+    add("--finals", type=names, default=[], help="methods that are judged on test images at the first length")
     add("--seeds", type=int, default=3)
+    add("--smoothing", type=float, default=0.1)
     add("--images", type=int, help="only so many training images")
     add("--processes", type=int, default=1)
-    add("--minutes", type=float, default=600)
+    add("--minutes", type=float, default=0)
+    add("--steps", type=Path, help="the file of step_cost.py, for seconds")
     add("--picture", type=Path)
     add("--paper", action="store_true", help="train the paper's rows instead")
     given = parser.parse_args()
-    given.out.mkdir(parents=True, exist_ok=True)
+    (given.out / "logs").mkdir(parents=True, exist_ok=True)
     until = time.monotonic() + 60 * given.minutes
     if given.paper:
-        runs = [[d, m, "paper-mkfac", "--epochs", "100", "--split", "test", "--out", str(given.out / f"{d}-{m}.jsonl")]
-                for d, m in PAPER]  # fmt: skip
-        print(f"{work(runs, given.processes, until)} runs are left")
+        fixed = ["paper-mkfac", "--epochs", "100", "--split", "test", "--out"]
+        wanted = [[d, m, *fixed, str(given.out / f"{d}-{m}.jsonl")] for d, m in PAPER]
+        print(f"{work(wanted, given.processes, until)} runs are left")
         return
-    lengths = [int(e) for e in given.epochs.split(",")]
-    cells = [Cell(given, *c) for c in itertools.product(given.models.split(","), lengths, given.methods.split(","))]
-    left = work([run for cell in cells for run in cell.trials()], given.processes, until)
-    left += work([run for cell in cells for run in cell.finals()], given.processes, until)
-    print(f"{left} runs are left\n")
-    print("| network | epochs | method | rate | test accuracy | seconds |\n|---|---|---|---|---|---|")
-    results = [(cell, found) for cell in cells if (found := cell.result())]
-    for cell, (rate, accuracies, seconds) in results:
-        spread = statistics.stdev(accuracies) if len(accuracies) > 1 else 0.0
-        values = f"{rate:g} | {statistics.mean(accuracies):.1f} ± {spread:.1f} | {seconds:.0f}"
-        print(f"| {cell.model} | {cell.epochs} | {cell.method} | {values} |")
+    runs = Runs(given)
+    for _ in range(2 if given.minutes else 0):
+        print(f"{work(plan(given, runs), given.processes, until)} runs are left", flush=True)
+        runs.collect()
+    show(given, runs)
+
+
+def show(given: argparse.Namespace, runs: Runs) -> None:
+    """Print the tables, and draw the picture."""
+    seconds: dict[str, dict[str, float]] = json.loads(given.steps.read_text())["milliseconds"] if given.steps else {}
+    found: list[tuple[str, str, float, float]] = []
+    print("| network | epochs | method | best setting | validation, by setting | seconds |\n|---|---|---|---|---|---|")
+    for model, epochs, method in itertools.product(given.models, sorted(given.epochs), given.methods):
+        if not (ranked := runs.ranked(model, epochs, method)):
+            continue
+        step = seconds.get(model, {}).get(STEPS.get(method, method))
+        took = None if step is None else step / 1e3 * epochs * (45_000 // 128)
+        found += [] if took is None else [(model, method, took, ranked[0][0])]
+        setting = ", ".join(f"{key} {value:g}" for key, value in ranked[0][1].items())
+        values = ", ".join(f"{accuracy:.1f}" for accuracy, _ in ranked)
+        print(f"| {model} | {epochs} | {method} | {setting} | {values} | {'' if took is None else f'{took:.0f}'} |")
+    print("\n| network | epochs | method | test accuracy, mean and standard deviation over seeds |\n|---|---|---|---|")
+    for model, method in itertools.product(given.models, given.methods):
+        if ranked := runs.ranked(model, given.epochs[0], method):
+            every = [runs.accuracy(model, given.epochs[0], method, ranked[0][1], "test", s) for s in range(given.seeds)]
+            kept = [a for a in every if a is not None]
+            if len(kept) > 1:
+                value = f"{statistics.mean(kept):.2f} ± {statistics.stdev(kept):.2f} ({len(kept)})"
+                print(f"| {model} | {given.epochs[0]} | {method} | {value} |")
     if given.picture:
-        draw(results, given.picture)
+        draw(found, given.picture)
 
 
-def draw(results: Sequence[Any], path: Path) -> None:
+def draw(found: Sequence[tuple[str, str, float, float]], path: Path) -> None:
     from matplotlib.figure import Figure
 
-    models = list(dict.fromkeys(cell.model for cell, _ in results))
+    models = list(dict.fromkeys(model for model, *_ in found))
     figure = Figure(figsize=(5.2 * len(models), 3.8), layout="constrained")
     panels = figure.subplots(1, len(models), squeeze=False)[0]
     for panel, model in zip(panels, models, strict=True):
         for method in METHODS:
-            own = [f for cell, f in results if (cell.model, cell.method) == (model, method)]
-            points = [(seconds, statistics.mean(accuracies)) for _, accuracies, seconds in own]
+            points = [(took, accuracy) for m, o, took, accuracy in found if (m, o) == (model, method)]
             if points:
                 panel.plot(*zip(*points, strict=True), "o-", lw=2.6 if method == "spectral" else 1.3, label=method)
-        panel.set(xscale="log", xlabel="seconds", ylabel="test accuracy, %", title=model)
+        panel.set(xscale="log", xlabel="seconds on one H200", ylabel="validation accuracy, %", title=model)
         panel.grid(alpha=0.3)
     panels[0].legend(frameon=False, fontsize=8)
     figure.savefig(path, dpi=110)

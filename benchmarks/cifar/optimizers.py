@@ -55,9 +55,11 @@ def newton_schulz(matrix: Tensor, steps: int = 3) -> Tensor:
 class Soap(torch.optim.Optimizer):
     """SOAP (arXiv 2409.11321): Adam in the eigenbases of running means of G Gᵀ and Gᵀ G; plain Adam for vectors.
 
-    Tensors are flattened to matrices; bases are renewed by one step of the power method every ``every`` steps; the
-    first step only begins the means, as in its authors' code.
+    Tensors are flattened to matrices; bases are renewed by one step of the power method every ``every`` steps; sides
+    above ``LARGEST`` keep their own axes; the first step only begins the means, as in its authors' code.
     """
+
+    LARGEST = 2048
 
     def __init__(self, params: Any, lr: float, weight_decay: float = 0.0, beta: float = 0.95, every: int = 10) -> None:
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "beta": beta, "every": every})
@@ -74,8 +76,9 @@ class Soap(torch.optim.Optimizer):
         if not state:
             state.update(step=0, mean=torch.zeros_like(g), square=torch.zeros_like(g))
             if p.ndim > 1:
-                state["means"] = [(1 - beta) * g @ g.T, (1 - beta) * g.T @ g]
-                state["bases"] = [torch.linalg.eigh(m)[1].flip(1) for m in state["means"]]
+                sides = [g if length <= self.LARGEST else None for g, length in ((g, len(g)), (g.T, g.shape[1]))]
+                state["means"] = [None if side is None else (1 - beta) * side @ side.T for side in sides]
+                state["bases"] = [None if m is None else torch.linalg.eigh(m)[1].flip(1) for m in state["means"]]
                 return
         state["step"] += 1
         left, right = state.get("bases", (None, None))
@@ -83,24 +86,27 @@ class Soap(torch.optim.Optimizer):
         state["square"].mul_(beta).addcmul_(*[_turned(g, left, right)] * 2, value=1 - beta)
         done = 1 - beta ** state["step"]
         update = _turned(state["mean"], left, right) / done / ((state["square"] / done).sqrt() + 1e-8)
-        update = update if left is None else left @ update @ right.T
+        update = _turned(update, *(None if basis is None else basis.T for basis in (left, right)))
         p.mul_(1 - group["lr"] * group["weight_decay"]).sub_(update.view_as(p), alpha=group["lr"])
-        if left is not None:
-            state["means"][0].lerp_(g @ g.T, 1 - beta)
-            state["means"][1].lerp_(g.T @ g, 1 - beta)
-            if state["step"] % group["every"] == 0:
-                self._renew(state)
+        for mean, side in zip(state.get("means", ()), (g, g.T), strict=False):
+            if mean is not None:
+                mean.lerp_(side @ side.T, 1 - beta)
+        if "means" in state and state["step"] % group["every"] == 0:
+            self._renew(state)
 
     @staticmethod
     def _renew(state: dict[str, Any]) -> None:
         for side, (mean, basis) in enumerate(zip(state["means"], state["bases"], strict=True)):
+            if mean is None:
+                continue
             order = (basis * (mean @ basis)).sum(0).argsort(descending=True)
             state["bases"][side] = torch.linalg.qr(mean @ basis[:, order])[0]
             state["square"] = state["square"].index_select(side, order)
 
 
 def _turned(matrix: Tensor, left: Tensor | None, right: Tensor | None) -> Tensor:
-    return matrix if left is None or right is None else left.T @ matrix @ right
+    matrix = matrix if left is None else left.T @ matrix
+    return matrix if right is None else matrix @ right
 
 
 class Several(torch.optim.Optimizer):
@@ -155,9 +161,10 @@ def build(name: str, model: nn.Module, example: Tensor, task: tuple[str, str], g
         "soap": lambda: Soap(parameters(), lr, decay),
         "sgdp": lambda: _peer("SGDP")(model, given),
         "adamp": lambda: _peer("AdamP")(model, given),
+        "drop-in": lambda: SphereOptimizer(model, lr, example_input=example),
         "spectral": lambda: SphereOptimizer(model, lr, direction="spectral", **spheres),
         "gradient": lambda: SphereOptimizer(model, lr, direction="gradient", **spheres),
-        "natural": lambda: SphereOptimizer(model, lr, direction="natural", **spheres),
+        "natural": lambda: SphereOptimizer(model, lr, direction="natural", every=given["every"], **spheres),
         "kfac": lambda: KFAC(model, lr, weight_decay=decay, damping=given["damping"], every=given["every"]),
         "mkfac": lambda: MKFAC(
             model,

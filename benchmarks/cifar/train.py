@@ -31,9 +31,10 @@ import fisherfold
 
 def main(given: argparse.Namespace) -> None:
     out, saved = Path(given.out), Path(given.out).with_suffix(".checkpoint")
-    lines = out.read_text().splitlines() if out.exists() else []
-    if lines and "ended" in json.loads(lines[-1]):
+    if ended(out):
         return
+    given.device = given.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    lines = out.read_text().splitlines() if out.exists() else []
     torch.manual_seed(given.seed)
     pool = Pool(given.dataset, device=given.device, split=given.split, images=given.images)
     network = models.build(given.model, pool.classes).to(given.device, memory_format=torch.channels_last)
@@ -74,6 +75,11 @@ def main(given: argparse.Namespace) -> None:
             torch.save(state, f"{saved}.new")
             os.replace(f"{saved}.new", saved)
     print(f"{out.stem}: {lines[-2]}")
+
+
+def ended(out: Path) -> bool:
+    """Whether the log is that of a finished run."""
+    return out.exists() and "ended" in json.loads(out.read_text().splitlines()[-1])
 
 
 def train_epoch(network: nn.Module, optimizer: Any, pool: Pool, images: Any, labels: Any, given: Any, epoch: int,
@@ -146,7 +152,7 @@ def options() -> argparse.ArgumentParser:
     add("--seed", type=int, default=0)
     add("--images", type=int, help="only so many training images")
     add("--split", choices=("validation", "test"), default="validation")
-    add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    add("--device", help="a CUDA device where there is one")
     add("--checkpoint-every", type=int, default=10, help="epochs between checkpoints; 0 for none")
     add("--out", required=True, help="the log")
     return parser

@@ -1,55 +1,56 @@
-"""Completion on one GPU against the two-core CPU path, in one process.
+"""Completion on one GPU against all cores of the same machine, in one process.
 
-    PYTHONPATH=src python benchmarks/gpu/completion.py [--quick]
+    PYTHONPATH=src python benchmarks/gpu/completion.py --sizes 1e6,1e7
 
-Synthetic ratings with Zipf-like popularity: MovieLens-1M-sized (6040 × 3706, 10⁶) and 10⁷ (70 000 × 10 700), rank 10,
-float32. Per size: one loss and gradient over all ratings, one exact Fisher product, one RNGD step with the row-block
-Fisher, one alternating step of the point model and one pass of the variational model; on two CPU threads and on the
-device, medians, their ratio, and how far the device's gradient is from the CPU's. A second table times the segment sums
-that every pass is made of by each of their methods. Needs torch and NumPy alone. Writes completion.json into the folder
-$OUT, or the current one. On a machine without a GPU the CPU stands in for the device.
+Synthetic ratings with Zipf-like popularity, MovieLens-1M-sized and more, rank 10, float32. Per size: whole default fits
+of the estimator with its predictions and recommendations; one loss and gradient over all ratings, one exact Fisher
+product, one alternating step of the point model and one pass of the variational model (medians), and how far the
+device's gradient is from the CPU's. On a machine without a GPU the CPU stands in for the device.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from fisherfold.completion import grouped
+from fisherfold.completion import MatrixCompletion
 from fisherfold.completion.inference.variational import fit_variational
 from fisherfold.completion.point.als import Penalty, TwoSided, additive_model, grow
-from fisherfold.completion.point.kernels import outer_table
 from fisherfold.completion.point.problem import CompletionProblem
 from fisherfold.completion.ratings import Ratings
+from fisherfold.completion.recommend import best_columns
 
 RANK = 10
-SIZES = {"10^6": (6040, 3706, 10**6), "10^7": (70_000, 10_700, 10**7)}
+SIZES = {"1e5": (2000, 1000, 10**5), "1e6": (6040, 3706, 10**6), "1e7": (70_000, 10_700, 10**7)}
+SIZES["1e8"] = (500_000, 20_000, 10**8)
+Array = npt.NDArray[Any]
 
 
-def synthetic(n: int, m: int, count: int, seed: int = 0) -> Ratings:
+def synthetic(n: int, m: int, count: int, device: str, seed: int = 0) -> tuple[Array, Array, Array]:
     """Users with log-normal activity, items with Zipf-like popularity, low-rank values in steps of a half."""
-    rng = np.random.default_rng(seed)
-    activity = rng.lognormal(0, 1.1, n)
-    users = np.repeat(np.arange(n, dtype=np.int32), rng.multinomial(count, activity / activity.sum()))
-    ranks = np.arange(1, m + 1, dtype=np.float64)
-    share = np.cumsum((ranks + 0.02 * m) ** -1.1)
-    items = np.searchsorted(share, rng.random(len(users)) * share[-1]).astype(np.int32).clip(max=m - 1)
-    pair = np.unique(users.astype(np.int64) * m + rng.permutation(m)[items])
-    users, items = (pair // m).astype(np.int32), (pair % m).astype(np.int32)
-    left, right = rng.standard_normal((n, 4), dtype=np.float32), rng.standard_normal((m, 4), dtype=np.float32)
-    values = 0.5 * (left[users] * right[items]).sum(1) + 0.8 * rng.standard_normal(len(users), dtype=np.float32)
-    values = (np.round(2 * values) / 2).clip(-3, 2).astype(np.float32)
-    return Ratings(users, items, values - values.mean(), (n, m))
+    g, where = torch.Generator(device).manual_seed(seed), {"device": device}
+    activity = torch.randn(n, generator=g, **where).mul(1.1).exp()
+    users = torch.arange(n, **where).repeat_interleave((count / activity.sum() * activity).round().long())
+    share = (torch.arange(m, dtype=torch.float64, **where) + 1 + 0.02 * m).pow(-1.1).cumsum(0)
+    drawn = share[-1] * torch.rand(len(users), dtype=torch.float64, generator=g, **where)
+    items = torch.randperm(m, generator=g, **where)[torch.searchsorted(share, drawn).clamp_(max=m - 1)]
+    pairs = torch.unique(users * m + items)
+    users, items = pairs // m, pairs % m
+    left, right = (torch.randn(size, 4, generator=g, **where) for size in (n, m))
+    values = 0.8 * torch.randn(len(pairs), generator=g, **where)
+    for k in range(4):
+        values += 0.5 * left[users, k] * right[items, k]
+    values = ((2 * values).round() / 2).clamp(-3, 2)
+    return users.cpu().numpy(), items.cpu().numpy(), (values - values.mean()).cpu().numpy()
 
 
 def timed(work: Callable[[], Any], device: str, rounds: int) -> float:
@@ -77,12 +78,6 @@ def works(ratings: Ratings) -> tuple[dict[str, Callable[[], Any]], Callable[[], 
     v = problem.manifold.project(x, torch.ones_like(x).cumsum(0).sin())
     exact = problem.fisher(x, kind="exact")
 
-    def natural_step() -> torch.Tensor:
-        y = x.clone()
-        _, gradient = problem.loss_and_gradient(y)
-        direction = problem.fisher(y, kind="row-block").solve(gradient, 0.01, method="auto")
-        return problem.manifold.retract(y, -direction)
-
     sides = TwoSided(ratings, Penalty(10.0, 3.0, 0.5))
     base = additive_model(ratings, Penalty(1.0, 3.0, 0.5), rows=True, columns=True, mean=True)
     at = grow(ratings, base, RANK, torch.Generator().manual_seed(0))
@@ -95,57 +90,74 @@ def works(ratings: Ratings) -> tuple[dict[str, Callable[[], Any]], Callable[[], 
     return {
         "loss and gradient": lambda: problem.loss_and_gradient(x.clone()),
         "exact Fisher product": lambda: exact._matvec(v),
-        "RNGD step, row-block": natural_step,
         "alternating step": lambda: sides.row_step(sides.column_step(at)[0]),
         "variational pass": variational_pass,
     }, lambda: problem.gradient(x.clone())
 
 
-def kernels(ratings: Ratings, device: str, rounds: int) -> dict[str, float]:
-    """Milliseconds of a plain segment sum of packed outer products by column and by row, by method."""
-    found = {}
-    sides = ("by column", ratings.by_column, ratings.n_rows), ("by row", ratings.by_row, ratings.n_columns)
-    for name, side, others in sides:
-        table = outer_table(torch.randn(others, RANK, device=device))
-        for method in (grouped._embedding_sum, grouped._sparse_sum, grouped._sum_in_pieces):
-            if device == "cpu" and method is grouped._sum_in_pieces:
-                continue
-            work = partial(method, table, side.indices(), side.offsets, None)
-            found[f"{name} {method.__name__.strip('_')}"] = 1e3 * timed(work, device, rounds)
-    return found
+def whole(users: Array, items: Array, values: Array, device: str, passes: int | None) -> dict[str, Any]:
+    """Fits of the estimator, ids and sorting included, predictions and recommendations, on all cores and the device."""
+    pairs, held = np.stack([users, items], 1), np.arange(len(values)) % 50 == 0
+    asked = np.random.default_rng(1).choice(np.unique(users), 10_000)
+    settings, rows = {} if passes is None else {"max_iter": passes, "tol": 0.0}, {}
+    for where in dict.fromkeys(("cpu", device)):
+        model = MatrixCompletion(RANK, device=where, **settings)
+        if where == "cuda":  # start the device before the clock
+            MatrixCompletion(RANK, device=where).fit(pairs[:10_000], values[:10_000])
+        began = time.perf_counter()
+        model.fit(pairs[~held], values[~held])
+        fitted = time.perf_counter()
+        rmse = float(np.sqrt(np.mean((model.predict(pairs[held]) - values[held]) ** 2)))
+        predicted = time.perf_counter()
+        rows_of = model.model_.row_ids.encode(asked)
+        best_columns(model.model_, rows_of[:100], 10)
+        warm = time.perf_counter()
+        best_columns(model.model_, rows_of, 10)
+        rate = len(asked) / (time.perf_counter() - warm)
+        rows[where] = {"fit_s": fitted - began, "passes": model.n_iter_, "rmse": rmse, "ids_per_s": rate,
+                       "predict_s": predicted - fitted}  # fmt: skip
+        print(
+            f"{where:5} fit {fitted - began:7.2f} s, {model.n_iter_} passes, RMSE {rmse:.4f}; predict {held.sum():,}"
+            f" pairs {predicted - fitted:.2f} s; recommend {rate:,.0f} ids/s", flush=True,
+        )  # fmt: skip
+    return rows
+
+
+def operations(ratings: Ratings, device: str) -> dict[str, Any]:
+    """The single operations on all cores and on the device."""
+    (slow, reference), (fast, candidate) = works(ratings), works(ratings.to(device))
+    rows: dict[str, Any] = {}
+    print(f"{'milliseconds':24}{'CPU':>10}{'device':>10}{'CPU/device':>12}")
+    for key in slow:
+        cpu, gpu = timed(slow[key], "cpu", 3), timed(fast[key], device, 9)
+        rows[key] = {"cpu_ms": 1e3 * cpu, "device_ms": 1e3 * gpu, "ratio": cpu / gpu}
+        print(f"{key:24}{1e3 * cpu:10.2f}{1e3 * gpu:10.2f}{cpu / gpu:12.1f}", flush=True)
+    rows["gradient_off"] = float((candidate().cpu() - reference()).norm() / reference().norm())
+    print(f"relative difference of the gradients: {rows['gradient_off']:.1e}")
+    return rows
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--quick", action="store_true", help="10^5 ratings only")
-    quick = parser.parse_args().quick
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", default="1e6,1e7", help="of 1e5, 1e6, 1e7 and 1e8")
+    parser.add_argument("--passes", type=int, help="passes of a fit; it ends by itself otherwise")
+    parser.add_argument("--fits", action="store_true", help="no single operations")
+    parser.add_argument("--out", type=Path, default=Path("completion.json"))
+    given = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    torch.set_num_threads(2)
     name = torch.cuda.get_device_name() if device == "cuda" else "CPU (no GPU here)"
-    print(f"torch {torch.__version__}, device: {name}, CPU path: 2 threads; rank {RANK}, float32; milliseconds")
-    report: dict[str, Any] = {"torch": torch.__version__, "device": name, "sizes": {}}
-    for size, shape in ({"10^5": (2000, 1000, 10**5)} if quick else SIZES).items():
-        began = time.perf_counter()
-        ratings = synthetic(*shape)
-        build = time.perf_counter() - began
-        there = ratings.to(device)
-        (slow, reference), (fast, candidate) = works(ratings), works(there)
-        rows = {}
-        print(f"\n{ratings.n_ratings:,} ratings of {ratings.n_rows:,} x {ratings.n_columns:,} (made in {build:.1f} s)")
-        print(f"{'':24}{'CPU':>10}{'device':>10}{'CPU/device':>12}")
-        for key in slow:
-            cpu, gpu = timed(slow[key], "cpu", 3), timed(fast[key], device, 9)
-            rows[key] = {"cpu_ms": 1e3 * cpu, "device_ms": 1e3 * gpu, "ratio": cpu / gpu}
-            print(f"{key:24}{1e3 * cpu:10.2f}{1e3 * gpu:10.2f}{cpu / gpu:12.1f}", flush=True)
-        off = float((candidate().cpu() - reference()).norm() / reference().norm())
-        print(f"relative difference of the gradients: {off:.1e}")
-        sums = kernels(there, device, 9)
-        print("segment sums on the device, ms: " + ", ".join(f"{k} {v:.2f}" for k, v in sums.items()), flush=True)
-        report["sizes"][size] = {"ratings": ratings.n_ratings, "rows": rows, "gradient_off": off, "kernels": sums}
+    print(f"torch {torch.__version__}, device: {name}, CPU: {torch.get_num_threads()} threads; rank {RANK}, float32")
+    report: dict[str, Any] = {"torch": torch.__version__, "device": name, "threads": torch.get_num_threads()}
+    for size in given.sizes.split(","):
+        users, items, values = synthetic(*SIZES[size], device)
+        print(f"\n{len(values):,} ratings of {SIZES[size][0]:,} x {SIZES[size][1]:,}", flush=True)
+        report[size] = {"ratings": len(values), "fits": whole(users, items, values, device, given.passes)}
+        if not given.fits:
+            report[size]["operations"] = operations(Ratings(users, items, values, SIZES[size][:2]), device)
         if device == "cuda":
-            report["sizes"][size]["device_bytes"] = torch.cuda.max_memory_allocated()
+            report[size]["device_bytes"] = torch.cuda.max_memory_allocated()
             print(f"device memory at most {torch.cuda.max_memory_allocated() / 2**20:.0f} MiB")
-    (Path(os.environ.get("OUT", ".")) / "completion.json").write_text(json.dumps(report, indent=1))
+        given.out.write_text(json.dumps(report, indent=1))
 
 
 if __name__ == "__main__":

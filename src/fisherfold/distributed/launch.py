@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from datetime import timedelta
 
+import torch
 from torch import distributed
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
@@ -30,7 +31,7 @@ def under_torchrun() -> bool:
 
 @contextlib.contextmanager
 def joined(timeout: float = TIMEOUT) -> Iterator[Group]:
-    """Join all processes that ``torchrun`` has started; gloo over CPUs.
+    """Join all processes that ``torchrun`` has started: gloo, and NCCL for GPUs where each process has its own.
 
     Args:
         timeout: seconds that an operation waits for a process that does not answer.
@@ -80,12 +81,21 @@ def _meet(seconds: float) -> None:
         )
         start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         store = PrefixStore(f"fisherfold/start {start}", plain)
-        distributed.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timeout)
+        distributed.init_process_group(_backend(), store=store, rank=rank, world_size=world, timeout=timeout)
     except (distributed.DistError, TimeoutError) as error:
         reason = str(error).splitlines()[0]
         raise RankLost(f"{place} within {seconds:g} s ({reason}); {hint}", []) from error
     finally:
         waiting.cancel()
+
+
+def _backend() -> str:
+    """NCCL for tensors of GPUs if every process of this host has one, which becomes its current device."""
+    mine, here = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "0"))
+    if not (0 < here <= torch.cuda.device_count() and distributed.is_nccl_available()):
+        return "gloo"
+    torch.cuda.set_device(mine)
+    return "cpu:gloo,cuda:nccl"
 
 
 def _number(name: str, least: int, most: int) -> int:

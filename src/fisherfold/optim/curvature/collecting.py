@@ -139,9 +139,14 @@ class Curvature:
         except FactorError as error:
             warn(f"{error}; the last inverse stays")
             return
+        found = inverse.tensors()
         for key in INVERSE:
-            state.pop(key, None)
-        state.update(inverse.tensors())
+            if key in state and key in found and state[key].shape == found[key].shape:
+                state[key].copy_(found[key])  # a captured CUDA graph reads this memory
+            elif key in found:
+                state[key] = found[key]
+            else:
+                state.pop(key, None)
 
     def inverse(self, state: State) -> Preconditioner | None:
         """The damped inverse in the state of a parameter, if there is one."""
