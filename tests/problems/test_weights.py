@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fisherfold import Bernoulli, Gaussian, NLLProblem, Poisson, minimize
-from fisherfold.manifolds import Euclidean, Sphere
+from fisherfold.manifolds import SPD, Euclidean, Sphere
 
 
 def generator(seed=0):
@@ -105,6 +105,73 @@ def test_a_directional_prior_decides_where_data_say_nothing():
         for prior in (None, lambda w: -100.0 * (w @ mu))
     ]
     assert float(fits[1] @ mu) > 0.999 > float(fits[0] @ mu)
+
+
+def riemannian_hessian(manifold, point, f, t=1e-3):
+    """The matrix of the second derivatives of f along geodesics, in an orthonormal basis, by differences."""
+    basis = manifold.tangent_basis(point)
+
+    def second(v):
+        def at(s):
+            return f(manifold.exp(point, s * t * v))
+
+        return float(16 * (at(1) + at(-1)) - (at(2) + at(-2)) - 30 * f(point)) / (12 * t * t)
+
+    rows = [[(second(u + v) - second(u - v)) / 4 for v in basis] for u in basis]
+    return basis, torch.tensor(rows, dtype=torch.float64)
+
+
+POLE = torch.tensor([0.6, 0.0, 0.8], dtype=torch.float64)
+PRIORS = {
+    "sphere": (Sphere(3), lambda w: -3 * (w @ POLE), lambda w: -3 * (w @ POLE) / w.square().sum() + w.square().sum()),
+    "spd": (
+        SPD(2),
+        lambda s: s.trace() + (s[0, 1] - 0.3).square(),
+        lambda s: s.trace() + (s[0, 1] - 0.3) * (s[1, 0] - 0.3),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PRIORS)
+def test_a_prior_adds_its_riemannian_hessian_in_whatever_form_it_is_written(name):
+    manifold, *forms = PRIORS[name]
+    theta = manifold.random_point(generator=generator(7))
+    x, y = data()
+    fisher = [
+        NLLProblem(manifold, lambda x, t: x[:, :2] @ t.reshape(-1)[:2], Poisson(), x, y, prior=prior).fisher(theta)
+        for prior in (None, *forms)
+    ]
+    basis, expected = riemannian_hessian(manifold, theta, forms[0])
+    assert float(expected.diagonal().abs().min()) > 0.1
+    for operator in fisher[1:]:
+        found = [
+            [float(manifold.inner(theta, u, operator.matvec(v) - fisher[0].matvec(v))) for v in basis] for u in basis
+        ]
+        torch.testing.assert_close(40 * torch.tensor(found, dtype=torch.float64), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_a_prior_on_a_sphere_is_found_from_its_opposite_where_its_hessian_is_negative():
+    x, y = data()
+    problem = NLLProblem(Sphere(3), model, Poisson(), x, y, prior=lambda w: -400.0 * (w @ POLE))
+    far = Sphere(3).retract(-POLE, 0.1 * Sphere(3).random_tangent(-POLE, generator=generator(1)))
+    result = minimize(problem, far)
+    assert result.success
+    assert float(result.x @ POLE) > 0.99
+
+
+@pytest.mark.parametrize(
+    ("prior", "words"),
+    [
+        (lambda t: 3.0, "got float"),
+        (lambda t: t.square(), r"got a tensor of shape \(3,\)"),
+        (lambda t: torch.tensor(1.0), "without a gradient"),
+    ],
+)
+def test_a_prior_is_one_number_that_depends_on_theta(prior, words):
+    x, y = data()
+    problem = NLLProblem(Euclidean(3), model, Poisson(), x, y, prior=prior)
+    with pytest.raises(ValueError, match="prior must return one number as a torch tensor.*" + words):
+        minimize(problem, torch.zeros(3, dtype=torch.float64))
 
 
 @pytest.mark.parametrize(

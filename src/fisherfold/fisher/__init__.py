@@ -10,11 +10,12 @@ from fisherfold.fisher.general_likelihoods import (
     StudentT,
     VonMisesFisher,
 )
+from fisherfold.fisher.hessian import PriorFisher
 from fisherfold.fisher.jacobian import EmpiricalFisher, ExactFisher, MonteCarloFisher
 from fisherfold.fisher.kronecker import KroneckerFisher
 from fisherfold.fisher.layers import BlockFisher
 from fisherfold.fisher.likelihoods import Bernoulli, Categorical, ExponentialFamily, Gaussian, Likelihood, Poisson
-from fisherfold.fisher.operators import DenseFisher, FisherOperator, PriorFisher, VarianceReducedFisher
+from fisherfold.fisher.operators import DenseFisher, FisherOperator, VarianceReducedFisher
 from fisherfold.fisher.rowblock import RowBlockFisher
 from fisherfold.fisher.solve import solve
 

@@ -10,7 +10,6 @@ gives (F + λ I)⁻¹ g on the tangent space by the method that the rule of ``fi
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import ClassVar
 
 import torch
@@ -19,7 +18,7 @@ from torch import Tensor
 from fisherfold.fisher.conjugate import Solution
 from fisherfold.fisher.flat import flatten, unflatten
 from fisherfold.fisher.solve import solve
-from fisherfold.manifolds.base import Manifold, Point, Tangent, arranged, combine, leaves, scale, tolerance, tree_map
+from fisherfold.manifolds.base import Manifold, Point, Tangent, arranged, combine, leaves, scale, tolerance
 from fisherfold.warn import warn
 
 
@@ -185,37 +184,6 @@ class DenseFisher(FisherOperator):
 
     def _matvec(self, v: Tangent) -> Tangent:
         return self.manifold.riemannian_gradient(self.point, unflatten(self.matrix @ flatten(v), self.point))
-
-
-class PriorFisher(FisherOperator):
-    """The information of data and of a prior density: F + P ∇²π P / N, with π minus the logarithm of the density.
-
-    Args:
-        data: F.
-        prior: π; its Hessian should not be negative, as that of a log-concave density is not.
-        scale: 1/N.
-    """
-
-    approximates = "F^R plus the Hessian of minus the logarithm of the prior density"
-
-    def __init__(self, data: FisherOperator, prior: Callable[[Point], Tensor], scale: float) -> None:
-        super().__init__(data.manifold, data.point)
-        self.data, self.scale, self.preconditioner = data, scale, data
-        self._variables = tree_map(lambda leaf: leaf.detach().requires_grad_(), self.point)
-        with torch.enable_grad():
-            value = prior(self._variables)
-            self._slopes = torch.autograd.grad(
-                value, leaves(self._variables), create_graph=True, materialize_grads=True
-            )
-
-    def _matvec(self, v: Tangent) -> Tangent:
-        with torch.enable_grad():
-            along = sum((s * leaf).sum() for s, leaf in zip(self._slopes, leaves(v), strict=True))
-        if not (isinstance(along, Tensor) and along.requires_grad):
-            return self.data._matvec(v)
-        parts = iter(torch.autograd.grad(along, leaves(self._variables), retain_graph=True, materialize_grads=True))
-        curved = self.manifold.project(self.point, tree_map(lambda _: next(parts), self.point))
-        return combine(1.0, self.data._matvec(v), self.scale, curved)
 
 
 class VarianceReducedFisher(FisherOperator):

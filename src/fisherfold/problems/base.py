@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from fisherfold.distributed import ALONE, Group
+from fisherfold.fisher.hessian import Hessian
 from fisherfold.fisher.operators import FisherOperator
 from fisherfold.fisher.solve import solve
 from fisherfold.manifolds.base import Manifold, Point, Tangent, combine, is_finite, leaves, scale
-from fisherfold.problems.hessian import Hessian
 
 # rounding of a loss, in units of the precision
 LOSS_ROUNDING = 1e3

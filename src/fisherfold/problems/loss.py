@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from fisherfold.fisher.hessian import Hessian
 from fisherfold.fisher.jacobian import ExactFisher, Graph, record
 from fisherfold.fisher.likelihoods import Gaussian
 from fisherfold.fisher.operators import FisherOperator
@@ -31,7 +32,6 @@ from fisherfold.manifolds.base import (
 )
 from fisherfold.problems.base import Problem, check_batch
 from fisherfold.problems.cache import LastPoint
-from fisherfold.problems.hessian import Hessian
 
 
 class LossProblem(Problem):

@@ -19,11 +19,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from typing_extensions import override
 
 from fisherfold.fisher.flat import gram
+from fisherfold.fisher.hessian import PriorFisher
 from fisherfold.fisher.jacobian import AdjointTest, EmpiricalFisher, ExactFisher, Graph, MonteCarloFisher, record
 from fisherfold.fisher.kronecker import KroneckerFisher
 from fisherfold.fisher.layers import layer_fisher
 from fisherfold.fisher.likelihoods import Likelihood
-from fisherfold.fisher.operators import DenseFisher, FisherOperator, PriorFisher
+from fisherfold.fisher.operators import DenseFisher, FisherOperator
 from fisherfold.fisher.rowblock import RowBlockFisher
 from fisherfold.manifolds import Euclidean, Manifold, Product
 from fisherfold.manifolds.base import Point, Tangent, leaves, positive_integer, require_manifold, tree_map
@@ -162,7 +163,19 @@ class NLLProblem(Problem):
     def _mean(self, z: Tensor, data: _Data, x: Point) -> Tensor:
         losses = self.likelihood.nll(z, data.targets)
         value = (losses if data.weights is None else data.weights.to(losses.dtype) * losses).mean()
-        return value if self.prior is None else value + self.prior(x) / self.n_samples
+        return value if self.prior is None else value + self._log_prior(x) / self.n_samples
+
+    def _log_prior(self, x: Point) -> Tensor:
+        value = self.prior(x)  # type: ignore[misc]  # asked for only where there is one
+        single = isinstance(value, Tensor) and value.numel() == 1 and value.is_floating_point()
+        recorded = torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves(x))
+        if not single or (recorded and not value.requires_grad):
+            seen = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            raise ValueError(
+                "prior must return one number as a torch tensor that depends on theta, such as "
+                f"0.5 * theta.square().sum(), got {seen}{' without a gradient' if single else ''}"
+            )
+        return value.reshape(())
 
     @override
     def loss_and_gradient(self, x: Point, batch: Tensor | None = None) -> tuple[Tensor, Tangent]:
@@ -259,7 +272,7 @@ class NLLProblem(Problem):
         operator = self._fisher(x, batch, kind)
         if self.prior is None:
             return operator
-        return PriorFisher(operator, self.prior, 1 / self.n_samples)
+        return PriorFisher(operator, self._log_prior, 1 / self.n_samples)
 
     def _fisher(self, x: Point, batch: Tensor | None, kind: str) -> FisherOperator:
         data = self._samples(batch)

@@ -1,4 +1,4 @@
-"""The Riemannian Hessian of a loss as an operator, by automatic differentiation.
+"""The Riemannian Hessian of a loss or of a prior as an operator, by automatic differentiation.
 
     Hess Ψ(x)[v] = P (D²Ψ[v] + (D_v P) ∇Ψ)    for the ambient metric
 
@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from fisherfold.fisher.jacobian import Graph, record
 from fisherfold.fisher.operators import FisherOperator
-from fisherfold.manifolds.base import Manifold, Point, Tangent, arranged, leaves, tree_map
+from fisherfold.manifolds.base import Manifold, Point, Tangent, arranged, combine, leaves, tree_map
 
 
 class Hessian(FisherOperator):
@@ -69,3 +69,26 @@ class Hessian(FisherOperator):
         else:
             ehess = tree_map(torch.zeros_like, self.point)
         return self.manifold._hessian(self.point, self._egrad, ehess, v)  # the hook: all has been checked before
+
+
+class PriorFisher(FisherOperator):
+    """The information of data and of a prior density: F + Hess π / N, with π minus the logarithm of the density.
+
+    The Hessian is Riemannian, so that π may be written in any form that is the same on the manifold.
+
+    Args:
+        data: F.
+        prior: π; where its Hessian is negative beyond F, solves need damping.
+        scale: 1/N.
+    """
+
+    approximates = "F^R plus the Riemannian Hessian of minus the logarithm of the prior density"
+
+    def __init__(self, data: FisherOperator, prior: Callable[[Point], Tensor], scale: float) -> None:
+        super().__init__(data.manifold, data.point)
+        self.data, self.scale, self.preconditioner = data, scale, data
+        self.prior = Hessian(data.manifold, self.point, prior)
+
+    @override
+    def _matvec(self, v: Tangent) -> Tangent:
+        return combine(1.0, self.data._matvec(v), self.scale, self.prior._matvec(v))
