@@ -2,6 +2,7 @@
 
 import math
 
+import mpmath
 import numpy as np
 import pytest
 import torch
@@ -140,6 +141,35 @@ def test_limits():
     assert float(found) == pytest.approx(1 / math.tanh(2000.0) - 1 / 2000.0, abs=1e-10)
     far = OrderedProbit([0.0]).nll(outputs([30.0]), torch.zeros(1, 1))
     assert float(far) == pytest.approx(-stats.norm.logcdf(-30.0))
+
+
+@pytest.mark.parametrize("d", [2, 3, 4, 50])
+@pytest.mark.parametrize("kappa", [0.1, 20.0, 2e3, 1e4, 1e6])
+def test_directions_of_any_concentration_have_the_moments_of_bessel_functions(d, kappa):
+    z = torch.zeros(1, d, dtype=torch.float64)
+    z[0, 0] = kappa
+    with mpmath.workdps(50):
+        k, order = mpmath.mpf(kappa), mpmath.mpf(d) / 2 - 1
+        mean = mpmath.besseli(order + 1, k) / mpmath.besseli(order, k)
+        along, across = 1 - mean**2 - (d - 1) * mean / k, mean / k
+        partition = mpmath.log(mpmath.gamma(order + 1) * mpmath.besseli(order, k)) - order * mpmath.log(k / 2)
+        expected = [float(part) for part in (mean, along, across)]
+    likelihood = VonMisesFisher(d)
+    matrix = likelihood.fisher_matrix(z)[0]
+    found = [float(part) for part in (likelihood.mean(z)[0, 0], matrix[0, 0], matrix[1, 1])]
+    np.testing.assert_allclose(found, expected, rtol=1e-11)
+    assert float(likelihood.log_partition(z)) == pytest.approx(float(partition), rel=1e-12, abs=1e-13)
+    derivative = torch.func.grad(lambda t: likelihood.log_partition(t).sum())(z)
+    torch.testing.assert_close(derivative, likelihood.mean(z), rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_concentrated_directions_are_drawn_at_the_right_distance(dtype):
+    """κ ‖y - z/κ‖² has a χ² distribution with d - 1 degrees of freedom for large κ."""
+    z = torch.zeros(4000, 3, dtype=dtype)
+    z[:, 0] = 1e6
+    y = VonMisesFisher(3).sample(z, generator=torch.Generator().manual_seed(0))
+    assert stats.kstest(1e6 * y[:, 1:].double().square().sum(1).numpy(), stats.chi2(2).cdf).pvalue > 0.01
 
 
 def test_moments_stand_for_the_samples_they_are_of():

@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from fisherfold.fisher.likelihoods import ExponentialFamily, Likelihood, _check_counts, _check_real, _per_sample
 
-_NODES = 160  # of the quadrature for directions, 1e-10 at a concentration of 2,000
+_NODES = 120  # of the quadrature for directions, over 16 standard deviations to both sides of its peak
 _FAR = 1e4  # stands for an infinite threshold, where derivatives would be NaN
 
 
@@ -200,32 +200,40 @@ class VonMisesFisher(ExponentialFamily):
     def __init__(self, d: int) -> None:
         if isinstance(d, bool) or int(d) != d or d < 2:
             raise ValueError(f"d must be a whole number ≥ 2, got {d!r}")
-        from scipy.special import roots_jacobi
-
         self.d = int(d)
-        t, w = roots_jacobi(_NODES, (d - 3) / 2, (d - 3) / 2)
-        self._nodes, self._log_weights = torch.from_numpy(t), torch.from_numpy(np.log(w / w.sum()))
+        x, w = np.polynomial.legendre.leggauss(_NODES)
+        self._nodes, self._log_weights = torch.from_numpy(1 + x), torch.from_numpy(np.log(w))
+        self._log_area = math.lgamma((d - 1) / 2) + math.lgamma(0.5) - math.lgamma(d / 2)
 
-    def _tilted(self, kappa: Tensor) -> tuple[Tensor, Tensor]:
-        """The nodes t, and the logarithms of their weights times exp(κ (t - 1))."""
-        t = self._nodes.to(kappa)
-        return t, self._log_weights.to(kappa) + kappa * (t - 1)
+    def _tilted(self, kappa: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Nodes as 1 - t and 1 - t², and the logarithms of their weights times exp(κ (t - 1))."""
+        # with t = cos θ the density is that of sin(θ)^(d-2) exp(κ cos θ); the nodes go with its peak
+        k, power, tiny = kappa.detach(), self.d - 2, torch.finfo(kappa.dtype).tiny
+        root = (power + (power**2 + 4 * k.square()).sqrt()).clamp(min=tiny)
+        peak = torch.atan2((2 * power / root).sqrt(), 2 * k / root)
+        width = 16 * (2 * k.square() / root + root / 2).clamp(min=tiny).rsqrt()
+        low, high = (peak - width).clamp(min=0), (peak + width).clamp(max=math.pi)
+        half = (high - low) / 2
+        theta = low + half * self._nodes.to(kappa)
+        short, sine = 2 * (theta / 2).sin().square(), theta.sin()
+        logs = half.log() + self._log_weights.to(kappa) + power * sine.log() - self._log_area
+        return short, sine.square(), logs - kappa * short
 
     def _moments(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """z/‖z‖, E[t], Var(t) and E[1 - t²]/(d - 1)."""
         kappa = torch.linalg.vector_norm(z, dim=-1, keepdim=True)
-        t, logs = self._tilted(kappa)
+        short, square, logs = self._tilted(kappa)
         p = torch.softmax(logs, -1)
-        first = (p * t).sum(-1, keepdim=True)
-        spread = (p * (t - first).square()).sum(-1, keepdim=True)
-        across = (p * (1 - t) * (1 + t)).sum(-1, keepdim=True) / (self.d - 1)
-        return torch.where(kappa > 0, z / torch.where(kappa > 0, kappa, 1.0), 0.0), first, spread, across
+        first = (p * short).sum(-1, keepdim=True)
+        spread = (p * (short - first).square()).sum(-1, keepdim=True)
+        across = (p * square).sum(-1, keepdim=True) / (self.d - 1)
+        return torch.where(kappa > 0, z / torch.where(kappa > 0, kappa, 1.0), 0.0), 1 - first, spread, across
 
     @override
     def log_partition(self, z: Tensor) -> Tensor:
         square = z.square().sum(-1, keepdim=True)
         kappa = torch.where(square > 0, torch.where(square > 0, square, 1.0).sqrt(), 0.0)
-        return torch.logsumexp(self._tilted(kappa)[1], -1) + kappa.squeeze(-1)
+        return torch.logsumexp(self._tilted(kappa)[2], -1) + kappa.squeeze(-1)
 
     @override
     def mean(self, z: Tensor) -> Tensor:
@@ -255,24 +263,25 @@ class VonMisesFisher(ExponentialFamily):
         def normal() -> Tensor:
             return torch.randn(flat.shape, generator=generator, dtype=z.dtype, device=z.device)
 
-        # Wood's rejection sampler for t, then a uniform direction across
+        # Wood's rejection sampler for t, as 1 - t, then a uniform direction across
         b = (d - 1) / (2 * kappa + (4 * kappa.square() + (d - 1) ** 2).sqrt())
-        x0 = (1 - b) / (1 + b)
-        c = kappa * x0 + (d - 1) * torch.log1p(-x0.square())
-        t, waiting = torch.zeros_like(kappa), torch.ones_like(kappa, dtype=torch.bool)
+        short0 = 2 * b / (1 + b)
+        short, waiting = torch.zeros_like(kappa), torch.ones_like(kappa, dtype=torch.bool)
         half = torch.full_like(kappa, (d - 1) / 2)
         while bool(waiting.any()):
             one, two = _gamma(half, generator), _gamma(half, generator)
             share = one / (one + two)
-            trial = (1 - (1 + b) * share) / (1 - (1 - b) * share)
+            trial = 2 * b * share / (1 - (1 - b) * share)
             u = torch.rand(kappa.shape, generator=generator, dtype=z.dtype, device=z.device)
-            good = waiting & (kappa * trial + (d - 1) * torch.log1p(-x0 * trial) - c >= u.log())
-            t, waiting = torch.where(good, trial, t), waiting & ~good
+            ratio = (short0 + (1 - short0) * trial) / (short0 * (2 - short0))
+            good = waiting & (kappa * (short0 - trial) + (d - 1) * ratio.log() >= u.log())
+            short, waiting = torch.where(good, trial, short), waiting & ~good
         axis = torch.where(kappa[:, None] > 0, flat / torch.where(kappa > 0, kappa, 1.0)[:, None], 0.0)
         axis = torch.where(kappa[:, None] > 0, axis, functional.normalize(normal(), dim=-1))
         across = normal()
         across = functional.normalize(across - (across * axis).sum(-1, keepdim=True) * axis, dim=-1)
-        return (t[:, None] * axis + (1 - t.square()).clamp(min=0).sqrt()[:, None] * across).reshape(z.shape)
+        across = (short * (2 - short)).clamp(min=0).sqrt()[:, None] * across
+        return ((1 - short)[:, None] * axis + across).reshape(z.shape)
 
     def __repr__(self) -> str:
         return f"VonMisesFisher({self.d})"
