@@ -8,7 +8,7 @@ OLD    := -W ignore::DeprecationWarning -W ignore::FutureWarning
 export FISHERFOLD_DATA ?= $(wildcard $(abspath ../shared/data))
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help setup demo test unit doctest lint types imports docs gallery integrations notebooks wheel clean audit lowest integrations
+.PHONY: help setup demo test unit doctest lint types imports docs gallery fuzz integrations wheel clean audit lowest
 
 help: ## show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -65,13 +65,13 @@ fuzz: $(VENV)/.dev ## five minutes of damaged models, checkpoints and tables
 wheel: $(VENV)/.dev ## build the wheel, install it elsewhere and test what was installed
 	bash .ci/test_wheel
 
-# what old versions say of each other is not ours to mend, so their warnings are no errors here; the peers of the dev
-# extra are left out, since they need newer versions than fisherfold does, and matplotlib's parser is of its time
+# old versions warn about each other, so warnings are no errors here; the peers of the dev extra are left out, since they
+# need newer versions than fisherfold does; pyparsing must be older than 3.3 for the oldest matplotlib
 lowest: ## the tests with the lowest versions that pyproject.toml admits (tried with Python 3.11; not part of make test)
 	$(PYTHON) -m venv --clear $(LOWEST)
 	grep -oE '"(pandas|pyarrow)>=[0-9.]+"' pyproject.toml | tr -d '",' | sed 's/>=/==/' > $(LOWEST)/lowest.txt
-	sed -n '/^dependencies/,/^]/p; /^data = /p' pyproject.toml | grep -oE '[a-z_-]+>=[0-9.]+' | sed 's/>=/==/' >> $(LOWEST)/lowest.txt
-	$(LOWEST)/bin/pip install -q -c $(LOWEST)/lowest.txt -e '.[data]' pytest pytest-xdist hypothesis pandas pyarrow xlwt 'pyparsing<3.3'
+	sed -n '/^dependencies/,/^]/p' pyproject.toml | grep -oE '[a-z_-]+>=[0-9.]+' | sed 's/>=/==/' >> $(LOWEST)/lowest.txt
+	$(LOWEST)/bin/pip install -q -c $(LOWEST)/lowest.txt -e . pytest pytest-xdist hypothesis pandas pyarrow xlwt 'pyparsing<3.3'
 	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -q -n $(JOBS) --dist worksteal $(OLD)
 	OMP_NUM_THREADS=1 $(LOWEST)/bin/python -m pytest -q --doctest-modules src/fisherfold --ignore src/fisherfold/manifolds/adapter.py $(OLD)
 

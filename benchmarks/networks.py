@@ -26,10 +26,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fisherfold import datasets
 from fisherfold.optim import KFAC, MKFAC, SphereOptimizer
 
 sys.path.insert(0, str(Path(__file__).parent / "cifar"))
+from data import load_images
 from models import Block, Mean, conv
 from optimizers import FlatMuon, Several, Soap
 
@@ -38,7 +38,7 @@ Maker = Callable[[nn.Module, float, Tensor], Any]
 
 
 def images() -> dict[str, tuple[Tensor, Tensor]]:
-    data = datasets.load_images("cifar10")
+    data = load_images("cifar10")
 
     def take(pixels: Any, labels: Any, part: slice) -> tuple[Tensor, Tensor]:
         x = torch.from_numpy(np.ascontiguousarray(pixels[part])).float().permute(0, 3, 1, 2) / 255

@@ -6,14 +6,19 @@ images on every device.
 
 from __future__ import annotations
 
+import io
+import tarfile
 from functools import cache
-from typing import Any
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
-from fisherfold import datasets
+from fisherfold.datasets import data_folder
 
 PADDING = 4
 SPLIT_SEED = 20_260
@@ -21,17 +26,61 @@ MEANS = {"cifar10": (0.4914, 0.4822, 0.4465), "cifar100": (0.5071, 0.4865, 0.440
 DEVIATIONS = {"cifar10": (0.2470, 0.2435, 0.2616), "cifar100": (0.2673, 0.2564, 0.2762)}
 
 
+OFFICIAL = "https://www.cs.toronto.edu/~kriz/{}-binary.tar.gz"
+MD5 = {"cifar10": "c32a1d4ab5d03f1284b67883e8d87530", "cifar100": "03b5dce01913d631647c71ecec9e9cb8"}
+
+
+class Images(NamedTuple):
+    """RGB pixels, uint8 (n, 32, 32, 3), and labels, int64, in the official order and split."""
+
+    train_images: Any
+    train_labels: Any
+    test_images: Any
+    test_labels: Any
+
+
 @cache
-def images_of(dataset: str) -> Any:
-    """The images of a data set, read once per process and its children."""
-    return datasets.load_images(dataset)
+def load_images(name: str) -> Images:
+    """CIFAR-10 or CIFAR-100, from the folder of FISHERFOLD_DATA or its official address; once per process."""
+    try:
+        parts = [_strips(data_folder() / f"{name}_{part}.npz") for part in (*(f"train_{i}" for i in range(5)), "test")]
+    except FileNotFoundError:
+        parts = _download(name)
+    pixels, labels = zip(*parts, strict=True)
+    train = np.concatenate(pixels[:-1]), np.concatenate(labels[:-1]).astype(np.int64)
+    return Images(*train, pixels[-1], labels[-1].astype(np.int64))
+
+
+def _strips(path: Path) -> tuple[Any, Any]:
+    """Images kept as lossless WebP strips with one image below the other."""
+    with np.load(path, allow_pickle=False) as stored:
+        buffer, offsets, labels = stored["webp"].tobytes(), stored["offsets"], stored["labels"]
+    strips = [np.asarray(Image.open(io.BytesIO(buffer[a:b])).convert("RGB")) for a, b in pairwise(offsets)]
+    return np.concatenate(strips).reshape(-1, 32, 32, 3), labels
+
+
+def _download(name: str) -> list[tuple[Any, Any]]:
+    """The official binary version: records of one or two labels and the red, green and blue planes."""
+    import pooch
+
+    folder = {"cifar10": "cifar-10-batches-bin", "cifar100": "cifar-100-binary"}[name]
+    files = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"] if name == "cifar10" else ["train", "test"]
+    parts = []
+    archive = OFFICIAL.format(name.replace("cifar", "cifar-"))
+    with tarfile.open(pooch.retrieve(archive, known_hash=f"md5:{MD5[name]}")) as packed:
+        for file in files:
+            content: Any = packed.extractfile(f"{folder}/{file}.bin")
+            rows = np.frombuffer(content.read(), np.uint8).reshape(-1, 3073 if name == "cifar10" else 3074)
+            planes = rows[:, -3072:].reshape(-1, 3, 32, 32)
+            parts.append((np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), rows[:, -3073]))
+    return parts
 
 
 class Pool:
     """Training images and those that judge: the test images, or a tenth of the training images left out."""
 
     def __init__(self, dataset: str, *, device: str, split: str = "validation", images: int | None = None) -> None:
-        data = images_of(dataset)
+        data = load_images(dataset)
         pixels, labels, judged, judged_labels = data.train_images, data.train_labels, data.test_images, data.test_labels
         if split == "validation":
             order = np.random.default_rng(SPLIT_SEED).permutation(len(pixels))

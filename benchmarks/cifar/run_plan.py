@@ -29,7 +29,7 @@ def work(runs: Sequence[Sequence[str]], processes: int, until: float) -> int:
     """Train with each list of arguments, and return how many are left at the time ``until``."""
     waiting = [given for given in map(train.options().parse_args, runs) if not train.ended(Path(given.out))]
     for dataset in {given.dataset for given in waiting}:
-        data.images_of(dataset)
+        data.load_images(dataset)
     fork, active = multiprocessing.get_context("fork"), []
     while (waiting or active) and time.monotonic() < until:
         while waiting and len(active) < processes:

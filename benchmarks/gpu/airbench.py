@@ -24,10 +24,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fisherfold import datasets
 from fisherfold.optim import SphereOptimizer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "cifar"))
+from data import load_images
 from optimizers import FlatMuon
 
 GRIDS = {"muon": (0.12, 0.24, 0.48), "spectral": (0.02, 0.04, 0.08), "gradient": (0.02, 0.04, 0.08)}
@@ -151,7 +151,7 @@ def run(job: tuple[str, float, int, argparse.Namespace]) -> tuple[float, float]:
 
 
 def load(given: argparse.Namespace, device: str) -> tuple[Tensor, ...]:
-    data = datasets.load_images("cifar10")
+    data = load_images("cifar10")
     parts = [data.train_images, data.train_labels, data.test_images, data.test_labels]
     if given.tune:
         parts = [parts[0][:-5000], parts[1][:-5000], parts[0][-5000:], parts[1][-5000:]]

@@ -1,11 +1,10 @@
 """Named data sets: found in a local folder, in the user's cache, or downloaded with a checksum."""
 
 from fisherfold.datasets.download import OFFICIAL, fetch, where
-from fisherfold.datasets.kinds import Images, Ratings, Table, Tasks
+from fisherfold.datasets.kinds import Ratings, Table, Tasks
 from fisherfold.datasets.local import (
     data_folder,
     load,
-    load_images,
     load_ratings,
     load_tasks,
     stack_outputs,
@@ -19,14 +18,12 @@ __all__ = [
     "REGISTRY",
     "ArrayRecord",
     "DatasetRecord",
-    "Images",
     "Ratings",
     "Table",
     "Tasks",
     "data_folder",
     "fetch",
     "load",
-    "load_images",
     "load_ratings",
     "load_sarcos_file",
     "load_tasks",

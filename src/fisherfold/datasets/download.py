@@ -42,8 +42,6 @@ OFFICIAL: Mapping[str, Official] = {
     "movielens100k": Official("https://files.grouplens.org/datasets/movielens/ml-100k.zip", 5),
     "jester1": Official("https://eigentaste.berkeley.edu/dataset/jester_dataset_1_1.zip", 4),
     "sarcos_test": Official("http://www.gaussianprocess.org/gpml/data/sarcos_inv_test.mat", 1),
-    "cifar10": Official("https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz", 162),
-    "cifar100": Official("https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz", 161),
 }
 
 
@@ -80,7 +78,7 @@ def fetch(
         return found
     if name not in READERS:
         raise FileNotFoundError(
-            f"{name} is not offered for download as a single file; put {', '.join(entry.files)} into FISHERFOLD_DATA "
+            f"{name} is not offered for download as a single file; put {entry.file} into FISHERFOLD_DATA "
             f"(source: {entry.source})"
         )
     if source is not None and not Path(source).is_file():
@@ -96,8 +94,8 @@ def fetch(
     folder = make_folder(cache_folder())
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
-    write_atomically(folder / f"{name}.npz", buffer.getvalue())
-    say(f"kept as {folder / f'{name}.npz'}")
+    write_atomically(folder / entry.file, buffer.getvalue())
+    say(f"kept as {folder / entry.file}")
     return folder
 
 

@@ -69,29 +69,8 @@ class Table:
     Y: Array
 
 
-@dataclass(frozen=True)
-class Images:
-    """Images with labels in their official order and split.
-
-    Attributes:
-        train_images: uint8 (n, 32, 32, 3), RGB.
-        train_labels: int64.
-        test_images: uint8 (n, 32, 32, 3), RGB.
-        test_labels: int64.
-        train_coarse_labels: the labels of the groups of classes, where there are any.
-        test_coarse_labels: the same for the test images.
-    """
-
-    train_images: Array
-    train_labels: Array
-    test_images: Array
-    test_labels: Array
-    train_coarse_labels: Array | None = None
-    test_coarse_labels: Array | None = None
-
-
 # what `load` may return
-Dataset: TypeAlias = Ratings | Tasks | Table | Images
+Dataset: TypeAlias = Ratings | Tasks | Table
 
 
 def decode(name: str, arrays: dict[str, Array]) -> Dataset:
@@ -117,8 +96,6 @@ def decode(name: str, arrays: dict[str, Array]) -> Dataset:
         rows, cols = _from_zero(a, "item_id")
         shape, extra = (int(rows.max()) + 1, int(cols.max()) + 1), (a["timestamp"], a["test_fold"])
         return Ratings(rows, cols, a["rating"].astype(np.float64), shape, *(e.astype(np.int64) for e in extra))
-    if name.startswith("cifar"):
-        return Images(**{key: x if key.endswith("images") else x.astype(np.int64) for key, x in a.items()})
     return _tasks(a["X"].astype(np.float64), a["y"].astype(np.int64), a["task"], a)
 
 

@@ -7,23 +7,21 @@ read with ``allow_pickle=False``; values are exact copies of the originals in a 
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 
-from fisherfold.datasets.kinds import Array, Dataset, Images, Ratings, Table, Tasks, decode
+from fisherfold.datasets.kinds import Array, Dataset, Ratings, Table, Tasks, decode
 from fisherfold.datasets.official import READERS
 from fisherfold.datasets.records import DatasetRecord, record
 
-Kind = TypeVar("Kind", Tasks, Ratings, Images)
+Kind = TypeVar("Kind", Tasks, Ratings)
 Folder = str | os.PathLike[str] | None
 
 
@@ -63,13 +61,13 @@ def load(name: str, *, folder: Folder = None, checked: bool = False) -> Dataset:
 
     Returns:
         ``Ratings`` for jester and movielens, ``Tasks`` for school, sarcos_7x2000, letter and mhc, ``Table`` for
-        sarcos_test, ``Images`` for cifar10 and cifar100.
+        sarcos_test.
 
     Example:
         >>> load("shcool")
         Traceback (most recent call last):
         ...
-        ValueError: there is no data set 'shcool'; the names are cifar10, ...
+        ValueError: there is no data set 'shcool'; the names are jester1, ...
     """
     entry = record(name)
     arrays = read_arrays(entry, find(entry, folder))
@@ -86,11 +84,6 @@ def load_tasks(name: str, *, folder: Folder = None) -> Tasks:
 def load_ratings(name: str, *, folder: Folder = None) -> Ratings:
     """Read a data set of ratings: jester1, movielens1m or movielens100k. Arguments as in ``load``."""
     return _of_kind(load(name, folder=folder), name, Ratings)
-
-
-def load_images(name: str, *, folder: Folder = None, checked: bool = False) -> Images:
-    """Read a data set of images, cifar10 or cifar100, with Pillow. Arguments as in ``load``."""
-    return _of_kind(load(name, folder=folder, checked=checked), name, Images)
 
 
 def _of_kind(data: Dataset, name: str, kind: type[Kind]) -> Kind:
@@ -127,8 +120,8 @@ def check_arrays(entry: DatasetRecord, arrays: Mapping[str, Array]) -> None:
 
 
 def is_in(entry: DatasetRecord, folder: Path) -> bool:
-    """Tell whether a folder holds a data set, in its packed files or as one fetched file."""
-    return all((folder / file).is_file() for file in entry.files) or (folder / f"{entry.name}.npz").is_file()
+    """Tell whether a folder holds a data set."""
+    return (folder / entry.file).is_file()
 
 
 def find(entry: DatasetRecord, folder: Folder = None) -> Path:
@@ -141,7 +134,7 @@ def find(entry: DatasetRecord, folder: Folder = None) -> Path:
     if not given:
         raise FileNotFoundError(
             f"{entry.name} is not in the cache, and FISHERFOLD_DATA is not set: {_advice(entry)}, or set the "
-            f"environment variable FISHERFOLD_DATA to the folder that holds {entry.files[0]}"
+            f"environment variable FISHERFOLD_DATA to the folder that holds {entry.file}"
         )
     return data_folder()
 
@@ -158,18 +151,15 @@ def _again(entry: DatasetRecord) -> str:
 
 def read_arrays(entry: DatasetRecord, folder: Path) -> dict[str, Array]:
     """Read the arrays of a data set by the names of its record, in their stored dtypes."""
-    fetched = folder / f"{entry.name}.npz"
-    for file in () if fetched.is_file() else entry.files:
-        if not (folder / file).is_file():
-            raise FileNotFoundError(
-                f"{entry.name}: there is no file {file} in {folder} (the data folder, FISHERFOLD_DATA); "
-                f"the data set comes from {entry.source}, {_advice(entry)}. {entry.licence}"
-            )
-    if entry.name.startswith("cifar") and not fetched.is_file():
-        return _read_images(entry, folder)
-    stored = _packed(fetched, entry)
+    path = folder / entry.file
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{entry.name}: there is no file {entry.file} in {folder} (the data folder, FISHERFOLD_DATA); "
+            f"the data set comes from {entry.source}, {_advice(entry)}. {entry.licence}"
+        )
+    stored = _packed(path, entry)
     if missing := [key for key in entry.arrays if key not in stored]:
-        raise ValueError(f"{fetched} lacks the arrays {missing}, it has {list(stored)}")
+        raise ValueError(f"{path} lacks the arrays {missing}, it has {list(stored)}")
     return {key: stored[key] for key in entry.arrays}
 
 
@@ -194,27 +184,3 @@ def _packed(path: Path, entry: DatasetRecord) -> dict[str, Array]:
                 return dict(stored)
     except ValueError as error:
         raise ValueError(f"{error}; {_again(entry)}") from error
-
-
-def _read_images(entry: DatasetRecord, folder: Path) -> dict[str, Array]:
-    """Images of several files, kept as lossless WebP strips with one image below the other."""
-    parts: dict[str, list[Array]] = {key: [] for key in entry.arrays}
-    for file in entry.files:
-        split = "test" if file.endswith("_test.npz") else "train"
-        stored = _packed(folder / file, entry)
-        parts[f"{split}_images"] += _decode_strips(stored["webp"].data, stored["offsets"])
-        for key in {"labels", "coarse_labels"} & set(stored):
-            parts[f"{split}_{key}"].append(stored[key])
-    return {key: np.concatenate(pieces) for key, pieces in parts.items()}
-
-
-def _decode_strips(buffer: memoryview, offsets: Array) -> list[Array]:
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise ImportError("reading CIFAR needs Pillow with WebP support: pip install pillow") from error
-    strips = []
-    for start, stop in pairwise(offsets):
-        with Image.open(io.BytesIO(buffer[start:stop])) as image:
-            strips.append(np.asarray(image.convert("RGB"), dtype=np.uint8).reshape(-1, 32, 32, 3))
-    return strips

@@ -1,13 +1,12 @@
 """Readers of the official files, as their owners distribute them, into the arrays that the records describe.
 
 Archives are read in memory: nothing is unpacked to the disk, so that no name inside one can point elsewhere. The sum of
-what an archive claims to hold is bounded before anything is read. No pickle is read: CIFAR has a binary form.
+what an archive claims to hold is bounded before anything is read, and no file of it can give more than it claims.
 """
 
 from __future__ import annotations
 
 import io
-import tarfile
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,8 +16,7 @@ from numpy.typing import NDArray
 
 from fisherfold.datasets.kinds import Array, Table
 
-# bytes that all files of an archive may have together: CIFAR-10 has 185 MB
-ARCHIVE_LIMIT = 400 * 2**20
+ARCHIVE_LIMIT = 100 * 2**20  # bytes of all files of an archive together: MovieLens-1M has 25 MB
 
 
 def movielens1m(path: Path) -> dict[str, Array]:
@@ -53,10 +51,8 @@ def movielens100k(path: Path) -> dict[str, Array]:
 
 def jester1(path: Path) -> dict[str, Array]:
     """Read ``jester_dataset_1_1.zip`` or its ``jester-data-1.xls``: a count and 100 ratings a row, 99 = not rated."""
-    try:
-        from python_calamine import CalamineWorkbook
-    except ImportError as error:
-        raise ImportError("reading Jester's .xls needs python-calamine: pip install 'fisherfold[data]'") from error
+    from python_calamine import CalamineWorkbook
+
     content = _members(path, ["jester-data-1.xls"])[0] if zipfile.is_zipfile(path) else path.read_bytes()
     sheet = CalamineWorkbook.from_filelike(io.BytesIO(content)).get_sheet_by_index(0).to_python()
     table = np.array(sheet, dtype=np.float64)
@@ -92,28 +88,8 @@ def sarcos_test(path: Path) -> dict[str, Array]:
     return {"micro": np.rint(np.hstack([table.X, table.Y]) * 1e6).astype(np.int32)}
 
 
-def cifar10(path: Path) -> dict[str, Array]:
-    """Read ``cifar-10-binary.tar.gz``."""
-    parts = _members(path, [*(f"data_batch_{i}.bin" for i in range(1, 6)), "test_batch.bin"])
-    images, labels = zip(*(_binary(part, labels=1) for part in parts), strict=True)
-    return {
-        "train_images": np.concatenate(images[:5]), "train_labels": np.concatenate(labels[:5])[:, 0],
-        "test_images": images[5], "test_labels": labels[5][:, 0],
-    }  # fmt: skip
-
-
-def cifar100(path: Path) -> dict[str, Array]:
-    """Read ``cifar-100-binary.tar.gz``."""
-    arrays: dict[str, Array] = {}
-    for split, content in zip(("train", "test"), _members(path, ["train.bin", "test.bin"]), strict=True):
-        images, labels = _binary(content, labels=2)
-        arrays |= {f"{split}_images": images, f"{split}_labels": labels[:, 1], f"{split}_coarse_labels": labels[:, 0]}
-    return arrays
-
-
 READERS: Mapping[str, Callable[[Path], dict[str, Array]]] = {
-    "cifar10": cifar10, "cifar100": cifar100, "jester1": jester1, "movielens100k": movielens100k,
-    "movielens1m": movielens1m, "sarcos_test": sarcos_test,
+    "jester1": jester1, "movielens100k": movielens100k, "movielens1m": movielens1m, "sarcos_test": sarcos_test,
 }  # fmt: skip
 
 
@@ -128,37 +104,14 @@ def _integers(text: bytes, what: str) -> NDArray[np.int64]:
 
 
 def _members(path: Path, names: list[str]) -> list[bytes]:
-    """Files of a zip or tar archive by their names, whatever folder they are in."""
-    found: dict[str, bytes] = {}
-    total = 0
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            infos = archive.infolist()
-            _check_size(path, sum(info.file_size for info in infos))
-            found = {Path(i.filename).name: archive.read(i) for i in infos if Path(i.filename).name in names}
-    else:
-        with tarfile.open(path, "r:*") as packed:
-            for info in packed:
-                total += info.size
-                _check_size(path, total)
-                if Path(info.name).name in names and info.isfile() and (file := packed.extractfile(info)) is not None:
-                    found[Path(info.name).name] = file.read()
+    """Files of a zip archive by their names, whatever folder they are in."""
+    with zipfile.ZipFile(path) as archive:
+        infos = archive.infolist()
+        if sum(info.file_size for info in infos) > ARCHIVE_LIMIT:
+            raise ValueError(
+                f"{path.name} claims more than {ARCHIVE_LIMIT / 2**20:.0f} MiB, which no official file has"
+            )
+        found = {Path(i.filename).name: archive.read(i) for i in infos if Path(i.filename).name in names}
     if missing := [name for name in names if name not in found]:
-        hint = "; the binary version is expected" if missing[0].endswith(".bin") else ""
-        raise ValueError(f"{path.name} holds no file {missing[0]}{hint}")
+        raise ValueError(f"{path.name} holds no file {missing[0]}")
     return [found[name] for name in names]
-
-
-def _check_size(path: Path, size: int) -> None:
-    if size > ARCHIVE_LIMIT:
-        raise ValueError(f"{path.name} claims more than {ARCHIVE_LIMIT / 2**20:.0f} MiB, which no official file has")
-
-
-def _binary(content: bytes, *, labels: int) -> tuple[Array, Array]:
-    """Images and labels of a binary CIFAR file: records of labels and the red, green and blue planes."""
-    width = 3072 + labels
-    if len(content) % width:
-        raise ValueError(f"a binary CIFAR file has records of {width} bytes, got {len(content)} bytes")
-    rows = np.frombuffer(content, dtype=np.uint8).reshape(-1, width)
-    images = rows[:, labels:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-    return np.ascontiguousarray(images), rows[:, :labels].copy()

@@ -1,7 +1,7 @@
 """What is known of each data set: files, source, terms, citation and a checksum per array.
 
-A checksum is the sha256 of the C-ordered bytes of the decoded array with the dtype shown; images count as decoded
-pixels, so that another packing of the same data passes too.
+A checksum is the sha256 of the C-ordered bytes of the decoded array with the dtype shown, so that another packing of
+the same data passes too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ _MOVIELENS_TERMS = (
     "Research use with acknowledgement; no redistribution and no commercial use without permission of GroupLens."
 )
 _MOVIELENS_PAPER = "F. M. Harper and J. A. Konstan, The MovieLens Datasets: History and Context, ACM TiiS 5(4), 2015."
-_CIFAR_PAPER = "A. Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009."
 _SARCOS_PAPER = "S. Vijayakumar and S. Schaal, Locally Weighted Projection Regression, ICML 2000."
 _NO_TERMS = "No licence is stated with the data."
 
@@ -41,7 +40,6 @@ class DatasetRecord:
     Attributes:
         name: the name that ``load`` takes.
         title: a sentence.
-        files: the packed files below the data folder.
         source: the official address.
         licence: the terms that the data set states, in a sentence.
         citation: what to cite.
@@ -50,11 +48,15 @@ class DatasetRecord:
 
     name: str
     title: str
-    files: tuple[str, ...]
     source: str
     licence: str
     citation: str
     arrays: MappingProxyType[str, ArrayRecord]
+
+    @property
+    def file(self) -> str:
+        """The packed file in the data folder."""
+        return f"{self.name}.npz"
 
 
 def _arrays(text: str) -> MappingProxyType[str, ArrayRecord]:
@@ -66,17 +68,10 @@ def _arrays(text: str) -> MappingProxyType[str, ArrayRecord]:
     return MappingProxyType(records)
 
 
-def _cifar(name: str, title: str, arrays: str) -> DatasetRecord:
-    files = tuple(f"{name}_{part}.npz" for part in (*(f"train_{i}" for i in range(5)), "test"))
-    source = "https://www.cs.toronto.edu/~kriz/cifar.html"
-    return DatasetRecord(name, title, files, source, _NO_TERMS, _CIFAR_PAPER, _arrays(arrays))
-
-
 _RECORDS = (
     DatasetRecord(
         "school",
         "School exam scores: 15,362 pupils of 139 schools, 28 features, the last one constant",
-        ("school.npz",),
         _RNGD,
         _NO_TERMS,
         "Inner London Education Authority school data; H. Goldstein, Multilevel Statistical Models, 1995.",
@@ -91,7 +86,6 @@ _RECORDS = (
     DatasetRecord(
         "sarcos_7x2000",
         "SARCOS inverse dynamics as 7 tasks (torques) of 2000 rows each, 21 inputs",
-        ("sarcos_7x2000.npz",),
         "http://gaussianprocess.org/gpml/data/",
         _NO_TERMS,
         _SARCOS_PAPER,
@@ -106,7 +100,6 @@ _RECORDS = (
     DatasetRecord(
         "sarcos_test",
         "SARCOS inverse dynamics, the official test file: 4449 rows, 21 inputs, 7 torques",
-        ("sarcos_test.npz",),
         "http://gaussianprocess.org/gpml/data/",
         _NO_TERMS,
         _SARCOS_PAPER,
@@ -115,7 +108,6 @@ _RECORDS = (
     DatasetRecord(
         "letter",
         "Handwritten letters: 9 binary tasks of 300 bitmaps of 8 by 16 pixels",
-        ("letter.npz",),
         _RNGD,
         _NO_TERMS,
         "R. Kassel, MIT OCR data; multi-task form of G. Obozinski, B. Taskar and M. Jordan, 2006.",
@@ -130,7 +122,6 @@ _RECORDS = (
     DatasetRecord(
         "mhc",
         "MHC-I peptide binding: 10 binary tasks of 59 to 197 peptides, 180 features",
-        ("mhc.npz",),
         _RNGD,
         _NO_TERMS,
         "L. Jacob, F. Bach and J.-P. Vert, Clustered Multi-Task Learning: A Convex Formulation, NIPS 2008.",
@@ -145,7 +136,6 @@ _RECORDS = (
     DatasetRecord(
         "jester1",
         "Jester data set 1: 24,983 users, 100 jokes, 1,810,455 ratings from -10 to 10",
-        ("jester1.npz",),
         "https://eigentaste.berkeley.edu/dataset/",
         "Freely available for research use when acknowledged with the citation.",
         "K. Goldberg, T. Roeder, D. Gupta and C. Perkins, Eigentaste: A Constant Time Collaborative Filtering "
@@ -155,7 +145,6 @@ _RECORDS = (
     DatasetRecord(
         "movielens1m",
         "MovieLens-1M: 6040 users, 3952 movie ids, 1,000,209 ratings from 1 to 5",
-        ("movielens1m.npz",),
         "https://grouplens.org/datasets/movielens/1m/",
         _MOVIELENS_TERMS,
         _MOVIELENS_PAPER,
@@ -169,7 +158,6 @@ _RECORDS = (
     DatasetRecord(
         "movielens100k",
         "MovieLens-100K: 943 users, 1682 items, 100,000 ratings from 1 to 5, with the official five folds",
-        ("movielens100k.npz",),
         "https://grouplens.org/datasets/movielens/100k/",
         _MOVIELENS_TERMS,
         _MOVIELENS_PAPER,
@@ -180,28 +168,6 @@ _RECORDS = (
             timestamp int32 100000 4454203c065f1815732e88d4cdfdb1483df648a17d5893952321e7105a411fe1
             test_fold uint8 100000 fd89dbaf2d435fbc66a41df0c8d6e48252191bc596b6768793bd51f4d201ac5d
         """),
-    ),
-    _cifar(
-        "cifar10",
-        "CIFAR-10: 60,000 colour images of 32 by 32 pixels, 10 classes",
-        """
-            train_images uint8 50000x32x32x3 47af8b02cfcfb6cdf3dbbd1969ad7f1b70f4413f6f80f437b020ee4e5bc8304a
-            train_labels uint8 50000 2b7cd2f24487317614016b72ffd53071c3062f592f0eb300c18a770d41ae1253
-            test_images uint8 10000x32x32x3 f9b1e2130bab680db56eb06d886f7f1ad0f1183907ceff4659d1735c890f5b04
-            test_labels uint8 10000 cec8a24a1e92aa2ecaa0bbd3dbfa86bf6cd8759fbd209a832824c8cf0afca9d5
-        """,
-    ),
-    _cifar(
-        "cifar100",
-        "CIFAR-100: 60,000 colour images of 32 by 32 pixels, 100 classes in 20 groups",
-        """
-            train_images uint8 50000x32x32x3 4e457917601a66aed021f5fa37957b56c6319557c0a8ed5484de3c390af45430
-            train_labels uint8 50000 9f11b9f97aad759ba6df0a33e3218b01d8deaf4ed3a14aa1185d69b9ad7ebcb3
-            train_coarse_labels uint8 50000 1804078d4e89b6b90bd5da6ffead1404596f6eecba15ceb8d95b6a09dfbba4c0
-            test_images uint8 10000x32x32x3 4cb8e5d9309da489bf6b19cc10cd96c3ae6f8daf225380b605aaee4c0d6aee19
-            test_labels uint8 10000 4dad7d09c7c97d33f6cb928d705cf4196221316fd6e31bdd978a08ed9103ee0b
-            test_coarse_labels uint8 10000 48df17fb3bf299f43dd7e131db11ca0ea8b07d750be8b6dcf7ad6ff1b4cc721d
-        """,
     ),
 )
 
