@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fisherfold import Bernoulli, Gaussian, NLLProblem, Poisson, minimize
+from fisherfold import Bernoulli, Gaussian, LossProblem, NLLProblem, Poisson, minimize
 from fisherfold.fisher import VonMisesFisher
 from fisherfold.manifolds import SPD, Euclidean, Grassmann, Product, Sphere
 from fisherfold.problems import GaussianModel
@@ -124,3 +124,42 @@ def test_products_and_what_a_result_does_not_know():
     assert covariance.contains(truth, 0.999)
     with pytest.raises(ValueError, match="level must lie between 0 and 1"):
         covariance.contains(truth, 90)
+
+
+def test_an_estimate_that_is_no_minimum_has_no_covariance():
+    """A Rayleigh quotient at its middle eigenvector, a saddle."""
+    a = torch.diag(torch.tensor([3.0, 2.0, 1.0], dtype=torch.float64))
+    saddle = minimize(LossProblem(Sphere(3), lambda w: w @ a @ w), torch.eye(3).double()[1], method="trust-region")
+    with pytest.raises(ValueError, match=r"negative eigenvalue -2.00e\+00 .* no minimum of the loss"):
+        saddle.covariance()
+
+
+@pytest.mark.parametrize("method", ["trust-region", "lbfgs"])
+def test_curvature_along_an_invariance_is_not_taken_for_a_saddle(method):
+    """Loadings ΛΛᵀ turn freely; what a run leaves of the gradient gives that direction a curvature of either sign."""
+    y = normal(200, 4) @ normal(4, 4, seed=3)
+    s = y.T @ y / 200
+
+    def loss(t):
+        sigma = t @ t.mT + torch.eye(4, dtype=torch.float64)
+        return 100 * (torch.logdet(sigma) + torch.linalg.solve(sigma, s).trace())
+
+    for seed in range(5):
+        result = minimize(LossProblem(Euclidean(4, 2), loss), normal(4, 2, seed=seed), method=method, max_iter=500)
+        assert result.success
+        assert bool((result.covariance(lambda t: (t @ t.mT).diagonal()).diagonal() > 0).all())
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"dispersion": -1.0}, "dispersion must be a positive number, got -1.0"),
+        ({"dispersion": float("nan")}, "dispersion must be a positive number, got nan"),
+        ({"dispersion": 4.0, "robust": True}, "leave out dispersion=4.0"),
+    ],
+)
+def test_the_dispersion_is_positive_and_not_for_the_sandwich(options, words):
+    x = normal(50, 2)
+    result = minimize(NLLProblem(Euclidean(2), lambda x, t: x @ t, Gaussian(), x, x[:, 0]), torch.zeros(2).double())
+    with pytest.raises(ValueError, match=words):
+        result.covariance(**options)

@@ -22,7 +22,7 @@ from fisherfold.fisher.autodiff import jvp
 from fisherfold.fisher.flat import flatten, rounding_share, unflatten
 from fisherfold.fisher.operators import FisherOperator
 from fisherfold.fisher.solve import in_basis, tangent_basis
-from fisherfold.manifolds.base import Manifold, Point
+from fisherfold.manifolds.base import Manifold, Point, tolerance
 
 LARGEST = 4096  # dimensions for which matrices are formed
 
@@ -128,7 +128,7 @@ def covariance(operator: FisherOperator, count: float, *, scores: FisherOperator
     """The covariance of a maximum-likelihood estimate from the Fisher information at it.
 
     ``count``: N. ``scores``: the empirical Fisher matrix, for the sandwich F⁻¹ (1/N) E[g gᵀ] F⁻¹ that does not trust
-    the likelihood. Raises ValueError if the manifold is too large, or F is negative or not finite.
+    the likelihood. Raises ValueError if the manifold is too large, or F is not finite or has a negative eigenvalue.
     """
     manifold, point = operator.manifold, operator.point
     if manifold.dim > LARGEST:
@@ -138,8 +138,15 @@ def covariance(operator: FisherOperator, count: float, *, scores: FisherOperator
     if not bool(torch.isfinite(information).all()):
         raise ValueError("the Fisher information at the estimate is not finite")
     values, vectors = torch.linalg.eigh(information)
+    largest, least = float(values.abs().max()), float(values[0])
+    # along an invariance of the model the curvature of a loss is as small as the gradient that a run has left
+    if least < -10 * tolerance(values.dtype) * largest:
+        raise ValueError(
+            f"the information at the estimate has the negative eigenvalue {least:.2e} (the largest is {largest:.2e}): "
+            "this is no minimum of the loss; run minimize to convergence, or from another start"
+        )
     # products of gradients lose what is below the square root of the precision
-    keep = values > values.max() * 1e2 * rounding_share(len(values), values.dtype)
+    keep = values > largest * 1e2 * rounding_share(len(values), values.dtype)
     inverse = (vectors[:, keep] / values[keep]) @ vectors[:, keep].mT
     if scores is not None:
         inverse = inverse @ in_basis(scores, basis)[0] @ inverse

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -105,14 +106,16 @@ class Result:
             f: a torch function of the point; its covariance follows by the delta method.
             robust: the sandwich with the observed gradients, right even where the likelihood is not; of problems with
                 a ``fisher`` of kind ``empirical``.
-            dispersion: a factor, such as the residual variance of a ``Gaussian()`` whose variance 1 was a placeholder.
+            dispersion: a factor, such as the residual variance of a ``Gaussian()`` whose variance 1 was a placeholder;
+                not with ``robust``, whose observed gradients contain it.
 
         Returns:
             A ``fisherfold.fisher.Covariance`` with standard errors, intervals and confidence regions; with f the
             covariance matrix of its entries.
 
         Raises:
-            ValueError: if the result has no problem with it, or f changes along directions that data do not identify.
+            ValueError: if the result has no problem with it, the estimate is no minimum, or f changes along directions
+                that data do not identify.
 
         Examples:
             >>> import torch
@@ -129,6 +132,12 @@ class Result:
         """
         if self.problem is None:
             raise ValueError("this result does not know its problem; results of minimize do")
+        if not 0 < dispersion < math.inf:
+            raise ValueError(f"dispersion must be a positive number, got {dispersion}")
+        if robust and dispersion != 1:
+            raise ValueError(
+                f"robust=True takes the dispersion from the observed gradients; leave out dispersion={dispersion}"
+            )
         kinds = self.problem.fisher_kinds
         if robust and "empirical" not in kinds:
             name = type(self.problem).__name__
