@@ -230,8 +230,8 @@ def test_the_ratio_of_the_fixed_step_form_belongs_to_the_step_that_was_taken(tas
 
 
 @pytest.mark.parametrize("size", [30, pytest.param(100, marks=pytest.mark.slow)])
-def test_on_batches_sigma_settles_and_the_loss_falls_further_than_with_one_batch_for_both(size):
-    """Logistic regression: on its own batch every step looks good, and σ falls to its minimum."""
+def test_a_second_batch_keeps_sigma_up_and_leaves_a_fifth_of_the_excess_loss(size):
+    """Logistic regression: on its own batch every step looks good, and σ falls to its minimum; else it rises."""
     found = {}
     g = generator(11)
     manifold = Sphere(20)
@@ -243,13 +243,13 @@ def test_on_batches_sigma_settles_and_the_loss_falls_further_than_with_one_batch
     for test_batch in ("same", None):
         runs = [minimize(problem, x0, batch_size=size, test_batch=test_batch, max_iter=100, seed=s) for s in range(2)]
         accepted = [sum(run.trace["accepted"][1:]) / 100 for run in runs]
-        loss = sum(run.trace["loss"][-1] - best for run in runs) / 2
-        found[test_batch] = loss, accepted, [run.trace["sigma"][-1] for run in runs]
+        losses = [run.trace["loss"][-1] - best for run in runs]
+        found[test_batch] = losses, accepted, [run.trace["sigma"][-1] / run.trace["sigma"][1] for run in runs]
     assert min(found["same"][1]) > 0.9
-    assert max(found["same"][2]) < 1e-4
-    assert max(found[None][1]) < 0.8
-    assert min(found[None][2]) > 1e-3
-    assert found[None][0] < found["same"][0] / 5
+    assert max(found["same"][2]) < 0.01
+    assert max(found[None][1]) < 0.6
+    assert min(found[None][2]) > 10
+    assert max(found[None][0]) < min(found["same"][0]) / 5
 
 
 def test_a_rejected_step_does_not_rebuild_the_fisher_information():
