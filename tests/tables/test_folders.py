@@ -63,6 +63,9 @@ def foreign(folder, what):
     elif what == "links inside":
         for name in ("model.json", "model.safetensors"):
             (folder / name).symlink_to(folder.parent / "target")
+    elif what == "another model.json":
+        save(folder)
+        (folder / "model.json").write_text('{"layers": ["precious"]}')
     elif what == "another kind":
         save(folder, kind="other")
     elif what == "a file beside":
@@ -79,8 +82,10 @@ def everything(folder):
 
 @posix
 @pytest.mark.parametrize(
-    "what", ["link", "model.json", "model.safetensors", "links inside", "another kind", "a file beside", "file"]
-)
+    "what",
+    ["link", "model.json", "model.safetensors", "links inside", "another model.json", "another kind", "a file beside",
+     "file"],
+)  # fmt: skip
 def test_nothing_foreign_is_replaced_and_no_link_is_followed(tmp_path, what):
     foreign(tmp_path / "m", what)
     before = everything(tmp_path)
@@ -88,6 +93,22 @@ def test_nothing_foreign_is_replaced_and_no_link_is_followed(tmp_path, what):
         with pytest.raises(FileExistsError, match=r"cannot save into .*m: it (is|holds)"):
             act(tmp_path / "m")
     assert everything(tmp_path) == before
+
+
+@pytest.mark.parametrize("path", [".", "..", "../here", "../link"])
+@pytest.mark.parametrize("model", [False, True])
+def test_the_current_folder_is_not_exchanged(tmp_path, monkeypatch, path, model):
+    here = tmp_path / "all" / "here"
+    here.mkdir(parents=True)
+    (tmp_path / "all" / "link").symlink_to("here") if path == "../link" else None
+    if model:
+        save(here)
+    monkeypatch.chdir(here)
+    with pytest.raises(FileExistsError, match=r"cannot save into .*: it is (the current folder|a symbolic link)"):
+        save(path)
+    assert here.stat().st_ino == os.stat(".").st_ino
+    save("m")
+    assert load_folder(here / "m", "thing")[1]["value"] == 1.0
 
 
 def test_an_empty_folder_and_a_model_of_ours_are_replaced_and_nothing_is_left_over(tmp_path, monkeypatch):

@@ -36,7 +36,7 @@ def test_no_column_of_the_table_is_lost(tmp_path):
         write_table(pl.DataFrame({"l": [[1]]}), tmp_path / "x.csv")
 
 
-@pytest.mark.parametrize("name", ["x.xlsx", "x.json", "m/model.safetensors", "m/model.json", "copy", "m", "no/x.csv"])
+@pytest.mark.parametrize("name", ["x.xlsx", "x.json", "m/model.json", "m/new.csv", "copy", "m", "no/x.csv"])
 def test_names_that_cannot_hold_a_table_are_rejected_before_the_work(tmp_path, name):
     save_folder(tmp_path / "m", "completion", {"a": np.zeros(1)}, {})
     (tmp_path / "copy").write_bytes((tmp_path / "m" / "model.safetensors").read_bytes())

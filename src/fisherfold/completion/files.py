@@ -1,10 +1,12 @@
 """A completed matrix as named arrays and plain numbers, for model folders, pickles and checkpoints.
 
-What is read is checked once, here: shapes belong together, numbers are finite, and those that must be positive are.
+What is read is checked once, here: shapes belong together, numbers are finite, those that must be positive are, and
+no prediction can overflow.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,6 +27,7 @@ INFERENCES = ("variational", "point", "implicit")
 Arrays = dict[str, npt.NDArray[Any]]
 _SIDES = ("rows", "columns")
 _COUNTS = ("n_merged", "n_at_start", "n_since_start", "n_since_look")
+_NOT_NEGATIVE, _POSITIVE = ("shortfall", "counts"), ("weight", "start_variance")
 _LARGEST = 1e30  # of precisions and their like: beyond, their products leave float64
 
 
@@ -47,13 +50,38 @@ def unpack(arrays: Mapping[str, Any], meta: Mapping[str, Any], device: str = "cp
     n, m = len(posterior.rows.mean), len(posterior.columns.mean)
     if meta.get("inference") not in INFERENCES:
         raise ValueError(f"inference is {meta.get('inference')!r}, one of {', '.join(INFERENCES)} is expected")
-    return CompletionModel(
+    model = CompletionModel(
         unpack_index(tensors, "rows", n), unpack_index(tensors, "columns", m), posterior,
         expect_number(meta, "center"), expect_number(meta, "scale", least=1e-300), expect_number(meta, "low"),
         expect_number(meta, "high"), _seen(tensors, n, m), meta["inference"],
         **{name: expect_number(meta, name, least=0, integer=True) for name in _COUNTS},
         unobserved_weight=expect_number({"unobserved_weight": 0.0} | dict(meta), "unobserved_weight", least=0),
     )  # fmt: skip
+    _check_predictions(model)
+    return model
+
+
+def _check_predictions(model: CompletionModel) -> None:
+    """Bound the moments of every prediction by the largest parts: each part is finite, their products may not be."""
+    posterior, means, spreads, doubts = model.posterior, [], [], []
+    for side in (posterior.rows, posterior.columns):
+        unknown = side.unknown_member()
+        means.append(_largest(side.mean, side.center, unknown.mean))
+        spreads.append(means[-1] ** 2 + _largest(side.covariance, unknown.covariance))
+        doubts.append(posterior.weight_strength + _largest(side.shortfall))
+    drift = sum(_largest(effect.mean, effect.variance) + effect.prior for effect in posterior.time_effects if effect)
+    q = model.posterior.rows.mean.shape[1]
+    mean = q * math.prod(means) + sum(means) + drift
+    variance = (q + 1) ** 2 * math.prod(1 + spread for spread in spreads) + drift
+    std = math.sqrt(variance + math.prod(doubts) / posterior.noise_precision)
+    most = float(torch.finfo(posterior.rows.mean.dtype).max)
+    values = posterior.ordinal and _largest(posterior.ordinal.values) * model.scale + abs(model.center)
+    if not (mean < most and max(mean, std) * model.scale < 1e300 and (values or 0.0) < 1e150):
+        raise ValueError("its numbers are so large that predictions overflow")
+
+
+def _largest(*tensors: Tensor) -> float:
+    return max((float(torch.linalg.vector_norm(t, math.inf)) for t in tensors if t.numel()), default=0.0)
 
 
 def _seen(tensors: Mapping[str, Tensor], n_rows: int, n_columns: int) -> Seen | None:
@@ -110,12 +138,15 @@ def unpack_posterior(
         raise ValueError(f"has_offset is {offsets!r}, two truth values are expected")
     if not isinstance(trace, list) or not all(isinstance(row, dict) for row in trace):
         raise ValueError("its trace is not a table of numbers")
+    strength = expect_number(meta, "weight_strength", least=0, most=_LARGEST)
+    if 0 < strength <= 2:
+        raise ValueError(f"weight_strength is {strength:g}, 0 or more than 2 is expected")
     ridge = meta.get("fixed_ridge")
     rows, columns = (_side(tensors, k, sizes, q, offsets[k], device) for k in (0, 1))
     return CompletionPosterior(
         rows, columns,
         noise_precision=expect_number(meta, "noise_precision", least=1 / _LARGEST, most=_LARGEST),
-        weight_strength=expect_number(meta, "weight_strength", least=0, most=_LARGEST),
+        weight_strength=strength,
         n_ratings=expect_number(meta, "n_ratings", least=1, integer=True),
         fixed_ridge=None if ridge is None else expect_number(meta, "fixed_ridge", least=0, most=_LARGEST),
         misfit=expect_number(meta, "misfit", least=0), converged=bool(meta.get("converged")),
@@ -128,10 +159,13 @@ def unpack_posterior(
 def _side(tensors: Mapping[str, Tensor], k: int, sizes: list[int], q: int, has_offset: bool, device: str) -> Side:
     name, n, others = _SIDES[k], sizes[k], sizes[1 - k]
     parts: dict[str, Any] = {
-        key: expect(tensors, f"{name}.{key}", shape, positive=key in ("weight", "start_variance")).to(device)
+        key: expect(
+            tensors, f"{name}.{key}", shape, least=0 if key in _NOT_NEGATIVE else None, positive=key in _POSITIVE
+        ).to(device)
         for key, shape in _shapes(n, q).items()
     }
-    if not bool((torch.linalg.eigvalsh(parts["precision"]) > 0).all()):
+    scales = torch.linalg.eigvalsh(parts["precision"])
+    if not 1 / _LARGEST < float(scales.min()) <= float(scales.max()) < _LARGEST:
         raise ValueError(f"{name}.precision must be positive definite")
     effects = None
     if f"{name}.set.effects" in tensors:
@@ -157,7 +191,8 @@ def _time(tensors: Mapping[str, Tensor], k: int, device: str) -> TimeEffects | N
     if not len(keys) or not bool((keys.diff() > 0).all()):
         raise ValueError(f"{name}.keys must ascend")
     starts, prior = expect(tensors, f"{name}.starts", (None,)), expect(tensors, f"{name}.prior", (1,), positive=True)
-    mean, variance = (expect(tensors, f"{name}.{key}", (len(keys),)).to(device) for key in ("mean", "variance"))
+    mean = expect(tensors, f"{name}.mean", (len(keys),)).to(device)
+    variance = expect(tensors, f"{name}.variance", (len(keys),), least=0).to(device)
     return TimeEffects(starts.double().to(device), keys.to(device), mean, variance, float(prior))
 
 

@@ -40,6 +40,7 @@ _SPREAD = {
 }  # fmt: skip
 _STATISTICS = {"gram": "Tnn", "cross": "Tn", "power": "T", "sums": "T", "counts": "T"}
 _POSITIVE = {"scaling.scale", "prior.noise", "spread.noise", "spread.common"}
+_LARGEST = 1e150  # of features in the fit
 _NUMBERS = ("log_likelihood_",)
 _TEXTS = ("task_column_", "target_name_")
 
@@ -109,7 +110,31 @@ def restore(model: Any, arrays: Mapping[str, Any], meta: Mapping[str, Any]) -> N
         ridge = expect(tensors, "ridge", (None,), least=0).double().numpy()
         model.ridge_ = float(ridge[0]) if len(ridge) == 1 else ridge
     _restore_values(model, meta)
+    _check_predictions(model)
     model._check_fitted()
+
+
+def _check_predictions(model: Any) -> None:
+    """Bound what is predicted for features from -1 to 1: each part of a model is finite, products may not be."""
+    scaling, spread = model.scaling_, getattr(model, "_spread", None)
+    if min(scaling.scale) < 1 / _LARGEST or max(*scaling.scale, *abs(scaling.center)) > _LARGEST:
+        raise ValueError(f"scaling must be from {1 / _LARGEST:g} to {_LARGEST:g}")
+    z = torch.from_numpy(np.append((1 + abs(scaling.center)) / scaling.scale, [1.0] * scaling.intercept))
+    size = float(_sizes(model._weights) @ z) + abs(scaling.offset)
+    if spread is not None:
+        inside = model._frame.abs().mT @ z
+        moved = z + _sizes(spread.reach) @ inside[: spread.reach.shape[-1]]
+        k = len(spread.shared)
+        shared = (_sizes(spread.moments).reshape(k, 1, k, 1) * spread.shared.abs()).sum((0, 2))
+        own = inside @ (_sizes(spread.covariance) + spread.unseen.abs()) @ inside
+        size += float(own + moved @ shared @ moved + spread.noise.max() + spread.common)
+    if not size < 1e300:
+        raise ValueError("its numbers are so large that predictions overflow")
+
+
+def _sizes(tables: Tensor) -> Tensor:
+    """The largest absolute values over the tasks."""
+    return torch.linalg.vector_norm(tables, math.inf, dim=0)
 
 
 def _restore_values(model: Any, meta: Mapping[str, Any]) -> None:

@@ -37,6 +37,7 @@ from fisherfold.files import (
     locked_temporary,
     make_folder,
     pack_tensors,
+    parse_json,
     read_tensors,
     remove_leftovers,
     sound,
@@ -61,6 +62,10 @@ def check_folder(path: str | os.PathLike[str], kind: str) -> None:
         raise FileExistsError(f"cannot save into {folder}: it is a symbolic link; name the folder itself")
     if not folder.exists():
         return
+    if Path.cwd().is_relative_to(os.path.realpath(folder)):
+        raise FileExistsError(
+            f"cannot save into {folder}: it is the current folder or one above it; name a folder in it, such as ./model"
+        )
     if not folder.is_dir():
         raise FileExistsError(f"cannot save into {folder}: it is a file, a folder is expected")
     names = set(os.listdir(folder))
@@ -70,9 +75,17 @@ def check_folder(path: str | os.PathLike[str], kind: str) -> None:
             f"cannot save into {folder}: it holds {others[0]}, which is not part of a model; name a new or empty folder"
         )
     held = kind_of(folder / MODEL) if MODEL in names else None
-    if names and held != kind:
-        what = f"a {held} model" if held else f"{min(names)}, which fisherfold did not write"
+    foreign = [name for name in sorted(names) if not held or (name == SUMMARY and not _is_summary(folder / name, held))]
+    if names and (held != kind or foreign):
+        what = f"{foreign[0]}, which fisherfold did not write" if foreign else f"a {held} model"
         raise FileExistsError(f"cannot save into {folder}: it holds {what}; name another folder, or remove it")
+
+
+def _is_summary(path: Path, kind: str) -> bool:
+    try:
+        return bool(parse_json(path.read_bytes())["kind"] == kind)
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
 
 
 def save_folder(

@@ -31,8 +31,10 @@ def check_table_name(output: Path) -> None:
         return
     if output.suffix.lower() in _OTHERS:
         raise ValueError(f"--output is written as CSV or Parquet, as x.csv, x.csv.gz or x.parquet, got {output}")
-    if kind_of(output) or (output.exists() and kind_of(output.parent / MODEL)):
+    if kind_of(output):
         raise ValueError(f"--output {output} is a part of a model, which it would replace; name another file")
+    if kind_of(output.parent / MODEL):
+        raise ValueError(f"--output {output} is in the folder of a model, which holds nothing else; name another")
     check_place(output, "--output")
 
 
