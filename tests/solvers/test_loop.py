@@ -10,7 +10,7 @@ import polars
 import pytest
 import torch
 
-from fisherfold import Gaussian, NLLProblem, Result, minimize
+from fisherfold import Gaussian, LossProblem, NLLProblem, Result, minimize
 from fisherfold.files import write_tensors
 from fisherfold.manifolds import Euclidean, Grassmann, Product, Sphere
 from fisherfold.problems import Problem
@@ -231,6 +231,28 @@ def test_the_default_tolerance_follows_the_precision(tasks):
         result = minimize(task.problem, task.x0)
         assert result.status == "converged"
         assert result.trace["gradient_norm"][-1] <= tol
+
+
+def test_the_gradients_of_criteria_are_counted(task):
+    """In Euclidean units the default criterion measures curvature by gradients ahead."""
+    evaluated, original = [], task.problem.loss_and_gradient
+
+    def counted(x, batch=None):
+        evaluated.append(task.problem.n_samples if batch is None else len(batch))
+        return original(x, batch)
+
+    task.problem.loss_and_gradient = counted
+    result = minimize(task.problem, task.x0)
+    assert result.status == "converged"
+    assert result.trace["samples"][-1] == sum(evaluated)
+
+
+@pytest.mark.parametrize(("method", "count"), [("rgd", 8), ("lbfgs", 8), ("trust-region", 12)])
+def test_a_run_that_ends_on_its_way_through_a_valley_is_told_to_go_on(method, count):
+    """Rosenbrock's function: gradients rise and fall on the way, the loss falls in every iteration."""
+    problem = LossProblem(Euclidean(2), lambda t: 100 * (t[1] - t[0] ** 2) ** 2 + (1 - t[0]) ** 2)
+    result = minimize(problem, torch.tensor([-1.2, 1.0], dtype=torch.float64), method, max_iter=count)
+    assert "the loss still falls: raise max_iter" in result.message
 
 
 def test_max_iter_is_a_status(task):

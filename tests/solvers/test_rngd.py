@@ -302,7 +302,7 @@ def test_a_problem_that_states_the_rounding_of_its_loss_ends_at_the_accuracy_of_
     assert result.trace["gradient_norm"][-1] < 1e-14
 
 
-@pytest.mark.parametrize(("samples", "words"), [(None, "falls: start again from"), (40, "the noise of the batches")])
+@pytest.mark.parametrize(("samples", "words"), [(None, "falls: raise max_iter"), (40, "the noise of the batches")])
 def test_a_run_that_uses_up_its_iterations_says_what_to_try(samples, words):
     g = generator(2)
     x = torch.randn(400, 4, generator=g, dtype=torch.float64)

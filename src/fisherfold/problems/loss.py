@@ -37,6 +37,8 @@ from fisherfold.problems.cache import LastPoint
 class LossProblem(Problem):
     """A loss over a manifold, given as a torch function.
 
+    The last evaluation is kept for its point: where ``loss`` closes over data that change, make a new problem.
+
     Args:
         manifold: where θ lives.
         loss: ``loss(theta)``, a number; with data ``loss(x, theta)``, the losses of a batch of samples, of shape (B,),

@@ -274,7 +274,9 @@ def _record(problem: Problem, state: State) -> None:
 def _verdict(state: State, stop: Criterion, max_iter: int) -> tuple[str, str] | None:
     if state.failure is not None:
         return state.failure
-    if (met := stop.met(state)) is not None:
+    met = stop.met(state)
+    state.trace.rows[-1]["samples"] = state.samples  # a criterion may have asked for gradients
+    if met is not None:
         return met
     made = counted(state.iteration, "iteration is made", "iterations are made")
     # a run that is resumed may have made more already
@@ -285,15 +287,18 @@ def _verdict(state: State, stop: Criterion, max_iter: int) -> tuple[str, str] | 
 def _advice(state: State) -> str:
     """What to try after a run that has used up its iterations."""
     rows = [row for row in state.trace.rows if row["gradient_norm"] == row["gradient_norm"]]
-    last = rows[-1]["gradient_norm"]
-    norm = f"the gradient norm is {last:.1e}"
-    if len(rows) < 4 or last <= 0.9 * min(row["gradient_norm"] for row in rows[: len(rows) - len(rows) // 4]):
-        return f"{norm} and falls: start again from result.last with a larger max_iter"
-    if "batch_loss" in rows[-1]:
+    last, lately = rows[-1], len(rows) // 4
+    norm = f"the gradient norm is {last['gradient_norm']:.1e}"
+    if lately == 0 or last["gradient_norm"] <= 0.9 * min(row["gradient_norm"] for row in rows[:-lately]):
+        return f"{norm} and falls: raise max_iter, or start again from result.last"
+    if "batch_loss" in last:
         return f"{norm}, the noise of the batches: take larger ones, or batch_size as a function that grows"
-    if "rho" in rows[-1] or "trials" in rows[-1]:
-        return f"{norm} and has ceased to fall: try another start, or method='trust-region'"
-    return f"{norm} and has ceased to fall: take smaller steps, or method='rngd'"
+    if not ("rho" in last or "trials" in last):
+        return f"{norm} and has ceased to fall: take smaller steps, or method='rngd'"
+    # gradients may rise on the way through a valley, in which the loss of these methods falls all the same
+    if rows[-1 - lately]["loss"] - last["loss"] > 1e-4 * (rows[0]["loss"] - last["loss"]):
+        return f"{norm} and the loss still falls: raise max_iter, or start again from result.last"
+    return f"{norm} and has ceased to fall: try another start, or method='trust-region'"
 
 
 def _agreed(group: Group, verdict: tuple[str, str] | None) -> tuple[str, str] | None:

@@ -66,22 +66,25 @@ class Method(ABC):
         """The curvature κ of the loss along its gradient, from gradients ahead, the last where κ puts the minimum."""
         # Over a step that is too short the gradient changes by rounding only; that says no more than how far to look.
         x, gradient = state.x, self.problem.gradient(state.x)
+        state.samples += self.problem.n_samples
         norm, size = self.norm(x, gradient), math.hypot(*(float(leaf.norm()) for leaf in leaves(x)))
         if not 0 < norm < math.inf:
             return math.inf
         eps, length = torch.finfo(leaves(x)[0].dtype).eps, 1e-2 * max(1.0, size)
-        found = self._secant(x, gradient, norm, length)
+        found = self._secant(state, gradient, norm, length)
         for _ in range(3):
             ahead = norm / max(found, eps * norm / length)
-            if ahead <= 2 * length or math.isinf(further := self._secant(x, gradient, norm, ahead)):
+            if ahead <= 2 * length or math.isinf(further := self._secant(state, gradient, norm, ahead)):
                 break
             found, length = further, ahead
         return found
 
-    def _secant(self, x: Point, gradient: Tangent, norm: float, length: float) -> float:
+    def _secant(self, state: State, gradient: Tangent, norm: float, length: float) -> float:
+        x = state.x
         y = self.manifold.retract(x, scale(-length / norm, gradient))
         if not is_finite(y):
             return math.inf
+        state.samples += self.problem.n_samples
         change = combine(1.0, self.problem.gradient(y), -1.0, self.manifold.transport(x, y, gradient))
         found = self.norm(y, change) / length
         return found if math.isfinite(found) else math.inf

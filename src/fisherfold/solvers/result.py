@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 class Trace:
     """One row per iteration; the columns depend on the method.
 
-    Always there: ``iteration``; ``samples``, the sample gradients evaluated so far; ``products``, the sample Fisher
-    products so far; ``seconds`` of solver time; ``loss`` and ``gradient_norm`` over all samples (NaN in rows of a
-    stochastic method where they were not evaluated). ``rngd`` adds ``rho``, ``sigma`` and ``accepted``; the problem's
-    metrics follow.
+    Always there: ``iteration``; ``samples``, the sample gradients evaluated so far, by criteria as well;
+    ``products``, the sample Fisher products so far; ``seconds`` of solver time; ``loss`` and ``gradient_norm`` over all
+    samples (NaN in rows of a stochastic method where they were not evaluated). ``rngd`` adds ``rho``, ``sigma`` and
+    ``accepted``; the problem's metrics follow.
 
     Attributes:
         rows: the rows as dictionaries.
