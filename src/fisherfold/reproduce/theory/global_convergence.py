@@ -214,7 +214,7 @@ def _floor_finding(rows: dict[str, list[dict[str, Any]]], worst: Callable[[str, 
     short = worst(f"batch {BATCHES[2]}, η₂ = κ", "tail_gradient_norm")
     return Finding(
         "global: batches of fixed size b stop at a floor", "b^-0.5", f"b^{power:.2f}",
-        holds_if(abs(power + 0.5) < 0.2, "partly"),
+        holds_if(abs(power + 0.5) < 0.1, "partly"),
         f"median ‖grad Ψ‖ over the last quarter: {floors[0]:.1e} at b={BATCHES[0]}, {floors[-1]:.1e} at "
         f"b={BATCHES[-1]}; the hypothesis of errors below ε_F/σ_k² is then violated, and the conclusion with it; with "
         f"η₂ = κ, which keeps steps short, it is {short:.1e} at b={BATCHES[2]}",
@@ -231,7 +231,7 @@ def _growth_finding(runs: list[Run]) -> Finding:
     power = fitted_power([b for b, _ in points], [g for _, g in points])
     return Finding(
         "global: with growing batches ‖grad Ψ‖ follows the batch size", "b^-0.5", f"b^{power:.2f}",
-        holds_if(abs(power + 0.5) < 0.2), "least squares over all seeds while 40 ≤ b ≤ N/5",
+        holds_if(abs(power + 0.5) < 0.1), "least squares over all seeds while 40 ≤ b ≤ N/5",
     )  # fmt: skip
 
 
