@@ -8,7 +8,9 @@ An input that breaks a target is written to ``fuzz/crash-TARGET-...``; add it to
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
+import os
 import random
 import sys
 import time
@@ -17,6 +19,19 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 from targets import TARGETS, mutation, seeds
+
+
+@contextlib.contextmanager
+def no_standard_error():
+    """Without what polars prints of the errors that it raises."""
+    kept, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nothing)
 
 
 def main() -> None:
@@ -31,7 +46,8 @@ def main() -> None:
         while time.monotonic() < end:
             content = mutation(chance, corpus)
             try:
-                target(content)
+                with no_standard_error():
+                    target(content)
             except Exception as error:
                 file = Path(__file__).parent / f"crash-{name}-{hashlib.sha256(content).hexdigest()[:12]}"
                 file.write_bytes(content)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -52,7 +53,7 @@ def test_fit_reports_what_was_read_and_how_it_fits(ratings, tmp_path):
     found = json.loads(call("fit", ratings, "--rank", 1, "-o", tmp_path / "m", "--json"))
     assert found["lines"] == found["ratings"] + 1
     assert found["rejected"] == {"value is not a number": 1}
-    assert (found["users"], found["items"], found["rank"]) == (30, 20, 1)
+    assert (found["rows (user)"], found["columns (item)"], found["rank"]) == (30, 20, 1)
     assert 0.05 < found["fit error (RMSE)"] < 0.15
     assert 0.85 < found["covered by 90 % intervals"] <= 1
 
@@ -92,11 +93,11 @@ def test_predict_adds_columns_and_finds_its_own_by_name(model, tmp_path):
 
 
 def test_predictions_go_through_pipes_whole(model, ratings):
-    """Under PYTHONUNBUFFERED a slow reader took a part, and the rest was lost."""
+    """60,000 pairs in and out, unbuffered; ``tables/test_writers.py`` has a slow reader."""
     lines = "".join(f"u{k % 30},{k % 20}\n" for k in range(60_000))
     words = [sys.executable, "-m", "fisherfold", "complete", "predict", str(model), "-", "--no-header", "-q"]
     done = subprocess.run(
-        words, input=lines.encode(), capture_output=True, check=True, timeout=300, env=None,
+        words, input=lines.encode(), capture_output=True, check=True, env={**os.environ, "PYTHONUNBUFFERED": "1"},
     )  # fmt: skip
     assert done.stdout.count(b"\n") == 60_001
 
@@ -110,7 +111,10 @@ def test_recommend_for_some_for_all_and_for_new_rows(model, tmp_path):
     (tmp_path / "new.csv").write_text("user,item,rating\nzoe,1,4.5\nzoe,2,1.5\ntom,3,2\n")
     new = json.loads(call("recommend", model, "--rated", tmp_path / "new.csv", "-k", 4, "--json"))["recommendations"]
     assert [line["user"] for line in new] == ["zoe"] * 4 + ["tom"] * 4
-    (tmp_path / "films.csv").write_text("item\n3\n4\n")
+    (tmp_path / "semicolons.csv").write_text("1;zoe;4,5\n2;zoe;1,5\n3;tom;2\n")
+    words = "--rated", tmp_path / "semicolons.csv", "--separator", ";", "--decimal", ",", "-c", "2,1,3", "--no-header"
+    assert json.loads(call("recommend", model, *words, "-k", 4, "--json"))["recommendations"] == new
+    (tmp_path / "films.csv").write_text("title,item\nUp,3\nHer,4\n")
     few = call("recommend", model, "u1", "--candidates", tmp_path / "films.csv", "--include-seen", "-o", "-", "-q")
     assert sorted(pl.read_csv(io.StringIO(few))["item"]) == [3, 4]
     assert "Recommendations" in call("recommend", model, "u1", "--by", "upper")
@@ -130,7 +134,7 @@ def test_similar(model):
 def test_update_adds_ratings(model, tmp_path):
     (tmp_path / "new.csv").write_text("user,item,rating\nzoe,1,4.5\nu1,99,1.5\n")
     found = json.loads(call("update", model, tmp_path / "new.csv", "-o", tmp_path / "m", "--json"))
-    assert (found["users"], found["items"]) == (31, 21)
+    assert (found["rows (user)"], found["columns (item)"]) == (31, 21)
     expected = MatrixCompletion.load(model).partial_fit([("zoe", 1), ("u1", 99)], [4.5, 1.5])
     asked = [("zoe", 3), ("u2", 99)]
     np.testing.assert_array_equal(MatrixCompletion.load(tmp_path / "m").predict(asked), expected.predict(asked))
@@ -146,7 +150,7 @@ def test_evaluate_folds_and_parts(ratings, model, tmp_path):
     words = "-r", 1, "--time-column", "time", "--json", "--split"
     late = json.loads(call("evaluate", ratings, *words, "time", "--top", 5))
     assert late["held out"] == 40
-    assert {"rmse", "ndcg@5", "recall@5", "mrr@5"} <= set(late)
+    assert {"rmse", "ndcg@5", "recall@5", "mrr@5", "coverage@5", "novelty@5"} <= set(late)
     last = json.loads(call("evaluate", ratings, *words, "last"))
     assert last["held out"] == 30
     lines = ratings.read_text().splitlines()
@@ -156,6 +160,95 @@ def test_evaluate_folds_and_parts(ratings, model, tmp_path):
     call("fit", tmp_path / "train.csv", "-r", 1, "-o", tmp_path / "m")
     two = json.loads(call("evaluate", tmp_path / "test.csv", "--model", tmp_path / "m", "--json"))
     assert one["rmse"] == two["rmse"]
+
+
+@pytest.fixture(scope="module")
+def films(tmp_path_factory):
+    """Stars with dates, for films whose genre says most about them, and a model of all of it."""
+    rng, folder = np.random.default_rng(0), tmp_path_factory.mktemp("films")
+    genre, at = rng.integers(0, 3, 40), rng.normal(size=(60, 3))
+    lines = [
+        f"2026-01-{1 + k % 28:02d},{i},f{j},{np.clip(round(3 + at[i, genre[j]] + 0.3 * rng.normal()), 1, 5)}"
+        for k, (i, j) in enumerate(np.argwhere(rng.random((60, 40)) < 0.5))
+    ]
+    (folder / "stars.csv").write_text("\n".join(["date,user,film,stars", *lines]))
+    (folder / "genres.csv").write_text("\n".join(["film,genre", *(f"f{j},g{g}" for j, g in enumerate(genre))]))
+    words = "--likelihood", "ordered", "--column-features", folder / "genres.csv", "--time-column", "date", "-r", 2
+    call("fit", folder / "stars.csv", *words, "-o", folder / "model")
+    return folder, words
+
+
+def test_fit_takes_features_times_and_categories_and_predict_their_intervals(films):
+    folder, _ = films
+    model, frame = MatrixCompletion.load(folder / "model"), pl.read_csv(folder / "stars.csv")
+    assert model.categories_.tolist() == [1, 2, 3, 4, 5]
+    asked = "--interval", 0.8, "--std", "--time-column", "date"
+    found = pl.read_csv(io.StringIO(call("predict", folder / "model", folder / "stars.csv", *asked, "-q")))
+    mean, std = model.predict(frame, return_std=True, time="date")
+    low, high = model.predict_interval(frame, 0.8, time="date")
+    for name, expected in {"prediction": mean, "std": std, "low": low, "high": high}.items():
+        np.testing.assert_allclose(found[name].to_numpy(), expected, atol=1e-6)
+
+
+def test_evaluate_takes_what_fit_takes(films):
+    folder, words = films
+    found = json.loads(call("evaluate", folder / "stars.csv", *words, "--split", "random", "--json"))
+    plain = json.loads(call("evaluate", folder / "stars.csv", "-r", 2, "--split", "random", "--json"))
+    assert found["rmse"] < plain["rmse"]
+    assert found["covered by 90 % intervals"] >= 0.85
+    saved = "--model", folder / "model", "--time-column", "date"
+    kept = json.loads(call("evaluate", folder / "stars.csv", *saved, "--json"))
+    model, frame = MatrixCompletion.load(folder / "model"), pl.read_csv(folder / "stars.csv")
+    low, high = model.predict_interval(frame, 0.9, time="date")
+    stars = frame["stars"].to_numpy()
+    assert kept["covered by 90 % intervals"] == pytest.approx(np.mean((low <= stars) & (stars <= high)))
+
+
+def test_implicit_pairs_are_fitted_evaluated_and_recommended_from(films, tmp_path):
+    plays = pl.read_csv(films[0] / "stars.csv").filter(pl.col("stars") > 3).select("film", "user")
+    plays.write_csv(tmp_path / "plays.csv")
+    fitted = json.loads(call("fit", tmp_path / "plays.csv", "--implicit", "-r", 4, "-o", tmp_path / "m", "--json"))
+    assert (fitted["ratings"], fitted["columns read"]) == (len(plays), "user, film")
+    metrics = {"ndcg@10", "recall@10", "coverage@10", "novelty@10"}
+    how = "--implicit", "-r", 4, "--split", "random"
+    for words in (how, ("--model", tmp_path / "m")):
+        found = json.loads(call("evaluate", tmp_path / "plays.csv", *words, "--json"))
+        assert metrics <= set(found)
+        assert not {"rmse", "covered by 90 % intervals"} & set(found)
+    (tmp_path / "new.csv").write_text("film,user\nf1,zoe\nf2,zoe\n")
+    found = json.loads(call("recommend", tmp_path / "m", "--rated", tmp_path / "new.csv", "-k", 3, "--json"))
+    assert [line["user"] for line in found["recommendations"]] == ["zoe"] * 3
+
+
+def test_a_model_that_keeps_no_ratings_recommends_with_include_seen(model, tmp_path):
+    bare = MatrixCompletion.load(model)
+    bare.model_.seen = None
+    bare.save(tmp_path / "m")
+    wrong = CliRunner().invoke(app, ["complete", "recommend", str(tmp_path / "m"), "u1"])
+    assert "add --include-seen" in str(wrong.exception)
+    assert "u1" in call("recommend", tmp_path / "m", "u1", "--include-seen")
+
+
+@pytest.mark.parametrize("name", ["fit", "update", "evaluate", "recommend"])
+def test_ids_and_values_come_from_columns_with_usual_names(ratings, model, tmp_path, name):
+    """An index and times before the ids, as pandas and exports write them, are neither ids nor values."""
+    frame = pl.read_csv(ratings, infer_schema=False).select("time", pl.exclude("time")).with_row_index("")
+    frame.write_csv(tmp_path / "r.csv")
+    words = {
+        "fit": ["fit", tmp_path / "r.csv", "-r", 1, "-o", tmp_path / "m"],
+        "update": ["update", model, tmp_path / "r.csv", "-o", tmp_path / "m"],
+        "evaluate": ["evaluate", tmp_path / "r.csv", "--model", model],
+        "recommend": ["recommend", model, "--rated", tmp_path / "r.csv", "--include-seen"],
+    }[name]
+    found = json.loads(call(*words, "--json"))
+    if name == "recommend":
+        assert found["recommendations"][0]["user"].startswith("u")
+    else:
+        assert found["columns read"] == "user, item, rating"
+    frame.rename({"user": "a", "item": "b"}).write_csv(tmp_path / "r.csv")
+    wrong = CliRunner().invoke(app, ["complete", *map(str, words)])
+    message = r"cannot tell which of the columns \['time', 'a', 'b', 'rating'\] are row id and column id; name them, as in --"
+    assert re.search(message, str(wrong.exception))
 
 
 def test_evaluate_holds_out_pairs_not_lines(tmp_path):
@@ -176,6 +269,11 @@ def test_evaluate_holds_out_pairs_not_lines(tmp_path):
         (["fit", "{r}", "-c", "user,item,stars", "-o", "m"], "has no column 'stars'; its columns are"),
         (["fit", "{r}", "--checkpoint", "c", "-o", "m"], "--checkpoint is for fits over several processes"),
         (["fit", "absent.csv", "-o", "m"], "absent.csv"),
+        (["fit", "{r}", "--implicit", "--time-column", "time", "-o", "m"], "has no meaning for a fit with --implicit"),
+        (["fit", "{r}", "--implicit", "--likelihood", "binary", "-o", "m"], "--likelihood is for ratings and has no"),
+        (["predict", "{m}", "{r}", "--time-column", "time"], "this model was fitted without times"),
+        (["predict", "{m}", "{r}", "--interval", "90"], "--interval must lie between 0 and 1, got 90.0"),
+        (["evaluate", "{r}", "--model", "{m}", "--rank", "3"], "options of fits and splits have no meaning"),
         (["predict", "absent", "{r}", "-o", "o.csv"], "there is no model folder absent"),
         (["predict", "{m}", "{r}", "-o", "o.xlsx"], "is written as CSV or Parquet"),
         (["predict", "{m}", "{r}", "-o", "-", "--json"], "--json and --output - both write to standard output"),

@@ -249,8 +249,11 @@ def test_a_damaged_section_costs_its_own_place_on_the_page_and_no_other(folder, 
 
 
 def test_options_are_checked(tmp_path):
-    with pytest.raises(ValueError, match="jobs must be at least 1, got 0"):
-        Options(jobs=0)
+    for jobs in (0, 100_000):
+        with pytest.raises(ValueError, match=f"jobs must be from 1 to 256, got {jobs}"):
+            Options(jobs=jobs)
+    with pytest.raises(ValueError, match="seeds must be at least 1, got 0"):
+        Options(seeds=0)
     (tmp_path / "file").write_text("x")
     with pytest.raises(ValueError, match="output must be a folder"):
         Options(output=tmp_path / "file")

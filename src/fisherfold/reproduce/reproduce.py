@@ -35,6 +35,7 @@ FIGURES: dict[str, Callable[..., FigurePlan]] = {
 NAMES = (*FIGURES, "cifar", "theory")
 TITLES = {"jester": "Jester-1, rank 5", "movielens": "MovieLens-1M, rank 5", "school": "School, 139 tasks",
           "sarcos": "Sarcos, 7 tasks", "cifar": "CIFAR-10 and CIFAR-100 with MKFAC"}  # fmt: skip
+_MOST_JOBS = 256  # each is a process that imports torch
 ORDER = (*FIGURES, "cifar", *(f"theory-{part}" for part in THEORY_CLAIMS))
 
 
@@ -54,9 +55,10 @@ class Options:
     tick: Tick = field(default=lambda _done, _total: None)
 
     def __post_init__(self) -> None:
-        for name, value in (("seeds", self.seeds), ("jobs", self.jobs)):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+        if self.seeds < 1:
+            raise ValueError(f"seeds must be at least 1, got {self.seeds}")
+        if not 1 <= self.jobs <= _MOST_JOBS:
+            raise ValueError(f"jobs must be from 1 to {_MOST_JOBS}, got {self.jobs}")
         if self.output.exists() and not self.output.is_dir():
             raise ValueError(f"output must be a folder, {self.output} is a file")
         if self.sarcos_file is not None and not self.sarcos_file.is_file():
