@@ -5,8 +5,9 @@
 VGG16-BN, WRN-16-4 and ResNet-14 at batch 128, bf16 autocast, channels last. One graph holds the forward and backward
 pass and the step of the optimizer; methods take turns, the ratio to SGD is taken within each round, and its median and
 range are printed. Steps that collect curvature run eagerly and are counted with their share, one in ``--every``, of
-which one in ten renews the inverses; SOAP, whose bases come from QR, cannot be captured and runs eagerly. On a machine
-without a GPU everything runs eagerly, which only shows that the script works.
+which one in ten renews the inverses. SOAP, whose bases come from QR, and the presets of K-FAC, whose inverses change
+their shapes, cannot be captured and run eagerly. On a machine without a GPU everything does, which only shows that the
+script works.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Method:
         for _ in range(3):  # curvature is collected in the second
             self.eager()
         self.replay: Callable[[], Any] = self.eager
-        if x.is_cuda and name != "soap":
+        if x.is_cuda and name not in ("soap", "kfac", "mkfac"):
             stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):

@@ -354,3 +354,21 @@ def test_compiled_models_run_eagerly_where_curvature_is_collected():
     assert "curvature: 1 of 1 weight" in optimizer.report()
     for mine, theirs in zip(net.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs)
+
+
+def test_inverses_are_renewed_in_their_memory_for_captured_graphs(monkeypatch):
+    net = bn_net()
+    optimizer = SphereOptimizer(net, direction="natural", every=1)
+    train(net, optimizer, steps=3)
+    state = optimizer.state[net[0].weight]
+    left, address = state["left"].clone(), state["left"].data_ptr()
+    train(net, optimizer, steps=2)
+    assert state["left"].data_ptr() == address
+    assert not torch.equal(state["left"], left)
+    for name in ("is_initialized", "is_current_stream_capturing"):
+        monkeypatch.setattr(torch.cuda, name, lambda: True)
+    preset = MKFAC(net, every=1)
+    before = [p.detach().clone() for p in net.parameters()]
+    with pytest.raises(RuntimeError, match="cannot be captured in a CUDA graph"):
+        train(net, preset, steps=1)
+    assert all(torch.equal(p, old) for p, old in zip(net.parameters(), before, strict=True))

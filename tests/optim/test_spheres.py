@@ -30,20 +30,27 @@ def test_rotation_is_the_exponential_map_of_the_sphere(by_angle):
         torch.testing.assert_close(torch.arccos(cosines), torch.full((6,), 0.1, dtype=torch.float64))
 
 
+def moved(ws, ds, lr, by_angle=True):
+    ws = [w.clone() for w in ws]
+    spheres.rotate_all_(ws, ds, [spheres.norms(w) for w in ws], lr, by_angle=by_angle)
+    return ws
+
+
 def test_no_direction_no_rounding():
     w = randn(6, 5).float()
-    for d in (torch.zeros_like(w), torch.zeros_like(w).double().to(w)):
-        assert torch.equal(spheres.rotate(w, d, 0.1, by_angle=True), w)
-    assert torch.equal(spheres.rotate(w, randn(6, 5, seed=1).float(), 0.0, by_angle=True), w)
+    for d, lr in ((torch.zeros_like(w), 0.1), (2 * w, 0.1), (randn(6, 5, seed=1).float(), 0.0)):
+        assert torch.equal(moved([w], [d], lr)[0], w)
 
 
-def test_many_weights_are_moved_as_each_by_itself():
-    shapes = [(6, 5), (4, 5), (6, 5), (1, 7), (4, 5)]
+@pytest.mark.parametrize("by_angle", [True, False])
+@pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
+def test_many_weights_in_place_are_the_reference(by_angle, scale):
+    shapes = [(6, 5), (4, 2, 3), (6, 5), (1, 7), (0, 3)]
     ws = [randn(*s, seed=i) for i, s in enumerate(shapes)]
-    ds = [randn(*s, seed=10 + i) for i, s in enumerate(shapes)]
-    together = spheres.rotate_all(ws, ds, 0.1, by_angle=True)
-    for w, d, moved in zip(ws, ds, together, strict=True):
-        torch.testing.assert_close(moved, spheres.rotate(w, d, 0.1, by_angle=True))
+    ds = [scale * randn(*s, seed=10 + i) for i, s in enumerate(shapes)]
+    lr = 0.1 if by_angle else 0.1 / scale
+    for w, d, new in zip(ws, ds, moved(ws, ds, lr, by_angle), strict=True):
+        torch.testing.assert_close(new, spheres.rotate(w, d, lr, by_angle=by_angle))
 
 
 def test_newton_schulz_is_near_the_polar_factor():

@@ -169,12 +169,18 @@ class SphereOptimizer(torch.optim.Optimizer):
 
         Raises:
             FloatingPointError: if a gradient is not finite; parameters are unchanged.
+            RuntimeError: if a preset with curvature is captured in a CUDA graph.
         """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         self._check_gradients()
+        if not self._relative and self.curvature.layers and _capturing():
+            raise RuntimeError(
+                f"{type(self).__name__} cannot be captured in a CUDA graph: the shapes of its inverses change; use "
+                "SphereOptimizer(direction='natural'), whose inverses stay in their memory"
+            )
         steps = self.param_groups[0]["steps"] + 1
         if steps == 1 or steps % LOOK_EVERY == 0:
             self._look_at_model()
@@ -212,20 +218,21 @@ class SphereOptimizer(torch.optim.Optimizer):
 
     def _on_spheres(self, group: dict[str, Any], entries: list[Entry], weights: list[Tensor]) -> None:
         """Momentum at unit norm, direction, rotation; spheres of several rows are gathered where rows are sharded."""
-        momentum, directions, blocks = group["momentum"], [], []
+        momentum, directions, blocks, radii = group["momentum"], [], [], []
         for entry, weight in zip(entries, weights, strict=True):
             p, gathered = entry.parameter, _gathered(entry)
             assert p.grad is not None
             w, g = (whole(local(t), p) if gathered else local(t) for t in (weight, p.grad))
-            count = entry.spheres if gathered or not is_sharded(p) else len(w)
-            w = w.reshape(count, -1) if count else w.flatten(1)
-            buffer = local(self._state(p, "sgd")["momentum"])
-            scaled = (g.to(w.dtype).reshape(w.shape) * spheres.norms(w)).reshape(g.shape)
+            if gathered or (entry.spheres != len(p) and not is_sharded(p)):
+                w = w.reshape(entry.spheres, -1)
+            radius = spheres.norms(w)
+            scaled = (g.to(w.dtype).reshape(w.shape) * radius).reshape(g.shape)
             scaled = part(scaled, p) if gathered else scaled
-            buffer.mul_(momentum).add_(scaled)
-            direction = scaled.add(buffer, alpha=momentum) if group["nesterov"] else buffer.clone()
-            directions.append(direction)
+            buffer = local(self._state(p, "sgd")["momentum"])
+            torch.add(scaled, buffer, alpha=momentum, out=buffer)
+            directions.append(scaled.add_(buffer, alpha=momentum) if group["nesterov"] else buffer)
             blocks.append(w)
+            radii.append(radius)
         if group["direction"] == "spectral":
             wholes = [whole(d, e.parameter) for d, e in zip(directions, entries, strict=True)]
             wholes = orthogonalise_all([d.reshape(len(d), -1) for d in wholes], [e.splits for e in entries])
@@ -236,10 +243,16 @@ class SphereOptimizer(torch.optim.Optimizer):
             (whole(d.reshape(local(e.parameter).shape), e.parameter) if _gathered(e) else d).reshape(w.shape)
             for d, e, w in zip(directions, entries, blocks, strict=True)
         ]
-        moved = spheres.rotate_all(blocks, flat, group["lr"], by_angle=self._by_angle)
-        for entry, weight, w in zip(entries, weights, moved, strict=True):
-            p = entry.parameter
-            local(weight).copy_(part(w.reshape(p.shape), p) if _gathered(entry) else w.reshape(local(weight).shape))
+        for device in {w.device for w in blocks}:
+            here = [i for i, w in enumerate(blocks) if w.device == device]
+            ws, ds, rs = ([every[i] for i in here] for every in (blocks, flat, radii))
+            spheres.rotate_all_(ws, ds, rs, group["lr"], by_angle=self._by_angle)
+        for entry, weight, w in zip(entries, weights, blocks, strict=True):
+            p, own = entry.parameter, local(weight)
+            if _gathered(entry):
+                own.copy_(part(w.reshape(p.shape), p))
+            elif w.data_ptr() != own.data_ptr():  # a copy, where blocks of rows are no view
+                own.copy_(w.reshape(own.shape))
 
     def _orthogonal(
         self,
@@ -291,7 +304,7 @@ class SphereOptimizer(torch.optim.Optimizer):
     def _check_gradients(self) -> None:
         pairs = [(e, local(e.parameter.grad)) for e in self._entries() if e.parameter.grad is not None]
         gradients = [g for _, g in pairs]
-        if not gradients or (gradients[0].is_cuda and torch.cuda.is_current_stream_capturing()):
+        if not gradients or _capturing():
             return
         if any(g.is_sparse for g in gradients):
             raise ValueError("sparse gradients are not supported: build the embedding with sparse=False")
@@ -414,6 +427,11 @@ class SphereOptimizer(torch.optim.Optimizer):
 def _entries(group: dict[str, Any]) -> list[Entry]:
     names = group.get("param_names") or [f"parameter {i}" for i in range(len(group["params"]))]
     return [Entry(*e) for e in zip(group["params"], names, group["spheres"], group["splits"], strict=True)]
+
+
+def _capturing() -> bool:
+    """Whether this step is being captured in a CUDA graph."""
+    return bool(torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())  # type: ignore[no-untyped-call]
 
 
 def _gathered(entry: Entry) -> bool:

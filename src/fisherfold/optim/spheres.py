@@ -19,26 +19,50 @@ MAX_ANGLE = 0.5
 
 
 def norms(blocks: Tensor) -> Tensor:
-    """The norms of the last axis, as a column."""
-    return torch.linalg.vector_norm(blocks, dim=-1, keepdim=True)
+    """The norms of what each entry of the first axis holds, ready to be broadcast."""
+    return torch.linalg.vector_norm(blocks, dim=tuple(range(1, blocks.ndim)), keepdim=True)
+
+
+def inner(a: Tensor, b: Tensor) -> Tensor:
+    """The inner products of what each entry of the first axis holds, ready to be broadcast."""
+    return (a * b).sum(tuple(range(1, a.ndim)), keepdim=True)
 
 
 def tangent(w: Tensor, d: Tensor) -> Tensor:
-    """Project directions onto the tangent spaces of the spheres on which the rows of ``w`` lie."""
-    squared = (w * w).sum(-1, keepdim=True).clamp_min(torch.finfo(w.dtype).tiny)
-    return d - ((d * w).sum(-1, keepdim=True) / squared) * w
+    """Project directions onto the tangent spaces of the spheres on which the blocks of ``w`` lie."""
+    return d - (inner(d, w) / inner(w, w).clamp_min(torch.finfo(w.dtype).tiny)) * w
 
 
-def rotate(w: Tensor, d: Tensor, lr: float | Tensor, *, by_angle: bool) -> Tensor:
-    """Rotate rows against directions along great circles."""
-    tiny = torch.finfo(w.dtype).tiny
+def rotate(w: Tensor, d: Tensor, lr: float, *, by_angle: bool) -> Tensor:
+    """Rotate blocks against directions along great circles: the formula, as a reference for ``rotate_all_``."""
     d = tangent(w, d)
     length = norms(d)
-    # what is left of a radial direction is rounding, and has no direction of its own
-    moves = length > 0
-    angle = (lr * moves.to(w.dtype) if by_angle else lr * length).clamp(max=MAX_ANGLE)
-    along = norms(w) * torch.sin(angle) / length.clamp_min(tiny)
+    angle = (lr * (length > 0) if by_angle else lr * length).clamp(max=MAX_ANGLE)
+    along = norms(w) * torch.sin(angle) / length.clamp_min(torch.finfo(w.dtype).tiny)
     return w - 2 * torch.sin(angle / 2).square() * w - along * d
+
+
+def rotate_all_(
+    ws: Sequence[Tensor], ds: Sequence[Tensor], radii: Sequence[Tensor], lr: float | Tensor, *, by_angle: bool
+) -> None:
+    """``rotate`` for many weights of one device in place: two reductions and one update each, all angles at once.
+
+    With the length ℓ of d and its cosine c with w, ‖u‖ = ℓ√(1 - c²), and the new w is a multiple of w and one of d.
+    """
+    radius = torch.cat([r.flatten() for r in radii])
+    eps, tiny = torch.finfo(radius.dtype).eps, torch.finfo(radius.dtype).tiny
+    length = torch.cat([norms(d).flatten() for d in ds]).clamp_min(tiny)
+    cosine = torch.cat([inner(d, w).flatten() for d, w in zip(ds, ws, strict=True)]) / radius.clamp_min(tiny) / length
+    rest = 1 - cosine.square()
+    moves = ((rest > 8 * eps) & (length > tiny)).to(radius)  # what is left of a radial direction is rounding
+    sine_of_d = rest.clamp_min(eps).sqrt()
+    angle = (moves * lr if by_angle else moves * lr * length * sine_of_d).clamp(max=MAX_ANGLE)
+    sine = torch.sin(angle) / sine_of_d
+    kept = 1 - 2 * torch.sin(angle / 2).square() + sine * cosine
+    taken = sine * radius / length
+    shares = (torch.split(t, [len(w) for w in ws]) for t in (kept, taken))
+    for w, d, r, a, b in zip(ws, ds, radii, *shares, strict=True):
+        w.mul_(a.view_as(r)).addcmul_(d, b.view_as(r), value=-1)
 
 
 def by_shape(tensors: Sequence[Tensor], *keys: Sequence[object]) -> Iterable[list[int]]:
@@ -48,18 +72,3 @@ def by_shape(tensors: Sequence[Tensor], *keys: Sequence[object]) -> Iterable[lis
         kind = (tensor.shape, tensor.dtype, tensor.device, *(key[index] for key in keys))
         groups.setdefault(kind, []).append(index)
     return groups.values()
-
-
-def rotate_all(ws: Sequence[Tensor], ds: Sequence[Tensor], lr: float | Tensor, *, by_angle: bool) -> list[Tensor]:
-    """``rotate`` for many weights, those of equal shapes in one batch."""
-    moved: list[Tensor] = list(ws)
-    for members in by_shape(ws):
-        if len(members) == 1:
-            moved[members[0]] = rotate(ws[members[0]], ds[members[0]], lr, by_angle=by_angle)
-            continue
-        batch = rotate(
-            torch.stack([ws[i] for i in members]), torch.stack([ds[i] for i in members]), lr, by_angle=by_angle
-        )
-        for i, w in zip(members, batch.unbind(), strict=True):
-            moved[i] = w
-    return moved

@@ -20,7 +20,7 @@ STEPS = 5
 def orthogonalise(matrix: Tensor, steps: int = STEPS) -> Tensor:
     """The matrix sign, roughly: singular values between 0.7 and 1.2; matrices may be batched along leading axes."""
     a, b, c = COEFFICIENTS
-    x = matrix.bfloat16() if matrix.is_cuda else matrix
+    x = (matrix.bfloat16() if matrix.is_cuda else matrix).reshape(-1, *matrix.shape[-2:])
     tall = x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x
     # a norm of zero gives zero; entries are divided by the largest first, since squares of tiny numbers vanish
@@ -28,8 +28,8 @@ def orthogonalise(matrix: Tensor, steps: int = STEPS) -> Tensor:
     x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp_min(1e-7)
     for _ in range(steps):
         gram = x @ x.mT
-        x = a * x + (b * gram + c * gram @ gram) @ x
-    return (x.mT if tall else x).to(matrix.dtype)
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return (x.mT if tall else x).reshape(matrix.shape).to(matrix.dtype)
 
 
 def orthogonalise_all(matrices: Sequence[Tensor], groups: Sequence[int]) -> list[Tensor]:
