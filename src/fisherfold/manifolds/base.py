@@ -369,11 +369,13 @@ class Manifold(ABC):
             raise ValueError(f"{kind} of {type(self).__name__} must be one of {sorted(known)}, got {method!r}")
         return method
 
-    def _make_whole(self, *names: str) -> None:
-        """Turn sizes into an ``int`` each; raise if one is no positive integer."""
+    def _check_options(self, *names: str) -> None:
+        """Turn sizes into an ``int`` each; raise if one is no positive integer, or a method is unknown."""
         for name in names:
             size = positive_integer(getattr(self, name), f"{name} of {type(self).__name__}")
             object.__setattr__(self, name, size)
+        self._choice("retraction", None)
+        self._choice("transport_method", None)
 
     def _check_form(self, x: Point, name: str) -> tuple[int, ...]:
         """Raise unless ``x`` has the form of points and a floating dtype; return its batch dimensions."""

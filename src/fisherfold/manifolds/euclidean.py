@@ -41,8 +41,7 @@ class Euclidean(Manifold):
         object.__setattr__(self, "shape", sizes)
         object.__setattr__(self, "retraction", retraction)
         object.__setattr__(self, "transport_method", transport_method)
-        self._choice("retraction", None)
-        self._choice("transport_method", None)
+        self._check_options()
 
     @property
     def dim(self) -> int:

@@ -54,13 +54,11 @@ class Grassmann(Manifold):
     transport_method: str = field(default="projection", kw_only=True)
 
     def __post_init__(self) -> None:
-        self._make_whole("n", "p")
+        self._check_options("n", "p")
         if self.p >= self.n:
             raise ValueError(
                 f"p of Grassmann, the dimension of the subspaces, must be less than n={self.n}, got {self.p}"
             )
-        self._choice("retraction", None)
-        self._choice("transport_method", None)
 
     @property
     def dim(self) -> int:

@@ -53,11 +53,9 @@ class Rotations(Manifold):
     transport_method: str = field(default="projection", kw_only=True)
 
     def __post_init__(self) -> None:
-        self._make_whole("n")
+        self._check_options("n")
         if self.n < 2:
             raise ValueError(f"n of Rotations must be at least 2, got {self.n}")
-        self._choice("retraction", None)
-        self._choice("transport_method", None)
 
     @property
     def dim(self) -> int:

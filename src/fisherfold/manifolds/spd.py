@@ -56,9 +56,7 @@ class SPD(Manifold):
     transport_method: str = field(default="parallel", kw_only=True)
 
     def __post_init__(self) -> None:
-        self._make_whole("n")
-        self._choice("retraction", None)
-        self._choice("transport_method", None)
+        self._check_options("n")
 
     @property
     def dim(self) -> int:

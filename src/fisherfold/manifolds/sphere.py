@@ -35,11 +35,9 @@ class UnitRows(Manifold):
     n: int
 
     def __post_init__(self) -> None:
-        self._make_whole(*(name for name in ("m", "n") if hasattr(self, name)))
+        self._check_options(*(name for name in ("m", "n") if hasattr(self, name)))
         if self.n < 2:
             raise ValueError(f"n of {type(self).__name__} must be at least 2, got {self.n}")
-        self._choice("retraction", None)
-        self._choice("transport_method", None)
 
     def _project(self, x: Tensor, v: Tensor) -> Tensor:
         return project_rows(x, v)

@@ -45,11 +45,9 @@ class Stiefel(Manifold):
     transport_method: str = field(default="projection", kw_only=True)
 
     def __post_init__(self) -> None:
-        self._make_whole("n", "p")
+        self._check_options("n", "p")
         if self.p > self.n:
             raise ValueError(f"p of Stiefel must be at most n={self.n}, got {self.p}")
-        self._choice("retraction", None)
-        self._choice("transport_method", None)
 
     @property
     def dim(self) -> int:
