@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import html
 import io
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +15,7 @@ from matplotlib.figure import Figure
 from fisherfold._version import __version__
 from fisherfold.demo.films import Films
 from fisherfold.demo.races import Race
+from fisherfold.html import document, image, table, text
 
 COLOURS = ("#d55e00", "#0072b2", "#009e73")
 CSS = """
@@ -82,20 +81,16 @@ def _bars(panel: Any, accuracy: pl.DataFrame) -> None:
 
 def write_page(films: Films, pictures: tuple[bytes, bytes], target: Path) -> None:
     """Write the page."""
-    light, dark = (base64.b64encode(content).decode() for content in pictures)
+    light, dark = map(image, pictures)
     accuracy = films.accuracy.with_columns(
         pl.col("held-out RMSE").map_elements("{:.4f}".format, pl.String), pl.col("80 % intervals hold (%)").round(1),
         pl.col("seconds").round(2),
     )  # fmt: skip
     picture = (
-        f'<picture><source media="(prefers-color-scheme: dark)" srcset="data:image/png;base64,{dark}">'
-        f'<img alt="Accuracy, calibration, and two races on wall time" src="data:image/png;base64,{light}"></picture>'
+        f'<picture><source media="(prefers-color-scheme: dark)" srcset="{dark}">'
+        f'<img alt="Accuracy, calibration, and two races on wall time" src="{light}"></picture>'
     )
-    target.write_text(f"""<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark"><link rel="icon" href="data:,"><title>fisherfold demo</title>
-<style>{CSS}</style></head><body>
-<h1>Ten films for person {films.person}, and how sure the model is</h1>
+    body = f"""<h1>Ten films for person {films.person}, and how sure the model is</h1>
 <p class="soft">Learnt from {films.ratings:,} ratings of {films.films:,} films by {films.people} people on this machine.
 Dots are expected ratings, bars 80 % intervals for the rating this person would give, from half a star to five. Films
 with fewer than twenty ratings are left out.</p>
@@ -107,17 +102,13 @@ with fewer than twenty ratings are left out.</p>
 <div class="scroll">{picture}</div>
 <footer><p>Data: MovieLens ml-latest-small (F. M. Harper and J. A. Konstan, 2015).
 Written by fisherfold {__version__}.</p>
-</footer>
-</body></html>
-""", encoding="utf-8")  # fmt: skip
+</footer>"""
+    target.write_text(document("fisherfold demo", CSS, body), encoding="utf-8")
 
 
 def _plain(frame: pl.DataFrame) -> str:
-    rows = (
-        f'<tr><td>{html.escape(title)}</td><td class="number">{value:g}</td></tr>'
-        for title, value in frame.select("title", "rating").iter_rows()
-    )
-    return f'<table><tr><th>film</th><th class="number">rating</th></tr>{"".join(rows)}</table>'
+    rows = ((text(title), f"{value:g}") for title, value in frame.select("title", "rating").iter_rows())
+    return table(["film", "rating"], ["text", "number"], rows)
 
 
 def _ranges(frame: pl.DataFrame) -> str:
@@ -125,23 +116,11 @@ def _ranges(frame: pl.DataFrame) -> str:
     for title, mean, low, high in frame.select("title", "expected", "low", "high").iter_rows():
         left, right, dot = (100 * (value - 0.5) / 4.5 for value in (low, high, mean))
         bar = f'<i style="left:{left:.0f}%;width:{right - left:.0f}%"></i><b style="left:{dot:.0f}%"></b>'
-        rows.append(
-            f'<tr><td>{html.escape(title)}</td><td class="number">{mean:.1f}</td>'
-            f'<td class="number">{low:.1f} to {high:.1f}</td><td><span class="range">{bar}</span></td></tr>'
-        )
-    return (
-        '<table><tr><th>film</th><th class="number">expected</th><th class="number">80 % interval</th>'
-        f"<th>0.5 to 5 stars</th></tr>{''.join(rows)}</table>"
-    )
+        rows.append((text(title), f"{mean:.1f}", f"{low:.1f} to {high:.1f}", f'<span class="range">{bar}</span>'))
+    columns = ["film", "expected", "80 % interval", "0.5 to 5 stars"]
+    return table(columns, ["text", "number", "number", "text"], rows)
 
 
 def _numbers(frame: pl.DataFrame) -> str:
-    kinds = ["", *["number"] * (frame.width - 1)]
-    head = "".join(f'<th class="{k}">{html.escape(c)}</th>' for k, c in zip(kinds, frame.columns, strict=True))
-    rows = (
-        f"<tr><td>{html.escape(row[0])}</td>"
-        + "".join(f'<td class="number">{"–" if v is None else v}</td>' for v in row[1:])
-        + "</tr>"
-        for row in frame.iter_rows()
-    )
-    return f'<div class="scroll"><table><tr>{head}</tr>{"".join(rows)}</table></div>'
+    rows = (["–" if value is None else text(value) for value in row] for row in frame.iter_rows())
+    return table(frame.columns, ["text", *["number"] * (frame.width - 1)], rows)

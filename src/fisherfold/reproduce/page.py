@@ -6,8 +6,6 @@ section is kept as JSON beside its results, so that the page can be made again f
 
 from __future__ import annotations
 
-import base64
-import html
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -18,6 +16,8 @@ from urllib.parse import quote
 
 from fisherfold._version import __version__
 from fisherfold.files import make_folder, write_atomically
+from fisherfold.html import document, image, text
+from fisherfold.html import table as html_table
 from fisherfold.plain import finite
 
 Verdict = Literal["holds", "holds partly", "does not hold", "no claim", "not run", "data not found"]
@@ -81,25 +81,13 @@ def write_page(sections: Sequence[Section], folder: Path, rules: Sequence[str]) 
 def _page(sections: Sequence[Section], folder: Path, rules: Sequence[str]) -> str:
     style = resources.files("fisherfold.reproduce").joinpath("page.css").read_text(encoding="utf-8")
     overview = "".join(
-        f'<tr><td><a href="#{_text(s.name)}">{_text(s.title)}</a></td><td>{_badge(s)}</td>'
-        f"<td>{_text(s.claim)}</td></tr>"
+        f'<tr><td><a href="#{text(s.name)}">{text(s.title)}</a></td><td>{_badge(s)}</td>'
+        f"<td>{text(s.claim)}</td></tr>"
         for s in sections
     )
-    terms = "".join(f"<li>{_text(rule)}</li>" for rule in rules)
+    terms = "".join(f"<li>{text(rule)}</li>" for rule in rules)
     body = "\n".join(_section(section, folder) for section in sections)
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>{TITLE}</title>
-<link rel="icon" href="data:,">
-<style>
-{style}</style>
-</head>
-<body>
-<header><h1>{TITLE}</h1><p>{LEAD}</p></header>
+    found = f"""<header><h1>{TITLE}</h1><p>{LEAD}</p></header>
 <main>
 <section id="overview"><h2>Overview</h2><div class="scroll"><table class="overview" aria-label="Overview"><thead>
 <tr><th scope="col">experiment</th><th scope="col">verdict</th><th scope="col">the paper says</th></tr></thead>
@@ -107,57 +95,48 @@ def _page(sections: Sequence[Section], folder: Path, rules: Sequence[str]) -> st
 <details><summary>Terms, and how the verdicts are computed</summary><ul>{terms}</ul></details></section>
 {body}
 </main>
-<footer><p>Written by fisherfold {_text(__version__)}.</p></footer>
-</body>
-</html>
-"""
+<footer><p>Written by fisherfold {text(__version__)}.</p></footer>"""
+    return document(TITLE, style, found)
 
 
 def _badge(section: Section) -> str:
-    return f'<span class="verdict {_CLASSES.get(section.verdict, "none")}">{_text(section.verdict)}</span>'
+    return f'<span class="verdict {_CLASSES.get(section.verdict, "none")}">{text(section.verdict)}</span>'
 
 
 def _section(section: Section, folder: Path) -> str:
-    parts = [f"<h2>{_text(section.title)} {_badge(section)}</h2>", f'<p class="claim">{_text(section.claim)}</p>']
+    parts = [f"<h2>{text(section.title)} {_badge(section)}</h2>", f'<p class="claim">{text(section.claim)}</p>']
     if section.why:
-        parts.append(f'<ul class="why">{"".join(f"<li>{_text(reason)}</li>" for reason in section.why)}</ul>')
+        parts.append(f'<ul class="why">{"".join(f"<li>{text(reason)}</li>" for reason in section.why)}</ul>')
     file = folder / section.picture
     if section.picture and file.is_file():
-        source = f"data:image/png;base64,{base64.b64encode(file.read_bytes()).decode()}"
-        parts.append(f'<div class="scroll picture"><img alt="{_text(section.title)}" src="{source}"></div>')
+        source = image(file.read_bytes())
+        parts.append(f'<div class="scroll picture"><img alt="{text(section.title)}" src="{source}"></div>')
     parts += [_table(table, folded=i > 0) for i, table in enumerate(section.tables) if table.rows]
-    parts += [f'<p class="note">{_text(note)}</p>' for note in section.notes]
+    parts += [f'<p class="note">{text(note)}</p>' for note in section.notes]
     if section.settings:
-        pairs = "".join(f"<dt>{_text(k)}</dt><dd>{_text(_plain(v))}</dd>" for k, v in section.settings.items())
+        pairs = "".join(f"<dt>{text(k)}</dt><dd>{text(_plain(v))}</dd>" for k, v in section.settings.items())
         parts.append(f"<details><summary>Settings</summary><dl>{pairs}</dl></details>")
     if section.files:
-        links = ", ".join(f'<a href="{_text(quote(file))}">{_text(file)}</a>' for file in section.files)
+        links = ", ".join(f'<a href="{text(quote(file))}">{text(file)}</a>' for file in section.files)
         parts.append(f'<p class="files">Raw tables: {links}</p>')
     if section.command:
         verb = "To run it" if section.verdict in {"not run", "data not found"} else "To repeat it"
-        parts.append(f'<p class="command">{verb}: <code>{_text(section.command)}</code></p>')
-    return f'<section id="{_text(section.name)}">\n' + "\n".join(parts) + "\n</section>"
+        parts.append(f'<p class="command">{verb}: <code>{text(section.command)}</code></p>')
+    return f'<section id="{text(section.name)}">\n' + "\n".join(parts) + "\n</section>"
 
 
 def _table(table: Table, *, folded: bool) -> str:
-    numeric = [all(not isinstance(cell, str) for cell in column) for column in zip(*table.rows, strict=True)]
-    head = "".join(
-        f'<th scope="col" class="{"number" if right else "short"}">{_text(column)}</th>'
-        for column, right in zip(table.columns, numeric, strict=True)
-    )
-    rows = "".join(f"<tr>{''.join(map(_cell, row, numeric))}</tr>" for row in table.rows)
-    inside = (
-        f'<div class="scroll"><table aria-label="{_text(table.title)}"><thead><tr>{head}</tr></thead>'
-        f"<tbody>{rows}</tbody></table></div>"
-    )
+    kinds = [
+        "number" if not any(isinstance(cell, str) for cell in column)
+        else "long" if any(isinstance(cell, str) and len(cell) > 40 for cell in column)
+        else "short"
+        for column in zip(*table.rows, strict=True)
+    ]  # fmt: skip
+    cells = ([text(_plain(finite(cell))) for cell in row] for row in table.rows)
+    inside = html_table(table.columns, kinds, cells, label=table.title)
     if folded:
-        return f"<details><summary>{_text(table.title)}</summary>{inside}</details>"
-    return f"<h3>{_text(table.title)}</h3>{inside}"
-
-
-def _cell(cell: Any, right: bool) -> str:
-    kind = "number" if right else "long" if isinstance(cell, str) and len(cell) > 40 else "short"
-    return f'<td class="{kind}">{_text(_plain(finite(cell)))}</td>'
+        return f"<details><summary>{text(table.title)}</summary>{inside}</details>"
+    return f"<h3>{text(table.title)}</h3>{inside}"
 
 
 def _plain(value: object) -> str:
@@ -168,7 +147,3 @@ def _plain(value: object) -> str:
     if isinstance(value, (list, tuple)):
         return ", ".join(_plain(item) for item in value)
     return str(value)
-
-
-def _text(value: str) -> str:
-    return html.escape(str(value), quote=True)
