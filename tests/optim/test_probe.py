@@ -121,8 +121,9 @@ def test_the_guess_finds_what_the_probe_finds_in_networks_of_torchvision(name):
 
     torch.manual_seed(0)
     net = getattr(torchvision_models(), name)()
-    guessed = kinds(guess_from_structure(net))
-    assert guessed == kinds(find_scale_invariant(net, torch.randn(2, 3, 224, 224)))
+    found = find_scale_invariant(net, torch.randn(2, 3, 224, 224))
+    guessed = kinds(guess_from_structure(net))  # which cannot know what ε is worth at the model's values
+    assert {n: k for n, k in guessed.items() if "ε of a norm" not in found[n].reason} == kinds(found)
     norms = sum(isinstance(m, nn.BatchNorm2d) for m in net.modules())
     assert len(guessed) > 0.6 * norms
 
