@@ -247,7 +247,7 @@ def test_ids_and_values_come_from_columns_with_usual_names(ratings, model, tmp_p
         assert found["columns read"] == "user, item, rating"
     frame.rename({"user": "a", "item": "b"}).write_csv(tmp_path / "r.csv")
     wrong = CliRunner().invoke(app, ["complete", *map(str, words)])
-    message = r"cannot tell which of the columns \['time', 'a', 'b', 'rating'\] are row id and column id; name them, as in --"
+    message = r"cannot tell which of the columns \['time', 'a', 'b', 'rating'\] are row id and column id; name them"
     assert re.search(message, str(wrong.exception))
 
 

@@ -35,10 +35,12 @@ FORMS = {
     "missing as NA": (WIDE.astype(object).where(~np.isnan(HOLES), pd.NA),),
 }  # fmt: skip
 
+WIDE_FRAMES = ("wide pandas", "wide polars", "missing as NA")
+
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_of_input_gives_the_same_entries(form):
-    entries = read_entries(*FORMS[form])
+    entries = read_entries(*FORMS[form], matrix=form in WIDE_FRAMES)
     row_ids, column_ids, i, j = entries.indexed()
     rows = row_ids.decode(i).astype(int)
     names = column_ids.decode(j)
@@ -55,8 +57,19 @@ def test_columns_are_found_by_their_usual_names_or_by_those_given():
         assert (found.names, found.frame) == (names, "polars")
     odd = pd.DataFrame({"reader": LONG["user"], "paper": LONG["item"], "grade": VALUES, "b": 1})
     assert read_entries(odd, columns=("reader", "paper", "b")).values.tolist() == [1.0] * len(VALUES)
-    # two of the three are enough where a single column is left
-    assert read_entries(pd.DataFrame({"user": [1, 2], "item": [3, 4], "liters": [0.5, 1.0]})).names[2] == "liters"
+
+
+@pytest.mark.parametrize("others", [(), ("timestamp",), ("rated_at_time", "Unnamed: 0"), ("date", "id", "index")])
+def test_the_single_column_beside_the_ids_holds_the_values_and_times_never_do(others):
+    frame = pd.DataFrame({name: np.arange(3) for name in (*others, "user", "item")})
+    assert read_entries(frame.assign(liters=0.5)).names == ("user", "item", "liters")
+    with pytest.raises(ValueError, match=r"cannot tell which of the columns \[.*\] is the value: if X holds entries"):
+        read_entries(frame)
+    pairs = read_entries(frame, implicit=True)
+    assert (pairs.names, pairs.values.tolist()) == (("user", "item", "weight"), [1.0] * 3)
+    assert read_entries(frame.assign(plays=2), implicit=True).values.tolist() == [2.0] * 3
+    with pytest.raises(ValueError, match=r"cannot tell which of the columns .* is the value"):
+        read_entries(frame.assign(plays=2, hour=3, price=4), implicit=True)
 
 
 AMBIGUOUS = {
@@ -67,7 +80,15 @@ AMBIGUOUS = {
         pd.DataFrame(PAIRS[:, [0, 1, 1, 0]], columns=list("abcd")),
         r"cannot tell which of the columns \['a', 'b', 'c', 'd'\] are row id, .* pass fit\(X, columns=",
     ),
-    "a frame of two users": (pl.DataFrame({"user": [1], "user_id": [1], "item": [2], "rating": [3.0]}), "cannot tell"),
+    "a frame of two users": (
+        pl.DataFrame({"user": [1], "user_id": [1], "item": [2], "rating": [3.0]}), "could each be the row id",
+    ),
+    "ids and titles": (
+        pl.DataFrame({"userId": [1], "movieId": [1], "title": ["Up"], "rating": [3.0]}),
+        r"the columns 'movieId' and 'title' could each be the column id: if X holds entries, pass fit\(X, columns=",
+    ),
+    "many columns of other names": (pd.DataFrame(HOLES).add_prefix("f"), r"cannot tell which of the columns \['f0', "),
+    "many columns without names": (pd.DataFrame(HOLES), r"cannot tell which of the columns \[0, "),
     "features with text": (pd.DataFrame({f"f{k}": ["x"] for k in range(12)}), "cannot tell which of the columns"),
 }  # fmt: skip
 

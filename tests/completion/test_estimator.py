@@ -205,7 +205,8 @@ def test_scikit_learn_tools_work(table):
     search = GridSearchCV(MatrixCompletion(max_iter=10), {"rank": [1, 2]}, cv=folds).fit(pairs, values)
     assert search.best_params_ == {"rank": 2}
     for X in (holes, sp.csr_array(np.nan_to_num(holes)), pd.DataFrame(holes)):  # rows are held out, and folded in
-        search = GridSearchCV(MatrixCompletion(), {"rank": [1, 2]}, cv=3).fit(X)
+        said = {"matrix": True} if isinstance(X, pd.DataFrame) else {}
+        search = GridSearchCV(MatrixCompletion(), {"rank": [1, 2]}, cv=3).fit(X, **said)
         assert search.best_params_ == {"rank": 2}
         assert search.best_score_ > 0.9
     original = MatrixCompletion(rank=7, ridge=0.5, offsets="rows")

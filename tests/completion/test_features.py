@@ -16,7 +16,7 @@ import torch
 from reference_completion import low_rank
 
 from fisherfold import MatrixCompletion, MatrixCompletionCV
-from fisherfold.completion.inference.features import encode_features
+from fisherfold.completion.inference.features import as_times, encode_features
 from fisherfold.completion.inference.gram import moments
 from fisherfold.completion.inference.likelihoods import Ordinal, better_cuts, truncated
 from fisherfold.completion.inference.observations import Observations
@@ -297,6 +297,45 @@ def test_missing_numbers_and_constant_features_are_named():
         encode_features({"item": [1, 2], "same": ["a", "a"]}, "column", "item")
 
 
+def test_new_rows_may_have_rated_columns_that_have_features_alone():
+    frame, _, items = simulated()
+    train = frame[frame["item"] % 6 != 0]
+    model = MatrixCompletion(4, clip=False).fit(train, column_features=items)
+    one = frame[frame["user"] == 5]
+    cold = one["item"].to_numpy() % 6 == 0
+    own, wanted = one[cold], one["item"].to_numpy()[~cold]
+    mean, std = model.predict_new(own["item"].to_numpy(), own["rating"], wanted, return_std=True)
+    level, before = model.predict_new([], [], wanted, return_std=True)
+    assert (std < before).mean() > 0.8
+    assert not np.allclose(mean, level, atol=0.01)
+    found = model.recommend_new(own[["user", "item", "rating"]], 3, candidates=[0, 6, 12, 18, 24])
+    assert set(found["item"]) <= {0, 6, 12, 18, 24} - set(own["item"])
+
+
+DAYS = ["1970-01-02", "1970-01-03 12:00"]
+
+
+@pytest.mark.parametrize("form", [
+    [86400, 216000], pd.to_datetime(DAYS, format="mixed"), pd.to_datetime(DAYS, format="mixed").to_pydatetime(),
+    pd.Series(pd.to_datetime(DAYS, format="mixed").tz_localize("UTC").tz_convert("Asia/Tokyo")), DAYS, np.array(DAYS),
+    list(pd.to_datetime(DAYS, format="mixed").to_numpy()),
+    pd.Series(DAYS), pl.Series(["1970-01-02T00:00:00Z", "1970-01-03T13:00:00+01:00"]),
+    pl.Series(DAYS).str.to_datetime(time_zone="UTC", strict=False),
+])  # fmt: skip
+def test_times_are_numbers_or_dates_of_any_library_or_text(form):
+    assert as_times(form, 2).tolist() == [86400.0, 216000.0]
+
+
+def test_one_time_may_be_asked_for_all_pairs():
+    frame, _, _ = simulated()
+    when = pd.Timestamp("2026-01-01") + pd.to_timedelta(np.arange(len(frame)) % 90, "D")
+    model = MatrixCompletion(1, max_iter=3).fit(frame, time=when)
+    pairs = frame[["user", "item"]][:9]
+    for one, number in ((pd.Timestamp("2026-02-01"), 1769904000.0), (np.datetime64("2026-02-01"), 1769904000)):
+        assert np.array_equal(model.predict(pairs, time=one), model.predict(pairs, time=[number] * 9))
+        assert np.array_equal(model.predict(pairs, time=number), model.predict(pairs, time=[number] * 9))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -306,7 +345,7 @@ def test_missing_numbers_and_constant_features_are_named():
         ({"row_features": np.eye(2)}, "must be a data frame with a column of ids, or a pair"),
         ({"row_features": ([0, 1], np.eye(3))}, r"must be 2 ids and a matrix of as many lines, got shape \(3, 3\)"),
         ({"row_features": ([0, 1], np.array([["a"], ["b"]]))}, "must hold numbers, got dtype <U1; use a data frame"),
-        ({"time": ["monday"] * 4}, "time must hold numbers or dates, got dtype object"),
+        ({"time": ["monday"] * 4}, "time must hold numbers, dates, or text as 2024-05-31 18:00, got 'monday'"),
         ({"time": [1.0, 2.0]}, "time must have one entry per rating"),
         ({"time": [1.0, 2.0, np.nan, 3.0]}, "time must be finite, got 1 missing time"),
         ({"time": "when"}, "time='when' must name a column of the data frame X"),

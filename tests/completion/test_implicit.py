@@ -116,7 +116,9 @@ def test_recommendations_follow_the_taste(fitted):
         assert len(model.recommend(1, k=3, by=by, seed=0)) == 3
 
 
-@pytest.mark.parametrize("kind", ["pairs", "array", "pandas", "polars", "named", "weights", "sparse", "with weights"])
+@pytest.mark.parametrize(
+    "kind", ["pairs", "array", "pandas", "polars", "named", "times", "weights", "sparse", "with weights"]
+)
 def test_every_form_of_input_gives_the_same_fit(fitted, kind):
     model, kept, held = fitted
     users, items = (list(part) for part in zip(*kept, strict=True))
@@ -126,6 +128,7 @@ def test_every_form_of_input_gives_the_same_fit(fitted, kind):
         "pandas": (pd.DataFrame({"user": users, "item": items}),),
         "polars": (pl.DataFrame({"user": users, "item": items}),),
         "with weights": (pl.DataFrame({"user": users, "item": items, "rating": ones}),),
+        "times": (pd.DataFrame({"timestamp": range(len(users)), "item": items, "user": users}),),
         "named": (pl.DataFrame({"when": users, "who": users, "what": items}),),
         "sparse": (scipy.sparse.csr_array((ones, (users, items)), shape=(60, 20)),),
     }[kind]  # fmt: skip
@@ -143,6 +146,8 @@ def test_files_and_later_pairs(fitted, tmp_path):
         assert again.get_params() == model.get_params()
         assert np.array_equal(again.predict(held), model.predict(held))
         assert again.recommend_new({2: 1.0}).equals(model.recommend_new({2: 1.0}))
+        new = again.recommend_new(pl.DataFrame({"item": [2, 3], "user": ["ann", "bob"], "timestamp": [5, 6]}), 4)
+        assert (new["column"] % 2).to_list() == [0] * 4 + [1] * 4
     half = ImplicitCompletion(rank=3).partial_fit(kept[::2]).partial_fit(kept[1::2])
     np.testing.assert_allclose(half.predict(held), model.predict(held), rtol=1e-2, atol=1e-3)
 

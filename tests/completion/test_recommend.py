@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import runpy
+import sys
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import polars as pl
@@ -170,7 +174,21 @@ def test_splits_hold_out_what_they_say():
     assert not set(rows[train]) & set(rows[test])
     for call, message in (
         (lambda: random_split(10, 1.5), "test must be a share"), (lambda: time_split([1, 1, 1]), "nothing is later"),
-        (lambda: time_split([1.0, np.nan]), "times must not be missing"),
+        (lambda: time_split([1.0, np.nan]), "time must be finite, got 1 missing time"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=message):
             call()
+
+
+@pytest.mark.parametrize("index", ["faiss", "NumPy"])
+def test_the_example_of_a_nearest_neighbour_index_finds_the_exact_lists(index, monkeypatch, capsys):
+    file = Path(__file__).parents[2] / "examples" / "serving" / "nearest_neighbours.py"
+    if not file.exists():
+        pytest.skip("the examples are not part of an installed package")
+    if index == "faiss":
+        pytest.importorskip("faiss")
+    else:
+        monkeypatch.setitem(sys.modules, "faiss", None)
+    agree = runpy.run_path(str(file))["main"]()
+    assert agree > (0.95 if index == "faiss" else 0.999)
+    assert index in capsys.readouterr().out

@@ -60,7 +60,7 @@ def test_parameters(params, message):
         (np.zeros(3), None, r"X must be pairs with y, a data frame of entries or a matrix, got shape \(3,\)"),
         (FRAME.assign(rating=[1, 2, "bad", 4, 5, 6]), None, "column 'rating' must hold numbers, got 'bad'"),
         (FRAME.assign(rating=[1, 2, None, 4, 5, 6]), None, "1 of 6 contain NaN or infinity, .* leave such entries out"),
-        (FRAME.assign(z=1)[["user", "rating", "z"]], VALUES, r"X must have 2 columns .* got 3: \['user', "),
+        (FRAME.assign(z=1)[["user", "rating", "z"]], VALUES, r"X must have 2 columns .* is the column id"),
         (FRAME[["user", "rating"]], None, r"cannot tell which of the columns \['user', 'rating'\]"),
     ],
 )  # fmt: skip
@@ -134,12 +134,16 @@ def test_requests():
         model.predict_new([0, 1], [1.0], [2])
     with pytest.raises(ValueError, match="the values must be finite, got nan"):
         model.predict_new([0], [np.nan], [2])
-    with pytest.raises(ValueError, match=r"X must have 2 columns \(row id, column id\), got 3: \['a', 'b', 'c'\]"):
+    with pytest.raises(ValueError, match=r"X must have 2 columns .*, got 3: .* \['a', 'b', 'c'\] are row id and"):
         model.predict(pd.DataFrame(np.ones((2, 3)), columns=list("abc")))
     with pytest.raises(ValueError, match=r"the values must lie within .* times the spread .* so far, got 1e"):
         model.partial_fit([(0, 2)], [1e250])
+    with pytest.raises(ValueError, match=r"fitted without times: fit it with times, or predict without them"):
+        model.predict(PAIRS, time=5.0)
     assert len(model.recommend(0, 99)) == 1
     assert model.set_params(unseen="nan").predict([("x", 0)]).tolist() == pytest.approx([np.nan], nan_ok=True)
+    with pytest.warns(UserWarning, match=r"1 row id was .* no list \(unseen='nan'\), the first is 'x'"):
+        assert set(model.recommend(["x", 0, 1])["user"]) == {0, 1}
     with pytest.raises(ValueError, match="1 row id was not seen in fit, the first is 'x'; use unseen='prior' or 'nan'"):
         model.set_params(unseen="error").predict([("x", 0), (0, 0)])
     point = MatrixCompletion(rank=1, inference="point").fit(FRAME)

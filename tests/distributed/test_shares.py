@@ -105,6 +105,10 @@ def faults(folder: str) -> list[str]:
         lambda: MatrixCompletion(rank=1 + rank).fit_share([(1, 2)], [1.0]),
         lambda: MatrixCompletionCV().fit_share([(1, 2)], [1.0]),
         lambda: MatrixCompletion(inference="point").fit_share([(1, 2)], [1.0], checkpoint=f"{folder}/c"),
+        *(
+            lambda kind=kind: MatrixCompletion(rank=1, likelihood=kind).fit_share([(1, 2), (2, 1)], [0.0, 1.0])
+            for kind in ("ordered", "binary")
+        ),
     ):
         try:
             call()
@@ -123,6 +127,7 @@ def test_a_fault_of_one_rank_is_told_by_all(tmp_path: Path) -> None:
         "there are no ratings: found 0 observed entries on all ranks",
         "all ranks must be given the same options: rank is 1 on rank 0 and 2 on rank 1",
         "the rank must be given; choose it in one process", "checkpoint needs inference='variational'",
+        "likelihood='ordered' needs a fit in one process", "likelihood='binary' needs a fit in one process",
     ]  # fmt: skip
     for message, pattern in zip(ranks[0], expected, strict=True):
         assert re.search(pattern, message), (pattern, message)

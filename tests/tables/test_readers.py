@@ -57,11 +57,52 @@ def test_parquet_standard_input_and_encodings(tmp_path, monkeypatch):
     frame.write_parquet(stream)
     for source in (tmp_path / "x", "-"):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stream.getvalue())))
-        found = read_ratings(source, columns=["u", "2", "r", "t"])
+        found = read_ratings(source, columns=["u", "2", "r"], time="t")
         assert (found.rows.tolist(), found.columns.tolist()) == (["a", "b"], [1, 2])
         assert (found.values.tolist(), found.times.tolist()) == ([1, 2], [5, 6])
     found = read(tmp_path, "é;x;1,5\n".encode("latin-1"), decimal=",", encoding="latin-1")
     assert (found.rows.tolist(), found.values.tolist()) == (["é"], [1.5])
+
+
+@pytest.mark.parametrize(
+    ("header", "expected"),
+    [
+        ("index,user,item,rating", "123"), (",user,item,rating", "123"), ("timestamp,rating,item,user", "321"),
+        ("item,user,liters,date", "102"), ("tag,item,user,stars,movie_year", "213"),
+    ],
+)  # fmt: skip
+def test_ids_and_values_are_in_the_columns_with_usual_names(tmp_path, header, expected):
+    cells = [str(k + 5) for k in range(header.count(",") + 1)]
+    found = read(tmp_path, f"{header}\n{','.join(cells)}\n")
+    wanted = [int(cells[int(k)]) for k in expected]
+    assert [found.rows[0], found.columns[0], found.values[0]] == wanted
+    pairs = read(tmp_path, f"{header}\n{','.join(cells)}\n", read_pairs)
+    assert [pairs.rows[0], pairs.columns[0]] == wanted[:2]
+
+
+def test_columns_of_other_names_are_those_that_were_named_or_known_before_or_pairs(tmp_path):
+    content = "w,paper,reader,grade\n1,2,3,4\n"
+    for how in (read_ratings, read_pairs):
+        with pytest.raises(ValueError, match=r"x.csv: cannot tell which of the columns \['w', 'paper', 'b', 'grade'"):
+            read(tmp_path, "w,paper,b,grade\n1,2,3,4\n", how)
+    for names in ({"known": ("reader", "paper", "grade")}, {"columns": ["3", "paper", "grade"]}):
+        found = read(tmp_path, content, **names)
+        assert (found.rows[0], found.columns[0], found.values[0], found.others) == (3, 2, 4, ["w"])
+    with pytest.raises(ValueError, match=r"'movieId' and 'title' could each be the column id; name them, as in"):
+        read(tmp_path, "userId,movieId,title,rating\n1,2,x,3\n")
+    for content in ("user,item\n1,2\n", "item,user\n2,1\n", "who,what\n1,2\n", "1,2\n", "date,user,item\nx,1,2\n"):
+        found = read(tmp_path, content, implicit=True)
+        assert (found.rows[0], found.columns[0], found.values[0], found.has_values) == (1, 2, 1, False)
+
+
+@pytest.mark.parametrize(("cell", "expected"), [
+    ("5", 5.0), ("1970-01-02", 86400.0), ("1970-01-01 00:01", 60.0), ("1970-01-01T02:00:00+01:00", 3600.0),
+])  # fmt: skip
+def test_times_are_numbers_or_dates(tmp_path, cell, expected):
+    found = read(tmp_path, f"user,item,rating,at\n1,2,3,{cell}\n", time="at")
+    assert (found.times.tolist(), found.values.tolist()) == ([expected], [3.0])
+    with pytest.raises(ValueError, match="1 time is not a number"):
+        read(tmp_path, "user,item,rating,at\n1,2,3,soon\n", time="at")
 
 
 def test_rejected_lines_are_counted_by_reason_and_more_than_one_percent_is_an_error(tmp_path):
@@ -118,7 +159,7 @@ def test_ids_of_a_file_are_integers_only_if_all_are(column, expected):
         ("u,i\n", read_pairs, {}, "x.csv has no lines below its header"),
         ("u,i\na,b\n,c\n", read_pairs, {}, "the id in column 'u' is missing in data line 2"),
         ("u,i\na,b\na,b,c\n", read_pairs, {}, "1 too many fields; every line must be a pair of ids"),
-        ("u,i\n1,2\n", read_ratings, {}, "3 different columns are needed .row id, column id, value., got u, i"),
+        ("u,i\n1,2\n", read_ratings, {}, r"which of the columns \['u', 'i'\] is the value; name them, as in --columns"),
         ("u,i,r\n1,2,3\n", read_ratings, {"columns": ["u", "i", "x"]}, "no column 'x'; its columns are u, i, r"),
         ("u,i,r\n1,2,3\n", read_ratings, {"columns": ["u", "u", "r"]}, "3 different columns"),
         ("u,i,r\n1,2,3\n", read_ratings, {"separator": "ab"}, "--separator must be one character or ::, got 'ab'"),

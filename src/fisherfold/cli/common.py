@@ -34,7 +34,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, get_type_hints
+from typing import Annotated, Any, Literal, NoReturn, get_origin, get_type_hints
 
 import typer
 from rich.console import Console
@@ -66,15 +66,16 @@ _THEIRS = (ValueError, TypeError, OSError, MemoryError, ImportError)
 
 
 class _Short:
-    """Help with one short word for what an option takes, and none for a flag."""
+    """Help with one short word for what an option takes, and none for a flag or an argument, whose name says it."""
 
     def get_params(self, ctx: Any) -> Any:
         found = super().get_params(ctx)  # type: ignore[misc]
         for each in found:
-            if getattr(each, "is_flag", False):
+            if getattr(each, "is_flag", False) or each.param_type_name == "argument":
                 each.display_type_rich = lambda ctx: None
             elif each.metavar is None and each.param_type_name == "option":
-                each.metavar = _WORDS.get(each.type_descriptor.annotation, "TEXT")
+                kind = each.type_descriptor.annotation
+                each.metavar = "CHOICE" if get_origin(kind) is Literal else _WORDS.get(kind, "TEXT")
         return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -41,7 +41,7 @@ app = group(
     examples=["fisherfold complete fit ratings.csv --rank 10 -o model/", "fisherfold complete recommend model/ 42"],
 )
 
-_AUTO_RANKS = (2, 5, 10, 20)
+_AUTO_RANKS, _TOP = (2, 5, 10, 20), 10
 _MEANING = (
     "fit error and coverage are those of the fitted ratings ('evaluate' tells held-out ones); noise is the standard "
     "deviation of an ordinary rating around its prediction, and 90 % intervals that are right cover 90 %"
@@ -50,11 +50,16 @@ _MEANING_OF_ERRORS = (
     "rmse and mae are root mean square and mean absolute errors, in units of the ratings; 90 % intervals that are "
     "right cover 0.9"
 )
-_MEANING_OF_LISTS = "; the measures @{} are of recommended lists of that length, 1 at best"
+_COVERED = "covered by 90 % intervals"
+_MEANING_OF_LISTS = "the measures @{} are of recommended lists of that length, 1 at best except novelty (mean bits)"
 
 File = Annotated[
     Path,
     typer.Argument(help="Ratings: CSV, TSV, '::' or Parquet with row id, column id and value; - reads standard input."),
+]
+TimeColumn = Annotated[
+    str | None,
+    typer.Option(help="The column with times: numbers, or dates such as 2024-05-31 18:00.", metavar="NAME"),
 ]
 
 
@@ -65,9 +70,10 @@ class Columns(Reading):
     columns: Annotated[
         str | None,
         typer.Option(
-            "--columns", "-c", help="By name or position, as in user,item,rating or 1,2,3.", rich_help_panel=TABLES
+            "--columns", "-c", help="By name or position, as in user,item,rating or 1,2,3.", metavar="NAMES",
+            rich_help_panel=TABLES,
         ),
-    ] = None
+    ] = None  # fmt: skip
     with_header: Annotated[
         bool,
         typer.Option(
@@ -112,14 +118,36 @@ class Model:
     ] = "mean"
     max_iter: Annotated[int, typer.Option(help="The largest number of passes.")] = 50
 
+    likelihood: Annotated[
+        Literal["gaussian", "ordered", "binary"],
+        typer.Option(help="gaussian, ordered (values are steps of a scale) or binary (two values)."),
+    ] = "gaussian"
+    row_features: Annotated[
+        Path | None, typer.Option(help="A table with a column of row ids and, beside it, what is known of them.")
+    ] = None
+    column_features: Annotated[
+        Path | None, typer.Option(help="The same for column ids; fields of several are written as a|b.")
+    ] = None
+    time_column: TimeColumn = None
+    implicit: Annotated[
+        bool,
+        typer.Option(
+            "--implicit",
+            help="Pairs were observed (clicks, plays), values are their weights, if there are any; what is missing is "
+            "no interest.",
+        ),
+    ] = False
+
     def estimator(self, **more: Any) -> MatrixCompletion:
-        """The estimator for ``--rank``."""
+        """The estimator of these options."""
         from fisherfold.completion.cross_validation import MatrixCompletionCV
         from fisherfold.completion.estimator import MatrixCompletion
 
+        if self.implicit:
+            return self._implicit(**more)
         options: dict[str, Any] = {
             "random_state": self.seed, "inference": self.inference, "solver": self.solver, "offsets": self.offsets,
-            "duplicates": self.duplicates, "max_iter": self.max_iter, **more,
+            "duplicates": self.duplicates, "max_iter": self.max_iter, "likelihood": self.likelihood, **more,
         }  # fmt: skip
         if self.rank == "auto":
             return MatrixCompletionCV(_AUTO_RANKS, ridges=(self.ridge,), **options)
@@ -127,20 +155,39 @@ class Model:
             raise ValueError(f"--rank must be a whole number of at least 1 or auto, got {self.rank!r}")
         return MatrixCompletion(int(self.rank), ridge=self.ridge, **options)
 
-    def implicit(self, **more: Any) -> MatrixCompletion:
-        """The estimator for ``--implicit``."""
+    def _implicit(self, **more: Any) -> MatrixCompletion:
         from fisherfold.completion.implicit import ImplicitCompletion
 
-        for name in ("inference", "solver", "offsets", "ridge"):
+        for name in ("inference", "solver", "offsets", "ridge", "likelihood", "row_features", "column_features"):
             if getattr(self, name) != getattr(Model, name):
-                raise ValueError(f"--{name} is for ratings and has no meaning with --implicit")
-        if not self.rank.isdigit():
+                raise ValueError(f"--{name.replace('_', '-')} is for ratings and has no meaning with --implicit")
+        if not self.rank.isdecimal():
             raise ValueError(f"--rank must be a whole number with --implicit, got {self.rank!r}")
         # weights of pairs that occur twice are added, unless told otherwise
         duplicates = "sum" if self.duplicates == "mean" else self.duplicates
         return ImplicitCompletion(
             int(self.rank), duplicates=duplicates, random_state=self.seed, max_iter=self.max_iter, **more
         )
+
+    def read(self, file: Path, reading: Columns, skip_bad_lines: bool) -> RatingTable:
+        """The table for a fit."""
+        return _read(file, reading, skip_bad_lines, time=self.time_column, implicit=self.implicit)
+
+    def extras(self, entries: Entries, times: Any) -> Extras:
+        """Features and times of a fit."""
+        from fisherfold.completion.fit import Extras
+        from fisherfold.completion.inference.features import encode_features, with_numbers
+        from fisherfold.tables.readers import read_table
+
+        if self.implicit:
+            return Extras()
+        found = [
+            None if file is None else encode_features(with_numbers(read_table(file).frame, name), side, name)
+            for file, side, name in zip(
+                (self.row_features, self.column_features), ("row", "column"), entries.names[:2], strict=True
+            )
+        ]
+        return Extras((found[0], found[1]), times)
 
 
 Shown = Annotated[
@@ -155,58 +202,38 @@ K = Annotated[int, typer.Option("-k", min=1, help="How many for each id.", metav
     examples=[
         "fisherfold complete fit ratings.csv --rank 10 --seed 0 -o model/",
         "fisherfold complete fit ratings.dat --separator :: --rank auto -o model/",
+        "fisherfold complete fit ratings.csv --likelihood ordered --column-features films.csv -o model/",
         "fisherfold complete fit plays.csv --implicit --rank 32 -o model/",
     ],
 )
 def fit(
-    voice: Voice, file: File, output: Output, *, model: Model,
-    row_features: Annotated[
-        Path | None, typer.Option(help="A table with a column of row ids and, beside it, what is known of them.")
-    ] = None,
-    column_features: Annotated[
-        Path | None, typer.Option(help="The same for column ids; fields of several are written as a|b.")
-    ] = None,
-    likelihood: Annotated[
-        Literal["gaussian", "ordered", "binary"],
-        typer.Option(help="gaussian, ordered (values are steps of a scale) or binary (two values)."),
-    ] = "gaussian",
-    implicit: Annotated[
-        bool,
-        typer.Option(
-            "--implicit", help="Values are weights of observed pairs (clicks, plays); what is missing is no interest."
-        ),
-    ] = False,
-    reading: Columns, skip_bad_lines: SkipBadLines = False, checkpoint: Checkpoint = None, timeout: Timeout = 300,
+    voice: Voice, file: File, output: Output, *, model: Model, reading: Columns, skip_bad_lines: SkipBadLines = False,
+    checkpoint: Checkpoint = None, timeout: Timeout = 300,
 ) -> None:  # fmt: skip
     """Fit a model to a file of ratings and write it into a folder; under torchrun its processes share the work."""
     from fisherfold.completion.files import KIND
     from fisherfold.distributed import joined, under_torchrun
 
     check_output(output, KIND)
-    extended = row_features is not None or column_features is not None or likelihood != "gaussian"
-    if implicit and extended:
-        raise ValueError("--row-features, --column-features and --likelihood have no meaning with --implicit")
-    fitted = model.implicit(verbose=voice.verbose) if implicit else model.estimator(
-        verbose=voice.verbose, likelihood=likelihood
-    )  # fmt: skip
+    if model.implicit and model.time_column is not None:
+        raise ValueError("--time-column is for ratings and has no meaning for a fit with --implicit")
+    fitted = model.estimator(verbose=voice.verbose)
     if checkpoint is not None and not under_torchrun():
         raise ValueError("--checkpoint is for fits over several processes, under torchrun")
-    if under_torchrun() and extended:
-        raise ValueError("features and likelihoods other than gaussian need a fit in one process, without torchrun")
+    extras = (model.row_features, model.column_features, model.time_column)
+    if under_torchrun() and any(part is not None for part in extras):
+        raise ValueError("features and times need a fit in one process, without torchrun")
     began = time.perf_counter()
     with joined(timeout) as processes:
         if under_torchrun():
             how = reading.format() | {"decimal": reading.decimal or ".", "skip_bad_lines": skip_bad_lines}
             fitted.fit_file_share(file, checkpoint=checkpoint, **how)
-            table = None
+            table = entries = None
         else:
-            table = _read(file, reading, skip_bad_lines)
+            table = model.read(file, reading, skip_bad_lines)
             began = time.perf_counter()
             entries = _entries(table)
-            if row_features is None and column_features is None:
-                fitted.fit_entries(entries)
-            else:
-                fitted.fit_entries(entries, _features(entries, (row_features, column_features)))
+            fitted.fit_entries(entries, model.extras(entries, table.times))
         seconds = time.perf_counter() - began
         with processes.together():
             if processes.is_first:
@@ -215,16 +242,19 @@ def fit(
                     checkpoint.unlink(missing_ok=True)
     if not processes.is_first:
         return
+    quality: dict[str, float] = {}
+    if not model.implicit:
+        quality = _fit_error(fitted, entries, table and table.times) | {"noise": fitted.noise_}
     found: dict[str, Any] = {"file": str(file)} | (_account(table) if table else {"processes": processes.size})
     found |= _size(fitted) | {
         "merged": fitted.n_duplicates_, "rank": fitted.model_.posterior.rank, "passes": fitted.n_iter_,
-        "converged": fitted.converged_, **({} if implicit else _fit_error(fitted) | {"noise": fitted.noise_}),
+        "converged": fitted.converged_, **quality,
         "seconds": seconds, "model": str(output),
     }  # fmt: skip
     if hasattr(fitted, "cv_results_"):
         found["cv_rmse"] = dict(zip(map(str, fitted.cv_results_["rank"]), fitted.cv_results_["mean_rmse"], strict=True))
     voice.result(f"Completed {file.name}", found)
-    if not implicit:
+    if not model.implicit:
         voice.remark(_MEANING)
     voice.remark(f"next: fisherfold complete recommend {typed(output, fitted.model_.row_ids.labels[0])}")
 
@@ -233,40 +263,52 @@ def fit(
     app,
     examples=[
         "fisherfold complete predict model/ pairs.csv -o predictions.csv",
-        "fisherfold complete predict model/ - --std -o -",
+        "fisherfold complete predict model/ - --interval 0.9 -o -",
     ],
 )
 def predict(
     voice: Voice, folder: Folder,
     pairs: Annotated[
-        Path, typer.Argument(help="A table whose first two columns are row id and column id; - reads standard input.")
+        Path, typer.Argument(help="A table with row ids and column ids; - reads standard input.")
     ],
     *, output: Predictions = Path("-"),
     std: Annotated[bool, typer.Option("--std", help="Add the predictive standard deviation, column std.")] = False,
-    name: Annotated[str, typer.Option(help="The name of the column of predictions.")] = "prediction",
+    interval: Annotated[
+        float | None,
+        typer.Option(help="Add intervals of this probability, such as 0.9: columns low and high.", metavar="P"),
+    ] = None,
+    time_column: TimeColumn = None,
+    name: Annotated[str, typer.Option(help="The name of the column of predictions.", metavar="NAME")] = "prediction",
     reading: Columns,
 ) -> None:  # fmt: skip
     """Predict pairs: the table is written with a last column `prediction`."""
     import numpy as np
 
-    from fisherfold.tables.readers import read_pairs
+    from fisherfold.completion.inference.features import as_times
+    from fisherfold.tables.readers import find_columns, read_pairs
     from fisherfold.tables.writers import add_columns, write_table
 
     check_predictions(output, voice)
+    if interval is not None and not 0 < interval < 1:
+        raise ValueError(f"--interval must lie between 0 and 1, got {interval}")
     model = _load(folder)
-    given = read_pairs(pairs, **reading.format())
-    known = list(model.names_[:2])
-    if reading.columns is None and given.names != known and {*known} <= {*given.table.frame.columns}:
-        given = _by_name(given, known)
+    given = read_pairs(pairs, known=model.names_[:2], **reading.format())
     frame = given.table.frame
-    add_columns(frame.head(0), {each: [] for each in [name, *(["std"] if std else [])]}, given.table.path)
+    more = [*(["std"] if std else []), *(["low", "high"] if interval is not None else [])]
+    add_columns(frame.head(0), {each: [] for each in [name, *more]}, given.table.path)
     inside = model.model_
-    if std and inside.inference == "point":
-        raise ValueError("--std needs a model of --inference variational: a point estimate has no error bars")
+    if more and inside.inference != "variational":
+        raise ValueError("--std and --interval need a model of --inference variational: others have no error bars")
     i, j = inside.locate(given.rows, "row", model.unseen), inside.locate(given.columns, "column", model.unseen)
+    times = None
+    if time_column is not None:
+        times = as_times(frame[find_columns(given.table, [time_column])[0]], len(frame))
+    how: dict[str, Any] = {"clip": model.clip, "unseen": model.unseen, "times": times}
     with track(f"predicting {counted(len(frame), 'pair', form=',')}"):
-        mean, spread = inside.predict(i, j, with_std=std, clip=model.clip, unseen=model.unseen)
-    extra = {} if spread is None else {"std": spread}
+        mean, spread = inside.predict(i, j, with_std=std, **how)
+        extra = {} if spread is None else {"std": spread}
+        if interval is not None:
+            extra |= dict(zip(("low", "high"), inside.intervals(i, j, interval, **how), strict=True))
     write_table(add_columns(frame, extra | {name: mean}, given.table.path), output, reading.decimal or ".")
     unknown = int(np.count_nonzero((i < 0) | (j < 0)))
     say_written(voice, "Predicted", {"pairs": len(mean), "with ids not seen in the fit": unknown}, output)
@@ -287,27 +329,27 @@ def recommend(
         Path | None, typer.Option(help="For new rows: a table of their row ids, column ids and values.")
     ] = None,
     candidates: Annotated[
-        Path | None, typer.Option(help="A table whose first column has the ids to choose from.")
+        Path | None, typer.Option(help="A table with a column of ids to choose from; the first, if none has its name.")
     ] = None,
     by: Annotated[
         Literal["mean", "upper", "sample"], typer.Option(help="mean, upper (bounds) or sample (of the posterior).")
     ] = "mean",
     include_seen: Annotated[bool, typer.Option("--include-seen", help="Also columns that the row has rated.")] = False,
-    output: Shown = None,
+    output: Shown = None, reading: Columns,
 ) -> None:  # fmt: skip
     """List the columns with the largest predictions for some rows, for all, or for new ones."""
-    from fisherfold.tables.readers import read_ratings, read_table
-
     if (ids is None or not ids) + (not everyone) + (rated is None) != 2:
         raise ValueError("give row ids, or --all, or --rated FILE: one of the three")
     check_predictions(output, voice)
     model = _load(folder)
+    if model.model_.seen is None and not include_seen and rated is None:
+        raise ValueError("this model does not keep the ratings it was fitted to, to leave them out: add --include-seen")
     options: dict[str, Any] = {"exclude_seen": not include_seen, "by": by}
     if candidates is not None:
-        options["candidates"] = read_table(candidates).frame.to_series(0).to_numpy()
+        options["candidates"] = _candidates(candidates, reading, model.names_[1])
     with track("recommending"):
         if rated is not None:
-            found = model.recommend_new(_entries(read_ratings(rated)), k, **options)
+            found = model.recommend_new(_entries(_more(rated, reading, model)), k, **options)
         else:
             found = model.recommend(None if everyone else ids, k, **options)
     unknown = [] if everyone or rated is not None else [t for t in ids or () if model.model_.row_ids.encode([t])[0] < 0]
@@ -341,7 +383,7 @@ def update(
     place = output or folder
     check_output(place, KIND)
     model = _load(folder)
-    table = _read(file, reading, skip_bad_lines)
+    table = _more(file, reading, model, skip_bad_lines)
     with track("updating"):
         model.partial_fit(_entries(table))
     write_or_rescue(model.save, place)
@@ -355,7 +397,8 @@ def update(
     examples=[
         "fisherfold complete evaluate ratings.csv --rank 10 --folds 5",
         "fisherfold complete evaluate ratings.csv --split time --time-column timestamp --top 10",
-        "fisherfold complete evaluate train.csv --test test.csv",
+        "fisherfold complete evaluate train.csv --test test.csv --likelihood ordered --column-features films.csv",
+        "fisherfold complete evaluate plays.csv --implicit --split random --rank 32",
         "fisherfold complete evaluate test.csv --model model/",
     ],
 )
@@ -369,9 +412,10 @@ def evaluate(
             help="folds, or one split: time (the latest tenth), last (the last rating of each row), random.",
         ),
     ] = "folds",
-    time_column: Annotated[str | None, typer.Option(help="The column with times.")] = None,
     saved: Annotated[Path | None, typer.Option("--model", help="A fitted model to evaluate on the file.")] = None,
-    top: Annotated[int | None, typer.Option(min=1, help="Also metrics of lists of this length.", metavar="N")] = None,
+    top: Annotated[
+        int | None, typer.Option(min=1, help="Also metrics of lists of this length; 10 if implicit.", metavar="N")
+    ] = None,
     relevant: Annotated[
         float | None, typer.Option(help="For --top: the least rating that counts; the mean if not given.")
     ] = None,
@@ -380,40 +424,46 @@ def evaluate(
     """Held-out errors: over random folds with standard errors, on a later part, on a test file, or of a saved model."""
     import numpy as np
 
-    if split in ("time", "last") and time_column is None:
+    if split in ("time", "last") and model.time_column is None:
         raise ValueError(f"--split {split} needs --time-column")
-    names = _split(reading.columns)
-    if time_column is not None:
-        names = (*(names or _first_three(file, reading)), time_column)
-    table = _read(file, reading, skip_bad_lines, columns=names)
-    found: dict[str, Any] = {"file": str(file)} | _account(table)
-    entries = _entries(table)
+    if saved is not None and (replace(model, time_column=None) != Model() or test is not None or split != "folds"):
+        raise ValueError("with --model the file is what is predicted: options of fits and splits have no meaning")
 
-    def answer(title: str) -> None:
+    def answer(title: str, found: dict[str, Any]) -> None:
         voice.result(title, found)
-        voice.remark(_MEANING_OF_ERRORS + (_MEANING_OF_LISTS.format(top) if top is not None else ""))
+        of_lists = _MEANING_OF_LISTS.format(top or _TOP) if top is not None or not errors else ""
+        voice.remark("; ".join(part for part in (errors, of_lists) if part))
 
+    errors = _MEANING_OF_ERRORS
     if saved is not None:
-        found |= _scores(_load(saved), entries, top, relevant)
-        answer(f"Errors on {file.name}")
+        fitted = _load(saved)
+        table = _more(file, reading, fitted, skip_bad_lines, time=model.time_column)
+        errors = "" if fitted.model_.inference == "implicit" else errors
+        found = {"file": str(file)} | _account(table) | _scores(fitted, _entries(table), table.times, top, relevant)
+        answer(f"Errors on {file.name}", found)
         return
-    fitted = model.estimator()
+    errors, fitted = "" if model.implicit else errors, model.estimator()
+    table = model.read(file, reading, skip_bad_lines)
+    found = {"file": str(file)} | _account(table)
+    entries = _entries(table)
+    extras = model.extras(entries, table.times)
     if test is not None:
-        fitted.fit_entries(entries)
+        fitted.fit_entries(entries, extras)
+        more = _more(test, reading, fitted, skip_bad_lines, time=model.time_column)
         found |= {"test": str(test), "rank": fitted.model_.posterior.rank}
-        found |= _scores(fitted, _entries(_read(test, reading, skip_bad_lines)), top, relevant)
-        answer(f"Errors on {test.name}")
+        answer(f"Errors on {test.name}", found | _scores(fitted, _entries(more), more.times, top, relevant))
         return
     if split == "folds" or split == "random":
-        merged = entries.merged(model.duplicates)  # no pair is both held out and in the fit
+        merged, extras = _once(entries, extras, fitted.duplicates)  # no pair is both held out and in the fit
         found["merged"] = len(entries.values) - len(merged.values)
         entries = merged
     parts = _parts(split, folds, entries, table, model.seed)
     scores = []
     with track("evaluating", len(parts)) as line:
         for train, held in parts:
-            fitted.fit_entries(entries.at(train))
-            scores.append({"rank": fitted.model_.posterior.rank} | _scores(fitted, entries.at(held), top, relevant))
+            fitted.fit_entries(entries.at(train), extras.at(train))
+            score = _scores(fitted, entries.at(held), extras.at(held).times, top, relevant)
+            scores.append({"rank": fitted.model_.posterior.rank} | score)
             line.advance()
     found |= {"held out": len(parts[0][1])} if len(parts) == 1 else {"folds": folds}
     for name in scores[0]:
@@ -423,7 +473,16 @@ def evaluate(
         else:
             error = float(np.std(values, ddof=1) / np.sqrt(folds))
             found[name] = {"mean": float(np.mean(values)), "standard error": error}
-    answer(f"Held-out errors on {file.name}")
+    answer(f"Held-out errors on {file.name}", found)
+
+
+def _once(entries: Entries, extras: Extras, rule: str) -> tuple[Entries, Extras]:
+    """Each pair once, with its time."""
+    from fisherfold.completion.fit import once
+
+    row_ids, column_ids, i, j = entries.indexed()
+    i, j, values, extras = once(i, j, entries.values, extras, (row_ids, column_ids), rule)
+    return replace(entries, rows=row_ids.decode(i), columns=column_ids.decode(j), values=values), extras
 
 
 def _parts(split: str, folds: int, entries: Entries, table: RatingTable, seed: int) -> list[Any]:
@@ -444,38 +503,60 @@ def _parts(split: str, folds: int, entries: Entries, table: RatingTable, seed: i
     return [(np.flatnonzero(fold != k), np.flatnonzero(fold == k)) for k in range(folds)]
 
 
-def _scores(model: MatrixCompletion, held: Entries, top: int | None, relevant: float | None) -> dict[str, float]:
+def _scores(
+    model: MatrixCompletion, held: Entries, times: Any, top: int | None, relevant: float | None
+) -> dict[str, float]:
     """Errors of predictions, what the 90 % intervals cover, and metrics of ranked lists."""
     import numpy as np
 
     from fisherfold.completion import metrics
 
-    inside = model.model_
-    i, j = inside.locate(held.rows, "row", "prior"), inside.locate(held.columns, "column", "prior")
-    mean, std = inside.predict(i, j, with_std=inside.inference == "variational", clip=model.clip)
-    found = {"rmse": metrics.rmse(held.values, mean), "mae": metrics.mae(held.values, mean)}
-    if std is not None:
-        found["covered by 90 % intervals"] = metrics.interval_coverage(held.values, mean, std)
+    inside, wanted = model.model_, held
+    found: dict[str, float] = {}
+    if inside.inference != "implicit":
+        i, j = inside.locate(held.rows, "row", "prior"), inside.locate(held.columns, "column", "prior")
+        found = _errors(model, i, j, held.values, times)
+        wanted = held.at(np.flatnonzero(held.values > model.offset_))
+    if relevant is not None:
+        wanted = held.at(np.flatnonzero(held.values >= relevant))
+    if top is None and inside.inference == "implicit":
+        top = _TOP
     if top is not None:
-        good = np.flatnonzero(held.values >= relevant if relevant is not None else held.values > model.offset_)
-        wanted = held.at(good)
-        lists = model.recommend(np.unique(wanted.rows), top)
-        known = metrics.ranking_metrics(lists, (wanted.rows, wanted.columns), top)
+        lists, seen = model.recommend(np.unique(wanted.rows), top), inside.seen
+        trained = seen and (inside.row_ids.decode(seen.rows), inside.column_ids.decode(seen.columns))
+        known = metrics.ranking_metrics(lists, (wanted.rows, wanted.columns), top, trained=trained)
         found |= {f"{name}@{top}": value for name, value in known.items()}
     return found
 
 
-def _fit_error(model: MatrixCompletion) -> dict[str, float]:
-    """Errors of the fitted ratings themselves, where the model keeps them."""
+def _errors(model: MatrixCompletion, i: Any, j: Any, values: Any, times: Any) -> dict[str, float]:
+    """Errors of predicted values, and how many of these the 90 % intervals cover."""
+    import numpy as np
+
     from fisherfold.completion import metrics
 
+    inside = model.model_
+    mean, std = inside.predict(i, j, with_std=inside.inference == "variational", clip=model.clip, times=times)
+    found = {"rmse": metrics.rmse(values, mean), "mae": metrics.mae(values, mean)}
+    if inside.posterior.ordinal is not None:
+        low, high = inside.intervals(i, j, 0.9, times=times)
+        found[_COVERED] = float(np.mean((low <= values) & (values <= high)))
+    elif std is not None:
+        found[_COVERED] = metrics.interval_coverage(values, mean, std)
+    return found
+
+
+def _fit_error(model: MatrixCompletion, entries: Entries | None, times: Any) -> dict[str, float]:
+    """Errors of the fitted ratings themselves, where the model keeps them."""
     inside = model.model_
     if inside.seen is None:
         return {}
     i, j, values = inside.given()
-    mean, std = inside.predict(i, j, with_std=inside.inference == "variational", clip=model.clip)
-    found = {"fit error (RMSE)": metrics.rmse(values, mean)}
-    return found if std is None else found | {"covered by 90 % intervals": metrics.interval_coverage(values, mean, std)}
+    if entries is not None and times is not None:
+        i, j = inside.locate(entries.rows, "row", "prior"), inside.locate(entries.columns, "column", "prior")
+        values = entries.values
+    found = _errors(model, i, j, values, times)
+    return {"fit error (RMSE)" if name == "rmse" else name: found[name] for name in ("rmse", _COVERED) if name in found}
 
 
 def _load(folder: Path) -> MatrixCompletion:
@@ -492,44 +573,30 @@ def _read(file: Path, reading: Columns, skip_bad_lines: bool, **other: Any) -> R
         return read_ratings(file, **how | other)
 
 
+def _more(
+    file: Path, reading: Columns, model: MatrixCompletion, skip_bad_lines: bool = False, **other: Any
+) -> RatingTable:
+    """A table for a fitted model, whose names of columns come first."""
+    implicit = model.model_.inference == "implicit"
+    known = model.names_[:2] if implicit and model.names_[2] == "weight" else model.names_
+    return _read(file, reading, skip_bad_lines, known=known, implicit=implicit, **other)
+
+
+def _candidates(file: Path, reading: Columns, name: str) -> Any:
+    """The ids in the column of a table that has the name of the column ids, or in its first."""
+    from fisherfold.tables.readers import ids, read_table
+
+    how = {key: value for key, value in reading.format().items() if key != "columns"}
+    table = read_table(file, **how)
+    return ids(table.frame[name if name in table.frame.columns else table.frame.columns[0]], table.path)
+
+
 def _entries(table: RatingTable) -> Entries:
     from fisherfold.completion.entries import Entries
 
-    default = ("row", "column", "value")
-    names = default if table.header is None else (table.names[0], table.names[1], table.names[2])
-    return Entries(table.rows, table.columns, table.values, names, "polars")
-
-
-def _features(entries: Entries, files: tuple[Path | None, Path | None]) -> Extras:
-    """The features in some files, encoded."""
-    from fisherfold.completion.fit import Extras
-    from fisherfold.completion.inference.features import encode_features, with_numbers
-    from fisherfold.tables.readers import read_table
-
-    found = [
-        None if file is None else encode_features(with_numbers(read_table(file).frame, name), side, name)
-        for file, side, name in zip(files, ("row", "column"), entries.names[:2], strict=True)
-    ]
-    return Extras((found[0], found[1]))
-
-
-def _first_three(file: Path, reading: Columns) -> list[str]:
-    from fisherfold.tables.readers import choose, read_table
-
-    if str(file) == "-":
-        raise ValueError("--time-column of standard input needs --columns as well")
-    table = read_table(file, separator=reading.separator, header=reading.header, encoding=reading.encoding)
-    return choose(table, None, ("row id", "column id", "value"), least=3)
-
-
-def _by_name(given: Any, names: list[str]) -> Any:
-    """The pairs of a table by the names that their columns had in the fit."""
-    from dataclasses import replace
-
-    from fisherfold.tables.readers import ids
-
-    rows, columns = (ids(given.table.frame[name], given.table.path) for name in names)
-    return replace(given, rows=rows, columns=columns, names=names)
+    names = ("row", "column") if table.header is None else (table.names[0], table.names[1])
+    value = "weight" if not table.has_values else "value" if table.header is None else table.names[2]
+    return Entries(table.rows, table.columns, table.values, (*names, value), "polars")
 
 
 def _account(table: RatingTable) -> dict[str, Any]:
@@ -547,7 +614,7 @@ def _split(columns: str | None) -> tuple[str, ...] | None:
 
 def _size(model: MatrixCompletion) -> dict[str, int]:
     inside = model.model_
-    sides = {f"{model.names_[0]}s": len(inside.row_ids), f"{model.names_[1]}s": len(inside.column_ids)}
+    sides = {f"rows ({model.names_[0]})": len(inside.row_ids), f"columns ({model.names_[1]})": len(inside.column_ids)}
     return sides | {"ratings": inside.posterior.n_ratings}
 
 

@@ -49,6 +49,11 @@ def fit_shared(
         if "rank" not in model.get_params():
             raise ValueError("over several processes the rank must be given; choose it in one process, on a part")
         settings = model._settings()
+        if settings.likelihood != "gaussian":
+            raise ValueError(
+                f"likelihood={settings.likelihood!r} needs a fit in one process, like features, time and weights: call "
+                "fit, or use likelihood='gaussian'"
+            )
         if checkpoint is not None and settings.inference == "point":
             raise ValueError("checkpoint needs inference='variational'")
     # the path of a checkpoint may differ, and the seed, of which that of the first process counts

@@ -8,7 +8,6 @@ either entries or a matrix is rejected with both ways to say what is meant.
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,19 +19,15 @@ import torch
 from fisherfold.plain import counted
 from fisherfold.tables.frames import columns_of, frame_kind, numbers
 from fisherfold.tables.ids import IdIndex, as_array
+from fisherfold.tables.roles import ENTRIES, PAIRS, named_columns, usual_columns
 
 Floats = npt.NDArray[np.float64]
 Codes = npt.NDArray[np.int64]
 LARGEST = 1e300  # so that the sum of many is finite
 RULES = ("mean", "last", "sum", "error")
-ROLES = {
-    "row": "u user userid uid username customer customerid person personid member reviewer reader rater row rowid",
-    "column": "i item itemid iid movie movieid film filmid product productid book bookid isbn track song artist "
-    "business asin joke jokeid title column columnid col",
-    "value": "r rating ratings value values score scores stars star grade y",
-}
-_OF_NAME = {name: role for role, names in ROLES.items() for name in names.split()}
-_WIDE_FRAME, _WIDE_ARRAY = 9, 5  # from so many columns on, numbers without usual names can only be a matrix
+_WIDE_ARRAY = 5  # an array with so many columns can only be a matrix
+_ENTRIES = "fit(X, columns=('user', 'item', 'rating')) with your names"
+_PAIRS = "name them with columns=('user', 'item')"
 _MATRIX = "if it is a matrix with one row per line, pass fit(X, matrix=True)"
 
 
@@ -117,8 +112,10 @@ def merge(
     return rows[order][starts], columns[order][starts], joint
 
 
-def read_entries(X: Any, y: Any = None, *, columns: Any = None, matrix: bool | None = None) -> Entries:
-    """Read ratings in any of the accepted forms."""
+def read_entries(
+    X: Any, y: Any = None, *, columns: Any = None, matrix: bool | None = None, implicit: bool = False
+) -> Entries:
+    """Read ratings in any of the accepted forms; pairs without values too, of weight 1, if they are implicit."""
     if isinstance(X, Entries):
         return X
     X = _known(X)
@@ -134,10 +131,13 @@ def read_entries(X: Any, y: Any = None, *, columns: Any = None, matrix: bool | N
         rows, cols = (np.asarray(part, dtype=np.int64) for part in coo.coords)
         return _checked(Entries(rows, cols, numbers(coo.data, "the matrix"), is_matrix=True))
     if frame_kind(X) is not None:
-        return _from_frame(X, columns, matrix)
+        return _from_wide_frame(X) if matrix else _from_frame(X, columns, implicit)
     if isinstance(X, (str, os.PathLike)):
         raise TypeError(f"X is a path; read it first, for example with polars.read_csv({os.fspath(X)!r})")
     array = np.asarray(unmasked(X))
+    if implicit and not matrix and array.shape[1:] == (2,):
+        rows, cols, (row, column), _ = read_pairs(X)
+        return _checked(Entries(rows, cols, np.ones(len(array)), (row, column, "weight")))
     if array.ndim != 2:
         raise ValueError(
             f"X must be pairs with y, a data frame of entries or a matrix, got shape {array.shape}. Reshape your data"
@@ -160,13 +160,8 @@ def read_pairs(X: Any, columns: Any = None) -> tuple[Any, Any, tuple[str, str], 
         raise TypeError("pairs of ids cannot be a sparse matrix; pass fit(M) without y, or an (n, 2) array of ids")
     if (kind := frame_kind(X)) is not None:
         table = columns_of(X)
-        names = _roles(list(table), columns, ("row", "column")) or (list(table) if len(table) == 2 else None)
-        if names is None:
-            raise ValueError(
-                f"X must have 2 columns (row id, column id), got {len(table)}: {list(table)}; "
-                "name them with columns=('user', 'item')"
-            )
-        return table[names[0]], table[names[1]], (str(names[0]), str(names[1])), kind
+        row, column = _pair_columns(list(table), columns)
+        return table[row], table[column], (str(row), str(column)), kind
     if isinstance(X, (list, tuple)) and X and all(isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in X):
         rows, cols = zip(*X, strict=True)
         return list(rows), list(cols), ("row", "column"), None
@@ -183,18 +178,36 @@ def read_pairs(X: Any, columns: Any = None) -> tuple[Any, Any, tuple[str, str], 
     return array[:, 0], array[:, 1], ("row", "column"), None
 
 
-def _from_frame(X: Any, columns: Any, matrix: bool | None) -> Entries:
+def _pair_columns(given: list[Any], columns: Any) -> list[Any]:
+    if columns is not None:
+        return named_columns(given, columns, PAIRS)
+    try:
+        return usual_columns(given, PAIRS)
+    except LookupError as error:
+        if len(given) == 2:
+            return given
+        raise ValueError(f"X must have 2 columns (row id, column id), got {len(given)}: {error}; {_PAIRS}") from None
+
+
+def _from_frame(X: Any, columns: Any, implicit: bool) -> Entries:
     table = columns_of(X)
-    names = None if matrix else _roles(list(table), columns, ("row", "column", "value"))
-    if names is not None:
-        row, column, value = names
-        values = numbers(table[value], f"column {str(value)!r}")
-        return _checked(Entries(table[row], table[column], values, (str(row), str(column), str(value)), frame_kind(X)))
-    if not matrix and (len(table) < _WIDE_FRAME or not all(map(_is_numeric, table.values()))):
-        raise ValueError(
-            f"cannot tell which of the columns {list(table)} are row id, column id and value: if X holds entries, pass "
-            f"fit(X, columns=('user', 'item', 'rating')) with your names; {_MATRIX}"
-        )
+    given = list(table)
+    try:
+        if columns is not None:
+            names = named_columns(given, columns, ENTRIES, least=2 if implicit else 3)
+        elif implicit and len(given) == 2:
+            names = _pair_columns(given, None)
+        else:
+            names = usual_columns(given, ENTRIES, optional=implicit)
+    except LookupError as error:
+        raise ValueError(f"{error}: if X holds entries, pass {_ENTRIES}; {_MATRIX}") from None
+    row, column, value = names if len(names) == 3 else (*names, "weight")
+    values = numbers(table[value], f"column {str(value)!r}") if len(names) == 3 else np.ones(len(table[row]))
+    return _checked(Entries(table[row], table[column], values, (str(row), str(column), str(value)), frame_kind(X)))
+
+
+def _from_wide_frame(X: Any) -> Entries:
+    table = columns_of(X)
     for name in table:
         fill = getattr(X[name].dtype, "fill_value", np.nan) if hasattr(X, "iloc") else np.nan
         if not np.isnan(fill):
@@ -206,34 +219,12 @@ def _from_frame(X: Any, columns: Any, matrix: bool | None) -> Entries:
     return _from_matrix(whole, X.index if hasattr(X, "iloc") else None, list(table))
 
 
-def _is_numeric(column: npt.NDArray[Any]) -> bool:
-    return column.dtype.kind in "fiub" or not any(isinstance(value, str) for value in column[:100].tolist())
-
-
 def _from_matrix(table: Floats, row_ids: Any, column_ids: Any) -> Entries:
     rows, columns = np.nonzero(~np.isnan(table))
     values = table[rows, columns]
     row_labels = rows if row_ids is None else np.asarray(row_ids)[rows]
     column_labels = columns if column_ids is None else np.asarray(column_ids)[columns]
     return _checked(Entries(row_labels, column_labels, values, is_matrix=True))
-
-
-def _roles(given: list[Any], columns: Any, roles: tuple[str, ...]) -> list[Any] | None:
-    """The columns that hold the roles: those that were named, or those with usual names."""
-    if columns is not None:
-        if isinstance(columns, str) or len(columns) != len(roles):
-            raise ValueError(f"columns must name {len(roles)} columns ({', '.join(roles)}), got {columns!r}")
-        if missing := [name for name in columns if name not in given]:
-            raise ValueError(f"there is no column {missing[0]!r}; the data frame has {given}")
-        return list(columns)
-    found: dict[str, list[Any]] = {role: [] for role in roles}
-    for name in given:
-        role = _OF_NAME.get(re.sub(r"[^a-z]", "", str(name).lower()))
-        if role in found:
-            found[role].append(name)
-    if "value" in found and not found["value"] and len(given) == 3 and found["row"] and found["column"]:
-        found["value"] = [name for name in given if name not in found["row"] + found["column"]]
-    return [names[0] for names in found.values()] if all(len(names) == 1 for names in found.values()) else None
 
 
 def _checked(found: Entries) -> Entries:

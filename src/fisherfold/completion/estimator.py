@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -34,7 +33,7 @@ from fisherfold.files import sound
 from fisherfold.plain import counted
 from fisherfold.tables import validation
 from fisherfold.tables.folders import load_folder, model_file, save_folder
-from fisherfold.tables.frames import columns_of, frame_kind, make_frame, numbers
+from fisherfold.tables.frames import columns_of, frame_kind, make_frame, names_of, numbers
 from fisherfold.tables.ids import IdIndex
 from fisherfold.threads import threads
 from fisherfold.warn import warn
@@ -57,6 +56,7 @@ SEARCH_CHECKS: dict[str, validation.Check] = {
 }  # fmt: skip
 
 
+_NO_ERROR_BARS = "{} needs inference='variational': a point estimate has no error bars"
 _MANY = 10  # pairs, of which most are strangers: a mistake rather than a question about strangers
 
 
@@ -143,6 +143,7 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self.likelihood = likelihood
 
     _checks = CHECKS
+    _implicit = False
 
     def fit(
         self, X: Any, y: Any = None, *, columns: Any = None, matrix: bool | None = None, row_features: Any = None,
@@ -284,7 +285,7 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         Args:
             X: (n, 2) row and column ids; of a data frame the columns with the names of the fit.
             return_std: whether the predictive standard deviations are returned as well (``variational`` only).
-            time: when, as for ``fit``; without it drift counts as zero.
+            time: when, as for ``fit``, or one time for all pairs; without it drift counts as zero.
 
         Returns:
             The predictions, or predictions and standard deviations.
@@ -296,9 +297,13 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def _asked(self, X: Any, time: Any) -> tuple[Codes, Codes, Floats | None]:
         rows, columns, _, _ = read_pairs(X, self._columns_of(X))
         i, j = self._located(rows, columns)
+        if time is None:
+            return i, j, None
         if isinstance(time, str):
             time = self._column(X, time, "time")
-        return i, j, None if time is None else as_times(time, len(i))
+        if np.ndim(time) == 0:
+            return i, j, np.full(len(i), as_times([time], 1)[0])
+        return i, j, as_times(time, len(i))
 
     def predict_proba(self, X: Any, *, time: Any = None) -> Floats:
         """The probability of each category, for ``likelihood="ordered"`` or ``"binary"``.
@@ -335,16 +340,10 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         model = self._fitted()
         if not 0 < coverage < 1:
             raise ValueError(f"coverage must lie between 0 and 1, got {coverage!r}")
+        if model.inference == "point":
+            raise ValueError(_NO_ERROR_BARS.format("predict_interval"))
         i, j, times = self._asked(X, time)
-        tail = (1 - coverage) / 2
-        if model.posterior.ordinal is not None:
-            below = np.cumsum(model.probabilities(i, j, times), axis=1)
-            ends = [(below < q).sum(1).clip(max=len(self.categories_) - 1) for q in (tail, 1 - tail)]
-            return self.categories_[ends[0]], self.categories_[ends[1]]
-        mean, std = self._predict(model, i, j, True, times)
-        half = NormalDist().inv_cdf(1 - tail) * std
-        low, high = (model.low, model.high) if self.clip else (-np.inf, np.inf)
-        return np.clip(mean - half, low, high), np.clip(mean + half, low, high)
+        return model.intervals(i, j, coverage, clip=self.clip, unseen=self.unseen, times=times)
 
     def _located(self, rows: Any, columns: Any) -> tuple[Codes, Codes]:
         """Numbers of pairs, with a warning where most of them are strangers."""
@@ -362,19 +361,28 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self, model: CompletionModel, i: Codes, j: Codes, return_std: bool, times: Floats | None = None
     ) -> Floats | tuple[Floats, Floats]:
         if return_std and model.inference == "point":
-            raise ValueError("return_std needs inference='variational': a point estimate has no error bars")
+            raise ValueError(_NO_ERROR_BARS.format("return_std"))
         mean, std = model.predict(i, j, with_std=return_std, clip=self.clip, unseen=self.unseen, times=times)
         return mean if std is None else (mean, std)
 
     def _locate(self, ids: Any, side: str) -> Codes:
         return self.model_.locate(ids, side, self.unseen)
 
-    def _columns_of(self, X: Any, n: int = 2) -> list[str] | None:
+    def _columns_of(self, X: Any, n: int = 2) -> list[Any] | None:
         """The columns of a data frame that have the names of the fit."""
-        known = list(self.names_[:n])
-        if getattr(self, "frame_", None) is None or not hasattr(X, "columns"):
+        if self.frame_ is None or frame_kind(X) is None:
             return None
-        return known if set(known) <= set(map(str, X.columns)) else None
+        given = {str(name): name for name in names_of(X)}
+        if self._implicit and self.names_[2] not in given and (len(given) == 2 or self.names_[2] == "weight"):
+            n = 2  # pairs of weight 1, as those of the fit were
+        known = self.names_[:n]
+        return [given[name] for name in known] if set(known) <= set(given) else None
+
+    def _later(self, X: Any, y: Any = None, *, columns: Any = None, matrix: bool | None = None) -> Entries:
+        """Entries for a model: the columns of a data frame are those with the names of the fit, if it has them."""
+        if columns is None:
+            columns = self._columns_of(X, 3 if y is None else 2)
+        return read_entries(X, y, columns=columns, matrix=matrix, implicit=self._implicit)
 
     def recommend(
         self, ids: Any = None, k: int = 10, *, candidates: Any = None, exclude_seen: bool = True, by: str = "mean",
@@ -384,7 +392,7 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
         Args:
             ids: one row id, a sequence of them, or None for all rows; one that was never seen gets what an average row
-                would.
+                would, or nothing, with a warning, if ``unseen`` is ``nan``.
             k: how many columns for each row.
             candidates: the ids of the columns to choose from; all if not given.
             exclude_seen: whether columns in which the row has a value are left out.
@@ -400,6 +408,13 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         one = isinstance(ids, (str, bytes)) or (ids is not None and np.ndim(ids) == 0)
         rows = model.row_ids.labels if ids is None else [ids] if one else ids
         i = np.arange(len(rows)) if ids is None else self._locate(rows, "row")
+        if self.unseen == "nan" and (i < 0).any():
+            unknown, rows = np.asarray(rows, dtype=object)[i < 0], np.asarray(rows, dtype=object)[i >= 0]
+            warn(
+                f"{counted(len(unknown), 'row id was', 'row ids were')} not seen in fit and get no list "
+                f"(unseen='nan'), the first is {unknown[0]!r}"
+            )
+            i = i[i >= 0]
         return self._best(model, i, rows, k, candidates, exclude_seen, by, seed)
 
     def _best(
@@ -408,7 +423,7 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     ) -> Any:  # fmt: skip
         k, by = validation.integer(1)("k", k), validation.choice(*BY)("by", by)
         if by != "mean" and model.inference == "point":
-            raise ValueError(f"by={by!r} needs inference='variational': a point estimate has no error bars")
+            raise ValueError(_NO_ERROR_BARS.format(f"by={by!r}"))
         chosen = None
         if candidates is not None:
             chosen = np.unique(self._locate(candidates, "column"))
@@ -450,7 +465,7 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             columns, values = list(ratings), numbers(list(ratings.values()), "ratings")
             entries = Entries(np.zeros(len(columns), dtype=np.int64), columns, values)
         else:
-            entries = read_entries(ratings, columns=self._columns_of(ratings, 3))
+            entries = self._later(ratings)
         model, index = self._folded(entries.rows, entries.columns, entries.values, at_least=1)
         labels = index.labels if len(index) else np.zeros(1, dtype=np.int64)
         found = self._best(model, np.arange(len(labels)), labels, k, candidates, exclude_seen, by, seed)
@@ -515,7 +530,13 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         side = ("rows", "columns").index(validation.choice("rows", "columns")("of", of))
         asked = [ids] if isinstance(ids, (str, bytes)) or np.ndim(ids) == 0 else ids
         index = (model.row_ids, model.column_ids)[side]
-        members = model.locate(asked, ("row", "column")[side], "error")
+        members = index.encode(asked)
+        if (members < 0).any():
+            unknown = np.asarray(asked, dtype=object)[members < 0]
+            raise ValueError(
+                f"{counted(len(unknown), f'{of[:-1]} id was', f'{of[:-1]} ids were')} not seen in fit, the first is "
+                f"{unknown[0]!r}: there is nothing to compare"
+            )
         place, found, similarity = most_similar(model, members, k, side=side)
         own = index.decode(members[place])
         return self._output({self.names_[side]: own, "similar": index.decode(found), "similarity": similarity})
@@ -539,10 +560,9 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             ValueError: if there are fewer than two values, or a pair without a prediction.
         """
         model = self._fitted()
-        columns = self._columns_of(X, 3 if y is None else 2)
         # rows of a matrix that was fitted, as scikit-learn's search hands them over, may be narrow
         matrix = y is None and (frame_kind(X) is None or not hasattr(self, "n_features_in_"))
-        entries = read_entries(X, y, columns=columns, matrix=matrix)
+        entries = self._later(X, y, matrix=matrix)
         if len(entries.values) < 2:
             raise ValueError(f"R² needs at least 2 values, got {len(entries.values)}")
         if entries.is_matrix:
@@ -589,8 +609,8 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         """
         first = not hasattr(self, "model_")
         settings = self._settings() if first else self._settings(rank=self.model_.posterior.rank, ridge=self._ridge())
-        names = columns if first or columns is not None else self._columns_of(X, 3 if y is None else 2)
-        entries = read_entries(X, y, columns=names, matrix=matrix)
+        read = read_entries if first else self._later
+        entries = read(X, y, columns=columns, matrix=matrix)
         if first and not hasattr(self, "rank"):
             return self.fit_entries(entries)
         if first:

@@ -9,9 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import scipy.sparse
 
-from fisherfold.completion.entries import Codes, Entries, Floats, read_entries, read_pairs
+from fisherfold.completion.entries import Codes, Entries, Floats, read_entries
 from fisherfold.completion.estimator import MatrixCompletion
 from fisherfold.completion.implicit_als import fit_implicit
 from fisherfold.completion.metrics import ranking_metrics
@@ -19,7 +18,6 @@ from fisherfold.completion.model import UNSEEN, CompletionModel, Seen
 from fisherfold.completion.ratings import Ratings
 from fisherfold.progress import track
 from fisherfold.tables import validation
-from fisherfold.tables.frames import frame_kind
 from fisherfold.tables.ids import IdIndex
 from fisherfold.threads import threads
 from fisherfold.warn import warn
@@ -67,6 +65,7 @@ class ImplicitCompletion(MatrixCompletion):
     clip = False
 
     _checks = CHECKS
+    _implicit = True
 
     def __init__(
         self, rank: int = 32, *, unobserved_weight: float = 4.0, max_iter: int = 20, tol: float = 1e-2,
@@ -101,7 +100,7 @@ class ImplicitCompletion(MatrixCompletion):
             This estimator.
         """
         self._given()
-        return self.fit_entries(_read(X, y, columns, matrix))
+        return self.fit_entries(read_entries(X, y, columns=columns, matrix=matrix, implicit=True))
 
     def fit_entries(self, entries: Entries, extras: Any = None) -> ImplicitCompletion:
         """Fit the model to entries that were read already, for example from a file.
@@ -165,7 +164,7 @@ class ImplicitCompletion(MatrixCompletion):
         """
         if not hasattr(self, "model_"):
             return self.fit(X, y, columns=columns, matrix=matrix)
-        given, entries, model = self._given(), _read(X, y, columns, matrix), self.model_
+        given, entries, model = self._given(), self._later(X, y, columns=columns, matrix=matrix), self.model_
         rows, old_columns, weights = model.given()
         more = Entries(
             np.concatenate([model.row_ids.decode(rows), np.asarray(entries.rows)]),
@@ -188,23 +187,11 @@ class ImplicitCompletion(MatrixCompletion):
         Returns:
             Between 0 and 1, the mean over the rows.
         """
-        entries = _read(X, y, None, None)
+        entries = self._later(X, y)
         rows = IdIndex.fit(entries.rows)[0].labels
         return ranking_metrics(self.recommend(rows, 10), (entries.rows, entries.columns, entries.values), 10)["ndcg"]
 
     def fit_share(self, *args: Any, **options: Any) -> Any:  # noqa: D102
-        raise NotImplementedError("implicit feedback is fitted by one process; call fit")
+        raise ValueError("implicit feedback is fitted by one process; call fit")
 
     fit_file_share = fit_share
-
-
-def _read(X: Any, y: Any, columns: Any, matrix: bool | None) -> Entries:
-    """Entries, with weight 1 where none are given."""
-    if y is not None or matrix or scipy.sparse.issparse(X):
-        return read_entries(X, y, columns=columns, matrix=matrix)
-    is_frame = frame_kind(X) is not None
-    width = len(columns) if columns is not None else X.shape[1] if is_frame else np.asarray(X[:1]).shape[-1]
-    if width != 2:
-        return read_entries(X, columns=columns, matrix=matrix)
-    rows, others, names, frame = read_pairs(X, columns)
-    return Entries(rows, others, np.ones(len(rows)), (names[0], names[1], "weight"), frame)

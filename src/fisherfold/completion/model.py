@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from statistics import NormalDist
 
 import numpy as np
 import numpy.typing as npt
@@ -183,9 +184,8 @@ class CompletionModel:
     ) -> tuple[Floats, Floats | None]:
         """Predict entries by number."""
         if self.posterior.ordinal is None:
-            when = None if times is None else torch.from_numpy(times).to(self.device)
             means, spreads = self.posterior.predict(
-                self.tensor(rows), self.tensor(columns), with_std=with_std, times=when
+                self.tensor(rows), self.tensor(columns), with_std=with_std, times=self._when(times)
             )
             mean = means.double().cpu().numpy() * self.scale + self.center
             std = None if spreads is None else spreads.cpu().numpy() * self.scale
@@ -211,9 +211,34 @@ class CompletionModel:
 
     def probabilities(self, rows: Codes, columns: Codes, times: Floats | None = None) -> Floats:
         """The probabilities of ordered categories."""
-        when = None if times is None else torch.from_numpy(times).to(self.device)
-        found = self.posterior.category_probabilities(self.tensor(rows), self.tensor(columns), times=when)
+        found = self.posterior.category_probabilities(
+            self.tensor(rows), self.tensor(columns), times=self._when(times)
+        )
         return np.asarray(found.cpu().numpy())
+
+    def _when(self, times: Floats | None) -> Tensor | None:
+        """Times where the posterior lives."""
+        if times is None:
+            return None
+        if self.posterior.time_effects == (None, None):
+            raise ValueError("this model was fitted without times: fit it with times, or predict without them")
+        return torch.from_numpy(times).to(self.device)
+
+    def intervals(
+        self, rows: Codes, columns: Codes, coverage: float, *, clip: bool = True, unseen: str = "prior",
+        times: Floats | None = None,
+    ) -> tuple[Floats, Floats]:  # fmt: skip
+        """Central intervals of new values; of ordered categories whole steps."""
+        tail = (1 - coverage) / 2
+        if self.posterior.ordinal is not None:
+            below = np.cumsum(self.probabilities(rows, columns, times), axis=1)
+            low, high = ((below < q).sum(1).clip(max=below.shape[1] - 1) for q in (tail, 1 - tail))
+            return self.categories[low], self.categories[high]
+        mean, std = self.predict(rows, columns, with_std=True, clip=clip, unseen=unseen, times=times)
+        assert std is not None
+        half = NormalDist().inv_cdf(1 - tail) * std
+        least, most = (self.low, self.high) if clip else (-np.inf, np.inf)
+        return np.clip(mean - half, least, most), np.clip(mean + half, least, most)
 
     def given(self) -> tuple[Codes, Codes, Floats]:
         """All ratings so far."""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fisherfold.tables.frames import numbers
+from fisherfold.completion.inference.features import as_times
 from fisherfold.tables.ids import IdIndex
 
 Positions = npt.NDArray[np.int64]
@@ -51,7 +51,7 @@ def time_split(times: Any, test: float = 0.1) -> tuple[Positions, Positions]:
     Raises:
         ValueError: if all entries have the same time.
     """
-    stamps = _stamps(times)
+    stamps = as_times(times, len(times))
     cut = np.sort(stamps)[len(stamps) - _count(len(stamps), test) - 1]
     held = stamps > cut
     if not held.any():
@@ -71,7 +71,7 @@ def last_out_split(rows: Any, times: Any, n: int = 1) -> tuple[Positions, Positi
         The positions of the training entries and of the test entries, ascending.
     """
     _, i = IdIndex.fit(rows)
-    order = np.lexsort((_stamps(times), i))
+    order = np.lexsort((as_times(times, len(times)), i))
     counts = np.bincount(i)
     from_end = np.repeat(np.cumsum(counts), counts) - np.arange(len(i))
     held = np.zeros(len(i), dtype=bool)
@@ -100,11 +100,3 @@ def _count(n: int, test: float) -> int:
     if not 0 < test < 1 or n < 2:
         raise ValueError(f"test must be a share between 0 and 1 of at least 2, got {test} of {n}")
     return min(max(1, round(test * n)), n - 1)
-
-
-def _stamps(times: Any) -> npt.NDArray[Any]:
-    array = np.asarray(times)
-    stamps = array if array.dtype.kind == "M" else numbers(times, "times")
-    if np.isnan(stamps).any() if stamps.dtype.kind == "f" else np.isnat(stamps).any():
-        raise ValueError("times must not be missing")
-    return stamps

@@ -28,12 +28,17 @@ def frame_kind(X: Any) -> str | None:
     return "dict" if isinstance(X, dict) else None
 
 
-def columns_of(X: Any) -> dict[Any, Array]:
-    """Take a data frame apart."""
+def names_of(X: Any) -> list[Any]:
+    """Give the names of the columns of a data frame."""
     kind = frame_kind(X)
     if kind is None:
         raise TypeError(f"a data frame of pandas, polars or pyarrow is expected, got {type(X).__name__}")
-    names = list(X) if kind == "dict" else list(X.column_names if kind == "pyarrow" else X.columns)
+    return list(X) if kind == "dict" else list(X.column_names if kind == "pyarrow" else X.columns)
+
+
+def columns_of(X: Any) -> dict[Any, Array]:
+    """Take a data frame apart."""
+    names = names_of(X)
     if twice := [name for k, name in enumerate(names) if name in names[:k]]:
         raise ValueError(f"the column {twice[0]!r} occurs twice in the data frame")
     columns = {name: as_array(X[name]) for name in names}

@@ -5,11 +5,12 @@ r"""Tables in files: CSV with any separator, MovieLens ``::``, both packed with 
     y = numbers(table.frame["score"], decimal=",")           # null where a cell is no number
     task = ids(table.frame["school"])                        # int64 if all are integers, else text
 
-The rules. A first line in which a field is a number is data, else a header, unless ``header`` says so. The separator is
-the one of ``, ; tab | ::`` that the first line has most of, unless it is given. Text is UTF-8 (or ``encoding``). A line
-is rejected, and counted with its reason, if it has more fields than the first, or lacks an id or a finite value; more
-than 1 % of such lines is an error unless ``skip_bad_lines``. Ids are integers if the whole column is (``007`` is not
-one), else text without the blanks around it.
+The rules. A first line in which a field is a number is data, else a header, unless ``header`` says so. With a header,
+ids and values are in the columns with usual names, without in the first ones, unless ``columns`` says so. The separator
+is the one of ``, ; tab | ::`` that the first line has most of, unless it is given. Text is UTF-8 (or ``encoding``). A
+line is rejected, and counted with its reason, if it has more fields than the first, or lacks an id or a finite value;
+more than 1 % of such lines is an error unless ``skip_bad_lines``. Ids are integers if the whole column is (``007`` is
+not one), else text without the blanks around it.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ import numpy.typing as npt
 import polars as pl
 
 from fisherfold.tables.ids import Ids, objects
+from fisherfold.tables.roles import ENTRIES, PAIRS, usual_columns
+from fisherfold.tables.times import seconds
 
 LARGEST = 1e300  # of a value: the sum of many is finite
 SIZE_LIMIT = 4 * 2**30  # bytes that a packed file may take unpacked
@@ -54,8 +57,9 @@ class RatingTable:
 
     rows: Ids  # row ids
     columns: Ids  # column ids
-    values: npt.NDArray[np.float64]  # finite values
-    times: npt.NDArray[np.float64] | None  # the fourth column, if four were asked for: numbers, finite
+    values: npt.NDArray[np.float64]  # finite values; 1 where there are none
+    has_values: bool  # whether there are
+    times: npt.NDArray[np.float64] | None  # when, if a column of times was asked for: numbers, finite
     names: list[str]  # the names of the columns that were read
     header: list[str] | None  # the names in the first line; None if it was data
     n_lines: int  # how many lines there are, those rejected included
@@ -91,19 +95,39 @@ def read_table(
 
 
 def read_ratings(
-    path: str | Path, *, columns: Sequence[str] | None = None, separator: str | None = None, decimal: str = ".",
-    header: bool | None = None, encoding: str | None = None, skip_bad_lines: bool = False, max_bytes: int = SIZE_LIMIT,
+    path: str | Path, *, columns: Sequence[str] | None = None, known: Sequence[str] = (), time: str | None = None,
+    implicit: bool = False, separator: str | None = None, decimal: str = ".", header: bool | None = None,
+    encoding: str | None = None, skip_bad_lines: bool = False, max_bytes: int = SIZE_LIMIT,
     part: tuple[int, int] = (0, 1),
 ) -> RatingTable:  # fmt: skip
-    """Read lines of row id, column id and value."""
+    """Read lines of row id, column id and value.
+
+    Args:
+        path: the table; - is standard input.
+        columns: these three, by name or position.
+        known: their names in a table before this one, which count if all of them are there.
+        time: a column with the time of each value: numbers, dates, or text as ``2024-05-31 18:00``.
+        implicit: whether pairs without values will do; each of them gets the value 1.
+        separator: of fields.
+        decimal: the decimal mark.
+        header: whether the first line names the columns.
+        encoding: of text that is neither UTF-8 nor UTF-16.
+        skip_bad_lines: whether more than 1 % of the lines may be rejected.
+        max_bytes: the most that a packed file may take.
+        part: which part of the lines, of how many.
+    """
     table = read_table(path, separator=separator, header=header, encoding=encoding, max_bytes=max_bytes, part=part)
-    names = choose(table, columns, ("row id", "column id", "value", "time"), least=3)
+    names = choose(table, columns, ENTRIES, known=known, optional=implicit)
     row, column = (_id_column(table.frame[name], table.path) for name in names[:2])
-    others = [numbers(table.frame[name], decimal, table.path) for name in names[2:]]
+    others = {name: (numbers(table.frame[name], decimal, table.path), "value") for name in names[2:]}
+    if time is not None:
+        (name,) = find_columns(table, [time])
+        others[name] = seconds(table.frame[name]), "time"
+        names = [*names, name]
     bad_id = _is_missing(row) | _is_missing(column)
     reasons = {"missing id": bad_id}
-    for name, parsed in zip(names[2:], others, strict=True):
-        raw, what = table.frame[name], "value" if name == names[2] else "time"
+    for name, (parsed, what) in others.items():
+        raw = table.frame[name]
         finite = parsed.is_finite().fill_null(False)
         reasons |= {
             f"missing {what}": _is_missing(raw),
@@ -119,40 +143,62 @@ def read_ratings(
     check_rejected(table.path, rejected, table.n_lines, skip_bad_lines)
     if part == (0, 1) and not good.any():
         raise ValueError(f"{table.path} has no ratings: {_reasons(rejected)}")
-    values = [parsed.filter(good).to_numpy() for parsed in others]
+    kept = {what: parsed.filter(good).to_numpy() for parsed, what in others.values()}
     return RatingTable(
-        _id_array(row.filter(good)), _id_array(column.filter(good)), values[0], values[1] if len(values) > 1 else None,
-        names, table.header, table.n_lines, rejected, [n for n in table.frame.columns if n not in names],
+        _id_array(row.filter(good)), _id_array(column.filter(good)), kept.get("value", np.ones(int(good.sum()))),
+        "value" in kept, kept.get("time"), names, table.header, table.n_lines, rejected,
+        [n for n in table.frame.columns if n not in names],
     )  # fmt: skip
 
 
 def read_pairs(
-    path: str | Path, *, columns: Sequence[str] | None = None, separator: str | None = None,
+    path: str | Path, *, columns: Sequence[str] | None = None, known: Sequence[str] = (), separator: str | None = None,
     header: bool | None = None, encoding: str | None = None, max_bytes: int = SIZE_LIMIT,
 ) -> PairTable:  # fmt: skip
     """Read lines of row id and column id, and keep the columns beside them; every line must have both."""
     table = read_table(path, separator=separator, header=header, encoding=encoding, max_bytes=max_bytes)
     if table.rejected:
         raise ValueError(f"{table.path}: {_reasons(table.rejected)}; every line must be a pair of ids")
-    names = choose(table, columns, ("row id", "column id"), least=2)
+    names = choose(table, columns, PAIRS, known=known)
     rows, others = (ids(table.frame[name], table.path) for name in names)
     return PairTable(table, rows, others, names)
 
 
-def choose(table: Table, columns: Sequence[str] | None, what: Sequence[str], *, least: int) -> list[str]:
-    """Find columns by name or position."""
-    names, wanted = table.frame.columns, ", ".join(what[:least])
-    if columns is None:
-        start = 1 if table.header and table.header[0] == "" else 0
-        chosen = names[start : start + least]
+def choose(
+    table: Table, columns: Sequence[str] | None, roles: Sequence[str], *, known: Sequence[str] = (),
+    optional: bool = False,
+) -> list[str]:  # fmt: skip
+    """Find the columns of ids and values: by name or position, by known or usual names, or the first ones."""
+    names, least = table.frame.columns, 2 if optional else len(roles)
+    if columns is not None:
+        chosen = find_columns(table, columns)
+    elif known and set(known) <= set(names):
+        chosen = list(known)
+    elif table.header is None:
+        chosen = names[: len(roles)]
     else:
-        chosen = [names[int(c) - 1] if c not in names and c.isdecimal() and 0 < int(c) <= len(names) else c
-                  for c in map(str.strip, columns)]  # fmt: skip
-    if absent := [name for name in chosen if name not in names]:
-        raise ValueError(f"{table.path} has no column {absent[0]!r}; its columns are {_few(names)}")
-    if not least <= len(chosen) <= len(what) or len(set(chosen)) < len(chosen):
+        named = [name for name, given in zip(names, table.header, strict=True) if given]
+        try:
+            chosen = usual_columns(named, roles, optional=optional)
+        except LookupError as error:
+            if len(named) == least == 2:
+                return named
+            way = ",".join(("user", "item", "rating")[: len(roles)])
+            raise ValueError(f"{table.path}: {error}; name them, as in --columns {way}") from None
+    if not least <= len(chosen) <= len(roles) or len(set(chosen)) < len(chosen):
+        wanted = ", ".join(("row id", "column id", "value")[:least])
         raise ValueError(f"{table.path}: {least} different columns are needed ({wanted}), got {_few(chosen)}")
     return chosen
+
+
+def find_columns(table: Table, columns: Sequence[str]) -> list[str]:
+    """Give the names of columns that were named, or numbered from 1."""
+    names = table.frame.columns
+    found = [names[int(c) - 1] if c not in names and c.isdecimal() and 0 < int(c) <= len(names) else c
+             for c in map(str.strip, columns)]  # fmt: skip
+    if absent := [name for name in found if name not in names]:
+        raise ValueError(f"{table.path} has no column {absent[0]!r}; its columns are {_few(names)}")
+    return found
 
 
 def check_rejected(path: str, rejected: dict[str, int], n_lines: int, skip_bad_lines: bool) -> None:

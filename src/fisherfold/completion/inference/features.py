@@ -20,7 +20,7 @@ import scipy.sparse
 
 from fisherfold.plain import counted
 from fisherfold.tables.frames import columns_of, frame_kind
-from fisherfold.tables.ids import is_missing
+from fisherfold.tables.ids import as_array, is_missing
 from fisherfold.warn import warn
 
 Floats = npt.NDArray[np.float64]
@@ -161,23 +161,37 @@ def _categories(values: list[str | None]) -> Floats:
 
 
 def as_times(values: Any, count: int) -> Floats:
-    """Times as numbers: seconds for dates, any unit for numbers."""
-    from fisherfold.tables.ids import as_array
-
-    array = as_array(values)
-    if array.dtype == object and len(array):
-        kinds = {type(value) for value in array.tolist()}
-        if kinds <= {int, float, bool}:
-            array = array.astype(np.float64)
-        elif str not in kinds:
-            array = array.astype("datetime64[us]")
-    if array.dtype.kind not in "fiuM":
+    """Times as numbers: seconds for dates and ISO text, any unit for numbers."""
+    array = np.asarray(values) if isinstance(values, (list, tuple)) else as_array(values)
+    if array.dtype.kind == "O" and len(array):
+        given = [None if is_missing(value) else value for value in array.tolist()]
+        if all(isinstance(value, (int, float, type(None))) for value in given):
+            array = np.array(given, dtype=np.float64)
+        else:  # dates with a time zone, or text
+            array = _dates(given)
+    elif array.dtype.kind == "U":
+        array = _dates(array.tolist())
+    elif array.dtype.kind == "M":
+        array = np.where(np.isnat(array), np.nan, array.astype("datetime64[us]").astype(np.float64) / 1e6)
+    if array.dtype.kind not in "fiu":
         raise ValueError(f"time must hold numbers or dates, got dtype {array.dtype} (the first is {array[0]!r})")
     if array.shape != (count,):
         raise ValueError(f"time must have one entry per rating, got shape {array.shape} for {count} ratings")
-    if array.dtype.kind == "M":
-        array = np.where(np.isnat(array), np.nan, array.astype("datetime64[us]").astype(np.float64) / 1e6)
     found = array.astype(np.float64)
     if not np.isfinite(found).all():
         raise ValueError(f"time must be finite, got {counted(int((~np.isfinite(found)).sum()), 'missing time')}")
     return found
+
+
+def _dates(values: list[Any]) -> Floats:
+    import polars as pl
+
+    from fisherfold.tables.times import seconds
+
+    try:
+        found = seconds(pl.Series(values)).to_list()
+    except (TypeError, pl.exceptions.PolarsError):
+        found = [None] * len(values)
+    if unread := [value for value, number in zip(values, found, strict=True) if number is None and value is not None]:
+        raise ValueError(f"time must hold numbers, dates, or text as 2024-05-31 18:00, got {unread[0]!r}")
+    return np.array(found, dtype=np.float64)

@@ -1,0 +1,91 @@
+"""Which columns of a table hold row ids, column ids and values: those that are named, or those with usual names.
+
+    usual_columns(["userId", "movieId", "rating", "timestamp"])    # ["userId", "movieId", "rating"]
+
+Where no column has a usual name of a value, the only one beside the ids is it; times and an index do not count.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+PAIRS, ENTRIES = ("row", "column"), ("row", "column", "value")
+_USUAL = {
+    "row": "u user userid uid username customer customerid person personid member reviewer reader rater row rowid",
+    "column": "i item itemid iid movie movieid film filmid product productid book bookid isbn track song artist "
+    "business asin joke jokeid title column columnid col",
+    "value": "r rating ratings value values score scores stars star grade y",
+    "time": "t ts day month year when",
+    "index": "index unnamed indexlevel id",
+}
+_ROLE_OF = {name: role for role, names in _USUAL.items() for name in names.split()}
+_CALLED = {"row": "row id", "column": "column id", "value": "value"}
+
+
+def usual_columns(names: Sequence[Any], roles: Sequence[str] = ENTRIES, *, optional: bool = False) -> list[Any]:
+    """Find the columns of some roles by their usual names.
+
+    Args:
+        names: of all columns.
+        roles: the roles.
+        optional: whether a table of ids alone will do, where values are asked for; it has none then.
+
+    Returns:
+        The name of each role's column.
+
+    Raises:
+        LookupError: if a role has no column or several; the text has all names, and is to be completed with what to do.
+
+    Example:
+        >>> usual_columns(["index", "item", "user", "liters", "date"])
+        ['user', 'item', 'liters']
+        >>> usual_columns(["user", "item", "date"], optional=True)
+        ['user', 'item']
+    """
+    found: dict[str, list[Any]] = {role: [] for role in _USUAL}
+    others: list[Any] = []
+    for name in names:
+        plain = re.sub(r"[\W\d_]", "", str(name).lower())
+        role = "time" if "time" in plain or "date" in plain else _ROLE_OF.get(plain, "" if plain else "index")
+        found.get(role, others).append(name)
+    if not found["value"] and len(others) == 1:
+        found["value"] = others
+    if optional and not found["value"] and not others:
+        roles = PAIRS
+    missing = [_CALLED[role] for role in roles if not found[role]]
+    if missing:
+        wanted = f"are {', '.join(missing[:-1])} and {missing[-1]}" if len(missing) > 1 else f"is the {missing[0]}"
+        raise LookupError(f"cannot tell which of the columns {_few(names)} {wanted}")
+    for role in roles:
+        if len(found[role]) > 1:
+            several = " and ".join(map(repr, found[role]))
+            raise LookupError(f"the columns {several} could each be the {_CALLED[role]}")
+    return [found[role][0] for role in roles]
+
+
+def named_columns(names: Sequence[Any], columns: Any, roles: Sequence[str] = ENTRIES, least: int = 3) -> list[Any]:
+    """Check the names of columns that were given for some roles.
+
+    Args:
+        names: of all columns.
+        columns: the name for each role.
+        roles: the roles.
+        least: how many of the roles must be named.
+
+    Returns:
+        The names.
+
+    Raises:
+        ValueError: if these are not so many columns, or there is none of that name.
+    """
+    if isinstance(columns, str) or not min(least, len(roles)) <= len(columns) <= len(roles):
+        raise ValueError(f"columns must name {len(roles)} columns ({', '.join(roles)}), got {columns!r}")
+    if missing := [name for name in columns if name not in names]:
+        raise ValueError(f"there is no column {missing[0]!r}; the data frame has {_few(names)}")
+    return list(columns)
+
+
+def _few(names: Sequence[Any]) -> str:
+    return f"[{', '.join(map(repr, names[:20]))}{', ...' if len(names) > 20 else ''}]"
