@@ -146,14 +146,15 @@ def main() -> None:
 def show(given: argparse.Namespace, runs: Runs) -> None:
     """Print the tables, and draw the picture."""
     seconds: dict[str, dict[str, float]] = json.loads(given.steps.read_text())["milliseconds"] if given.steps else {}
-    found: list[tuple[str, str, float, float]] = []
+    found: list[tuple[str, str, float, list[float]]] = []
     print("| network | epochs | method | best setting | validation, by setting | seconds |\n|---|---|---|---|---|---|")
     for model, epochs, method in itertools.product(given.models, sorted(given.epochs), given.methods):
         if not (ranked := runs.ranked(model, epochs, method)):
             continue
         step = seconds.get(model, {}).get(STEPS.get(method, method))
         took = None if step is None else step / 1e3 * epochs * (45_000 // 128)
-        found += [] if took is None else [(model, method, took, ranked[0][0])]
+        best = runs.done[runs.name(model, epochs, method, ranked[0][1], "validation", 0)]["accuracies"]
+        found += [] if took is None else [(model, method, took, best)]
         setting = ", ".join(f"{key} {value:g}" for key, value in ranked[0][1].items())
         values = ", ".join(f"{accuracy:.1f}" for accuracy, _ in ranked)
         print(f"| {model} | {epochs} | {method} | {setting} | {values} | {'' if took is None else f'{took:.0f}'} |")
@@ -169,20 +170,24 @@ def show(given: argparse.Namespace, runs: Runs) -> None:
         draw(found, given.picture)
 
 
-def draw(found: Sequence[tuple[str, str, float, float]], path: Path) -> None:
+def draw(found: Sequence[tuple[str, str, float, list[float]]], path: Path) -> None:
+    """Validation accuracy by epoch against seconds, of the best setting for each length."""
     from matplotlib.figure import Figure
 
     models = list(dict.fromkeys(model for model, *_ in found))
-    figure = Figure(figsize=(5.2 * len(models), 3.8), layout="constrained")
+    figure = Figure(figsize=(6.4 * len(models), 3.8), layout="constrained")
     panels = figure.subplots(1, len(models), squeeze=False)[0]
     for panel, model in zip(panels, models, strict=True):
-        for method in METHODS:
-            points = [(took, accuracy) for m, o, took, accuracy in found if (m, o) == (model, method)]
-            if points:
-                panel.plot(*zip(*points, strict=True), "o-", lw=2.6 if method == "spectral" else 1.3, label=method)
-        panel.set(xscale="log", xlabel="seconds on one H200", ylabel="validation accuracy, %", title=model)
+        for index, method in enumerate(METHODS):
+            for took, accuracies in [(t, a) for m, o, t, a in found if (m, o) == (model, method)]:
+                seconds = [took * (epoch + 1) / len(accuracies) for epoch in range(len(accuracies))]
+                width = 2.6 if method in ("spectral", "drop-in") else 1.3
+                label = f"{method}, {len(accuracies)} epochs: {accuracies[-1]:.1f}"
+                panel.plot(seconds, accuracies, lw=width, color=f"C{index}", label=label)
+                panel.plot(seconds[-1:], accuracies[-1:], "o", color=f"C{index}")
+        panel.set(xlabel="seconds on one H200", ylabel="validation accuracy, %", title=f"{model}, CIFAR-100")
         panel.grid(alpha=0.3)
-    panels[0].legend(frameon=False, fontsize=8)
+        panel.legend(frameon=False, fontsize=8)
     figure.savefig(path, dpi=110)
 
 
