@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import numpy as np
 import pytest
 import reference_completion as reference
@@ -175,13 +173,3 @@ def test_a_look_back_is_a_fit_that_goes_on():
     bounds = [record["bound"] for record in short.trace]
     assert bounds == sorted(bounds)
     assert len(bounds) == 4
-
-
-def test_decay_forgets(fitted):
-    posterior, _ = fitted
-    faithful, forgetful = copy.deepcopy(posterior), copy.deepcopy(posterior)
-    batch = Ratings([0], [0], [5.0], (1, 1))
-    for model, decay in ((faithful, 1.0), (forgetful, 0.2)):
-        absorb(model, batch, torch.tensor([0]), torch.tensor([0]), passes=1, decay=decay, move=(True, False))
-    moved = [float((m.rows.mean[0] - posterior.rows.mean[0]).norm()) for m in (faithful, forgetful)]
-    assert moved[1] > moved[0]

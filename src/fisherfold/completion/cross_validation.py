@@ -1,8 +1,8 @@
-"""Rank and ridge chosen by cross-validation along a warm-started path."""
+"""Rank and ridge chosen by cross-validation."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,9 +11,7 @@ import numpy.typing as npt
 
 from fisherfold.completion.entries import Codes, Floats
 from fisherfold.completion.estimator import CHECKS, SEARCH_CHECKS, MatrixCompletion
-from fisherfold.completion.fit import Extras, Settings, Table, once, prepare, solve
-from fisherfold.completion.inference.posterior import CompletionPosterior
-from fisherfold.completion.inference.start import FeatureTable
+from fisherfold.completion.fit import Extras, Settings, once, prepare, solve
 from fisherfold.completion.model import CompletionModel
 from fisherfold.progress import track
 from fisherfold.tables.ids import IdIndex
@@ -23,29 +21,14 @@ from fisherfold.warn import warn
 class MatrixCompletionCV(MatrixCompletion):
     """``MatrixCompletion`` that picks its rank and ridge by the held-out error of ``cv`` random folds.
 
-    For each fold and ridge the ranks are fitted in ascending order, each from the one before with singular vectors of
-    its residuals added; ``point`` fits, those with a given ridge, and ranks with fewer than three ratings for each
-    coefficient start anew. The best pair is then fitted to all values.
+    The best pair is then fitted to all values. Parameters that are not listed are those of ``MatrixCompletion``.
 
     Args:
         ranks: the ranks to try; those that the table does not allow are left out.
         ridges: the ridges to try; None is the learnt one.
         cv: the number of folds.
-        offsets: as in ``MatrixCompletion``, like everything that follows.
-        inference: see there.
-        solver: see there.
-        rated_sets: see there.
-        max_iter: see there.
-        tol: see there.
-        clip: see there.
-        unseen: see there.
-        duplicates: see there.
         random_state: seed of the folds and of the starting points.
-        device: see there.
-        dtype: see there.
-        n_jobs: see there.
-        verbose: see there.
-        likelihood: see there; errors are those of the predicted means.
+        likelihood: as in ``MatrixCompletion``; errors are those of the predicted means.
 
     Attributes:
         best_rank_: the chosen rank.
@@ -106,7 +89,9 @@ class MatrixCompletionCV(MatrixCompletion):
                 table = prepare(i[kept], j[kept], values[kept], ids, settings, inside)
                 features = inside.tables(ids, table.ratings)
                 for r, ridge in enumerate(ridges):
-                    for s, found in enumerate(_path(table, ranks, replace(settings, ridge=ridge), features)):
+                    for s, rank in enumerate(ranks):
+                        chosen = replace(settings, rank=rank, ridge=ridge)
+                        found = solve(table.ratings, chosen, observations=table.observations, features=features)
                         model = CompletionModel.of(ids, table, *found, settings.inference)
                         mean, _ = model.predict(i[held], j[held], clip=self.clip, times=asked.times)
                         errors[r, s, k] = np.sqrt(np.average((mean - values[held]) ** 2, weights=asked.weights))
@@ -151,14 +136,6 @@ class MatrixCompletionCV(MatrixCompletion):
         if errors.ndim != 2 or errors.shape[0] != len(ranks) != len(ridges) or not np.isfinite(errors).all():
             raise ValueError(f"its search has {len(ranks)} ranks, {len(ridges)} ridges and errors {errors.shape}")
         self._choose(_results(list(zip(ranks, ridges, strict=True)), errors))
-
-
-def _path(
-    table: Table, ranks: list[int], settings: Settings, features: tuple[FeatureTable | None, FeatureTable | None]
-) -> Iterator[tuple[CompletionPosterior, float]]:
-    """A fit of each rank."""
-    for rank in ranks:
-        yield solve(table.ratings, replace(settings, rank=rank), observations=table.observations, features=features)
 
 
 def _results(tried: list[tuple[int, float | None]], errors: npt.NDArray[np.float64]) -> dict[str, Any]:

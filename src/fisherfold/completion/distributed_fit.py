@@ -7,7 +7,6 @@ shares. Ratings live on ``device``: with the backend ``cpu:gloo,cuda:nccl`` sums
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Callable
@@ -63,12 +62,12 @@ def fit_shared(
         check_same_file(file, group)
     with group.together():
         entries = read(group)
-    settings = replace(settings, seed=int(group.gather_texts(str(settings.seed))[0]))
-    names = group.gather_texts(json.dumps(None if entries is None else [*entries.names, entries.frame]))
+    settings = replace(settings, seed=group.gather_objects(settings.seed)[0])
+    names = group.gather_objects(None if entries is None else (entries.names, entries.frame))
     with threads(model.n_jobs):
         found = _fit(entries, settings, group, checkpoint)
-    if (named := next((name for name in map(json.loads, names) if name is not None), None)) is not None:
-        model._remember(Entries([], [], np.zeros(0), tuple(named[:3]), named[3]))
+    if named := next(filter(None, names), None):
+        model._remember(Entries([], [], np.zeros(0), *named))
     return model._adopt(found)
 
 
@@ -86,17 +85,13 @@ def _fit(
 
     def after_pass(posterior: CompletionPosterior) -> None:
         if saved is not None:
-            saved.save(*_as_content(posterior))
+            arrays, meta = pack_posterior(posterior.gathered())
+            saved.save({name: torch.from_numpy(array) for name, array in arrays.items()}, meta)
 
     posterior, level = solve(table.ratings, settings, init, after_pass)
     posterior = posterior.gathered()
     seen = _seen(table.ratings, level, group)
     return CompletionModel.of((row_ids, column_ids), table, posterior, level, settings.inference, seen)
-
-
-def _as_content(posterior: CompletionPosterior) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    arrays, meta = pack_posterior(posterior.gathered())
-    return {name: torch.from_numpy(array) for name, array in arrays.items()}, meta
 
 
 def _identity(data: str, settings: Settings) -> dict[str, Any]:
@@ -151,17 +146,7 @@ def _joint_index(index: IdIndex, group: Group) -> IdIndex:
     """The ids of all processes under one numbering, as of one process that reads the shares one after the other."""
     if not bool(group.largest(torch.tensor(int(index.is_text)))):
         return IdIndex(group.gather(torch.from_numpy(index.labels)).numpy())
-    arrays = IdIndex(objects([str(label) for label in index.labels.tolist()])).to_arrays()
-    block, ends = (
-        torch.from_numpy(np.array(arrays.get(name, [])).astype(kind))
-        for name, kind in (("text", np.uint8), ("ends", np.int64))
-    )
-    lengths = torch.diff(ends, prepend=ends.new_zeros(1))
-    text, sizes = group.gather(block).numpy().tobytes(), group.gather(lengths).numpy()
-    stops = np.cumsum(sizes)
-    starts = stops - sizes
-    found = [text[a:b].decode("utf-8", "surrogatepass") for a, b in zip(starts.tolist(), stops.tolist(), strict=True)]
-    return IdIndex(objects(found))
+    return IdIndex(objects([str(label) for labels in group.gather_objects(index.labels) for label in labels.tolist()]))
 
 
 def _exchanged(own: Codes, other: Codes, values: Floats, cuts: list[int], group: Group) -> tuple[Codes, Codes, Floats]:
@@ -202,6 +187,5 @@ def _seen(ratings: Ratings, level: float, group: Group) -> Seen | None:
         return None
     rows, columns, values = (part.cpu() for part in ratings.entries())
     rows, columns = rows.long() + ratings.row_axis.start, columns + ratings.column_axis.start
-    found = [group.gather(part).numpy() for part in (rows, columns, values - level)]
-    nothing = Seen(np.zeros(1, dtype=np.int64), found[1][:0], found[2][:0])
-    return nothing.with_more(found[0], found[1], found[2], ratings.shape[0])
+    i, j, found = (group.gather(part).numpy() for part in (rows, columns, values - level))
+    return Seen.from_entries(i, j, found, ratings.shape[0])

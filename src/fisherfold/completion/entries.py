@@ -33,23 +33,15 @@ _MATRIX = "if it is a matrix with one row per line, pass fit(X, matrix=True)"
 
 @dataclass(frozen=True)
 class Entries:
-    """Observed entries.
+    """Observed entries."""
 
-    Attributes:
-        rows: the row id of each entry.
-        columns: the column id of each entry.
-        values: the values in float64, finite.
-        names: the names of the three columns, where a data frame was given.
-        frame: the library of that data frame, ``pandas`` or ``polars``.
-        is_matrix: whether they were given as a matrix.
-    """
-
-    rows: Any
-    columns: Any
-    values: Floats
+    rows: Any  # the row id of each entry
+    columns: Any  # the column id of each entry
+    values: Floats  # the values in float64, finite
+    # the names of the three columns, where a data frame was given
     names: tuple[str, str, str] = ("row", "column", "value")
-    frame: str | None = None
-    is_matrix: bool = False
+    frame: str | None = None  # the library of that data frame, ``pandas`` or ``polars``
+    is_matrix: bool = False  # whether they were given as a matrix
 
     def indexed(self) -> tuple[IdIndex, IdIndex, Codes, Codes]:
         """Number the ids."""

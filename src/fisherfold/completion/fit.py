@@ -74,17 +74,11 @@ class Settings:
 
 @dataclass(frozen=True)
 class Extras:
-    """What a fit knows besides pairs and values.
+    """What a fit knows besides pairs and values."""
 
-    Attributes:
-        features: of the rows and of the columns.
-        times: of the entries, in seconds or any other unit.
-        weights: of the entries.
-    """
-
-    features: tuple[FeatureColumns | None, FeatureColumns | None] = (None, None)
-    times: Floats | None = None
-    weights: Floats | None = None
+    features: tuple[FeatureColumns | None, FeatureColumns | None] = (None, None)  # of the rows and of the columns
+    times: Floats | None = None  # of the entries, in seconds or any other unit
+    weights: Floats | None = None  # of the entries
 
     @property
     def given(self) -> bool:
@@ -111,25 +105,15 @@ class Extras:
 
 @dataclass
 class Table:
-    """Ratings as the solvers want them, and how to get back.
+    """Ratings as the solvers want them, and how to get back."""
 
-    Attributes:
-        ratings: centred and scaled.
-        center: what was subtracted.
-        scale: what was divided by.
-        low: the smallest value.
-        high: the largest value.
-        n_merged: how many entries were merged into another one.
-        observations: weights, times and categories of the ratings, if there are any.
-    """
-
-    ratings: Ratings
-    center: float
-    scale: float
-    low: float
-    high: float
-    n_merged: int
-    observations: Observations | None = None
+    ratings: Ratings  # centred and scaled
+    center: float  # what was subtracted
+    scale: float  # what was divided by
+    low: float  # the smallest value
+    high: float  # the largest value
+    n_merged: int  # how many entries were merged into another one
+    observations: Observations | None = None  # weights, times and categories of the ratings, if there are any
 
 
 def prepare(

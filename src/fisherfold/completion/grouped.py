@@ -22,20 +22,13 @@ _PIECE = 256
 
 @dataclass(frozen=True)
 class Grouped:
-    """The ratings in one order: those of group g are the entries ``offsets[g]:offsets[g + 1]``.
+    """The ratings in one order: those of group g are the entries ``offsets[g]:offsets[g + 1]``."""
 
-    Attributes:
-        offsets: int32, one more than there are groups.
-        stored_indices: int32, the other coordinate of each rating, ascending within a group.
-        stored_values: the value of each rating.
-        n_others: how many members the other side has.
-        across: the other side, if its members are divided among processes: sums over a group are then partial.
-    """
-
-    offsets: Tensor
-    stored_indices: Tensor
-    stored_values: Tensor
-    n_others: int
+    offsets: Tensor  # int32, one more than there are groups
+    stored_indices: Tensor  # int32, the other coordinate of each rating, ascending within a group
+    stored_values: Tensor  # the value of each rating
+    n_others: int  # how many members the other side has
+    # the other side, if its members are divided among processes: sums over a group are then partial
     across: Axis | None = None
 
     @property

@@ -23,8 +23,8 @@ from torch import Tensor
 
 from fisherfold.completion.grouped import Grouped
 from fisherfold.completion.inference.gram import Evidence, moments
-from fisherfold.completion.inference.packed import invert_batch_last, triangle
 from fisherfold.completion.inference.posterior import CompletionPosterior, Side
+from fisherfold.completion.inference.variational import update_members
 from fisherfold.completion.ratings import Ratings
 
 _CHUNK_ENTRIES = 2**20  # of the (q, q, n) working arrays: they stay in the cache
@@ -106,9 +106,6 @@ def _update_side(side: Side, table: Tensor, groups: Grouped, tau: float, alpha: 
     """Set one side to its optimum given the other's moments; its own moments, and the expected loss of each member."""
     n, size = side.mean.shape
     everyone = alpha * table.sum(0, dtype=torch.float64).to(table)
-    prior = side.precision.to(table)
-    expected = prior @ side.center
-    rows, columns = triangle(size, table.device)
     moments_of_side, residual = table.new_empty(n, table.shape[1]), table.new_empty(n)
     chunk = max(256, _CHUNK_ENTRIES // size**2)
     for first in range(0, n, chunk):
@@ -116,13 +113,7 @@ def _update_side(side: Side, table: Tensor, groups: Grouped, tau: float, alpha: 
         observed = groups.sums({1: table}, part.start, part.stop)[0].T
         cross = observed[-size - 1 :].contiguous()
         evidence = Evidence(observed + everyone[:, None], cross, cross[-1])
-        gram, pull = evidence.normal_equations()
-        precision = gram.mul_(tau).add_(prior[:, :, None])
-        covariance, log_det = invert_batch_last(precision)
-        mean = (covariance * pull.mul_(tau).add_(expected[:, None])).sum(1)
-        packed = covariance.flatten(0, 1).index_select(0, rows * size + columns)
-        second, residual[part] = evidence.residual(mean, packed)
+        second, residual[part] = update_members(side, part, evidence, side.center[None], tau)
         moments_of_side[part] = second.T
-        side.mean[part], side.covariance[part], side.log_det[part] = mean.T, packed.T, -log_det
     return moments_of_side, residual
 

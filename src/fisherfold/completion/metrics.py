@@ -14,10 +14,9 @@ import numpy.typing as npt
 from scipy.special import ndtri
 
 from fisherfold.completion.entries import Codes, Floats
+from fisherfold.completion.ratings import places
 from fisherfold.tables.frames import columns_of, frame_kind, numbers
 from fisherfold.tables.ids import IdIndex
-
-RANKING = ("ndcg", "recall", "precision", "map", "mrr", "hit_rate")
 
 
 def rmse(values: Any, predictions: Any) -> float:
@@ -114,10 +113,7 @@ def ranking_metrics(recommended: Any, relevant: Any, k: int = 10, *, trained: An
     at = row_ids.encode(listed_rows)
     listed = np.asarray(listed)[at >= 0]
     at = at[at >= 0]
-    order = np.argsort(at, kind="stable")
-    counts = np.bincount(at, minlength=len(row_ids))
-    place = np.empty(len(at), dtype=np.int64)
-    place[order] = np.arange(len(at)) - np.repeat(np.cumsum(counts) - counts, counts)
+    place = places(at, np.arange(len(at)))
     inside = place < k
     key, wanted = i * len(column_ids) + j, at * len(column_ids) + (codes := column_ids.encode(listed))
     sorted_key = np.argsort(key)
@@ -125,11 +121,9 @@ def ranking_metrics(recommended: Any, relevant: Any, k: int = 10, *, trained: An
     hit = inside & (codes >= 0) & (key[sorted_key][where] == wanted)
     table[at[hit], place[hit]] = gains[sorted_key][where[hit]]
     ideal = np.zeros((len(row_ids), k))
-    best = np.lexsort((-gains, i))
-    sizes = np.bincount(i)
-    rank = np.arange(len(i)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    ideal[i[best][rank < k], rank[rank < k]] = gains[best][rank < k]
-    found = per_row(table, ideal, sizes)
+    rank = places(i, -gains)
+    ideal[i[rank < k], rank[rank < k]] = gains[rank < k]
+    found = per_row(table, ideal, np.bincount(i))
     result = {name: float(values.mean()) for name, values in found.items()}
     if trained is not None:
         result |= _of_catalogue(listed[inside], trained)

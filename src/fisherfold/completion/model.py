@@ -42,17 +42,11 @@ _LOOK_BACK, _START_ANEW = 0.05, 1.0
 
 @dataclass
 class Seen:
-    """The ratings of each row, centred and scaled.
+    """The ratings of each row, centred and scaled."""
 
-    Attributes:
-        offsets: where those of each row start, and the end.
-        columns: their column numbers.
-        values: their values.
-    """
-
-    offsets: npt.NDArray[np.int64]
-    columns: npt.NDArray[np.int32]
-    values: npt.NDArray[np.floating]
+    offsets: npt.NDArray[np.int64]  # where those of each row start, and the end
+    columns: npt.NDArray[np.int32]  # their column numbers
+    values: npt.NDArray[np.floating]  # their values
 
     @classmethod
     def of(cls, ratings: Ratings, level: float = 0.0) -> Seen:
@@ -66,14 +60,12 @@ class Seen:
         """The row of each rating."""
         return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
 
-    def with_more(self, rows: Codes, columns: Codes, values: Floats, n_rows: int) -> Seen:
-        """These and new ratings, which come last in their rows."""
-        everything = np.concatenate([self.rows, rows])
-        order = np.argsort(everything, kind="stable")
-        offsets = np.concatenate([[0], np.cumsum(np.bincount(everything, minlength=n_rows))]).astype(np.int64)
-        joint = np.concatenate([self.columns, columns.astype(np.int32)])
-        together = np.concatenate([self.values, values.astype(self.values.dtype)])
-        return Seen(offsets, joint[order], together[order])
+    @classmethod
+    def from_entries(cls, rows: Codes, columns: Codes, values: npt.NDArray[np.floating], n_rows: int) -> Seen:
+        """Ratings in any order of the rows."""
+        order = np.argsort(rows, kind="stable")
+        offsets = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=n_rows))]).astype(np.int64)
+        return cls(offsets, columns.astype(np.int32)[order], values[order])
 
     def of_rows(self, rows: Codes) -> tuple[Codes, Codes]:
         """The columns in which some rows have ratings."""
@@ -85,46 +77,24 @@ class Seen:
         return place, self.columns[starts[place] + inside].astype(np.int64)
 
 
-def _seen(rows: Codes, columns: Codes, values: Floats, n_rows: int) -> Seen:
-    nothing = Seen(np.zeros(1, dtype=np.int64), np.zeros(0, dtype=np.int32), np.zeros(0))
-    return nothing.with_more(rows, columns, values, n_rows)
-
-
 @dataclass
 class CompletionModel:
-    """Everything that prediction, recommendation, new ratings and files need.
+    """Everything that prediction, recommendation, new ratings and files need."""
 
-    Attributes:
-        row_ids: the ids of the rows.
-        column_ids: the ids of the columns.
-        posterior: the posterior of the centred and scaled values.
-        center: g.
-        scale: s.
-        low: the smallest observed value.
-        high: the largest observed value.
-        seen: the ratings; None if the model does not keep them.
-        inference: ``variational``, ``point`` or ``implicit``.
-        n_merged: how many entries were merged into another one.
-        n_at_start: the number of ratings when the factors were last found from scratch.
-        n_since_start: how many have come since.
-        n_since_look: how many have come since all of them were last gone through.
-        unobserved_weight: of ``implicit``.
-    """
-
-    row_ids: IdIndex
-    column_ids: IdIndex
-    posterior: CompletionPosterior
-    center: float
-    scale: float
-    low: float
-    high: float
-    seen: Seen | None
-    inference: str
-    n_merged: int
-    n_at_start: int
-    n_since_start: int = 0
-    n_since_look: int = 0
-    unobserved_weight: float = 0.0
+    row_ids: IdIndex  # the ids of the rows
+    column_ids: IdIndex  # the ids of the columns
+    posterior: CompletionPosterior  # the posterior of the centred and scaled values
+    center: float  # g
+    scale: float  # s
+    low: float  # the smallest observed value
+    high: float  # the largest observed value
+    seen: Seen | None  # the ratings; None if the model does not keep them
+    inference: str  # ``variational``, ``point`` or ``implicit``
+    n_merged: int  # how many entries were merged into another one
+    n_at_start: int  # the number of ratings when the factors were last found from scratch
+    n_since_start: int = 0  # how many have come since
+    n_since_look: int = 0  # how many have come since all of them were last gone through
+    unobserved_weight: float = 0.0  # of ``implicit``
     _directions: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
@@ -270,14 +240,14 @@ class CompletionModel:
         empty, unknown = side.counts == 0, known.rows.unknown_member()
         side.mean[empty], side.covariance[empty] = unknown.mean, unknown.covariance
         posterior.rows, posterior.columns = replace(side, set_effects=None), known.columns
-        return replace(self, posterior=posterior, seen=_seen(rows, columns, values, count))
+        return replace(self, posterior=posterior, seen=Seen.from_entries(rows, columns, values, count))
 
     def _with_new_implicit_rows(self, count: int, rows: Codes, columns: Codes, values: Floats) -> CompletionModel:
         axes = Axis.whole(count), Axis.whole(len(self.column_ids))
         dtype = self.posterior.rows.mean.dtype
         ratings = Ratings.over(axes, rows, columns, values, dtype=dtype, duplicates="sum", device=self.device)
         posterior = replace(self.posterior, rows=new_rows(self.posterior, ratings, self.unobserved_weight))
-        return replace(self, posterior=posterior, seen=_seen(rows, columns, values, count))
+        return replace(self, posterior=posterior, seen=Seen.from_entries(rows, columns, values, count))
 
     def _batch(self, rows: Codes, columns: Codes, values: Floats) -> tuple[Ratings, Tensor, Tensor]:
         """New entries as a small matrix of the rows and columns that they touch."""
@@ -336,8 +306,8 @@ class CompletionModel:
         else:
             absorb(posterior, *new._batch(i, j, values))
         assert self.seen is not None
-        empty = Seen(np.zeros(1, dtype=np.int64), self.seen.columns[:0], self.seen.values[:0])
-        new.seen = empty.with_more(joint[0], joint[1], (joint[2] - self.center) / self.scale, len(row_ids))
+        scaled = ((joint[2] - self.center) / self.scale).astype(self.seen.values.dtype)
+        new.seen = Seen.from_entries(joint[0], joint[1], scaled, len(row_ids))
         return new
 
 

@@ -8,10 +8,13 @@ Rows are scored in blocks, one matrix product each; nothing of the size of rows 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import local
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -74,10 +77,14 @@ def best_columns(
             with ThreadPoolExecutor(workers) as pool:
                 found = list(pool.map(best, blocks))
         else:
-            found = [best(part) for part in blocks]
-    if not found:
-        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), np.zeros(0)
-    return tuple(np.concatenate(parts) for parts in zip(*found, strict=True))  # type: ignore[return-value]
+            found = list(map(best, blocks))
+    return _joined(found)
+
+
+def _joined(found: Sequence[tuple[npt.NDArray[Any], ...]]) -> tuple[Codes, Codes, Floats]:
+    nothing = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), np.zeros(0)
+    i, j, values = (np.concatenate(parts) for parts in zip(nothing, *found, strict=True))
+    return i, j, values
 
 
 def _draw(mean: Tensor, covariance: Tensor, generator: torch.Generator) -> Tensor:
@@ -114,10 +121,8 @@ def most_similar(model: CompletionModel, members: Codes, k: int, *, side: int = 
         scores[torch.arange(len(block)), block] = -math.inf
         best, where = scores.topk(k, dim=1)
         owner = torch.arange(start, start + len(block))[:, None].expand_as(best)
-        found.append([part.reshape(-1).cpu().numpy() for part in (owner, where, best.double())])
-    if not found:
-        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), np.zeros(0)
-    return tuple(np.concatenate(parts) for parts in zip(*found, strict=True))  # type: ignore[return-value]
+        found.append(tuple(part.reshape(-1).cpu().numpy() for part in (owner, where, best.double())))
+    return _joined(found)
 
 
 def factors(model: CompletionModel, side: int) -> tuple[Floats, Floats, Floats]:

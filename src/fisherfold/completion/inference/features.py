@@ -30,19 +30,12 @@ _MOST_CATEGORIES, _MOST_COLUMNS, _MOST_ENTRIES = 1000, 4000, 2 * 10**8
 
 @dataclass(frozen=True)
 class FeatureColumns:
-    """Encoded features.
+    """Encoded features."""
 
-    Attributes:
-        ids: the id of each line.
-        table: one line per id, centred.
-        groups: which feature each column of the table comes from.
-        names: of the features.
-    """
-
-    ids: Any
-    table: Floats
-    groups: npt.NDArray[np.int64]
-    names: list[str]
+    ids: Any  # the id of each line
+    table: Floats  # one line per id, centred
+    groups: npt.NDArray[np.int64]  # which feature each column of the table comes from
+    names: list[str]  # of the features
 
     def of(self, codes: npt.NDArray[np.int64], n: int) -> npt.NDArray[np.float32]:
         """The table of all members, zero (the mean) for those without features."""

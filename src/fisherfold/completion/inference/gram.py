@@ -35,17 +35,11 @@ def moments(mean: Tensor, covariance: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the ratings of some members say about them.
+    """What the ratings of some members say about them."""
 
-    Attributes:
-        gram: T_i, packed and batch-last.
-        cross: h_i, batch-last.
-        squares: s_i.
-    """
-
-    gram: Tensor
-    cross: Tensor
-    squares: Tensor
+    gram: Tensor  # T_i, packed and batch-last
+    cross: Tensor  # h_i, batch-last
+    squares: Tensor  # s_i
 
     def part(self, members: slice) -> Evidence:
         """That of a run of members."""

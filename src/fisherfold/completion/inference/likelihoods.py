@@ -14,15 +14,10 @@ _FAR = 30.0  # standard deviations: beyond, a normal density is zero
 
 @dataclass(frozen=True)
 class Ordinal:
-    """Ordered categories.
+    """Ordered categories."""
 
-    Attributes:
-        cuts: κ, one fewer than there are categories, ascending, in scaled units.
-        values: the value of each category, in scaled units.
-    """
-
-    cuts: Tensor
-    values: Tensor
+    cuts: Tensor  # κ, one fewer than there are categories, ascending, in scaled units
+    values: Tensor  # the value of each category, in scaled units
 
     def probabilities(self, mean: Tensor, std: Tensor) -> Tensor:
         """The probability of each category."""

@@ -37,15 +37,10 @@ _LEAST_SHARE = 0.02
 
 @dataclass(frozen=True)
 class WorkingGroup(Grouped):
-    """Ratings in one order with weights, and with E[z²] beside the mean of z.
+    """Ratings in one order with weights, and with E[z²] beside the mean of z."""
 
-    Attributes:
-        weights: w of each rating, None if all are 1.
-        squares: E[z²] of each rating.
-    """
-
-    weights: Tensor | None = None
-    squares: Tensor = field(default_factory=lambda: torch.empty(0))
+    weights: Tensor | None = None  # w of each rating, None if all are 1
+    squares: Tensor = field(default_factory=lambda: torch.empty(0))  # E[z²] of each rating
 
     def sums(  # noqa: D102
         self, tables: Mapping[int, Tensor], first: int = 0, last: int | None = None

@@ -34,13 +34,6 @@ def triangle(size: int, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 @lru_cache(maxsize=256)
-def packed_positions_of_lower(size: int, device: torch.device) -> Tensor:
-    """Where the entries of the packed form lie in the square matrix, flattened."""
-    rows, columns = triangle(size, device)
-    return rows * size + columns
-
-
-@lru_cache(maxsize=256)
 def packed_positions(size: int, device: torch.device) -> Tensor:
     """Where entry (i, j) of a symmetric matrix lies in its packed form."""
     rows, columns = triangle(size, device)
@@ -159,7 +152,8 @@ def solve_batch_last(precision: Tensor, pull: Tensor) -> tuple[Tensor, Tensor, T
         A ← A - C P Cᵀ,   C ← C P,   P ← -P     with C the columns of the block and P the inverse of its own part
     """
     size, count = pull.shape
-    places = packed_positions_of_lower(size, precision.device)
+    rows, columns = triangle(size, precision.device)
+    places = rows * size + columns  # of the packed form in the flattened matrix
     if size <= _BLOCKED_ABOVE:
         inverse, log_det = invert_batch_last(precision)
         return (inverse * pull).sum(1), inverse.flatten(0, 1).index_select(0, places), log_det

@@ -45,39 +45,23 @@ _PER_MEMBER = ("mean", "covariance", "weight", "shortfall", "counts", "log_det")
 
 @dataclass
 class Side:
-    """Posterior, prior and noise weights of the rows, or of the columns.
+    """Posterior, prior and noise weights of the rows, or of the columns."""
 
-    Attributes:
-        mean: ū_i, a (n, q) table; the last column is the offset.
-        covariance: V_i, packed, a (n, q(q+1)/2) table.
-        weight: the expected noise weight α_i of each member; 1 is ordinary, less is noisier.
-        shortfall: τ Σ_j β_j E[e_ij²], the weighted squared residuals of each member; the Gamma posterior needs it.
-        counts: the number of ratings n_i of each member.
-        precision: K, the prior precision, q×q in float64.
-        center: c, the prior mean of a member about which nothing is known.
-        start_variance: the diagonal of the starting prior covariance.
-        has_offset: whether the offset is free; it is held at zero otherwise.
-        set_effects: the rated-set part of the prior mean, if there is one.
-        features: the part of the prior mean that features of the members explain, if there are any.
-        log_det: log|V_i|.
-        axis: which members are here; all of them if not given.
-        others: the same for the other side.
-    """
-
-    mean: Tensor
-    covariance: Tensor
-    weight: Tensor
-    shortfall: Tensor
-    counts: Tensor
-    precision: Tensor
-    center: Tensor
-    start_variance: Tensor
-    has_offset: bool
-    log_det: Tensor
-    set_effects: SetEffects | None = None
+    mean: Tensor  # ū_i, a (n, q) table; the last column is the offset
+    covariance: Tensor  # V_i, packed, a (n, q(q+1)/2) table
+    weight: Tensor  # the expected noise weight α_i of each member; 1 is ordinary, less is noisier
+    shortfall: Tensor  # τ Σ_j β_j E[e_ij²], the weighted squared residuals of each member; the Gamma posterior needs it
+    counts: Tensor  # the number of ratings n_i of each member
+    precision: Tensor  # K, the prior precision, q×q in float64
+    center: Tensor  # c, the prior mean of a member about which nothing is known
+    start_variance: Tensor  # the diagonal of the starting prior covariance
+    has_offset: bool  # whether the offset is free; it is held at zero otherwise
+    log_det: Tensor  # log|V_i|
+    set_effects: SetEffects | None = None  # the rated-set part of the prior mean, if there is one
+    # the part of the prior mean that features of the members explain, if there are any
     features: FeatureEffects | None = None
-    axis: Axis | None = None
-    others: Axis | None = None
+    axis: Axis | None = None  # which members are here; all of them if not given
+    others: Axis | None = None  # the same for the other side
     _unknown: Side | None = field(default=None, init=False, repr=False)
     _strangers: Strangers | None = field(default=None, init=False, repr=False)
 
@@ -224,7 +208,6 @@ class Side:
         return float(self.total((0.5 * self.counts.double() * log_mean - divergence).sum()))
 
 
-
     def prior_member(self) -> Side:
         """A side with a single member about which nothing is known but the prior."""
         covariance = torch.linalg.inv(self.precision)
@@ -310,35 +293,22 @@ def _column_sums(table: Tensor) -> Tensor:
 
 @dataclass
 class CompletionPosterior:
-    """What is known after the fit, for ratings that were centred and scaled.
+    """What is known after the fit, for ratings that were centred and scaled."""
 
-    Attributes:
-        rows: the posterior of the rows.
-        columns: the posterior of the columns.
-        noise_precision: τ, the precision of an ordinary rating.
-        weight_strength: ν, 0 if all ratings weigh the same.
-        n_ratings: the number of ratings seen.
-        fixed_ridge: the prior precision over τ if it was given, None if it is learnt.
-        misfit: Σ_ij α_i β_j E[e_ij²].
-        trace: one record per pass: iteration, seconds, bound per rating, noise level.
-        converged: whether the bound has settled.
-        ordinal: the categories and their cut points, if values are ordered categories.
-        time_effects: the effects of rows and of columns in periods of time.
-        extra_bound: what latent values and effects of time add to the bound.
-    """
-
-    rows: Side
-    columns: Side
-    noise_precision: float
-    weight_strength: float
-    n_ratings: int
-    fixed_ridge: float | None = None
-    misfit: float = 0.0
+    rows: Side  # the posterior of the rows
+    columns: Side  # the posterior of the columns
+    noise_precision: float  # τ, the precision of an ordinary rating
+    weight_strength: float  # ν, 0 if all ratings weigh the same
+    n_ratings: int  # the number of ratings seen
+    fixed_ridge: float | None = None  # the prior precision over τ if it was given, None if it is learnt
+    misfit: float = 0.0  # Σ_ij α_i β_j E[e_ij²]
+    # one record per pass: iteration, seconds, bound per rating, noise level
     trace: list[dict[str, float]] = field(default_factory=list)
-    converged: bool = False
-    ordinal: Ordinal | None = None
+    converged: bool = False  # whether the bound has settled
+    ordinal: Ordinal | None = None  # the categories and their cut points, if values are ordered categories
+    # the effects of rows and of columns in periods of time
     time_effects: tuple[TimeEffects | None, TimeEffects | None] = (None, None)
-    extra_bound: float = 0.0
+    extra_bound: float = 0.0  # what latent values and effects of time add to the bound
 
     @property
     def rank(self) -> int:

@@ -27,17 +27,11 @@ SET_STRENGTH = 3.0
 
 @dataclass(frozen=True)
 class SetEffects:
-    """What the set of rated entries tells: the effects x_j and what is needed to apply them.
+    """What the set of rated entries tells: the effects x_j and what is needed to apply them."""
 
-    Attributes:
-        effects: x_j, one row for each member of the other side.
-        sums: Σ_{j ∈ Ω_i} x_j for every member i of this side.
-        shares: d_j = Σ_{i ∈ Ω^j} 1/n_i.
-    """
-
-    effects: Tensor
-    sums: Tensor
-    shares: Tensor
+    effects: Tensor  # x_j, one row for each member of the other side
+    sums: Tensor  # Σ_{j ∈ Ω_i} x_j for every member i of this side
+    shares: Tensor  # d_j = Σ_{i ∈ Ω^j} 1/n_i
 
     @classmethod
     def of(cls, effects: Tensor, counts: Tensor, own: Grouped, other: Grouped) -> SetEffects:
@@ -81,21 +75,13 @@ def _inverse_root(counts: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class FeatureEffects:
-    """What features of the members tell.
+    """What features of the members tell."""
 
-    Attributes:
-        table: F, one row per member, centred; zero for a member without features.
-        groups: which feature each column of F comes from.
-        weights: the posterior mean of W.
-        strength: λ of each column of F.
-        inverse: A⁻¹, in float64.
-    """
-
-    table: Tensor
-    groups: Tensor
-    weights: Tensor
-    strength: Tensor
-    inverse: Tensor
+    table: Tensor  # F, one row per member, centred; zero for a member without features
+    groups: Tensor  # which feature each column of F comes from
+    weights: Tensor  # the posterior mean of W
+    strength: Tensor  # λ of each column of F
+    inverse: Tensor  # A⁻¹, in float64
 
     @classmethod
     def start(cls, table: Tensor, groups: Tensor, size: int) -> FeatureEffects:
@@ -132,19 +118,12 @@ class FeatureEffects:
 
 @dataclass(frozen=True)
 class Strangers:
-    """What features tell of a member without ratings, whose rated set is not known: a regression of the others.
+    """What features tell of a member without ratings, whose rated set is not known: a regression of the others."""
 
-    Attributes:
-        center: the mean of a member with average features.
-        weights: the effects of the features.
-        inverse: their posterior covariance is this times ``spread``.
-        spread: how members differ whose features are alike.
-    """
-
-    center: Tensor
-    weights: Tensor
-    inverse: Tensor
-    spread: Tensor
+    center: Tensor  # the mean of a member with average features
+    weights: Tensor  # the effects of the features
+    inverse: Tensor  # their posterior covariance is this times ``spread``
+    spread: Tensor  # how members differ whose features are alike
 
     @classmethod
     def of(

@@ -36,31 +36,23 @@ FeatureTable = tuple[Tensor, Tensor]
 
 def start_posterior(
     ratings: Ratings, rank: int, *, ridge: float | None = None, row_offsets: bool = True, column_offsets: bool = True,
-    weight_strength: float = WEIGHT_STRENGTH, seed: int = 0, blank: bool = False,
+    weight_strength: float = WEIGHT_STRENGTH, seed: int = 0,
     features: tuple[FeatureTable | None, FeatureTable | None] = (None, None),
 ) -> CompletionPosterior:  # fmt: skip
-    """Where a fit starts: offsets and the singular vectors of the residuals, or nothing at all."""
-    n, m = len(ratings.row_counts), len(ratings.column_counts)
+    """Where a fit starts: offsets and the singular vectors of the residuals."""
     ones = torch.ones(rank, dtype=ratings.dtype, device=ratings.device)
-    b, c = (ones.new_zeros(size) for size in (n, m))
-    variances, noise_precision = [ones.new_ones(rank + 1)] * 2, 1.0
-    v = ones.new_zeros(m, rank)
-    if not blank:
-        b, c = _offsets(ratings, row_offsets, column_offsets)
-        by_row, by_column = _less_offsets(ratings.by_row, b, c), _less_offsets(ratings.by_column, c, b)
-        variance = max(ratings.add(by_row.double().square()) / ratings.n_ratings, 1e-6)
-        v, sizes = _right_vectors(ratings, by_row, by_column, rank, variance, torch.Generator().manual_seed(seed))
-        variances = [
-            torch.cat([factors, _variance(offsets, axis).clamp(min=0.01)[None].to(v)])
-            for factors, offsets, axis in (
-                (sizes, b, ratings.row_axis), (ones, c, ratings.column_axis)
-            )
-        ]  # fmt: skip
-        noise_precision = 1.2 / variance
+    b, c = _offsets(ratings, row_offsets, column_offsets)
+    by_row, by_column = _less_offsets(ratings.by_row, b, c), _less_offsets(ratings.by_column, c, b)
+    variance = max(ratings.add(by_row.double().square()) / ratings.n_ratings, 1e-6)
+    v, sizes = _right_vectors(ratings, by_row, by_column, rank, variance, torch.Generator().manual_seed(seed))
+    variances = [
+        torch.cat([factors, _variance(offsets, axis).clamp(min=0.01)[None].to(v)])
+        for factors, offsets, axis in ((sizes, b, ratings.row_axis), (ones, c, ratings.column_axis))
+    ]
     axes = ratings.row_axis, ratings.column_axis
     rows = Side.start(
-        torch.cat([v.new_zeros(n, rank), b[:, None]], dim=1), ratings.row_counts, variances[0], has_offset=row_offsets,
-        axis=axes[0], others=axes[1],
+        torch.cat([v.new_zeros(len(b), rank), b[:, None]], dim=1), ratings.row_counts, variances[0],
+        has_offset=row_offsets, axis=axes[0], others=axes[1],
     )  # fmt: skip
     columns = Side.start(
         torch.cat([v, c[:, None]], dim=1), ratings.column_counts, variances[1], has_offset=column_offsets,
@@ -69,7 +61,7 @@ def start_posterior(
     for side, given in zip((rows, columns), features, strict=True):
         if given is not None:
             side.features = FeatureEffects.start(*given, rank + 1)
-    return CompletionPosterior(rows, columns, noise_precision, weight_strength, ratings.n_ratings, ridge)
+    return CompletionPosterior(rows, columns, 1.2 / variance, weight_strength, ratings.n_ratings, ridge)
 
 
 def raise_rank(posterior: CompletionPosterior, ratings: Ratings, rank: int, *, seed: int = 0) -> CompletionPosterior:

@@ -7,7 +7,7 @@ the posterior so far in the place of the prior, adds their evidence:
     Λ_i ← Λ_i + τ α_i Σ_{j new} β_j E[a_j a_jᵀ],      Λ_i ū_i ← Λ_i ū_i + τ α_i Σ_{j new} β_j x_ij E[a_j]
 
 (free rows and columns, offsets of the other side subtracted; see ``gram``). Rows first, then columns,
-repeated a few times for the same batch. ``decay`` < 1 shrinks old evidence first, for streams that drift.
+repeated a few times for the same batch.
 
 Old evidence was gathered with what was known of the other side then, and keeps that: on a stream that brings most of
 its ratings later it trails a fit by far. ``look_back`` passes over all ratings again from where the posterior stands.
@@ -62,16 +62,14 @@ class _Before:
     shortfall: Tensor
 
 
-def _before(side: Side, ids: Tensor, decay: float) -> _Before:
-    """The evidence alone, without the prior, times ``decay``."""
+def _before(side: Side, ids: Tensor) -> _Before:
+    """The evidence alone, without the prior."""
     prior = side.precision
     precision = _natural(side, ids)
     everyone = side.prior_mean.double()
     mean = everyone if len(everyone) == 1 else everyone[ids]
     pull = (precision @ side.mean[ids].double()[:, :, None])[:, :, 0] - mean @ prior
-    return _Before(
-        ids, prior, (precision - prior) * decay, pull * decay, side.weight[ids].double(), side.shortfall[ids] * decay
-    )
+    return _Before(ids, prior, precision - prior, pull, side.weight[ids].double(), side.shortfall[ids])
 
 
 def _natural(side: Side, ids: Tensor) -> Tensor:
@@ -83,11 +81,11 @@ def _natural(side: Side, ids: Tensor) -> Tensor:
 
 def absorb(
     posterior: CompletionPosterior, batch: Ratings, rows: Tensor, columns: Tensor, *,
-    passes: int = 3, decay: float = 1.0, move: tuple[bool, bool] = (True, True), new_rows: bool = False,
+    passes: int = 3, move: tuple[bool, bool] = (True, True), new_rows: bool = False,
 ) -> None:  # fmt: skip
     """Add the evidence of new ratings."""
     sides = ((posterior.rows, rows, batch.by_row), (posterior.columns, columns, batch.by_column))
-    before = [_before(side, ids, decay) for side, ids, _ in sides]
+    before = [_before(side, ids) for side, ids, _ in sides]
     for (side, ids, groups), other_ids, learns in zip(sides, (columns, rows), move, strict=True):
         if learns:
             _count(side, ids, groups, other_ids)

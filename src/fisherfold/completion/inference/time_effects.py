@@ -12,21 +12,13 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class TimeEffects:
-    """Effects of the members of one side in periods of time.
+    """Effects of the members of one side in periods of time."""
 
-    Attributes:
-        starts: where each period but the first starts.
-        keys: member times number of periods plus period, ascending, of those with ratings.
-        mean: the posterior mean of each.
-        variance: the posterior variance of each.
-        prior: s².
-    """
-
-    starts: Tensor
-    keys: Tensor
-    mean: Tensor
-    variance: Tensor
-    prior: float
+    starts: Tensor  # where each period but the first starts
+    keys: Tensor  # member times number of periods plus period, ascending, of those with ratings
+    mean: Tensor  # the posterior mean of each
+    variance: Tensor  # the posterior variance of each
+    prior: float  # s²
 
     def find(self, members: Tensor, times: Tensor) -> tuple[Tensor, Tensor]:
         """The effects of some members at some times."""

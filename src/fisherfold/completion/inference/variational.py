@@ -192,12 +192,12 @@ def update_side(side: Side, weighted: Tensor, groups: Grouped, noise_precision: 
             part = slice(first, min(first + chunk, n))
             prior = prior_mean if len(prior_mean) == 1 else prior_mean[part]
             own = evidence.part(slice(first - begin, part.stop - begin))
-            second, residual[part] = _update_members(side, part, own, prior, noise_precision)
+            second, residual[part] = update_members(side, part, own, prior, noise_precision)
             table[part] = second.T
     return table, residual
 
 
-def _update_members(
+def update_members(
     side: Side, part: slice, evidence: Evidence, prior_mean: Tensor, noise_precision: float
 ) -> tuple[Tensor, Tensor]:
     """Set a run of members to precision K + τ α_i T_i; their second moments and expected squared residuals."""

@@ -27,17 +27,11 @@ _PAIRS = 2**20  # predicted at a time
 
 @dataclass(frozen=True)
 class Penalty:
-    """λ, λ_0 and the exponent α of the weights (n_j/n̄)^α.
+    """λ, λ_0 and the exponent α of the weights (n_j/n̄)^α."""
 
-    Attributes:
-        ridge: λ > 0.
-        offset_ridge: λ_0 > 0.
-        power: α, between 0 and 1.
-    """
-
-    ridge: float
-    offset_ridge: float
-    power: float = 0.5
+    ridge: float  # λ > 0
+    offset_ridge: float  # λ_0 > 0
+    power: float = 0.5  # α, between 0 and 1
 
     def weights(self, counts: Tensor, mean: float) -> Tensor:
         """The weights of rows or columns with so many ratings, n̄ on average."""
@@ -46,25 +40,15 @@ class Penalty:
 
 @dataclass(frozen=True)
 class Factors:
-    """A point: μ, offsets β and γ, factors L and R; over several processes the members of each.
+    """A point: μ, offsets β and γ, factors L and R; over several processes the members of each."""
 
-    Attributes:
-        mean: μ.
-        rows: L.
-        columns: R.
-        row_offset: β; zero if the model has none.
-        column_offset: γ; zero if the model has none.
-        with_row_offset: whether β is fitted.
-        with_column_offset: whether γ is fitted.
-    """
-
-    mean: float
-    rows: Tensor
-    columns: Tensor
-    row_offset: Tensor
-    column_offset: Tensor
-    with_row_offset: bool
-    with_column_offset: bool
+    mean: float  # μ
+    rows: Tensor  # L
+    columns: Tensor  # R
+    row_offset: Tensor  # β; zero if the model has none
+    column_offset: Tensor  # γ; zero if the model has none
+    with_row_offset: bool  # whether β is fitted
+    with_column_offset: bool  # whether γ is fitted
 
     def predict(self, rows: Tensor, columns: Tensor) -> Tensor:
         """μ + β_j + γ_i + l_jᵀ r_i for pairs (j, i)."""

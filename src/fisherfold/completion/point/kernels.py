@@ -47,23 +47,14 @@ def square_sum(side: Grouped, dtype: torch.dtype) -> Tensor:
 
 @dataclass(frozen=True)
 class ColumnFit:
-    """The coefficients of some columns at a frame, with the normal equations that gave them.
+    """The coefficients of some columns at a frame, with the normal equations that gave them."""
 
-    Attributes:
-        coefficients: a_i, one row per column.
-        gram: U_iᵀU_i, packed, without the ridge.
-        rhs: b_i.
-        ridge: λ_i, one per column.
-        fallback: the columns that were solved again from their rows, because M_i is singular to working precision.
-        fallback_inverse: the pseudo-inverses of their M_i.
-    """
-
-    coefficients: Tensor
-    gram: Tensor
-    rhs: Tensor
-    ridge: Tensor
-    fallback: Tensor
-    fallback_inverse: Tensor
+    coefficients: Tensor  # a_i, one row per column
+    gram: Tensor  # U_iᵀU_i, packed, without the ridge
+    rhs: Tensor  # b_i
+    ridge: Tensor  # λ_i, one per column
+    fallback: Tensor  # the columns that were solved again from their rows, because M_i is singular to working precision
+    fallback_inverse: Tensor  # the pseudo-inverses of their M_i
 
     def penalised_squares(self, squares: Tensor) -> Tensor:
         """‖U_i a_i - x_i‖² + λ_i ‖a_i‖² of every column, from the ‖x_i‖²."""
