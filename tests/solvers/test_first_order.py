@@ -246,7 +246,7 @@ def test_a_line_search_backs_away_from_points_without_a_gradient():
     x = torch.ones(3, 1, dtype=torch.float64)
     problem = NLLProblem(Euclidean(1), model, Gaussian(), x, 1.5 * x)
     for name in ("rcg", "rgd"):
-        result = minimize(problem, torch.zeros(1, dtype=torch.float64), name, first_step=1.0)
+        result = minimize(problem, torch.zeros(1, dtype=torch.float64), name)
         assert result.status == "converged"
         assert float(result.x) == pytest.approx(0.75, abs=1e-6)
 

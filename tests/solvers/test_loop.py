@@ -474,19 +474,15 @@ def test_an_interrupt_at_the_starting_point_replaces_the_checkpoint_of_an_earlie
     assert resumed.trace["loss"] == whole.trace["loss"]
 
 
-@pytest.mark.parametrize(
-    ("method", "ending"),
-    [("rngd", {"eta2": 1e30, "sigma": 1.0, "max_rejections": 3}), ("rcg", {"max_trials": 1, "first_step": 1e3})],
-)
-def test_a_run_without_a_further_step_stays_as_it_ended_unless_its_options_change(method, ending, task, tmp_path):
+def test_a_run_without_a_further_step_stays_as_it_ended_unless_its_options_change(task, tmp_path):
     common = {"checkpoint": tmp_path / "c", "max_iter": 30}
-    ended = minimize(task.problem, task.x0, method, **common, **ending)
+    ending = {"eta2": 1e30, "sigma": 1.0, "max_rejections": 3}
+    ended = minimize(task.problem, task.x0, **common, **ending)
     assert ended.status == "stalled"
-    resumed = minimize(task.problem, task.x0, method, resume=True, **common, **ending)
+    resumed = minimize(task.problem, task.x0, resume=True, **common, **ending)
     assert (resumed.status, resumed.message) == (ended.status, ended.message)
     assert resumed.iterations == ended.iterations
-    changed = {name: 20 if name.startswith("max") else 0.1 for name in ending}
-    further = minimize(task.problem, task.x0, method, resume=True, **common, **changed)
+    further = minimize(task.problem, task.x0, resume=True, **common, eta2=0.1, sigma=0.1, max_rejections=20)
     assert further.iterations > ended.iterations
 
 
@@ -544,25 +540,15 @@ def test_a_checkpoint_of_a_larger_product_is_refused(tasks, tmp_path):
     ("options", "error", "message"),
     [
         ({"method": "newton"}, ValueError, r"method must be one of \['lbfgs', .*\], got 'newton'"),
-        ({"method": ["rngd"]}, ValueError, r"method must be one of \['lbfgs', .*\], got \['rngd'\]"),
         ({"checkpoint": 3}, TypeError, "checkpoint must be a path or None, got 3"),
-        ({"solve": ["cg"]}, ValueError, r"solve must be 'auto' or one of .*, got \['cg'\]"),
-        ({"sigma": True}, TypeError, "method 'rngd': sigma must be a number, got bool"),
-        ({"method": "rcg", "contraction": "a"}, TypeError, "method 'rcg': contraction must be a number, got str"),
-        ({"method": "rgd", "sufficient": -1}, ValueError, "sufficient must be a number ≥ 0, got -1"),
         ({"max_iter": -1}, ValueError, "max_iter must be at least 0, got -1"),
         ({"max_iter": 2.5}, TypeError, "max_iter must be a whole number, got 2.5"),
-        ({"max_iter": "3"}, TypeError, "max_iter must be a whole number, got '3'"),
-        ({"max_iter": True}, TypeError, "max_iter must be a whole number, got True"),
         ({"evaluate_every": 1.5}, TypeError, "evaluate_every must be a whole number, got 1.5"),
         ({"seed": None}, TypeError, "seed must be a whole number, got None"),
-        ({"seed": 1.5}, TypeError, "seed must be a whole number, got 1.5"),
         ({"seed": 2**70}, ValueError, r"seed must lie between -2\*\*63 and 2\*\*64 - 1, got 1180591620717411303424"),
         ({"stop": 1e-6}, TypeError, r"stop must be a criterion such as GradientNorm\(1e-6\), got 1e-06"),
         ({"callback": 3}, TypeError, "callback must be a function of the state, got 3"),
         ({"batch_size": 2.5}, TypeError, "batch_size must be a whole number, got 2.5"),
-        ({"method": "rsgd", "step": 0.1, "batch_size": 2.5}, TypeError, "batch_size must be a whole number, got 2.5"),
-        ({"evaluate_every": 0}, ValueError, "evaluate_every must be at least 1, got 0"),
         ({"checkpoint_every": 0}, ValueError, "checkpoint_every must be at least 1, got 0"),
         ({"resume": True}, ValueError, "resume=True needs a checkpoint file, got checkpoint=None"),
         ({"checkpoint": "no/such/folder/c"}, FileNotFoundError, "the folder no/such/folder does not exist"),
@@ -571,57 +557,37 @@ def test_a_checkpoint_of_a_larger_product_is_refused(tasks, tmp_path):
         ({"solve": "lu"}, ValueError, r"solve must be 'auto' or one of \['structured', .*\], got 'lu'"),
         ({"sigma": 0.0}, ValueError, "sigma must be a number > 0, got 0.0"),
         ({"sigma": math.nan}, ValueError, "sigma must be a number > 0, got nan"),
-        ({"sigma": "big"}, TypeError, "sigma must be a number, got str"),
         (
             {"method": "rsgd", "step": 0.1, "stream": [[0, 1]]},
             TypeError,
             "method 'rsgd': stream must be a tensor of sample indices, got list",
         ),
-        ({"sigma_min": -1.0}, ValueError, "sigma_min must be a number > 0, got -1.0"),
         ({"eta1": 1.0}, ValueError, "eta1 must lie between 0 and 1, got 1.0"),
         ({"eta1": "a"}, TypeError, "method 'rngd': eta1 must be a number, got str"),
-        ({"eta3": "a"}, TypeError, "method 'rngd': eta3 must be a number, got str"),
-        ({"gamma": "4"}, TypeError, "method 'rngd': gamma must be a number, got str"),
-        ({"gamma": math.inf}, ValueError, "gamma must be a number > 0, got inf"),
         ({"eta3": 1.5}, ValueError, "eta3 must lie between 0 and 1, got 1.5"),
-        ({"eta2": -1.0}, ValueError, "eta2 must be a number ≥ 0, got -1.0"),
         ({"gamma": 1.0}, ValueError, "gamma must be greater than 1, got 1.0"),
         ({"forcing": 0.0}, ValueError, "forcing must be a number > 0, got 0.0"),
         ({"step": -1.0}, ValueError, "step must be a number > 0, got -1.0"),
         ({"step": 1.0, "damping": -1.0}, ValueError, "damping must be a number ≥ 0, got -1.0"),
         ({"damping": 0.1}, ValueError, "damping is for the fixed-step form, with step=; .* got 0.1"),
-        ({"damping": lambda k: 0.1}, ValueError, "damping is for the fixed-step form, with step="),
         ({"step": 0.5, "sigma": 0.1}, ValueError, "sigma is for Algorithm 1, without step=; .* got sigma=0.1"),
-        ({"step": 0.5, "sigma_min": 0.1}, ValueError, "sigma_min is for Algorithm 1, .* got sigma_min=0.1"),
-        ({"step": 0.5, "eta1": 0.1}, ValueError, "eta1 is for Algorithm 1, .* got eta1=0.1"),
         ({"step": 0.5, "eta2": 0.0}, ValueError, "eta2 is for Algorithm 1, .* got eta2=0.0"),
         ({"step": lambda k: 0.5, "eta3": 0.5}, ValueError, "eta3 is for Algorithm 1, .* got eta3=0.5"),
-        ({"batch_size": 0}, ValueError, "batch_size must be between 1 and n_samples=40, got 0"),
         ({"batch_size": 41}, ValueError, "batch_size must be between 1 and n_samples=40, got 41"),
         ({"max_rejections": 0}, ValueError, "max_rejections must be at least 1, got 0"),
         ({"method": "rsgd"}, TypeError, "method 'rsgd': missing 1 required keyword-only argument: 'step'"),
         ({"method": "rsgd", "step": -1.0}, ValueError, "step must be a number > 0, got -1.0"),
         ({"method": "rsgd", "step": 1.0, "decay": -1.0}, ValueError, "decay must be a number ≥ 0, got -1.0"),
         ({"method": "rsgd", "step": 1.0, "sampling": "all"}, ValueError, "sampling must be 'shuffle' or 'replacement'"),
-        ({"method": "rsgd", "step": 1.0, "batch_size": 99}, ValueError, "between 1 and n_samples=40, got 99"),
         (
             {"method": "rsgd", "step": 1.0, "stream": torch.arange(3)},
             ValueError,
             r"stream must hold int64 or int32 indices of shape \(epochs, draws\), got torch.int64 of shape \(3,\)",
         ),
         (
-            {"method": "rsgd", "step": 1.0, "stream": torch.ones(2, 3).bool()},
+            {"method": "rngd-vr", "step": 0.1, "sampling": "shuffle", "stream": torch.zeros(3, 4).long()},
             ValueError,
-            r"stream must hold int64 or int32 indices .*, got torch.bool of shape \(2, 3\)",
-        ),
-        *(
-            (
-                {"method": method, "step": 0.1, "sampling": sampling, "stream": torch.zeros(3, 4).long()},
-                ValueError,
-                f"give one of them, got sampling='{sampling}' beside a stream of 3 epochs",
-            )
-            for method in ("rsgd", "rsvrg", "rngd-vr")
-            for sampling in ("shuffle", "replacement")
+            "give one of them, got sampling='shuffle' beside a stream of 3 epochs",
         ),
         (
             {"method": "rsgd", "step": 0.1, "stream": torch.zeros(1, 4).long(), "max_iter": 2, "stop": NEVER},
@@ -633,14 +599,8 @@ def test_a_checkpoint_of_a_larger_product_is_refused(tasks, tmp_path):
             ValueError,
             r"batch must lie in 0..39, got 40..40",
         ),
-        ({"method": "rsvrg", "step": 0.0}, ValueError, "step must be a number > 0, got 0.0"),
-        ({"method": "rsvrg", "step": 1.0, "max_rejections": 0}, ValueError, "max_rejections must be at least 1, got 0"),
         ({"method": "rngd-vr", "step": 1.0, "damping": -0.1}, ValueError, "damping must be a number ≥ 0, got -0.1"),
         ({"method": "rngd-vr", "step": 1.0, "fisher": "x"}, ValueError, r"fisher must be one of .*, got 'x'"),
-        ({"method": "rcg", "first_step": 0.0}, ValueError, "first_step must be a number > 0, got 0.0"),
-        ({"method": "rcg", "sufficient": 1.0}, ValueError, "sufficient must lie between 0 and 1, got 1.0"),
-        ({"method": "rgd", "contraction": 0.0}, ValueError, "contraction must lie between 0 and 1, got 0.0"),
-        ({"method": "rgd", "max_trials": 0}, ValueError, "max_trials must be at least 1, got 0"),
     ],
 )
 def test_bad_options_are_named(task, options, error, message):

@@ -14,17 +14,6 @@ from fisherfold.manifolds.stiefel import Stiefel
 from fisherfold.manifolds.verdict import Verdict
 
 __all__ = [
-    "SPD",
-    "Euclidean",
-    "Grassmann",
-    "Manifold",
-    "Oblique",
-    "Power",
-    "Product",
-    "Rotations",
-    "Sphere",
-    "Stiefel",
-    "Verdict",
-    "check_retraction",
-    "from_geoopt",
-]
+    "SPD", "Euclidean", "Grassmann", "Manifold", "Oblique", "Power", "Product", "Rotations", "Sphere", "Stiefel",
+    "Verdict", "check_retraction", "from_geoopt",
+]  # fmt: skip

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
-from typing import ClassVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -172,6 +172,34 @@ class Snapshot:
             if not is_finite(x):
                 break
         return x
+
+
+def check_data(**columns: Any) -> None:
+    """Raise unless all columns are finite tensors of the same number of samples on one device."""
+    first, like = next(iter(columns.items()))
+    for name, data in columns.items():
+        if not isinstance(data, Tensor):
+            raise TypeError(f"{name} must be a torch.Tensor, got {type(data).__name__}")
+        if data.ndim == 0 or len(data) == 0:
+            raise ValueError(f"{name} must hold at least one sample, got shape {tuple(data.shape)}")
+        if len(data) != len(like):
+            counts = f"{len(like)} and {len(data)}"
+            raise ValueError(f"{first} and {name} must have the same number of samples, got {counts}")
+        if data.device != like.device:
+            raise ValueError(f"{first} and {name} must be on one device, got {like.device} and {data.device}")
+        if data.is_floating_point() and not bool(torch.isfinite(data).all()):
+            raise ValueError(f"{name} must be finite, got NaN or infinite entries")
+
+
+def check_theta(manifold: Manifold, theta: Point, data: Sequence[Tensor]) -> None:
+    """Raise unless theta is a point on the device and of the floating dtype of the data."""
+    floating = [part.dtype for part in data if part.is_floating_point()]
+    for leaf in filter(torch.is_tensor, leaves(theta)):
+        if data and leaf.device != data[0].device:
+            raise ValueError(f"theta must be on {data[0].device} like the data, got {leaf.device}")
+        if floating and leaf.dtype != floating[0]:
+            raise ValueError(f"theta must have the dtype {floating[0]} of the data x, got {leaf.dtype}")
+    manifold.check_point(theta, name="theta")
 
 
 def check_batch(batch: Tensor, n_samples: int) -> None:

@@ -15,14 +15,13 @@ import math
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 from typing_extensions import override
 
 from fisherfold.fisher.general_likelihoods import MultivariateGaussian
 from fisherfold.fisher.operators import FisherOperator
 from fisherfold.manifolds.base import Manifold, Point, Tangent
-from fisherfold.problems.base import Problem
+from fisherfold.problems.base import Problem, check_data
 from fisherfold.problems.nll import NLLProblem
 
 
@@ -63,8 +62,7 @@ class GaussianModel(Problem):
             raise ValueError(f"y must be a tensor of shape (observations, d) with at least two rows, got {seen}")
         if not callable(moments):
             raise TypeError(f"moments must be a function of theta that returns (mean, covariance), got {moments!r}")
-        if not bool(torch.isfinite(y).all()):
-            raise ValueError("y must be finite, got NaN or infinite entries")
+        check_data(y=y)
         self.manifold, self.moments, self.n_samples = manifold, moments, len(y)
         self.mean = y.mean(0)
         centred = y - self.mean

@@ -30,7 +30,7 @@ from fisherfold.manifolds.base import (
     require_manifold,
     tree_map,
 )
-from fisherfold.problems.base import Problem, check_batch
+from fisherfold.problems.base import Problem, check_batch, check_data, check_theta
 from fisherfold.problems.cache import LastPoint
 
 
@@ -77,7 +77,9 @@ class LossProblem(Problem):
         self.manifold = manifold
         self.function = loss
         self._single = isinstance(x, Tensor)
-        self.inputs = _check_samples(x)
+        self.inputs = () if x is None else (x,) if isinstance(x, Tensor) else tuple(x)
+        if x is not None:
+            check_data(**({"x": x} if self._single else {f"x[{i}]": part for i, part in enumerate(self.inputs)}))
         self.n_samples = len(self.inputs[0]) if self.inputs else 1
         self.chunk_size = None if chunk_size is None else positive_integer(chunk_size, "chunk_size")
         self._last: LastPoint[tuple[Graph, tuple[Tensor, ...] | None]] = LastPoint()
@@ -85,14 +87,14 @@ class LossProblem(Problem):
 
     @override
     def loss(self, x: Point, batch: Tensor | None = None) -> Tensor:
-        self._check_theta(x)
+        check_theta(self.manifold, x, self.inputs)
         if any(leaf.requires_grad for leaf in leaves(x)) or torch.is_inference_mode_enabled():
             return self._mean(x, batch)
         return self._evaluated(x, batch)[0][1].detach()
 
     @override
     def loss_and_gradient(self, x: Point, batch: Tensor | None = None) -> tuple[Tensor, Tangent]:
-        self._check_theta(x)
+        check_theta(self.manifold, x, self.inputs)
         variables, value = graph = self._evaluated(x, batch)[0]
         if not value.requires_grad:
             raise ValueError("loss must depend on theta through torch operations, but it has no gradient")
@@ -127,7 +129,7 @@ class LossProblem(Problem):
         which ``Result.covariance`` takes standard errors. Raises ValueError if the kind is unknown, or empirical and
         the loss is a plain cost without samples.
         """
-        self._check_theta(x)
+        check_theta(self.manifold, x, self.inputs)
         if kind not in self.fisher_kinds:
             raise ValueError(f"kind must be one of {list(self.fisher_kinds)}, got {kind!r}; NLLProblem has more")
         if kind == "observed":
@@ -147,15 +149,6 @@ class LossProblem(Problem):
             return tree_map(Tensor.detach, rows(x, samples))
 
         return _GradientMoment(self.manifold, x, lambda theta: self._losses(theta, samples), jacobian, Gaussian())
-
-    def _check_theta(self, theta: Point) -> None:
-        self.manifold.check_point(theta, name="theta")
-        first = next((part for part in self.inputs if part.is_floating_point()), None)
-        for leaf in leaves(theta):
-            if self.inputs and leaf.device != self.inputs[0].device:
-                raise ValueError(f"theta must be on {self.inputs[0].device} like the data, got {leaf.device}")
-            if first is not None and leaf.dtype != first.dtype:
-                raise ValueError(f"theta must have the dtype {first.dtype} of the data x, got {leaf.dtype}")
 
     def _mean(self, theta: Point, batch: Tensor | None) -> Tensor:
         if self.inputs:
@@ -186,22 +179,6 @@ class _GradientMoment(ExactFisher):
     """(1/N) Σ grad ℓ_i grad ℓ_iᵀ: the exact operator of the losses themselves as outputs with unit variance."""
 
     approximates = "the second moment of the gradients of the samples; the Fisher information if they are likelihoods"
-
-
-def _check_samples(x: Tensor | Sequence[Tensor] | None) -> tuple[Tensor, ...]:
-    if x is None:
-        return ()
-    parts = (x,) if isinstance(x, Tensor) else tuple(x)
-    if not parts or not all(isinstance(part, Tensor) for part in parts):
-        raise TypeError(f"x must be a torch.Tensor or several of them, got {type(x).__name__}")
-    for part in parts:
-        if part.ndim == 0 or len(part) == 0:
-            raise ValueError(f"x must hold at least one sample, got shape {tuple(part.shape)}")
-        if part.is_floating_point() and not bool(torch.isfinite(part).all()):
-            raise ValueError("x must be finite, got NaN or infinite entries")
-    if len({len(part) for part in parts}) > 1:
-        raise ValueError(f"the tensors of x must have the same number of samples, got {[len(p) for p in parts]}")
-    return parts
 
 
 def _form(value: object) -> str:

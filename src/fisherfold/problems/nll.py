@@ -28,7 +28,7 @@ from fisherfold.fisher.operators import DenseFisher, FisherOperator
 from fisherfold.fisher.rowblock import RowBlockFisher
 from fisherfold.manifolds import Euclidean, Manifold, Product
 from fisherfold.manifolds.base import Point, Tangent, leaves, positive_integer, require_manifold, tree_map
-from fisherfold.problems.base import Problem, check_batch
+from fisherfold.problems.base import Problem, check_batch, check_data, check_theta
 from fisherfold.problems.cache import LastPoint
 from fisherfold.problems.networks import check_independence, check_layers
 
@@ -88,8 +88,10 @@ class NLLProblem(Problem):
         chunk_size: int | None = None,
     ) -> None:
         _check_parts(manifold, model, likelihood, prior)
-        _check_data(x, y)
-        _check_extras(x, weights, offset)
+        extras = {"weights": weights, "offset": offset}
+        check_data(x=x, y=y, **{name: column for name, column in extras.items() if column is not None})
+        if weights is not None and (weights.ndim != 1 or bool((weights < 0).any()) or not bool((weights > 0).any())):
+            raise ValueError(f"weights must be one number ≥ 0 per sample, not all 0, got shape {tuple(weights.shape)}")
         self.manifold = manifold
         self.model = model
         self.likelihood = likelihood
@@ -105,6 +107,7 @@ class NLLProblem(Problem):
         self._outputs_checked = False
         self._independence_checked = False
         self._alone_checked = False
+        self._prior_checked = False
         self._last: LastPoint[Graph] = LastPoint()
         self._adjoint = AdjointTest()
         self._calls = 0
@@ -167,14 +170,16 @@ class NLLProblem(Problem):
 
     def _log_prior(self, x: Point) -> Tensor:
         value = self.prior(x)  # type: ignore[misc]  # asked for only where there is one
-        single = isinstance(value, Tensor) and value.numel() == 1 and value.is_floating_point()
-        recorded = torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves(x))
-        if not single or (recorded and not value.requires_grad):
+        if not isinstance(value, Tensor) or value.numel() != 1 or not value.is_floating_point():
             seen = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
             raise ValueError(
-                "prior must return one number as a torch tensor that depends on theta, such as "
-                f"0.5 * theta.square().sum(), got {seen}{' without a gradient' if single else ''}"
+                f"prior must return one number as a torch tensor, such as 0.5 * theta.square().sum(), got {seen}"
             )
+        if torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves(x)) and not value.requires_grad:
+            raise ValueError("prior must depend on theta through torch operations, but it has no gradient")
+        if not (self._prior_checked or bool(value.isfinite())):
+            raise ValueError(f"prior must be finite where a run starts, got {value.item()}")
+        self._prior_checked = True
         return value.reshape(())
 
     @override
@@ -351,12 +356,7 @@ class NLLProblem(Problem):
         return _Data(*(None if column is None else column[batch] for column in columns))  # type: ignore[arg-type]
 
     def _check_theta(self, theta: Point) -> None:
-        for leaf in filter(torch.is_tensor, leaves(theta)):
-            if leaf.device != self.inputs.device:
-                raise ValueError(f"theta must be on {self.inputs.device} like the data, got {leaf.device}")
-            if self.inputs.is_floating_point() and leaf.dtype != self.inputs.dtype:
-                raise ValueError(f"theta must have the dtype {self.inputs.dtype} of the data x, got {leaf.dtype}")
-        self.manifold.check_point(theta, name="theta")
+        check_theta(self.manifold, theta, [self.inputs])
         self._check_independence(theta)
 
     def _check_independence(self, theta: Point) -> None:
@@ -400,34 +400,6 @@ def _check_parts(manifold: object, model: object, likelihood: object, prior: obj
         raise TypeError(f"likelihood must be a likelihood such as Gaussian(), got {likelihood!r}")
     if prior is not None and not callable(prior):
         raise TypeError(f"prior must be a function of theta, minus the logarithm of its density, got {prior!r}")
-
-
-def _check_data(x: Tensor, y: Tensor) -> None:
-    for name, data in (("x", x), ("y", y)):
-        if not isinstance(data, Tensor):
-            raise TypeError(f"{name} must be a torch.Tensor, got {type(data).__name__}")
-        if data.ndim == 0 or len(data) == 0:
-            raise ValueError(f"{name} must hold at least one sample, got shape {tuple(data.shape)}")
-    if len(x) != len(y):
-        raise ValueError(f"x and y must have the same number of samples, got {len(x)} and {len(y)}")
-    if x.device != y.device:
-        raise ValueError(f"x and y must be on one device, got {x.device} and {y.device}")
-    for name, data in (("x", x), ("y", y)):
-        if data.is_floating_point() and not bool(torch.isfinite(data).all()):
-            raise ValueError(f"{name} must be finite, got NaN or infinite entries")
-
-
-def _check_extras(x: Tensor, weights: Tensor | None, offset: Tensor | None) -> None:
-    for name, column in (("weights", weights), ("offset", offset)):
-        if column is None:
-            continue
-        if not isinstance(column, Tensor) or column.ndim == 0 or len(column) != len(x) or column.device != x.device:
-            seen = (tuple(column.shape), str(column.device)) if isinstance(column, Tensor) else type(column).__name__
-            raise ValueError(f"{name} must be a tensor with one entry per sample ({len(x)}) on {x.device}, got {seen}")
-        if not bool(torch.isfinite(column).all()):
-            raise ValueError(f"{name} must be finite, got NaN or infinite entries")
-    if weights is not None and (weights.ndim != 1 or bool((weights < 0).any()) or not bool((weights > 0).any())):
-        raise ValueError(f"weights must be one number ≥ 0 per sample, not all 0, got shape {tuple(weights.shape)}")
 
 
 def _check_outputs(z: Tensor, inputs: Tensor, offset: Tensor | None = None) -> None:

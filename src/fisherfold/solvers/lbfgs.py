@@ -16,9 +16,11 @@ from typing_extensions import override
 
 from fisherfold.manifolds.base import Point, Tangent, combine, is_finite, scale, tree_map
 from fisherfold.problems.base import Problem
-from fisherfold.solvers.method import Method, at_least_one, positive
+from fisherfold.solvers.method import FIRST_STEP, MAX_TRIALS, Method, at_least_one
 from fisherfold.solvers.state import State
 
+# the fraction of the linear prediction that a step must achieve (Armijo)
+SUFFICIENT = 1e-4
 # the cosine between s and y below which a pair is left out
 LEAST_CURVATURE = 1e-8
 
@@ -29,29 +31,13 @@ class LBFGS(Method):
     Args:
         problem: the problem.
         memory: the number m of pairs that are kept.
-        first_step: the length ‖α d‖ of the first trial step.
-        sufficient: the fraction of the linear prediction that a step must achieve (Armijo).
-        max_trials: evaluations of one line search.
     """
 
     name: ClassVar[str] = "lbfgs"
 
-    def __init__(
-        self,
-        problem: Problem,
-        *,
-        memory: int = 10,
-        first_step: float = 1.0,
-        sufficient: float = 1e-4,
-        max_trials: int = 25,
-    ) -> None:
+    def __init__(self, problem: Problem, *, memory: int = 10) -> None:
         super().__init__(problem)
         self.memory = at_least_one("memory", memory)
-        self.first_step = positive("first_step", first_step)
-        self.sufficient = positive("sufficient", sufficient)
-        if not self.sufficient < 0.5:
-            raise ValueError(f"sufficient must lie between 0 and 1/2, got {sufficient}")
-        self.max_trials = at_least_one("max_trials", max_trials)
 
     @override
     def start(self, state: State) -> None:
@@ -68,11 +54,11 @@ class LBFGS(Method):
             state.failure = ("non_finite", "the gradient at the iterate is not finite")
             return
         pairs = self._pairs(state)
-        direction = self._direction(x, gradient, pairs) if pairs else scale(-self.first_step / norm, gradient)
+        direction = self._direction(x, gradient, pairs) if pairs else scale(-FIRST_STEP / norm, gradient)
         slope = float(self.manifold.inner(x, gradient, direction))
         if not slope < 0:
-            pairs, direction = [], scale(-self.first_step / norm, gradient)
-            slope = -self.first_step * norm
+            pairs, direction = [], scale(-FIRST_STEP / norm, gradient)
+            slope = -FIRST_STEP * norm
         trial, move, trials = self._line_search(state, direction, slope)
         state.record = {"accepted": float(trial is not None), "trials": float(trials)}
         if trial is None:
@@ -93,7 +79,7 @@ class LBFGS(Method):
     def _line_search(self, state: State, direction: Tangent, slope: float) -> tuple[Point | None, Tangent, int]:
         """The accepted point, put into the state, or None; the step, and the number of evaluations."""
         x, gradient, alpha = state.x, state.vectors["gradient"], 1.0
-        for trials in range(1, self.max_trials + 1):
+        for trials in range(1, MAX_TRIALS + 1):
             move = scale(alpha, direction)
             trial, value, fallen = self.manifold.retract(x, move), math.inf, -math.inf
             if is_finite(trial):
@@ -104,7 +90,7 @@ class LBFGS(Method):
                 # where losses no longer tell a fall from a rise gradients do
                 blurred = -alpha * slope <= self.problem.loss_rounding(x, state.loss)
                 fallen = self.fall(x, trial, move, gradient, new_gradient) if blurred else state.loss - value
-            if fallen >= -self.sufficient * alpha * slope:
+            if fallen >= -SUFFICIENT * alpha * slope:
                 state.x, state.loss, state.vectors["gradient"] = trial, value, new_gradient
                 state.gradient_norm = self.norm(trial, new_gradient)
                 return trial, move, trials

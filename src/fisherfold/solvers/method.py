@@ -19,6 +19,9 @@ from fisherfold.solvers.state import State
 BatchSize: TypeAlias = "int | Callable[[int], int] | None"
 Schedule: TypeAlias = "float | Callable[[int], float]"
 
+# of line searches: the length of the first trial step, and the most evaluations
+FIRST_STEP, MAX_TRIALS = 1.0, 25
+
 
 class Method(ABC):
     """An algorithm on a problem: a starting state and a step.

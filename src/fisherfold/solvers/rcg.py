@@ -15,10 +15,11 @@ from typing_extensions import override
 
 from fisherfold.manifolds.base import Point, Tangent, combine, is_finite, leaves, scale
 from fisherfold.plain import counted
-from fisherfold.problems.base import Problem
-from fisherfold.solvers.method import Method, at_least_one, positive
+from fisherfold.solvers.method import FIRST_STEP, MAX_TRIALS, Method
 from fisherfold.solvers.state import State
 
+# the fraction of the linear prediction that a step must achieve (Armijo), and the factor of a shorter one
+SUFFICIENT, CONTRACTION = 0.5, 0.5
 # a step shorter than this share of the point changes it by rounding only
 SHORTEST_STEP = 1e-12
 # failed searches in a row before a run has stalled: the last goes on where the one before ended
@@ -26,34 +27,9 @@ SEARCHES = 3
 
 
 class RCG(Method):
-    """Hestenes-Stiefel conjugate gradients over all samples.
-
-    Args:
-        problem: the problem.
-        first_step: the length ‖α d‖ of the first trial step.
-        sufficient: the fraction of the linear prediction that a step must achieve (Armijo).
-        contraction: the factor of a backtracking step.
-        max_trials: loss evaluations of one line search.
-    """
+    """Hestenes-Stiefel conjugate gradients over all samples."""
 
     name: ClassVar[str] = "rcg"
-
-    def __init__(
-        self,
-        problem: Problem,
-        *,
-        first_step: float = 1.0,
-        sufficient: float = 0.5,
-        contraction: float = 0.5,
-        max_trials: int = 25,
-    ) -> None:
-        super().__init__(problem)
-        self.first_step = positive("first_step", first_step)
-        for name, value in (("sufficient", sufficient), ("contraction", contraction)):
-            if not 0 < positive(name, value, zero=True) < 1:
-                raise ValueError(f"{name} must lie between 0 and 1, got {value}")
-        self.sufficient, self.contraction = sufficient, contraction
-        self.max_trials = at_least_one("max_trials", max_trials)
 
     @override
     def start(self, state: State) -> None:
@@ -62,7 +38,7 @@ class RCG(Method):
         state.vectors |= {"gradient": gradient, "direction": scale(-1.0, gradient)}
         state.numbers |= {"restarted": 0, "rejections": 0}
         if 0 < state.gradient_norm < math.inf:
-            state.numbers["alpha"] = self.first_step / state.gradient_norm
+            state.numbers["alpha"] = FIRST_STEP / state.gradient_norm
 
     @override
     def step(self, state: State) -> None:
@@ -81,7 +57,7 @@ class RCG(Method):
             if state.numbers["restarted"] == 1:
                 # the direction or the remembered step was bad: one more try along the gradient itself
                 state.vectors["direction"] = scale(-1.0, gradient)
-                state.numbers["alpha"] = self.first_step / state.gradient_norm
+                state.numbers["alpha"] = FIRST_STEP / state.gradient_norm
             shortest = self._shortest(x, state.vectors["direction"])
             if state.numbers["restarted"] < SEARCHES and state.numbers["alpha"] >= shortest:
                 state.record = {"accepted": 0.0, "trials": float(trials)}
@@ -111,14 +87,14 @@ class RCG(Method):
         state.numbers["alpha"] /= 16
         state.numbers["rejections"] += 1
         state.record = {"accepted": 0.0, "trials": float(trials)}
-        if state.numbers["rejections"] >= self.max_trials:
-            tries = counted(self.max_trials, "try", "tries")
+        if state.numbers["rejections"] >= MAX_TRIALS:
+            tries = counted(MAX_TRIALS, "try", "tries")
             state.failure = ("non_finite", f"the gradient ahead is not finite ({tries} in a row)")
 
     def _line_search(self, state: State, direction: Tangent, slope: float) -> tuple[Point | None, int, bool]:
         """The accepted point or None, the number of loss evaluations, and whether any was finite; moves α on."""
         alpha, shortest, finite = state.numbers["alpha"], self._shortest(state.x, direction), False
-        for trials in range(1, self.max_trials + 1):
+        for trials in range(1, MAX_TRIALS + 1):
             trial = self.manifold.retract(state.x, scale(alpha, direction))
             loss = self.value(trial) if is_finite(trial) else math.inf
             finite = finite or math.isfinite(loss)
@@ -126,12 +102,12 @@ class RCG(Method):
                 fallen = self._fall_by_slopes(state, trial, scale(alpha, direction))
             else:
                 fallen = state.loss - loss
-            enough = fallen >= -self.sufficient * alpha * slope
-            if enough or (trials == self.max_trials and loss < state.loss):
+            enough = fallen >= -SUFFICIENT * alpha * slope
+            if enough or (trials == MAX_TRIALS and loss < state.loss):
                 # on average one extra evaluation: push when it went well or after a long retreat, else keep the pace
                 state.numbers["alpha"] = alpha if trials == 2 else 2 * alpha
                 return trial, trials, finite
-            alpha *= self.contraction
+            alpha *= CONTRACTION
             if alpha < shortest:
                 break
         state.numbers["alpha"] = alpha

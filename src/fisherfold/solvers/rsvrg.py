@@ -11,7 +11,7 @@ The inner pass is the snapshot's, so that a problem may fuse it.
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 from typing_extensions import override
@@ -104,20 +104,9 @@ class RNGDVR(RSVRG):
     name: ClassVar[str] = "rngd-vr"
 
     def __init__(
-        self,
-        problem: Problem,
-        *,
-        step: Schedule,
-        fisher: str | None = None,
-        damping: Schedule = 0.0,
-        batch_size: int | None = None,
-        sampling: str | None = None,
-        stream: Tensor | None = None,
-        max_rejections: int = 10,
+        self, problem: Problem, *, step: Schedule, fisher: str | None = None, damping: Schedule = 0.0, **options: Any
     ) -> None:
-        super().__init__(
-            problem, step=step, batch_size=batch_size, sampling=sampling, stream=stream, max_rejections=max_rejections
-        )
+        super().__init__(problem, step=step, **options)
         self.kind = check_kind(fisher, problem)
         self.damping = damping if callable(damping) else positive("damping", damping, zero=True)
 

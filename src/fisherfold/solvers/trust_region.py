@@ -25,6 +25,8 @@ from fisherfold.problems.cache import LastPoint
 from fisherfold.solvers.method import Method, at_least_one, check_kind, positive
 from fisherfold.solvers.state import State
 
+ETA, KAPPA, THETA = 0.1, 0.1, 0.5
+
 
 @dataclass(frozen=True)
 class _Step:
@@ -45,9 +47,6 @@ class TrustRegion(Method):
         model: ``hessian``, by automatic differentiation of the loss, or one of the problem's ``fisher_kinds``.
         radius: the first Δ; if not given, an eighth of the root of the dimension, times the root mean square of a start
             with entries above 1 where the metric is ambient.
-        eta: the least ratio ρ of an accepted step.
-        kappa: the largest relative residual at which conjugate gradients stop.
-        theta: the order ϑ of local convergence less one.
         max_products: products of one run of conjugate gradients; the dimension if not given, at most 1000.
         max_rejections: so many rejections in a row end the run.
     """
@@ -60,21 +59,12 @@ class TrustRegion(Method):
         *,
         model: str = "hessian",
         radius: float | None = None,
-        eta: float = 0.1,
-        kappa: float = 0.1,
-        theta: float = 0.5,
         max_products: int | None = None,
         max_rejections: int = 40,
     ) -> None:
         super().__init__(problem)
         self.model = model if model == "hessian" else check_kind(model, problem)
         self.radius = None if radius is None else positive("radius", radius)
-        self.eta, self.kappa = positive("eta", eta), positive("kappa", kappa)
-        if not self.eta < 0.25:
-            raise ValueError(f"eta must lie between 0 and 1/4, got {eta}")
-        if not self.kappa < 1:
-            raise ValueError(f"kappa must lie between 0 and 1, got {kappa}")
-        self.theta = positive("theta", theta, zero=True)
         limit = min(self.manifold.dim, 1000) if max_products is None else at_least_one("max_products", max_products)
         self.max_products = max(limit, 1)
         self.max_rejections = at_least_one("max_rejections", max_rejections)
@@ -110,7 +100,7 @@ class TrustRegion(Method):
                     gained = self.fall(x, trial, move, gradient, new_gradient)
                 guard = (1e2 * torch.finfo(leaves(x)[0].dtype).eps) ** 2 * abs(state.loss)
                 rho = (gained + guard) / (predicted + guard) if predicted > 0 else -math.inf
-        if rho >= self.eta:
+        if rho >= ETA:
             state.x, state.vectors["gradient"] = trial, new_gradient
             state.loss, state.gradient_norm = float(value), self.norm(trial, new_gradient)
             state.numbers["rejections"] = 0
@@ -146,7 +136,7 @@ class TrustRegion(Method):
         """Conjugate gradients for H d = -g/‖g‖ within Δ/‖g‖: in these units no square leaves the range of numbers."""
         x, radius = state.x, state.numbers["radius"] / norm
         inner = self.manifold._inner  # the hook: vectors made here need no checks
-        target = min(self.kappa, (norm / state.numbers["first_norm"]) ** self.theta) ** 2
+        target = min(KAPPA, (norm / state.numbers["first_norm"]) ** THETA) ** 2
         d, image, residual, p = scale(0.0, unit), scale(0.0, unit), unit, scale(-1.0, unit)
         rr, dd, dp, pp = 1.0, 0.0, 0.0, 1.0  # inner products of r, d and p
         boundary, products = False, 0
