@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
 import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from fisherfold.fisher import Gaussian
 from fisherfold.manifolds import Sphere
@@ -17,6 +18,8 @@ from fisherfold.optim import SphereOptimizer
 from fisherfold.problems import NLLProblem
 from fisherfold.solvers import GradientNorm, minimize
 from fisherfold.threads import one_thread
+
+Make = Callable[[nn.Module], Optimizer]
 
 
 @dataclass(frozen=True)
@@ -28,54 +31,67 @@ class Race:
     values: list[float] = field(default_factory=list)
 
 
-def race_networks(*, epochs: int = 6, seeds: int = 3) -> list[Race]:
-    """Test accuracy on handwritten digits, mean over seeds: SphereOptimizer and SGD at the best rate of a grid."""
+def race_networks(*, epochs: int = 4, seeds: int = 3) -> list[Race]:
+    """Test accuracy on handwritten digits against CPU seconds on one thread, mean over seeds.
+
+    Every method has three rates, and the one with the best accuracy on validation images is shown. SGD and AdamW get
+    half as many epochs more, so that all take about the same seconds.
+    """
     digits = load_digits()
     x = torch.tensor(digits.images[:, None] / 16, dtype=torch.float32)
     y = torch.tensor(digits.target)
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
-    train, test = order[:1200], order[1200:]
+    train, validation, test = order[:1000], order[1000:1200], order[1200:]
 
-    def run(make: Callable[[nn.Module], torch.optim.Optimizer], seed: int) -> tuple[list[float], list[float]]:
+    def run(make: Make, epochs: int, seed: int) -> tuple[list[float], list[float], float]:
         torch.manual_seed(seed)
         net = _network()
         optimizer = make(net)
-        total = epochs * (len(train) // 64)
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(1 - step / total, 0.0))
+        batches = len(train) // 64
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(1 - step / (epochs * batches), 0.0))
         seconds, accuracies, spent = [], [], 0.0
         for epoch in range(epochs):
-            began = time.perf_counter()
+            began = time.process_time()
             net.train()
             shuffled = train[torch.randperm(len(train), generator=torch.Generator().manual_seed(100 * seed + epoch))]
-            for step in range(len(train) // 64):
-                part = shuffled[64 * step : 64 * (step + 1)]
+            for part in torch.split(shuffled[: 64 * batches], 64):
                 optimizer.zero_grad()
                 torch.autograd.backward(nn.functional.cross_entropy(net(x[part]), y[part]))
                 optimizer.step()
                 schedule.step()
-            spent += time.perf_counter() - began
+            spent += time.process_time() - began
             seconds.append(spent)
             accuracies.append(100 * _accuracy(net, x[test], y[test]))
-        return seconds, accuracies
+        return seconds, accuracies, _accuracy(net, x[validation], y[validation])
 
-    def race(name: str, make: Callable[[nn.Module], torch.optim.Optimizer]) -> Race:
-        runs = [run(make, seed) for seed in range(seeds)]
-        seconds, values = ([fmean(column) for column in zip(*part, strict=True)] for part in zip(*runs, strict=True))
-        return Race(name, seconds, values)
-
-    def sgd(rate: float) -> Callable[[nn.Module], torch.optim.Optimizer]:
-        return lambda net: torch.optim.SGD(net.parameters(), rate, momentum=0.9, nesterov=True, weight_decay=5e-4)
+    def best(name: str, make: Callable[[nn.Module, float], Optimizer], rates: Sequence[float], epochs: int) -> Race:
+        tried = []
+        for rate in rates:
+            runs = [run(lambda net, rate=rate: make(net, rate), epochs, seed) for seed in range(seeds)]  # type: ignore[misc]
+            seconds, values, judged = zip(*runs, strict=True)
+            race = Race(f"{name} {rate:g}", _means(seconds), _means(values))
+            tried.append((fmean(judged), race))
+        return max(tried, key=lambda each: each[0])[1]
 
     with one_thread():
-        ours = race("SphereOptimizer, angle 0.1", lambda net: SphereOptimizer(net, lr=0.1, example_input=x[train[:16]]))
-        first_order = [race(f"SGD, best rate {rate:g}", sgd(rate)) for rate in (0.03, 0.1, 0.3)]
-    return [ours, max(first_order, key=lambda race: race.values[-1])]
+        return [
+            best("SphereOptimizer, angle", lambda net, rate: SphereOptimizer(net, lr=rate, example_input=x[train[:16]]),
+                 (0.04, 0.08, 0.16), epochs),
+            best("SGD, rate", lambda net, rate: torch.optim.SGD(net.parameters(), rate, momentum=0.9, nesterov=True,
+                 weight_decay=5e-4), (0.03, 0.1, 0.3), epochs * 3 // 2),
+            best("AdamW, rate", lambda net, rate: torch.optim.AdamW(net.parameters(), rate), (0.003, 0.01, 0.03),
+                 epochs * 3 // 2),
+        ]  # fmt: skip
+
+
+def _means(curves: Iterable[Sequence[float]]) -> list[float]:
+    return [fmean(column) for column in zip(*curves, strict=True)]
 
 
 def _network() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(1, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(8, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.Flatten(), nn.Linear(256, 10),
+        nn.Conv2d(1, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU(), nn.Flatten(), nn.Linear(512, 10),
     )  # fmt: skip
 
 
