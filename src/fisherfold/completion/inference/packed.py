@@ -76,7 +76,7 @@ def solve_positive(packed: Tensor, rhs: Tensor, diagonal: Tensor) -> tuple[Tenso
     Example:
         >>> m = torch.tensor([[2.0, 1.0, 3.0]])
         >>> x, pivot = solve_positive(m, torch.tensor([[4.0, 7.0]]), torch.zeros(1, 1))
-        >>> x.tolist(), round(float(pivot), 4)
+        >>> x.round(decimals=4).tolist(), round(float(pivot), 4)
         ([[1.0, 2.0]], 0.8333)
     """
     count, size = rhs.shape
