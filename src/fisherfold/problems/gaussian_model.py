@@ -40,6 +40,7 @@ class GaussianModel(Problem):
     Examples:
         The mean and one variance:
 
+        >>> import torch
         >>> from fisherfold import minimize
         >>> from fisherfold.manifolds import Euclidean, Product
         >>> y = torch.randn(200, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
