@@ -15,7 +15,6 @@ from fisherfold.subspace.marginal_fit import (
     _settled,
     _update_moments,
     fit_marginal,
-    revive,
     update_mean,
 )
 from fisherfold.subspace.tasks import TaskStatistics
@@ -286,19 +285,3 @@ def test_a_callback_stops_and_errors_name_the_argument():
     problem = MarginalSubspaceProblem(statistics, start(statistics, rank=2))
     with pytest.raises(ValueError, match="kind must be one of"):
         problem.fisher(problem.prior.frame, kind="dense")
-
-
-@pytest.mark.parametrize("rank", [2, 4])
-def test_dead_directions_are_started_anew_and_living_ones_are_kept(rank):
-    statistics, prior, _ = case(rank=rank)
-    assert revive(statistics, prior) is prior
-    statistics, prior, _ = case(rank=rank, singular=True)
-    turned = revive(statistics, prior)
-    torch.testing.assert_close(turned.frame.mT @ turned.frame, torch.eye(rank, dtype=torch.float64))
-    before, after = (each.frame @ each.covariance @ each.frame.mT for each in (prior, turned))
-    # what is added lies beside what was there
-    values, vectors = torch.linalg.eigh(before)
-    living = vectors[:, values > 1e-9]
-    assert living.shape[1] == rank - 1
-    torch.testing.assert_close(after @ living, before @ living)
-    assert torch.linalg.matrix_rank(after) == rank

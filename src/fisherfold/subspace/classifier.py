@@ -22,15 +22,20 @@ from fisherfold.subspace.logistic import LabelledRows, LogisticSubspaceProblem, 
 from fisherfold.subspace.marginal import start_frame
 from fisherfold.subspace.point_fit import RIDGES, as_rounds, held_out_rows, near_enough
 from fisherfold.tables.ids import IdIndex
-from fisherfold.tables.validation import Check, choice, draw_seed, flag, integer, number, optional, seed, verbosity
+from fisherfold.tables.validation import (
+    Check,
+    auto_or,
+    choice,
+    draw_seed,
+    flag,
+    integer,
+    number,
+    optional,
+    seed,
+    verbosity,
+)
 
 Array = NDArray[Any]
-_positive = number(0, above=True)
-
-
-def _ridge(name: str, value: Any) -> Any:
-    """Check for ``auto`` or a positive number."""
-    return value if isinstance(value, str) and value == "auto" else _positive(name, value)
 
 
 class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
@@ -73,7 +78,7 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
     """
 
     CHECKS: ClassVar[dict[str, Check]] = {
-        "rank": optional(integer(1)), "ridge": _ridge, "fit_intercept": flag(), "scale": flag(),
+        "rank": optional(integer(1)), "ridge": auto_or(number(0, above=True)), "fit_intercept": flag(), "scale": flag(),
         "fisher": choice(*LogisticSubspaceProblem.fisher_kinds), "max_iter": integer(1), "tol": number(),
         "random_state": seed(), "verbose": verbosity(),
     }  # fmt: skip

@@ -59,7 +59,7 @@ def to_state(model: Any, *, with_statistics: bool = True) -> tuple[dict[str, NDA
     if with_statistics and statistics is not None:
         tensors |= {f"statistics.{name}": getattr(statistics, name) for name in _STATISTICS}
     if hasattr(model, "ridge_"):
-        tensors["ridge"] = np.atleast_1d(model.ridge_)
+        tensors["ridge"] = np.array([model.ridge_])
     meta: dict[str, Any] = {
         "n_features_in": int(model.n_features_in_), "n_tasks": len(model._index), "n_iter": int(model.n_iter_),
         "offset": scaling.offset, "intercept": scaling.intercept, "outputs": bool(getattr(model, "_outputs", False)),
@@ -107,8 +107,7 @@ def restore(model: Any, arrays: Mapping[str, Any], meta: Mapping[str, Any]) -> N
     if "statistics.gram" in tensors:
         model.statistics_ = TaskStatistics(*(take(f"statistics.{name}", part) for name, part in _STATISTICS.items()))
     if "ridge" in tensors:
-        ridge = expect(tensors, "ridge", (None,), least=0).double().numpy()
-        model.ridge_ = float(ridge[0]) if len(ridge) == 1 else ridge
+        model.ridge_ = float(expect(tensors, "ridge", (1,), least=0))
     _restore_values(model, meta)
     _check_predictions(model)
     model._check_fitted()

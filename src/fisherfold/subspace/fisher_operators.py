@@ -1,10 +1,10 @@
 """The Fisher information and the Hessian of many small regressions in a shared subspace, as operators.
 
 Along H the coefficients change by ẇ_t = -G_t⁻¹ (UᵀA_t H w_t + Hᵀe_t), and U w_t by k_t = H w_t + U ẇ_t. The Fisher
-information of N(X_t U w_t(U), I) is H ↦ P (1/N) Σ_t ω_t J_tᵀA_t k_t with J_t H = k_t; the ridge is a Gaussian
-observation √λ_t w_t of zero and adds λ_t ẇ_tᵀẇ_t. The Hessian of the penalised loss is
+information of N(X_t U w_t(U), I) is H ↦ P (1/N) Σ_t J_tᵀA_t k_t with J_t H = k_t; the ridge is a Gaussian
+observation √λ w_t of zero and adds λ ẇ_tᵀẇ_t. The Hessian of the penalised loss is
 
-    P (1/N) Σ_t ω_t [ A_tk_t w_tᵀ + e_t ẇ_tᵀ ] - H Uᵀ∇Ψ,
+    P (1/N) Σ_t [ A_tk_t w_tᵀ + e_t ẇ_tᵀ ] - H Uᵀ∇Ψ,
 
 which differs from the Fisher information by terms in the residuals e_t.
 """
@@ -21,17 +21,17 @@ from fisherfold.subspace.task_state import TaskState
 
 
 class SubspaceFisher(FisherOperator):
-    """The exact Fisher information (1/N) Σ_t ω_t J_tᵀJ_t with J_t H = (X_t k_t, √λ_t ẇ_t)."""
+    """The exact Fisher information (1/N) Σ_t J_tᵀJ_t with J_t H = (X_t k_t, √λ ẇ_t)."""
 
     preconditioner: KroneckerFisher
     approximates = "nothing: the Fisher information of N(X_t U w_t(U), I), w_t(U) the ridge solution"
 
     def __init__(
-        self, point: Tensor, grams: Tensor, state: TaskState, weights: Tensor, preconditioner: KroneckerFisher,
+        self, point: Tensor, grams: Tensor, state: TaskState, count: int, preconditioner: KroneckerFisher,
         samples: Axis,
     ) -> None:  # fmt: skip
         super().__init__(preconditioner.manifold, point)
-        self.grams, self.state, self.weights = grams, state, weights
+        self.grams, self.state, self.count = grams, state, count
         self.preconditioner, self.samples = preconditioner, samples
 
     def _moved(self, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -43,12 +43,12 @@ class SubspaceFisher(FisherOperator):
 
     @override
     def _matvec(self, v: Tensor) -> Tensor:
-        state, x, omega = self.state, self.point, self.weights[:, None]
+        state, x = self.state, self.point
         change, image = self._moved(v)
-        back = _apply(state.inverse, image @ x + state.ridge[:, None] * change)
+        back = _apply(state.inverse, image @ x + state.ridge * change)
         through = image - _apply(state.gram_frame, back)
-        product = (omega * through).mT @ state.weights - (omega * state.residual).mT @ back
-        return self.manifold.project(x, self.samples.total(product))
+        product = through.mT @ state.weights - state.residual.mT @ back
+        return self.manifold.project(x, self.samples.total(product) / self.count)
 
 
 class SubspaceHessian(SubspaceFisher):
@@ -58,10 +58,10 @@ class SubspaceHessian(SubspaceFisher):
 
     @override
     def _matvec(self, v: Tensor) -> Tensor:
-        state, x, w, omega = self.state, self.point, self.state.weights, self.weights[:, None]
-        residual, change, image = omega * state.residual, *self._moved(v)
-        product = (omega * image).mT @ w + residual.mT @ change - v @ (x.mT @ (residual.mT @ w))
-        return self.manifold.project(x, self.samples.total(product))
+        residual, x, w = self.state.residual, self.point, self.state.weights
+        change, image = self._moved(v)
+        product = image.mT @ w + residual.mT @ change - v @ (x.mT @ (residual.mT @ w))
+        return self.manifold.project(x, self.samples.total(product) / self.count)
 
     @override
     def precondition(self, v: Tensor, damping: float) -> Tensor:

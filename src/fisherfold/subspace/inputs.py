@@ -52,7 +52,6 @@ def read_table(X: Any, y: Any, task: Any, column: str | None = None) -> TaskTabl
     """Bring rows in any of the accepted forms into one table."""
     if _is_list_of_tables(X):
         return _from_lists(X, y, task)
-    X, y = _plain(X), _plain(y)
     if isinstance(task, str):
         names = [str(name) for name in getattr(X, "columns", [])]
         if task not in names:
@@ -68,61 +67,30 @@ def read_table(X: Any, y: Any, task: Any, column: str | None = None) -> TaskTabl
 
 def without_column(X: Any, column: str | None) -> Any:
     """A data frame without one column, if it is there."""
-    X = _plain(X)
     if column is None or column not in list(getattr(X, "columns", [])):
         return X
     return X.drop(columns=column) if hasattr(X, "iloc") else X.drop(column)
 
 
 def _from_lists(X: Any, y: Any, task: Any) -> TaskTable:
+    tables = [np.asarray(table) for table in X]
     targets = None if y is None else [np.asarray(part).reshape(-1) for part in y]
-    ids = list(range(len(X))) if task is None else as_ids(task, "task").tolist()
+    ids = as_ids(np.arange(len(X)) if task is None else task, "task")
     if len(ids) != len(X) or (targets is not None and len(targets) != len(X)):
         counts = f"{len(X)} in X, {len(ids)} in task" + ("" if targets is None else f", {len(targets)} in y")
         raise ValueError(f"lists of tasks must have the same length, got {counts}")
-    tables = [_plain(table) for table in X]
     sizes = [len(table) for table in tables]
-    names = list(getattr(tables[0], "columns", []))
-    for number, (name, table) in enumerate(zip(ids, tables, strict=True)):
+    for number, (name, table) in enumerate(zip(ids.tolist(), tables, strict=True)):
         if targets is not None and len(targets[number]) != sizes[number]:
             raise ValueError(f"task {name!r}: X has {sizes[number]} rows and y has {len(targets[number])}")
         if table.shape[1] != tables[0].shape[1]:
             raise ValueError(f"task {name!r} has {table.shape[1]} features, the first task {tables[0].shape[1]}")
-        if list(getattr(table, "columns", [])) != names:
-            raise ValueError(f"task {name!r} has the columns {list(table.columns)}, the first task {names}")
-    return TaskTable(
-        _stacked(tables), None if targets is None else np.concatenate(targets),
-        np.repeat(as_ids(ids, "task"), sizes), sizes,
-    )  # fmt: skip
-
-
-def _stacked(tables: list[Any]) -> Any:
-    """One table of all rows; data frames keep the names of their columns."""
-    kind = type(tables[0]).__module__.split(".")[0] if hasattr(tables[0], "columns") else ""
-    if kind == "polars":
-        import polars
-
-        return polars.concat(tables, how="vertical_relaxed")
-    if kind == "pandas":
-        import pandas
-
-        return pandas.concat(tables, ignore_index=True)
-    return np.concatenate([np.asarray(table) for table in tables])
+    rows = None if targets is None else np.concatenate(targets)
+    return TaskTable(np.concatenate(tables), rows, np.repeat(ids, sizes), sizes)
 
 
 def _is_list_of_tables(X: Any) -> bool:
     return isinstance(X, (list, tuple)) and len(X) > 0 and all(len(getattr(part, "shape", ())) == 2 for part in X)
-
-
-def _plain(X: Any) -> Any:
-    """Masked entries as NaN, tables of pyarrow as data frames of polars."""
-    if isinstance(X, np.ma.MaskedArray):
-        return np.ma.filled(X.astype(np.float64), np.nan)
-    if type(X).__module__.split(".")[0] == "pyarrow":
-        import polars
-
-        return polars.from_arrow(X)
-    return X
 
 
 def check_numeric(X: Any) -> None:
@@ -131,20 +99,10 @@ def check_numeric(X: Any) -> None:
         column = np.asarray(X[name])
         if column.dtype.kind in "mM":
             raise ValueError(f"column {name!r} must hold numbers, got dtype {column.dtype}")
-        if column.dtype.kind not in "OUST":
-            continue
-        for row, value in enumerate(column.tolist()):
-            if not _is_number(value):
-                raise ValueError(f"column {name!r} must hold numbers, got {value!r} in row {row}")
-
-
-def _is_number(value: Any) -> bool:
-    """Whether a cell is a number, written out or not, or missing."""
-    try:
-        float(np.nan if value is None else value)
-    except (TypeError, ValueError):
-        return False
-    return True
+        try:
+            column.astype(np.float64)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"column {name!r} must hold numbers: {error}") from None
 
 
 def task_ids(task: Any, n_rows: int) -> Array:

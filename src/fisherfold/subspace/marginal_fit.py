@@ -24,7 +24,6 @@ from fisherfold.subspace.marginal import (
     noise_floor,
     posterior,
     start,
-    symmetric_root,
 )
 from fisherfold.subspace.tasks import EPS, TaskStatistics
 
@@ -32,8 +31,6 @@ NOISES = ("task", "shared")
 
 # One noise variance per task is drawn towards the common one as if by this many rows.
 NOISE_ROWS = 10.0
-# Below this fraction of the noise a direction is dead: rounds that grow it gain less than any tolerance.
-_DEAD = 1e-4
 # Where rounding hides what a round gains, the fit has converged after so many rounds without a lower loss.
 _PATIENCE = 5
 # Exact Fisher products touch every Gram matrix; beyond this many numbers the Kronecker form is used.
@@ -239,24 +236,3 @@ def extend_noise(
         if bool(((grown[changed] - before).abs() <= 1e-12 * before).all()):
             break
     return grown
-
-
-def revive(statistics: TaskStatistics, prior: SubspacePrior) -> SubspacePrior:
-    """Restart directions that have died out, before a fit continues with more rows.
-
-    Few or similar tasks leave Σ singular, and no round would bring a direction back. A direction u is dead where its
-    part of the signal, Σ_u uᵀA_tu/s_t², is next to nothing in the mean over tasks.
-    """
-    values, turn = torch.linalg.eigh(prior.covariance)
-    frame, tasks = prior.frame @ turn, statistics.all_tasks
-    weighted = tasks.total(statistics.scaled_gram(prior.noise)) / tasks.size
-    alive = values * ((weighted @ frame) * frame).sum(0) > _DEAD
-    if bool(alive.all()):
-        return prior
-    fresh = start(statistics, rank=len(values))
-    kept, spread = frame[:, alive], values[alive]
-    root = fresh.frame @ symmetric_root(fresh.covariance)
-    left, sizes, _ = torch.linalg.svd(root - kept @ (kept.mT @ root))
-    more = len(values) - kept.shape[1]
-    covariance = torch.diag(torch.cat([spread, sizes[:more] ** 2]))
-    return replace(prior, frame=torch.linalg.qr(torch.cat([kept, left[:, :more]], 1))[0], covariance=covariance)

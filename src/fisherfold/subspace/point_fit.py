@@ -28,7 +28,7 @@ def fit_point(
     statistics: TaskStatistics,
     *,
     rank: int,
-    ridge: float | Tensor,
+    ridge: float,
     max_iter: int,
     tol: float,
     fisher: str = "observed",
@@ -38,7 +38,8 @@ def fit_point(
     """Learn the subspace with a given ridge, by RNGD."""
     n = statistics.n_features
     if rank == n:
-        return torch.eye(n, dtype=torch.float64), _ridge_solutions(statistics, ridge), None
+        frame = torch.eye(n, dtype=torch.float64)
+        return frame, point_coefficients(statistics, frame, ridge), None
     scaled, unit = statistics.with_unit_targets()
     problem = SubspaceProblem(scaled, rank=rank, ridge=ridge)
     result = minimize(
@@ -62,12 +63,15 @@ def near_enough(tol: float) -> Criterion:
     return SmallGradient(0.1 * tol, 0.1 * tol) | Stagnation(rtol=tol)
 
 
-def _ridge_solutions(statistics: TaskStatistics, ridge: float | Tensor) -> Tensor:
-    """(A_t + λ I)⁻¹ b_t; the pseudo-inverse is that of an even diagonal, so that it drops no feature for its unit."""
-    ridges = torch.as_tensor(ridge, dtype=torch.float64).expand(statistics.n_tasks)
-    squares = statistics.pooled().gram[0].diagonal() / statistics.all_tasks.size + ridges[:, None]
+def point_coefficients(statistics: TaskStatistics, frame: Tensor, ridge: float) -> Tensor:
+    """w_t in a given frame; without a subspace to learn (A_t + λ I)⁻¹ b_t."""
+    n, p = frame.shape
+    if p < n:
+        return SubspaceProblem(statistics, rank=p, ridge=ridge).coefficients(frame)
+    # the pseudo-inverse is that of an even diagonal, so that it drops no feature for its unit
+    squares = statistics.pooled().gram[0].diagonal() / statistics.all_tasks.size + ridge
     sizes = torch.where(squares > 0, squares, 1.0).sqrt()
-    lifted = (statistics.gram + torch.diag_embed(ridges[:, None].expand_as(sizes))) / sizes[:, None] / sizes[..., None]
+    lifted = (statistics.gram + ridge * torch.eye(n, dtype=sizes.dtype)) / sizes / sizes[:, None]
     return (torch.linalg.pinv(lifted, hermitian=True) @ (statistics.cross / sizes)[..., None]).squeeze(-1) / sizes
 
 

@@ -1,11 +1,11 @@
 """Many small regressions whose coefficients share a subspace: U on the Grassmann manifold, w_t by least squares.
 
-    Ψ(U) = (1/N) Σ_t ω_t ψ_t(U),   ψ_t = ½‖X_t U w_t - y_t‖²,   w_t = argmin_w ½‖X_t U w - y_t‖² + ½ λ_t ‖w‖²
+    Ψ(U) = (1/N) Σ_t ψ_t(U),   ψ_t = ½‖X_t U w_t - y_t‖²,   w_t = argmin_w ½‖X_t U w - y_t‖² + ½ λ ‖w‖²
 
-With A_t = X_tᵀX_t, b_t = X_tᵀy_t, G_t = UᵀA_tU + λ_t I and e_t = A_tUw_t - b_t the gradient of the penalised loss
-ψ_t + ½ λ_t ‖w_t‖² is, by the envelope theorem,
+With A_t = X_tᵀX_t, b_t = X_tᵀy_t, G_t = UᵀA_tU + λ I and e_t = A_tUw_t - b_t the gradient of the penalised loss
+ψ_t + ½ λ ‖w_t‖² is, by the envelope theorem,
 
-    P (1/N) Σ_t ω_t e_t w_tᵀ,   P = I - U Uᵀ.
+    P (1/N) Σ_t e_t w_tᵀ,   P = I - U Uᵀ.
 
 The paper takes it for the gradient of the loss without the penalty, leaving out the Jacobian of w_t:
 ``objective="residual"`` reports that loss with this gradient. For λ = 0 the two are the same.
@@ -13,6 +13,7 @@ The paper takes it for the gradient of the loss without the penalty, leaving out
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import ClassVar
@@ -37,9 +38,9 @@ OBJECTIVES = ("penalised", "residual")
 class SubspaceProblem(Problem):
     """Multi-task least squares with shared features, from sufficient statistics.
 
-    Fisher kinds: ``kronecker``, the paper's [(1/N) Σ ω w wᵀ] ⊗ [(1/N) Σ ω A_t + δ I] on the complement of U;
-    ``exact``, (1/N) Σ ω J_tᵀJ_t with J_t the derivative of (X_t U w_t(U), √λ w_t(U)); ``observed``, the Hessian of the
-    penalised loss, for the last digits: positive definite near a minimum only.
+    Fisher kinds: ``kronecker``, the paper's [(1/N) Σ w wᵀ] ⊗ [(1/N) Σ A_t + δ I] on the complement of U; ``exact``,
+    (1/N) Σ J_tᵀJ_t with J_t the derivative of (X_t U w_t(U), √λ w_t(U)); ``observed``, the Hessian of the penalised
+    loss, for the last digits: positive definite near a minimum only.
 
     Examples:
         >>> g = torch.Generator().manual_seed(0)
@@ -59,8 +60,7 @@ class SubspaceProblem(Problem):
         statistics: TaskStatistics,
         *,
         rank: int,
-        ridge: float | Tensor = 0.0,
-        weights: Tensor | None = None,
+        ridge: float = 0.0,
         objective: str = "penalised",
         factor_damping: float = 0.0,
         held_out: TaskStatistics | None = None,
@@ -73,22 +73,23 @@ class SubspaceProblem(Problem):
             )
         if objective not in OBJECTIVES:
             raise ValueError(f"objective must be one of {OBJECTIVES}, got {objective!r}")
-        if factor_damping < 0:
-            raise ValueError(f"factor_damping must not be negative, got {factor_damping}")
+        for name, value in (("ridge", ridge), ("factor_damping", factor_damping)):
+            if not 0 <= value < math.inf:
+                raise ValueError(f"{name} must be finite and not negative, got {value}")
         self.statistics = statistics
         self.held_out = held_out
         self.manifold = Grassmann(n_features, rank)
         self.samples, self.n_samples, self.group = samples, samples.size, samples.group
         self.objective = objective
         self.factor_damping = factor_damping
-        self.ridge = _per_task(ridge, statistics, "ridge")
-        self.weights = _per_task(1.0 if weights is None else weights, statistics, "weights")
+        self.ridge = float(ridge)
         self.sizes = statistics.gram.diagonal(dim1=1, dim2=2).sqrt()
         # |u|ᵀ√diag(A) is at most √tr(A) for a unit vector u: with such a ridge G_t is regular in every frame
         self.regular = self.ridge > rank * n_features * torch.finfo(self.sizes.dtype).eps * (self.sizes**2).sum(-1)
         self._all_regular = bool(self.regular.all())
-        self._weighted = not bool((self.weights == 1).all())
-        self.mean_gram = samples.total(torch.einsum("t,tij->ij", self.weights, statistics.gram)) / samples.size
+        # a product, not a sum: runs on School keep no digit of another rounding
+        ones = torch.ones_like(statistics.power)
+        self.mean_gram = samples.total(torch.einsum("t,tij->ij", ones, statistics.gram)) / samples.size
         self._kept: LastPoint[TaskState] = LastPoint()
 
     def state(self, x: Tensor, batch: Tensor | None = None) -> TaskState:
@@ -102,15 +103,15 @@ class SubspaceProblem(Problem):
         return self._kept.put(x, self._state(x, None))
 
     def _state(self, x: Tensor, batch: Tensor | None) -> TaskState:
-        data, ridge, sizes = self.statistics, self.ridge, self.sizes
+        data, sizes = self.statistics, self.sizes
         x = x.detach()
         if batch is not None:
             check_batch(batch, self.n_samples)
             chosen = self._here(batch)
-            data, ridge, sizes = data.select(chosen), ridge[chosen], sizes[chosen]
-        floor = torch.zeros_like(ridge) if self._all_regular else zero_threshold(sizes, x)
+            data, sizes = data.select(chosen), sizes[chosen]
+        floor = torch.zeros_like(data.power) if self._all_regular else zero_threshold(sizes, x)
         penalised = self.objective == "penalised"
-        return TaskState.at(x, data, ridge, floor, regular=self._all_regular, penalised=penalised)
+        return TaskState.at(x, data, self.ridge, floor, regular=self._all_regular, penalised=penalised)
 
     def _here(self, batch: Tensor) -> Tensor:
         """The numbers here of those tasks of a batch that are here."""
@@ -121,7 +122,7 @@ class SubspaceProblem(Problem):
 
     @cached_property
     def left_inverse(self) -> Tensor:
-        """(Ā + δ I)⁻¹ for the mean Ā of the ω_t A_t; eigenvalues that are rounding errors of zero count as zero."""
+        """(Ā + δ I)⁻¹ for the mean Ā of the A_t; eigenvalues that are rounding errors of zero count as zero."""
         values, vectors = torch.linalg.eigh(self.mean_gram)
         floor = values[-1] * len(values) * torch.finfo(values.dtype).eps
         values = torch.where(values > floor, values, 0.0) + self.factor_damping
@@ -147,36 +148,30 @@ class SubspaceProblem(Problem):
 
     @cached_property
     def _power(self) -> float:
-        return self.samples.add(self.weights * self.statistics.power) / (2 * self.n_samples)
+        return self.samples.add(self.statistics.power) / (2 * self.n_samples)
 
     def _mean(self, losses: Tensor, batch: Tensor | None) -> Tensor:
-        if self._weighted:
-            losses = (self.weights if batch is None else self.weights[self._here(batch)]) * losses
         return losses.mean() if not self.samples.is_shared else self.samples.total(losses.sum()) / self._count(batch)
 
     def ambient_gradient(self, state: TaskState, batch: Tensor | None = None) -> Tensor:
         """The gradient before projection."""
-        omega = self.weights if batch is None else self.weights[self._here(batch)]
-        weighted = omega[:, None] * state.weights if self._weighted else state.weights
-        return self.samples.total(state.residual.mT @ weighted) / self._count(batch)
+        return self.samples.total(state.residual.mT @ state.weights) / self._count(batch)
 
     @override
     def fisher(self, x: Tensor, batch: Tensor | None = None, *, kind: str = "kronecker") -> FisherOperator:
         if kind not in self.fisher_kinds:
             raise ValueError(f"kind must be one of {self.fisher_kinds}, got {kind!r}")
         state = self.state(x, batch)
-        omega, gram, grams, count = self.weights, self.mean_gram, self.statistics.gram, self._count(batch)
+        gram, grams, count = self.mean_gram, self.statistics.gram, self._count(batch)
         if batch is not None:
-            chosen = self._here(batch)
-            omega, grams = omega[chosen], grams[chosen]
-            gram = self.samples.total(torch.einsum("t,tij->ij", omega, grams)) / count
-        weighted = omega[:, None] * state.weights if self._weighted else state.weights
-        second_moment = self.samples.second_moment(state.weights, weighted) / count
+            grams = grams[self._here(batch)]
+            gram = self.samples.total(grams.sum(0)) / count
+        second_moment = self.samples.second_moment(state.weights) / count
         kronecker = self._kronecker(x, gram, second_moment)
         if kind == "kronecker":
             return kronecker
         form = SubspaceFisher if kind == "exact" else SubspaceHessian
-        return form(x, grams, state, omega / count, kronecker, self.samples)
+        return form(x, grams, state, count, kronecker, self.samples)
 
     def _kronecker(self, x: Tensor, gram: Tensor, second_moment: Tensor) -> KroneckerFisher:
         if self.factor_damping:
@@ -199,7 +194,7 @@ class SubspaceProblem(Problem):
 
     @cached_property
     def _task_gradient(self) -> TaskGradient:
-        return TaskGradient(self.statistics, self.ridge, self.weights, self.sizes, self.regular)
+        return TaskGradient(self.statistics, self.ridge, self.sizes, self.regular)
 
     @override
     def metrics(self, x: Tensor) -> dict[str, float]:
@@ -215,7 +210,7 @@ class SubspaceProblem(Problem):
 class SubspaceSnapshot(Snapshot):
     """Variance reduction with the anchor's coefficients and residuals kept per task.
 
-    The left Kronecker factor does not depend on U; the right one is C = C₀ + (1/N) Σ_B ω (w wᵀ - w₀ w₀ᵀ).
+    The left Kronecker factor does not depend on U; the right one is C = C₀ + (1/N) Σ_B (w wᵀ - w₀ w₀ᵀ).
     """
 
     problem: SubspaceProblem
@@ -223,9 +218,7 @@ class SubspaceSnapshot(Snapshot):
     def __init__(self, problem: SubspaceProblem, x: Tensor) -> None:
         self.state = problem.state(x)
         super().__init__(problem, x)
-        omega = problem.weights[:, None]
-        moment = problem.samples.second_moment(self.state.weights, omega * self.state.weights)
-        self.second_moment = moment / problem.n_samples
+        self.second_moment = problem.samples.second_moment(self.state.weights) / problem.n_samples
 
     @override
     def gradient(self, x: Tensor, batch: Tensor) -> Tensor:
@@ -241,10 +234,9 @@ class SubspaceSnapshot(Snapshot):
         problem = self.problem
         drawn = torch.unique(batch)
         here = problem._here(drawn)
-        omega = problem.weights[here, None] / problem.n_samples
         new, old = problem.state(x, drawn).weights, self.state.weights[here]
-        change = problem.samples.total(new.mT @ (omega * new) - old.mT @ (omega * old))
-        second_moment = self.second_moment + change
+        change = problem.samples.total(new.mT @ new - old.mT @ old)
+        second_moment = self.second_moment + change / problem.n_samples
         return problem._kronecker(x, problem.mean_gram, second_moment)
 
     @override
@@ -270,19 +262,8 @@ class SubspaceSnapshot(Snapshot):
 
     def _without_each_task(self) -> tuple[Tensor, Tensor]:
         """Per task: the full gradient and the second moment at the anchor, each without the task's own."""
-        problem, state, omega = self.problem, self.state, self.problem.weights[:, None, None]
+        state = self.state
         own = state.residual[:, :, None] * state.weights[:, None, :]
-        own = omega * (own - self.x @ (self.x.mT @ own))
-        outer = omega * state.weights[:, :, None] * state.weights[:, None, :] / problem.n_samples
+        own = own - self.x @ (self.x.mT @ own)
+        outer = state.weights[:, :, None] * state.weights[:, None, :] / self.problem.n_samples
         return self.full_gradient - own, self.second_moment - outer
-
-
-def _per_task(value: float | Tensor, statistics: TaskStatistics, name: str) -> Tensor:
-    values = torch.as_tensor(value, dtype=torch.float64, device=statistics.gram.device)
-    if values.ndim > 1 or (values.ndim == 1 and len(values) != statistics.n_tasks):
-        raise ValueError(
-            f"{name} must be one number or one per task ({statistics.n_tasks}), got shape {tuple(values.shape)}"
-        )
-    if not bool((torch.isfinite(values) & (values >= 0)).all()):
-        raise ValueError(f"{name} must be finite and not negative, got {float(values.min())}")
-    return values.expand(statistics.n_tasks).contiguous()

@@ -18,16 +18,16 @@ from fisherfold.subspace.distributed_fit import distribute_rows, rows_of_process
 from fisherfold.subspace.estimator import Callback, TaskEstimator, all_or_nothing
 from fisherfold.subspace.inputs import Rows, Scaling, TaskTable, task_ids
 from fisherfold.subspace.marginal import SubspacePrior, noise_floor, posterior
-from fisherfold.subspace.marginal_fit import NOISES, extend_noise, fit_marginal, revive
+from fisherfold.subspace.marginal_fit import NOISES, extend_noise, fit_marginal
 from fisherfold.subspace.noise import continue_stalled, fit_noise
-from fisherfold.subspace.point_fit import choose_ridge, fit_point
+from fisherfold.subspace.point_fit import choose_ridge, fit_point, point_coefficients
 from fisherfold.subspace.predictive import TaskSpread, extend_spread, task_spread
-from fisherfold.subspace.problem import SubspaceProblem
 from fisherfold.subspace.tasks import TaskStatistics
 from fisherfold.tables.agreement import check_same_options
 from fisherfold.tables.ids import IdIndex
 from fisherfold.tables.validation import (
     Check,
+    auto_or,
     choice,
     draw_seed,
     flag,
@@ -46,16 +46,6 @@ Array = NDArray[Any]
 _OF_ONE_INFERENCE = ("_prior", "_spread", "log_likelihood_", "ridge_", "ridge_errors_")
 
 
-def _ridge(name: str, value: Any) -> Any:
-    """Check for ``auto``, one number or one per task."""
-    if isinstance(value, str) and value == "auto":
-        return value
-    if isinstance(value, str) or np.ndim(value) > 1 or np.size(value) == 0:
-        raise ValueError(f"{name} must be one number, one per task, or 'auto', got {value!r}")
-    entries = [number(0)(name, entry) for entry in np.atleast_1d(np.asarray(value, dtype=object)).tolist()]
-    return np.array(entries) if np.ndim(value) else entries[0]
-
-
 class SubspaceRegressor(RegressorMixin, TaskEstimator):  # type: ignore[misc]
     """Regressions for many tasks whose coefficients share a low-dimensional subspace.
 
@@ -67,7 +57,7 @@ class SubspaceRegressor(RegressorMixin, TaskEstimator):  # type: ignore[misc]
         rank: the dimension of the subspace, at most the number of features (plus one with an intercept), where the
             prior covariance is full; None for 6, or as many as there are.
         inference: ``marginal`` or ``point``.
-        ridge: of the point model: a number, one per task (in the order of ``task_ids_``), or ``auto``.
+        ridge: of the point model: a number, or ``auto``.
         noise: of the marginal model: ``task`` (a variance per task, drawn together) or ``shared``.
         fit_intercept: centre the features and give every task an intercept.
         scale: of the point model: divide features by their standard deviation, so that the ridge treats all units
@@ -103,7 +93,7 @@ class SubspaceRegressor(RegressorMixin, TaskEstimator):  # type: ignore[misc]
     """
 
     CHECKS: ClassVar[dict[str, Check]] = {
-        "rank": optional(integer(1)), "inference": choice("marginal", "point"), "ridge": _ridge,
+        "rank": optional(integer(1)), "inference": choice("marginal", "point"), "ridge": auto_or(number(0)),
         "noise": choice(*NOISES), "fit_intercept": flag(), "scale": flag(), "max_iter": integer(1), "tol": number(),
         "random_state": seed(), "verbose": verbosity(),
     }  # fmt: skip
@@ -113,7 +103,7 @@ class SubspaceRegressor(RegressorMixin, TaskEstimator):  # type: ignore[misc]
         rank: int | None = None,
         *,
         inference: str = "marginal",
-        ridge: float | str | Any = "auto",
+        ridge: float | str = "auto",
         noise: str = "task",
         fit_intercept: bool = True,
         scale: bool = True,
@@ -202,7 +192,7 @@ class SubspaceRegressor(RegressorMixin, TaskEstimator):  # type: ignore[misc]
     def partial_fit(
         self, X: Any, y: Any, task: Any = None, sample_weight: Any = None, *, callback: Callback | None = None
     ) -> SubspaceRegressor:
-        """Add rows, of known or of new tasks, and continue learning from the current model.
+        """Add rows, of known or of new tasks, and learn again from the statistics of all rows.
 
         Arguments are those of ``fit``. The first call is ``fit``; later ones keep the rank, the scaling and, for the
         point model, the ridge.
@@ -211,12 +201,9 @@ class SubspaceRegressor(RegressorMixin, TaskEstimator):  # type: ignore[misc]
             return self.fit(X, y, task=task, sample_weight=sample_weight, callback=callback)
         if self.inference != self._fitted:
             raise ValueError(f"this model was fitted with inference={self._fitted!r}, call fit for {self.inference!r}")
-        changed = self._add_rows(X, y, task, sample_weight)
-        rank = self._frame.shape[1]
-        if self._fitted == "marginal":
-            self._learn_marginal(rank, callback, revive(self.statistics_, self._extended_prior(changed)))
-        else:
-            self._learn_point(rank, callback, self._frame)
+        self._add_rows(X, y, task, sample_weight)
+        learn = self._learn_marginal if self._fitted == "marginal" else self._learn_point
+        learn(self._frame.shape[1], callback)
         return self
 
     @all_or_nothing
@@ -231,7 +218,7 @@ class SubspaceRegressor(RegressorMixin, TaskEstimator):  # type: ignore[misc]
             prior = self._extended_prior(changed)
             self._set_marginal(prior, extend_spread(self.statistics_, prior, self._spread, self.noise, changed))
         else:
-            self._weights = self._point_weights() @ self._frame.mT
+            self._weights = point_coefficients(self.statistics_, self._frame, self.ridge_) @ self._frame.mT
         return self
 
     def predict(self, X: Any, task: Any = None, *, return_std: bool = False, unseen: str = "error") -> Any:
@@ -419,44 +406,27 @@ class SubspaceRegressor(RegressorMixin, TaskEstimator):  # type: ignore[misc]
         if self.inference == "marginal":
             self._learn_marginal(rank, callback)
             return
-        ridge = _ridge("ridge", self.ridge)
-        if isinstance(ridge, str):
-            seed_of_split = draw_seed(self.random_state, 0)
-            ridge, self.ridge_errors_ = choose_ridge(
-                rows, self.statistics_.all_tasks, rank=rank, seed=seed_of_split
-            )  # fmt: skip
-        elif np.ndim(ridge) == 1 and len(ridge) != len(self._index):
-            raise ValueError(f"ridge must be one number or one per task ({len(self._index)}), got {len(ridge)}")
-        self.ridge_: Any = ridge
+        if isinstance(self.ridge, str):
+            split = draw_seed(self.random_state, 0)
+            self.ridge_, self.ridge_errors_ = choose_ridge(rows, self.statistics_.all_tasks, rank=rank, seed=split)
+        else:
+            self.ridge_ = float(self.ridge)
         self._learn_point(rank, callback)
 
-    def _learn_point(self, rank: int, callback: Callback | None, frame: Tensor | None = None) -> None:
+    def _learn_point(self, rank: int, callback: Callback | None) -> None:
         with self._progress(callback) as report:
             self._frame, weights, result = fit_point(
-                self.statistics_, rank=rank, ridge=self._ridges(), max_iter=int(self.max_iter), tol=float(self.tol),
-                frame=frame, callback=report,
+                self.statistics_, rank=rank, ridge=self.ridge_, max_iter=int(self.max_iter), tol=float(self.tol),
+                callback=report,
             )  # fmt: skip
         self.trace_ = [] if result is None else result.trace.rows
         self.n_iter_ = 1 if result is None else max(1, result.iterations)
         self._weights = self.statistics_.all_tasks.gather(weights) @ self._frame.mT
 
-    def _ridges(self) -> Tensor:
-        """One ridge per task of this process; tasks that came later get the mean of the given ones."""
-        given, tasks = torch.as_tensor(self.ridge_, dtype=torch.float64), self.statistics_.all_tasks
-        if given.ndim == 0:
-            return given.expand(len(tasks))
-        return torch.cat([tasks.part(given), given.mean().expand(max(len(tasks) - len(given), 0))])
-
-    def _point_weights(self) -> Tensor:
-        n, p = self._frame.shape
-        if n == p:
-            return fit_point(self.statistics_, rank=n, ridge=self._ridges(), max_iter=1, tol=0.0)[1]
-        return SubspaceProblem(self.statistics_, rank=p, ridge=self._ridges()).coefficients(self._frame)
-
-    def _learn_marginal(self, rank: int, callback: Callback | None, prior: SubspacePrior | None = None) -> None:
+    def _learn_marginal(self, rank: int, callback: Callback | None) -> None:
         how: dict[str, Any] = {"noise": self.noise, "max_rounds": int(self.max_iter), "tol": float(self.tol)}
         with self._progress(callback) as report:
-            fit = fit_marginal(self.statistics_, rank=rank, prior=prior, callback=report, **how)
+            fit = fit_marginal(self.statistics_, rank=rank, callback=report, **how)
             fit = continue_stalled(self.statistics_, fit, callback=report, **how)
         self.trace_, self.n_iter_ = fit.trace, len(fit.trace)
         self.log_likelihood_ = -self.statistics_.all_tasks.add(fit.posterior.losses)

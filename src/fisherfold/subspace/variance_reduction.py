@@ -1,6 +1,6 @@
 """One epoch of steps on single tasks, fused: the protocol of the paper is thousands of steps on tiny matrices.
 
-The damped left factor M = (1/N) Σ ω A + δ I never changes, so it is inverted once, and the solve on the complement of U
+The damped left factor M = (1/N) Σ A + δ I never changes, so it is inverted once, and the solve on the complement of U
 follows from a p×p system,
 
     P M d = g, Uᵀd = 0   ⇔   d = M⁻¹(g - U (UᵀM⁻¹U)⁻¹ UᵀM⁻¹g).
@@ -30,16 +30,13 @@ Array = NDArray[Any]
 class TaskGradient:
     """The gradient of one task before projection, as arrays."""
 
-    def __init__(
-        self, data: TaskStatistics, ridge: Tensor, weights: Tensor, sizes: Tensor, regular: Tensor
-    ) -> None:  # fmt: skip
+    def __init__(self, data: TaskStatistics, ridge: float, sizes: Tensor, regular: Tensor) -> None:
         self.grams, self.crosses, self.sizes = as_array(data.gram), as_array(data.cross), as_array(sizes)
-        self.ridge, self.omega, self.regular = ridge.tolist(), weights.tolist(), regular.tolist()
-        self.n_samples = data.n_tasks
+        self.ridge, self.regular, self.share = ridge, regular.tolist(), 1 / data.n_tasks
 
-    def __call__(self, frame: Array, t: int) -> tuple[Array, Array, float]:
-        """The gradient of task t, its coefficients, and its share ω_t/N of the second moment."""
-        ridge, omega, cross = self.ridge[t], self.omega[t], self.crosses[t]
+    def __call__(self, frame: Array, t: int) -> tuple[Array, Array]:
+        """The gradient of task t and its coefficients."""
+        ridge, cross = self.ridge, self.crosses[t]
         gram_frame = self.grams[t] @ frame
         inner = frame.T @ gram_frame
         if self.regular[t]:
@@ -47,7 +44,7 @@ class TaskGradient:
         else:
             w = _solve_singular(inner, ridge, zero_threshold(self.sizes[t], frame), cross @ frame)
         residual = gram_frame @ w - cross
-        return residual[:, None] * (omega * w), w, omega / self.n_samples
+        return residual[:, None] * w, w
 
 
 def fused_epoch(
@@ -59,11 +56,11 @@ def fused_epoch(
     inverse = None if left_inverse is None else as_array(left_inverse)
     p = frame.shape[1]
     for t in tasks:
-        g, w, share = gradient(frame, t)
+        g, w = gradient(frame, t)
         d = rest[t] + g
         d -= frame @ (frame.T @ d)
         if inverse is not None:
-            second_moment = own[t] + w[:, None] * (share * w)
+            second_moment = own[t] + w[:, None] * (gradient.share * w)
             both = inverse @ np.concatenate((_solve(second_moment, d.T).T, frame), axis=1)
             d = both[:, :p] - both[:, p:] @ _solve(frame.T @ both[:, p:], frame.T @ both[:, :p])
             d -= frame @ (frame.T @ d)
@@ -75,7 +72,7 @@ def fused_descent(gradient: TaskGradient, x: Tensor, tasks: list[int], step: Cal
     """Plain stochastic gradient steps on single tasks."""
     frame = as_array(x)
     for k, t in enumerate(tasks):
-        g, _, _ = gradient(frame, t)
+        g, _ = gradient(frame, t)
         g -= frame @ (frame.T @ g)
         frame = _retract(frame, g, step(k))
     return torch.from_numpy(frame)

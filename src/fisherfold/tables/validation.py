@@ -110,6 +110,11 @@ def optional(check: Check) -> Check:
     return lambda name, value: None if value is None else check(name, value)
 
 
+def auto_or(check: Check) -> Check:
+    """Allow ``auto`` besides what a check allows."""
+    return lambda name, value: value if isinstance(value, str) and value == "auto" else check(name, value)
+
+
 def each(check: Check) -> Check:
     """Check every entry of a sequence that is not empty."""
 
