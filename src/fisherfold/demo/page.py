@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,8 @@ h1 { font-size: 1.6rem; margin: .5rem 0; } h2 { font-size: 1.15rem; margin: 1.6r
 .two { display: grid; grid-template-columns: 2fr 4fr; gap: 0 2rem; }
 table { border-collapse: collapse; width: 100%; font-size: .93rem; }
 th, td { text-align: left; padding: .25rem .5rem; border-bottom: 1px solid var(--line); }
-td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+td.number, th.number { text-align: right; } th { vertical-align: bottom; }
+td.number { font-variant-numeric: tabular-nums; white-space: nowrap; }
 .range { position: relative; display: block; width: 8rem; height: .9rem; }
 .range::before { content: ""; position: absolute; top: .42rem; left: 0; right: 0; height: 1px;
   background: var(--line); }
@@ -37,7 +39,8 @@ td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; wh
 .range b { position: absolute; top: .15rem; width: .6rem; height: .6rem; margin-left: -.3rem; border-radius: 50%;
   background: var(--dot); }
 img { max-width: 100%; height: auto; } picture { display: block; margin-top: 1.6rem; } .scroll { overflow-x: auto; }
-@media (max-width: 44rem) { .two { grid-template-columns: 1fr; } .two tr > :nth-child(4) { display: none; } }
+@media (max-width: 44rem) { .two { grid-template-columns: 1fr; } .two tr > :nth-child(4) { display: none; }
+  th, td { padding: .25rem .35rem; } picture img { max-width: none; width: 62rem; } }
 """
 
 
@@ -53,12 +56,12 @@ def draw(films: Films, networks: Sequence[Race], gradients: Sequence[Race], *, d
         for race, colour in zip(networks, COLOURS, strict=False):
             network.plot(race.seconds, race.values, "o-", color=colour, markersize=3, label=race.method.split(",")[0])
         lowest = min(min(race.values) for race in networks)
-        network.set(title="A network with batch norm", xlabel="seconds", ylabel="test accuracy, %",
+        network.set(title="A network with batch norm", xlabel="CPU seconds", ylabel="test accuracy, %",
                     ylim=(max(lowest, 90) - 2, 100.2))  # fmt: skip
         for race, colour in zip(gradients, COLOURS, strict=False):
             gradient.plot(race.seconds, race.values, color=colour, label=race.method)
         gradient.set(title="Regression on a sphere", xlabel="seconds", ylabel="loss above the minimum", yscale="log",
-                     ylim=(None, 1e5))  # fmt: skip
+                     ylim=(None, 1e4))  # fmt: skip
         for panel in (network, gradient):
             panel.legend(frameon=False, fontsize=8, loc="lower right" if panel is network else "upper right")
         for panel in (calibration, network, gradient):
@@ -69,14 +72,14 @@ def draw(films: Films, networks: Sequence[Race], gradients: Sequence[Race], *, d
 
 
 def _bars(panel: Any, accuracy: pl.DataFrame) -> None:
-    names = [name.replace(" + ", "\n+ ").replace("fisherfold ", "fisherfold\n") for name in accuracy["method"]]
+    names = [re.sub(r"(?<=,) |(?<=fisherfold) | (?=\+)", "\n", name) for name in accuracy["method"]]
     values = accuracy["held-out RMSE"].to_list()
     colours = ["#8a8f96"] * (len(values) - 1) + [COLOURS[0]]
     panel.barh(names, values, color=colours)
     panel.invert_yaxis()
     for place, value in enumerate(values):
-        panel.text(value - 0.005, place, f"{value:.3f}", va="center", ha="right", color="white", fontsize=8)
-    panel.set(title="Error on held-out ratings", xlabel="RMSE, stars", xlim=(min(values) - 0.15, max(values)))
+        panel.text(value - 0.02, place, f"{value:.3f}", va="center", ha="right", color="white", fontsize=8)
+    panel.set(title="Error on held-out ratings", xlabel="RMSE, stars")
 
 
 def write_page(films: Films, pictures: tuple[bytes, bytes], target: Path) -> None:
