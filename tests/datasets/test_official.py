@@ -11,8 +11,10 @@ from types import MappingProxyType
 import numpy as np
 import pooch
 import pytest
+from typer.testing import CliRunner
 
 from fisherfold import datasets
+from fisherfold.cli import app
 from fisherfold.datasets import download, local, official, records
 
 
@@ -222,3 +224,5 @@ def test_a_user_without_home_and_account_needs_no_cache(monkeypatch):
 
     monkeypatch.setattr(pooch, "os_cache", no_home)
     assert datasets.where("letter") is not None or not os.environ.get("FISHERFOLD_DATA")
+    for words in (["info"], ["datasets", "list"], ["datasets", "info", "letter"]):
+        assert CliRunner().invoke(app, [*words, "--json"]).exit_code == 0

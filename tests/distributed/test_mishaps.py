@@ -16,8 +16,10 @@ import polars as pl
 import pytest
 import torch
 from torch import distributed
+from typer.testing import CliRunner
 
 from fisherfold import MatrixCompletion, SubspaceRegressor
+from fisherfold.cli import app
 from fisherfold.distributed import Group, RankLost, joined
 from fisherfold.tables.checkpoint import FitCheckpoint
 
@@ -271,6 +273,17 @@ def test_a_process_that_inherits_a_rank_and_is_alone_says_so(rank: int, monkeypa
         with pytest.raises(RankLost, match=sentence):
             contextlib.ExitStack().enter_context(joined(1.0))
     assert re.search(r"after 0 s, and waits on; .*take RANK and WORLD_SIZE", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("words", ["complete fit x.csv", "subspace fit x.csv --target y --task t"])
+def test_the_command_line_waits_as_long_as_it_is_told(words: str, tmp_path: Path, monkeypatch) -> None:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        inherit(monkeypatch, 1, held.getsockname()[1])
+        answer = CliRunner().invoke(app, [*words.split(), "-o", str(tmp_path / "m"), "--timeout", "1"])
+    assert isinstance(answer.exception, RankLost)
+    assert "rank 1 of 2 has not met the others" in str(answer.exception)
+    assert "within 1 s" in str(answer.exception)
 
 
 @pytest.mark.parametrize(

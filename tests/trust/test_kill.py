@@ -12,8 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import fisherfold
+from fisherfold.cli import app
 from fisherfold.completion import MatrixCompletion
 from fisherfold.reproduce.workers import Workers
 
@@ -150,6 +152,24 @@ def test_full_disk(zygote, tables, mounted, name):
         assert rescued(text) == ["model.json", "model.safetensors"]
         assert len(MatrixCompletion.load(folder / "m").model_.row_ids) == 2
     assert [p.name for p in folder.iterdir()] == (["m"] if name == "complete" else [])
+
+
+def test_a_checkpoint_goes_once_the_model_is_there(tables, tmp_path, monkeypatch):
+    """0.1.0 removed it first: on a full disk both were gone."""
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
+        monkeypatch.setenv(name, value)
+    words = ["complete", "fit", tables / "ratings.csv", "--checkpoint", tmp_path / "c", "-o", tmp_path / "m"]
+
+    def full(*_, **__):
+        raise OSError(28, "the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fisherfold.completion.estimator.save_folder", full)
+        assert "the disk is full" in str(CliRunner().invoke(app, [*map(str, words)]).exception)
+    assert [p.name for p in tmp_path.iterdir()] == ["c"]
+    assert CliRunner().invoke(app, [*map(str, words)]).exit_code == 0
+    assert [p.name for p in tmp_path.iterdir()] == ["m"]
+    MatrixCompletion.load(tmp_path / "m")
 
 
 @pytest.mark.parametrize("name", ["complete", "subspace", "predict", "demo"])
