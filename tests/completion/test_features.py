@@ -207,6 +207,8 @@ def test_drift_is_followed_and_a_time_without_ratings_is_the_level():
     assert errors[0] < 0.75 < errors[1]
     later = pd.Series(pd.to_datetime(["2021-01-01"] * len(pairs)))
     np.testing.assert_allclose(model.predict(pairs, time=later), model.predict(pairs), atol=0.6)
+    for one in ("2021-01-01", later[0]):
+        np.testing.assert_array_equal(model.predict(pairs, time=one), model.predict(pairs, time=later))
     _, doubt = model.predict(pairs, return_std=True, time=frame[held]["at"])
     _, certain = model.predict(pairs, return_std=True)
     assert (doubt >= certain - 1e-6).all()
@@ -236,6 +238,26 @@ def test_category_probabilities_are_calibrated(likelihood, tmp_path):
     model.save(tmp_path / "model")
     again = MatrixCompletion.load(tmp_path / "model")
     np.testing.assert_array_equal(again.predict_proba(pairs[held]), chance)
+
+
+@pytest.mark.parametrize("timed", [False, True])
+@pytest.mark.parametrize("likelihood", ["ordered", "binary"])
+def test_pairs_given_twice_have_the_category_nearest_to_their_mean(likelihood, timed):
+    rng = np.random.default_rng(0)
+    pairs = np.argwhere(rng.random((40, 20)) < 0.5)
+    y = rng.integers(1, 6, len(pairs)) if likelihood == "ordered" else 4 * rng.integers(0, 2, len(pairs))
+    other = np.maximum(y - 1, 1)[:80] if likelihood == "ordered" else 4 - y[:80]
+    twice, values = np.concatenate([pairs, pairs[:80]]), np.concatenate([y, other])
+    times = 3600.0 * np.arange(len(values))
+    nearest = np.concatenate([np.minimum(y[:80], other), y[80:]])  # the lower one of two that are as near
+    joint = {"time": np.concatenate([times[len(y) :], times[80 : len(y)]])} if timed else {}
+    once = MatrixCompletion(1, likelihood=likelihood, max_iter=3).fit(pairs, nearest, **joint)
+    given = {"time": times} if timed else {}
+    model = MatrixCompletion(1, likelihood=likelihood, max_iter=3).fit(twice, values, **given)
+    assert model.n_duplicates_ == 80
+    np.testing.assert_array_equal(model.predict_proba(pairs), once.predict_proba(pairs))
+    search = MatrixCompletionCV((1,), cv=2, likelihood=likelihood, max_iter=2).fit(twice, values)
+    assert search.categories_.tolist() == np.unique(y).tolist()
 
 
 def test_a_model_with_features_and_times_is_saved(tmp_path):

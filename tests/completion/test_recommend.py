@@ -15,6 +15,7 @@ from sklearn.metrics import ndcg_score
 from fisherfold.completion import MatrixCompletion, recommend
 from fisherfold.completion.metrics import calibration, interval_coverage, mae, ranking_metrics, rmse
 from fisherfold.completion.splits import last_out_split, random_split, row_split, time_split
+from fisherfold.tables.frames import columns_of, make_frame
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +26,18 @@ def fitted():
     pairs = np.argwhere(seen)
     frame = pl.DataFrame({"user": pairs[:, 0], "item": [f"i{j}" for j in pairs[:, 1]], "rating": truth[seen]})
     return MatrixCompletion(rank=2, clip=False, dtype="float64").fit(frame), seen
+
+
+@pytest.mark.parametrize("kind", ["pandas", "polars", "pyarrow", "dict"])
+def test_outputs_are_of_the_library_of_the_frame_also_after_a_file(kind, tmp_path):
+    columns = {"u": np.repeat(range(6), 3), "i": np.tile(range(9), 2), "stars": np.arange(18.0)}
+    frame = make_frame(kind, columns)
+    MatrixCompletion(1, max_iter=2).fit(frame, columns=("u", "i", "stars")).save(tmp_path / "m")
+    model = MatrixCompletion.load(tmp_path / "m")
+    found = model.recommend(3, 2), model.recommend_new({1: 2.0}, 2), model.similar(3, 2)
+    assert [type(each) for each in found] == [type(frame)] * 3
+    names = [["u", "i", "prediction"], ["i", "prediction"], ["i", "similar", "similarity"]]
+    assert [[*columns_of(each)] for each in found] == names
 
 
 def same(one, other):
@@ -52,8 +65,6 @@ def test_the_best_columns_are_those_with_the_largest_predictions(fitted, monkeyp
     chosen = model.recommend(3, 2, candidates=["i1", "i2", "zzz"], exclude_seen=False)
     assert chosen["item"].sort().to_list() == ["i1", "i2"]
     assert model.recommend([12345, 3], 4).height == 8  # a stranger gets what an average row would
-    pandas = MatrixCompletion(1).fit(pd.DataFrame({"u": [1, 1, 2], "i": [1, 2, 2], "r": [1.0, 2.0, 3.0]}))
-    assert isinstance(pandas.recommend(1, exclude_seen=False), pd.DataFrame)
 
 
 def test_bounds_and_draws_come_from_the_posterior(fitted):

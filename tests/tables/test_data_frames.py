@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from fisherfold.tables.frames import columns_of, frame_kind, frame_like, numbers
+from fisherfold.tables.frames import columns_of, frame_kind, make_frame, numbers
 
 DATA = {"user": ["ann", "bob"], "item": [3, 1], "score": [0.5, 1.5]}
 FRAMES = {"pandas": pd.DataFrame(DATA), "polars": pl.DataFrame(DATA), "pyarrow": pa.table(DATA), "dict": DATA}
@@ -19,7 +19,7 @@ def test_columns_and_back(kind):
     assert frame_kind(frame) == kind
     columns = columns_of(frame)
     assert {name: values.tolist() for name, values in columns.items()} == DATA
-    back = frame_like(frame, columns)
+    back = make_frame(kind, columns)
     assert type(back) is type(frame)
     assert {name: values.tolist() for name, values in columns_of(back).items()} == DATA
 

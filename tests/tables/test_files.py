@@ -119,15 +119,15 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_litter(tmp_path, monkeypa
     assert [p.name for p in tmp_path.iterdir()] == ["f"]
 
 
-@posix
-def test_leftovers_of_dead_writers_are_removed_and_those_of_living_ones_stay(tmp_path):
-    dead, foreign = tmp_path / ".f.0123456789ab", tmp_path / ".f.notours"
-    dead.write_bytes(b"half")
-    foreign.write_bytes(b"")
-    living, lock = files.locked_temporary(tmp_path / "f", folder=False)
+def test_leftovers_of_killed_writers_are_removed_after_a_day(tmp_path):
+    old, folder, foreign, young = (tmp_path / f".f.{end}" for end in ("0" * 12, "1" * 12, "notours", "2" * 12))
+    folder.mkdir()
+    for left in (old, foreign, young):
+        left.touch()
+    for left in (old, folder, foreign):
+        os.utime(left, (0, 0))
     write_atomically(tmp_path / "f", b"new")
-    os.close(lock)
-    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(["f", living.name, foreign.name])
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(["f", young.name, foreign.name])
 
 
 @posix
@@ -161,7 +161,7 @@ def test_a_file_has_the_permissions_of_the_one_it_replaces_or_of_any_new_file(tm
         write_atomically(tmp_path / "f", b"old")
         (tmp_path / "f").chmod(mode)
     write_atomically(tmp_path / "f", b"new")
-    expected = stat.S_IMODE((tmp_path / "plain").stat().st_mode) if mode is None else mode | 0o200
+    expected = stat.S_IMODE((tmp_path / "plain").stat().st_mode) if mode is None else mode
     assert stat.S_IMODE((tmp_path / "f").stat().st_mode) == expected
 
 

@@ -101,6 +101,7 @@ def test_columns_of_other_names_are_those_that_were_named_or_known_before_or_pai
 def test_times_are_numbers_or_dates(tmp_path, cell, expected):
     found = read(tmp_path, f"user,item,rating,at\n1,2,3,{cell}\n", time="at")
     assert (found.times.tolist(), found.values.tolist()) == ([expected], [3.0])
+    assert found.times.flags.writeable  # or torch warns, once a process
     with pytest.raises(ValueError, match="1 time is not a number"):
         read(tmp_path, "user,item,rating,at\n1,2,3,soon\n", time="at")
 

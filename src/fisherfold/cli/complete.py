@@ -74,21 +74,13 @@ class Columns(Reading):
             rich_help_panel=TABLES,
         ),
     ] = None  # fmt: skip
-    with_header: Annotated[
-        bool,
+    header: Annotated[
+        bool | None,
         typer.Option(
-            "--header", help="The first line names the columns; it is data if a field is a number.",
-            rich_help_panel=TABLES,
+            "--header/--no-header", rich_help_panel=TABLES,
+            help="The first line names the columns, or is data; unless said, it is data if a field is a number.",
         ),
-    ] = False  # fmt: skip
-    no_header: Annotated[
-        bool, typer.Option("--no-header", help="The first line is data.", rich_help_panel=TABLES)
-    ] = False
-
-    @property
-    def header(self) -> bool | None:
-        """Whether the first line names the columns, where that was said."""
-        return True if self.with_header else False if self.no_header else None
+    ] = None  # fmt: skip
 
     def format(self) -> dict[str, Any]:
         """What ``fisherfold.tables.readers`` call these."""
@@ -453,8 +445,8 @@ def evaluate(
         found |= {"test": str(test), "rank": fitted.model_.posterior.rank}
         answer(f"Errors on {test.name}", found | _scores(fitted, _entries(more), more.times, top, relevant))
         return
-    if split == "folds" or split == "random":
-        merged, extras = _once(entries, extras, fitted.duplicates)  # no pair is both held out and in the fit
+    if split in ("folds", "random"):  # no pair is both held out and in the fit
+        merged, extras = _once(entries, extras, fitted.duplicates if model.implicit else fitted._settings().rule)
         found["merged"] = len(entries.values) - len(merged.values)
         entries = merged
     parts = _parts(split, folds, entries, table, model.seed)
@@ -624,7 +616,7 @@ def _show(voice: Voice, found: Any, output: Path | None, title: str) -> None:
 
     from fisherfold.tables.writers import write_table
 
-    frame = found if isinstance(found, pl.DataFrame) else pl.from_pandas(found)
+    frame = pl.DataFrame(found)
     if output is not None:
         write_table(frame, output)
         say_written(voice, title, {"lines": frame.height, "ids": frame.to_series(0).n_unique()}, output)

@@ -77,7 +77,7 @@ class MatrixCompletionCV(MatrixCompletion):
         values: Floats, extras: Extras,
     ) -> Settings:  # fmt: skip
         """Choose rank and ridge."""
-        i, j, values, extras = once(i, j, values, extras, ids, settings.duplicates)
+        i, j, values, extras = once(i, j, values, extras, ids, settings.rule)
         if (n := len(values)) < self.cv:
             raise ValueError(f"cv={self.cv} folds need as many ratings, got {n}")
         ranks, ridges = self._allowed_ranks(*shape), list(self.ridges)

@@ -100,7 +100,10 @@ def merge(
         joint = sorted_values[starts + counts - 1]
     else:
         joint = np.add.reduceat(sorted_values, starts)
-        joint = joint / counts if rule == "mean" else joint
+        joint = joint if rule == "sum" else joint / counts
+        if rule == "category":
+            known = np.unique(values)
+            joint = known[np.searchsorted((known[1:] + known[:-1]) / 2, joint)]
     return rows[order][starts], columns[order][starts], joint
 
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.metrics import r2_score
 from sklearn.utils import Tags
@@ -33,7 +32,7 @@ from fisherfold.files import sound
 from fisherfold.plain import counted
 from fisherfold.tables import validation
 from fisherfold.tables.folders import load_folder, model_file, save_folder
-from fisherfold.tables.frames import columns_of, frame_kind, make_frame, names_of, numbers
+from fisherfold.tables.frames import FRAMES, columns_of, frame_kind, make_frame, names_of, numbers
 from fisherfold.tables.ids import IdIndex
 from fisherfold.threads import threads
 from fisherfold.warn import warn
@@ -166,7 +165,6 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         Returns:
             This estimator.
         """
-        self._settings()
         entries = read_entries(X, y, columns=columns, matrix=matrix)
         extras = self._extras(X, entries, row_features, column_features, time, sample_weight)
         return self.fit_entries(entries, extras)
@@ -201,19 +199,12 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return found[name]
 
     def fit_entries(self, entries: Entries, extras: Extras | None = None) -> MatrixCompletion:
-        """Fit the model to entries, features, times and weights that were read already, for example from a file.
+        """Fit the model to entries, features, times and weights that were read already, for example from a file."""
+        return self._fit(entries, extras or Extras())
 
-        Args:
-            entries: the observed entries.
-            extras: features, times and weights, if there are any.
-
-        Returns:
-            This estimator.
-
-        Raises:
-            ValueError: if this kind of fit cannot use them.
-        """
-        settings, extras = self._settings(), extras or Extras()
+    def _fit(self, entries: Entries, extras: Extras, *, grows: bool = False) -> MatrixCompletion:
+        """Fit to entries; where the table is to grow, at the full rank."""
+        settings = self._settings()
         if settings.inference == "point" and (settings.likelihood != "gaussian" or extras.given):
             raise ValueError("features, time, sample_weight and likelihood need inference='variational'")
         with threads(self.n_jobs):
@@ -223,7 +214,9 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
                 if given is not None:
                     self._join(index, given, side)
             ids, values = (row_ids, column_ids), entries.values
-            model = fitted(ids, i, j, values, self._chosen(settings, shape, ids, i, j, values, extras), extras)
+            if not grows:
+                settings = self._chosen(settings, shape, ids, i, j, values, extras)
+            model = fitted(ids, i, j, values, settings, extras)
         return self._remember(entries)._adopt(model)
 
     def _chosen(
@@ -299,8 +292,8 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         i, j = self._located(rows, columns)
         if time is None:
             return i, j, None
-        if isinstance(time, str):
-            time = self._column(X, time, "time")
+        if isinstance(time, str) and frame_kind(X) is not None and time in names_of(X):
+            time = columns_of(X)[time]
         if np.ndim(time) == 0:
             return i, j, np.full(len(i), as_times([time], 1)[0])
         return i, j, as_times(time, len(i))
@@ -314,9 +307,6 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
         Returns:
             One row per pair, one column per entry of ``categories_``.
-
-        Raises:
-            ValueError: if the values are no categories.
         """
         model = self._fitted()
         if model.posterior.ordinal is None:
@@ -333,9 +323,6 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
         Returns:
             Lower and upper ends.
-
-        Raises:
-            ValueError: if the coverage is no probability, or the fit is a point estimate.
         """
         model = self._fitted()
         if not 0 < coverage < 1:
@@ -405,8 +392,7 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             ``k`` of a row if there are no more. It is of the library of the data frame that was fitted, else of polars.
         """
         model = self._fitted()
-        one = isinstance(ids, (str, bytes)) or (ids is not None and np.ndim(ids) == 0)
-        rows = model.row_ids.labels if ids is None else [ids] if one else ids
+        rows = model.row_ids.labels if ids is None else [ids] if np.ndim(ids) == 0 else ids
         i = np.arange(len(rows)) if ids is None else self._locate(rows, "row")
         if self.unseen == "nan" and (i < 0).any():
             unknown, rows = np.asarray(rows, dtype=object)[i < 0], np.asarray(rows, dtype=object)[i >= 0]
@@ -419,8 +405,9 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
     def _best(
         self, model: CompletionModel, i: Codes, rows: Any, k: int, candidates: Any, exclude_seen: bool, by: str,
-        seed: int | None, name: str | None = None,
+        seed: int | None,
     ) -> Any:  # fmt: skip
+        """Lists for rows, with their ids if there are any."""
         k, by = validation.integer(1)("k", k), validation.choice(*BY)("by", by)
         if by != "mean" and model.inference == "point":
             raise ValueError(_NO_ERROR_BARS.format(f"by={by!r}"))
@@ -430,13 +417,11 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             chosen = chosen[chosen >= 0]
             if not len(chosen):
                 raise ValueError("none of the candidates was seen in fit, there is nothing to recommend")
-        seed = validation.draw_seed(seed)
         place, columns, scores = best_columns(
-            model, i, k, candidates=chosen, exclude_seen=exclude_seen, by=by, seed=seed
+            model, i, k, candidates=chosen, exclude_seen=exclude_seen, by=by, seed=validation.draw_seed(seed)
         )
-        owner = np.asarray(rows)[place] if len(place) else np.asarray(rows)[:0]
-        found = model.column_ids.decode(columns)
-        return self._output({self.names_[0]: owner, self.names_[1]: found, "prediction": scores})
+        owner = {} if rows is None else {self.names_[0]: np.asarray(rows)[place]}
+        return self._output(owner | {self.names_[1]: model.column_ids.decode(columns), "prediction": scores})
 
     def _output(self, columns: dict[str, Any]) -> Any:
         return make_frame(self.frame_ or "polars", columns)
@@ -460,35 +445,29 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             As ``recommend``; of one new row without the column of row ids.
         """
         self._fitted()
-        alone = isinstance(ratings, Mapping)
-        if alone:
-            columns, values = list(ratings), numbers(list(ratings.values()), "ratings")
-            entries = Entries(np.zeros(len(columns), dtype=np.int64), columns, values)
-        else:
-            entries = self._later(ratings)
-        model, index = self._folded(entries.rows, entries.columns, entries.values, at_least=1)
-        labels = index.labels if len(index) else np.zeros(1, dtype=np.int64)
-        found = self._best(model, np.arange(len(labels)), labels, k, candidates, exclude_seen, by, seed)
-        return found[[self.names_[1], "prediction"]] if alone else found
+        if isinstance(ratings, Mapping):
+            model, _ = self._folded(None, list(ratings), numbers(list(ratings.values()), "ratings"))
+            return self._best(model, np.zeros(1, dtype=np.int64), None, k, candidates, exclude_seen, by, seed)
+        entries = self._later(ratings)
+        model, rows = self._folded(entries.rows, entries.columns, entries.values)
+        return self._best(model, np.arange(len(rows)), rows, k, candidates, exclude_seen, by, seed)
 
-    def _folded(self, rows: Any, columns: Any, values: Floats, at_least: int = 0) -> tuple[CompletionModel, IdIndex]:
-        """A model of new rows; columns that were not seen are left out, with a warning."""
+    def _folded(self, rows: Any, columns: Any, values: Floats) -> tuple[CompletionModel, Any]:
+        """A model of new rows, or of one without an id; columns that were not seen are left out, with a warning."""
         if not np.isfinite(values).all():
             raise ValueError(f"the values must be finite, got {values[~np.isfinite(values)][0]}")
-        (index, i), j = IdIndex.fit(rows), self._locate(columns, "column")
-        known = j >= 0
+        index, i = IdIndex.fit(np.zeros(len(values), dtype=np.int64) if rows is None else rows)
+        known = (j := self._locate(columns, "column")) >= 0
         if not known.all():
-            self._say_unknown(columns, known)
+            first = np.asarray(columns, dtype=object)[~known][0]
+            if not known.any():
+                raise ValueError(
+                    f"none of the rated column ids was seen in fit, the first is {first!r}: nothing is known"
+                )
+            unknown = counted(int((~known).sum()), "rated column id was", "rated column ids were")
+            warn(f"{unknown} not seen in fit and left out, of {len(known)}; the first is {first!r}")
         i, j, values = merge(i[known], j[known], values[known], self.duplicates, (index, self.model_.column_ids))
-        return self.model_.with_new_rows(max(len(index), at_least), i, j, values), index
-
-    @staticmethod
-    def _say_unknown(columns: Any, known: npt.NDArray[np.bool_]) -> None:
-        first = np.asarray(columns, dtype=object)[~known][0]
-        if not known.any():
-            raise ValueError(f"none of the rated column ids was seen in fit, the first is {first!r}: nothing is known")
-        unknown = counted(int((~known).sum()), "rated column id was", "rated column ids were")
-        warn(f"{unknown} not seen in fit and left out, of {len(known)}; the first is {first!r}")
+        return self.model_.with_new_rows(1 if rows is None else len(index), i, j, values), index.labels
 
     def predict_new(
         self, rated: Any, values: Any, wanted: Any, *, return_std: bool = False
@@ -503,15 +482,12 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
         Returns:
             The predictions, or predictions and standard deviations.
-
-        Raises:
-            ValueError: if the ids and values do not fit together or a value is not finite.
         """
         self._fitted()
         given = numbers(values, "values")
         if len(rated) != len(given):
             raise ValueError(f"rated and values must have one length, got {len(rated)} and {len(given)}")
-        model, _ = self._folded(np.zeros(len(given), dtype=np.int64), rated, given, at_least=1)
+        model, _ = self._folded(None, rated, given)
         j = self._locate(wanted, "column")
         return self._predict(model, np.zeros_like(j), j, return_std)
 
@@ -528,7 +504,7 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         """
         model, k = self._fitted(), validation.integer(1)("k", k)
         side = ("rows", "columns").index(validation.choice("rows", "columns")("of", of))
-        asked = [ids] if isinstance(ids, (str, bytes)) or np.ndim(ids) == 0 else ids
+        asked = [ids] if np.ndim(ids) == 0 else ids
         index = (model.row_ids, model.column_ids)[side]
         members = index.encode(asked)
         if (members < 0).any():
@@ -555,9 +531,6 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
         Returns:
             R², at most 1.
-
-        Raises:
-            ValueError: if there are fewer than two values, or a pair without a prediction.
         """
         model = self._fitted()
         # rows of a matrix that was fitted, as scikit-learn's search hands them over, may be narrow
@@ -596,30 +569,17 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         A few new ratings change the rows and columns they touch, by one natural-gradient step. Each time the ratings
         have grown by 5 %, two full passes refine the posterior; when they have doubled, the factors are found anew.
         The rank stays. Within a batch ``duplicates`` decides as in ``fit``; a pair that was rated before is one more
-        observation until the next full pass, then the rule decides.
-
-        Args:
-            X: as for ``fit``.
-            y: as for ``fit``.
-            columns: as for ``fit``.
-            matrix: as for ``fit``.
+        observation until the next full pass, then the rule decides. The arguments are those of ``fit``.
 
         Returns:
             This estimator.
         """
-        first = not hasattr(self, "model_")
-        settings = self._settings() if first else self._settings(rank=self.model_.posterior.rank, ridge=self._ridge())
-        read = read_entries if first else self._later
-        entries = read(X, y, columns=columns, matrix=matrix)
-        if first and not hasattr(self, "rank"):
-            return self.fit_entries(entries)
-        if first:
-            row_ids, column_ids, i, j = entries.indexed()
-            if self.inference == "point":  # a variational fit keeps what the data do not speak of at its prior
-                settings = settings.for_table(len(row_ids), len(column_ids))
-            with threads(self.n_jobs):
-                model = fitted((row_ids, column_ids), i, j, entries.values, settings)
-            return self._remember(entries)._adopt(model)
+        if not hasattr(self, "model_"):
+            entries = read_entries(X, y, columns=columns, matrix=matrix)
+            # a variational fit keeps what the data do not speak of at its prior
+            return self._fit(entries, Extras(), grows=hasattr(self, "rank") and self.inference == "variational")
+        settings = self._settings(rank=self.model_.posterior.rank, ridge=self._ridge())
+        entries = self._later(X, y, columns=columns, matrix=matrix)
         if self.duplicates != "mean":  # the mean is taken over all that a pair ever had
             entries = entries.merged(self.duplicates)
         with threads(self.n_jobs):
@@ -701,7 +661,7 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         names, frame = meta.get("names"), meta.get("frame")
         if not (isinstance(names, list) and len(names) == 3 and all(isinstance(name, str) for name in names)):
             raise ValueError(f"names are {str(names)[:40]!r}, three names are expected")
-        if frame not in (None, "pandas", "polars"):
+        if frame is not None and frame not in FRAMES:
             raise ValueError(f"frame is {str(frame)[:40]!r}")
         self._remember(Entries([], [], np.zeros(0), (names[0], names[1], names[2]), frame))
 

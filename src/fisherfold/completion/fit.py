@@ -60,6 +60,11 @@ class Settings:
             "column_offsets": self.offsets in ("both", "columns"), "set_effects": self.rated_sets, "seed": self.seed,
         }  # fmt: skip
 
+    @property
+    def rule(self) -> str:
+        """What becomes of pairs given twice: the mean of categories need be none, the nearest one is."""
+        return "category" if self.duplicates == "mean" and self.likelihood != "gaussian" else self.duplicates
+
     def for_table(self, n_rows: int, n_columns: int) -> Settings:
         """The same with a rank that a table of this size has; a warning says so where it is less."""
         # the solvers of the paper need a subspace that is not the whole space
@@ -123,10 +128,10 @@ def prepare(
     """Merge pairs given twice, centre and scale, and sort both ways."""
     given, extras = len(values), extras or Extras()
     if extras.times is not None or extras.weights is not None:
-        rows, columns, values, extras = once(rows, columns, values, extras, ids, settings.duplicates)
+        rows, columns, values, extras = once(rows, columns, values, extras, ids, settings.rule)
     times, weights = extras.times, extras.weights
-    if settings.duplicates != "mean":  # a mean is taken on the way, of values that were all observed
-        rows, columns, values = merge(rows, columns, values, settings.duplicates, ids)
+    if settings.rule != "mean":  # a mean is taken on the way, of values that were all observed
+        rows, columns, values = merge(rows, columns, values, settings.rule, ids)
     center, scale = level_and_scale(values, centred=settings.offsets != "none")
     low, high = float(values.min()), float(values.max())
     dtype = resolving(values, low, high, scale, settings.dtype)
@@ -252,7 +257,6 @@ def _solve(
             init.trace, init.converged = [], False
     posterior = fit_variational(
         ratings, settings.rank, max_iter=settings.max_iter, tol=settings.tol, init=init, callback=after_pass,
-        observations=observations,
-        **settings.model,
+        observations=observations, **settings.model,
     )  # fmt: skip
     return posterior, 0.0

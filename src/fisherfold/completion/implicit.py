@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fisherfold.completion.entries import Codes, Entries, Floats, read_entries
+from fisherfold.completion.entries import Entries, read_entries
 from fisherfold.completion.estimator import MatrixCompletion
 from fisherfold.completion.implicit_als import fit_implicit
 from fisherfold.completion.metrics import ranking_metrics
@@ -35,7 +35,8 @@ class ImplicitCompletion(MatrixCompletion):
     """Low-rank recommendation from pairs that were observed, such as clicks, with nothing to tune.
 
     ``fit`` takes pairs of ids, with a weight each if they are not all alike, a data frame of them, or a sparse matrix.
-    A prediction is large where a row is likely to take up a column; its scale means nothing else.
+    A prediction is large where a row is likely to take up a column; its scale means nothing else. Parameters that are
+    not listed are those of ``MatrixCompletion``.
 
     Args:
         rank: the number of factors; less, with a warning, where the table is smaller.
@@ -43,13 +44,7 @@ class ImplicitCompletion(MatrixCompletion):
             interest. Between 1 and 10 it matters little.
         max_iter: the largest number of passes over the data.
         tol: stop when a pass raises the bound by less than this per observed pair.
-        unseen: for ids not seen in ``fit``: ``prior`` (an average row or column), ``nan`` or ``error``.
         duplicates: of pairs given twice the weights are added (``sum``) or averaged (``mean``), or the ``last`` counts.
-        random_state: seed of the starting point.
-        device: where to compute, for example ``cpu`` or ``cuda``.
-        dtype: ``float32`` or ``float64``.
-        n_jobs: the number of threads of the fit; None leaves it to torch, -1 takes all cores.
-        verbose: whether to print a line per pass.
 
     Example:
         >>> tastes = ("tea", "milk", "cake"), ("gin", "rum", "beer")
@@ -99,38 +94,24 @@ class ImplicitCompletion(MatrixCompletion):
         Returns:
             This estimator.
         """
-        self._given()
         return self.fit_entries(read_entries(X, y, columns=columns, matrix=matrix, implicit=True))
 
     def fit_entries(self, entries: Entries, extras: Any = None) -> ImplicitCompletion:
-        """Fit the model to entries that were read already, for example from a file.
-
-        Args:
-            entries: the observed pairs and their weights.
-            extras: not used.
-
-        Returns:
-            This estimator.
-        """
-        given = self._given()
+        """Fit the model to pairs and weights that were read already, for example from a file."""
         with threads(self.n_jobs):
-            row_ids, column_ids, i, j = entries.indexed()
-            model = self._fit_codes((row_ids, column_ids), i, j, entries.values, given)
+            model = self._fitted_to(entries)
         self._remember(entries)._adopt(model)
         return self
 
-    def _given(self) -> dict[str, Any]:
-        return validation.check_parameters(self.get_params(deep=False), self._checks)
-
-    def _fit_codes(
-        self, ids: tuple[IdIndex, IdIndex], i: Codes, j: Codes, weights: Floats, given: dict[str, Any]
-    ) -> CompletionModel:
+    def _fitted_to(self, entries: Entries) -> CompletionModel:
+        given = validation.check_parameters(self.get_params(deep=False), self._checks)
+        row_ids, column_ids, i, j = entries.indexed()
+        weights, shape = entries.values, (len(row_ids), len(column_ids))
         if not (weights > 0).all():
             raise ValueError(
                 f"the weights of observed pairs must be positive, got {weights[~(weights > 0)][0]:g}; leave out pairs "
                 "that were not observed, and use MatrixCompletion for ratings"
             )
-        shape = len(ids[0]), len(ids[1])
         if (rank := min(given["rank"], *shape)) < given["rank"]:
             warn(f"rank={given['rank']} is more than a table of {shape[0]} x {shape[1]} allows; rank={rank} is used")
         ratings = Ratings(
@@ -144,37 +125,24 @@ class ImplicitCompletion(MatrixCompletion):
                 callback=lambda posterior: line.update(len(posterior.trace), posterior.trace[-1]),
             )  # fmt: skip
         return CompletionModel(
-            *ids, posterior, 0.0, 1.0, 0.0, 1.0, Seen.of(ratings), "implicit", len(weights) - ratings.n_ratings,
-            ratings.n_ratings, unobserved_weight=given["unobserved_weight"],
+            row_ids, column_ids, posterior, 0.0, 1.0, 0.0, 1.0, Seen.of(ratings), "implicit",
+            len(weights) - ratings.n_ratings, ratings.n_ratings, unobserved_weight=given["unobserved_weight"],
         )  # fmt: skip
 
     def partial_fit(
         self, X: Any, y: Any = None, *, columns: Any = None, matrix: bool | None = None
     ) -> ImplicitCompletion:
-        """Add observed pairs, and fit the model to all so far.
-
-        Args:
-            X: as for ``fit``.
-            y: as for ``fit``.
-            columns: as for ``fit``.
-            matrix: as for ``fit``.
-
-        Returns:
-            This estimator.
-        """
+        """Add observed pairs, and fit the model to all so far; the arguments are those of ``fit``."""
         if not hasattr(self, "model_"):
             return self.fit(X, y, columns=columns, matrix=matrix)
-        given, entries, model = self._given(), self._later(X, y, columns=columns, matrix=matrix), self.model_
+        entries, model = self._later(X, y, columns=columns, matrix=matrix), self.model_
         rows, old_columns, weights = model.given()
         more = Entries(
             np.concatenate([model.row_ids.decode(rows), np.asarray(entries.rows)]),
             np.concatenate([model.column_ids.decode(old_columns), np.asarray(entries.columns)]),
             np.concatenate([weights, entries.values]), self.names_, self.frame_,
         )  # fmt: skip
-        with threads(self.n_jobs):
-            row_ids, column_ids, i, j = more.indexed()
-            self._adopt(self._fit_codes((row_ids, column_ids), i, j, more.values, given))
-        return self
+        return self.fit_entries(more)
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
         """nDCG@10 of the recommendations for the rows of held-out pairs, what the rows had in the fit left out.

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import count, islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -98,9 +99,6 @@ class LowRankImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
 
         Returns:
             This transformer.
-
-        Raises:
-            ValueError: if no value is observed, or one is so large that sums are infinite.
         """
         given = validation.check_parameters(self.get_params(deep=False), _CHECKS)
         X = self._checked(X, reset=True)
@@ -202,33 +200,25 @@ class LowRankImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
         seen = ~np.isnan(z)
         z = np.where(seen, z, 0)
         rows, columns = np.nonzero(holes)
-        chain = _Chain(self._posterior, z, seen, rng) if len(z) >= _ROWS_FOR_CHAIN * z.shape[1] else None
-        for _ in range(m):
-            drawn = self._draw(z, seen, rng) if chain is None else chain.draw()
+        draw = self._draws(z, seen, rng)
+        if len(z) >= _ROWS_FOR_CHAIN * z.shape[1]:
+            draw = _chain(self._posterior, z, seen, rng)
+        for drawn in islice(draw, m):
             filled = X.copy()
             filled[rows, columns], _ = self._back(drawn[rows, columns], columns, None)
             yield filled
 
-    def _draw(self, z: Table, seen: npt.NDArray[np.bool_], rng: np.random.Generator) -> Table:
-        """One draw of the whole standardised table given its observed entries."""
+    def _draws(self, z: Table, seen: npt.NDArray[np.bool_], rng: np.random.Generator) -> Iterator[Table]:
+        """Draws of the whole standardised table given its observed entries, columns from their posterior."""
         side, prior = self._posterior.columns, self._posterior.rows
-        root = torch.linalg.cholesky(unpack(side.covariance).double() + 1e-12 * torch.eye(side.mean.shape[1])).numpy()
-        drawn = side.mean.numpy() + (root @ rng.normal(size=(*side.mean.shape, 1)))[:, :, 0]
-        loading, level = np.column_stack([drawn[:, :-1], np.ones(len(drawn))]), drawn[:, -1]
-        weight = self._posterior.noise_precision * side.weight.numpy()
-        q, k = loading.shape[1], prior.precision.numpy()
-        outer = (loading[:, :, None] * loading[:, None, :] * weight[:, None, None]).reshape(len(loading), q * q)
-        found = np.empty_like(z, dtype=np.float64)
-        for start in range(0, len(z), _ROWS_AT_ONCE):
-            part = slice(start, start + _ROWS_AT_ONCE)
-            here = seen[part].astype(np.float64)
-            precision = k + (here @ outer).reshape(-1, q, q)
-            pull = (here * (z[part] - level) * weight) @ loading + k @ prior.center.double().numpy()
-            lower = np.linalg.cholesky(precision)
-            mean = np.linalg.solve(precision, pull[:, :, None])
-            noise = np.linalg.solve(lower.transpose(0, 2, 1), rng.normal(size=mean.shape))
-            found[part] = (mean + noise)[:, :, 0] @ loading.T + level
-        return found + rng.normal(size=z.shape) / np.sqrt(weight)
+        mean, k = side.mean.numpy(), prior.precision.numpy()
+        root = torch.linalg.cholesky(unpack(side.covariance).double() + 1e-12 * torch.eye(mean.shape[1])).numpy()
+        weight, start = self._posterior.noise_precision * side.weight.numpy(), k @ prior.center.double().numpy()
+        while True:
+            drawn = mean + (root @ rng.normal(size=(*mean.shape, 1)))[:, :, 0]
+            f, c = np.column_stack([drawn[:, :-1], np.ones(len(drawn))]), drawn[:, -1]
+            u = _normal(k + _outer_sums(seen * weight, f), start + (seen * (z - c) * weight) @ f, rng)
+            yield u @ f.T + c + rng.normal(size=z.shape) / np.sqrt(weight)
 
     def _standard(self, X: Table) -> Table:
         """Standardised values, NaN where there is none or where the fit had none of its column."""
@@ -351,41 +341,36 @@ class LowRankImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
         return tags
 
 
-class _Chain:
-    """A Gibbs sampler of x_ij = c_j + ⟨u_i, f_j⟩ + e_ij, u_i ~ N(0, I), f_j, c_j ~ N(0, I), e_ij ~ N(0, s_j)."""
+def _chain(
+    posterior: CompletionPosterior, z: Table, seen: npt.NDArray[np.bool_], rng: np.random.Generator
+) -> Iterator[Table]:
+    """Draws of the whole table, some sweeps of a Gibbs sampler after each other.
 
-    def __init__(
-        self, posterior: CompletionPosterior, z: Table, seen: npt.NDArray[np.bool_], rng: np.random.Generator
-    ) -> None:
-        self.z, self.seen, self.rng, self.fresh = z, seen.astype(np.float64), rng, True
-        side, prior = posterior.columns, posterior.rows
-        root = np.linalg.cholesky(np.linalg.inv(prior.precision.numpy()))
-        loading = np.column_stack([side.mean.numpy()[:, :-1], np.ones(len(side.mean))])
-        self.f: Table = loading @ root
-        self.c: Table = side.mean.numpy()[:, -1] + loading @ prior.center.double().numpy()
-        self.s: Table = 1 / (posterior.noise_precision * side.weight.numpy())
+    x_ij = c_j + ⟨u_i, f_j⟩ + e_ij,    u_i, f_j, c_j ~ N(0, I),    e_ij ~ N(0, s_j)
+    """
+    side, prior = posterior.columns, posterior.rows
+    root = np.linalg.cholesky(np.linalg.inv(prior.precision.numpy()))
+    loading = np.column_stack([side.mean.numpy()[:, :-1], np.ones(len(side.mean))])
+    f: Table = loading @ root
+    c: Table = side.mean.numpy()[:, -1] + loading @ prior.center.double().numpy()
+    s: Table = 1 / (posterior.noise_precision * side.weight.numpy())
+    eye = np.eye(f.shape[1] + 1)
+    for sweep in count(1):
+        u = _normal(eye[1:, 1:] + _outer_sums(seen / s, f), (seen / s * (z - c)) @ f, rng)
+        one = np.column_stack([u, np.ones(len(u))])
+        found = _normal(eye + _outer_sums(seen.T / s[:, None], one), (seen * z).T @ one / s[:, None], rng)
+        f, c = found[:, :-1], found[:, -1]
+        misfit = (seen * (z - one @ found.T) ** 2).sum(axis=0)
+        shape, rate = _NOISE_PRIOR[0] + seen.sum(axis=0) / 2, _NOISE_PRIOR[1] + misfit / 2
+        s = rate / rng.gamma(shape)
+        if sweep >= _BURN_IN and (sweep - _BURN_IN) % _THINNED == 0:
+            yield u @ f.T + c + rng.normal(size=z.shape) * np.sqrt(s)
 
-    def draw(self) -> Table:
-        """The whole table, some sweeps after the last one."""
-        for _ in range(_BURN_IN if self.fresh else _THINNED):
-            self._sweep()
-        self.fresh = False
-        return self.u @ self.f.T + self.c + self.rng.normal(size=self.z.shape) * np.sqrt(self.s)
 
-    def _sweep(self) -> None:
-        rng, q = self.rng, self.f.shape[1]
-        weight = self.seen / self.s
-        outer = (self.f[:, :, None] * self.f[:, None, :]).reshape(len(self.f), -1)
-        precision = np.eye(q) + (weight @ outer).reshape(-1, q, q)
-        self.u = _normal(precision, (weight * (self.z - self.c)) @ self.f, rng)
-        one = np.column_stack([self.u, np.ones(len(self.u))])
-        squares = (self.seen.T @ (one[:, :, None] * one[:, None, :]).reshape(len(one), -1)).reshape(-1, q + 1, q + 1)
-        pull = (self.seen * self.z).T @ one
-        found = _normal(np.eye(q + 1) + squares / self.s[:, None, None], pull / self.s[:, None], rng)
-        self.f, self.c = found[:, :-1], found[:, -1]
-        misfit = (self.seen * (self.z - one @ found.T) ** 2).sum(axis=0)
-        shape, rate = _NOISE_PRIOR[0] + self.seen.sum(axis=0) / 2, _NOISE_PRIOR[1] + misfit / 2
-        self.s = rate / rng.gamma(shape)
+def _outer_sums(weights: Table, vectors: Table) -> Table:
+    """Σ_j w_ij v_j v_jᵀ for each i."""
+    n, q = vectors.shape
+    return (weights @ (vectors[:, :, None] * vectors[:, None, :]).reshape(n, q * q)).reshape(-1, q, q)
 
 
 def _normal(precision: Table, pull: Table, rng: np.random.Generator) -> Table:

@@ -1,6 +1,6 @@
 """Data frames of pandas, polars and pyarrow, and dicts of columns: to NumPy columns, and back in the caller's kind.
 
-``columns_of(X)`` takes one apart, ``frame_like(X, {"user": ids, "prediction": scores})`` makes one of X's library.
+``columns_of(X)`` takes one apart, ``make_frame(frame_kind(X), {"user": ids})`` makes one of X's library.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy.typing as npt
 from fisherfold.tables.ids import as_array, is_missing, objects
 
 Array = npt.NDArray[Any]
+FRAMES = ("pandas", "polars", "pyarrow", "dict")
 
 
 def frame_kind(X: Any) -> str | None:
@@ -63,11 +64,6 @@ def make_frame(kind: str | None, columns: Mapping[str, Any]) -> Any:
 
         return pyarrow.table(plain)
     return dict(columns)
-
-
-def frame_like(X: Any, columns: Mapping[str, Any]) -> Any:
-    """Make a data frame of the kind of another one."""
-    return make_frame(frame_kind(X), columns)
 
 
 def numbers(values: Any, name: str) -> npt.NDArray[np.float64]:

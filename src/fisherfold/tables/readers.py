@@ -143,7 +143,7 @@ def read_ratings(
     check_rejected(table.path, rejected, table.n_lines, skip_bad_lines)
     if part == (0, 1) and not good.any():
         raise ValueError(f"{table.path} has no ratings: {_reasons(rejected)}")
-    kept = {what: parsed.filter(good).to_numpy() for parsed, what in others.values()}
+    kept = {what: parsed.filter(good).to_numpy(writable=True) for parsed, what in others.values()}
     return RatingTable(
         _id_array(row.filter(good)), _id_array(column.filter(good)), kept.get("value", np.ones(int(good.sum()))),
         "value" in kept, kept.get("time"), names, table.header, table.n_lines, rejected,
