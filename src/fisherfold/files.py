@@ -1,7 +1,6 @@
 """Files that are whole or absent, and tensors with a checked JSON header (safetensors, no pickle).
 
-A file is written under a temporary name in the same folder, flushed to the disk and renamed. Its writer holds a lock on
-the temporary file, so that what a killed process left can be told from what is still being written, and removed.
+A file is written under a temporary name in the same folder, flushed to the disk and renamed.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import os
 import re
 import secrets
 import shutil
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -23,13 +23,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-try:
-    import fcntl
-except ImportError:  # not on Windows, where leftovers of killed writers stay
-    fcntl = None  # type: ignore[assignment]
-
 HEADER = "fisherfold"
 HEADER_LIMIT = 16 * 2**20  # bytes of JSON; parsed, it takes some twenty times as much memory
+_DAY = 24 * 3600.0
 _DTYPES = frozenset({"F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL"})
 _REASONS = {
     errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk quota is used up",
@@ -45,20 +41,15 @@ def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
     """
     check_place(path, "cannot write")
     target = Path(os.path.realpath(path))
+    temporary = temporary_beside(target)
     with system_errors(target):
-        temporary, lock = locked_temporary(target, folder=False)
         try:
-            if target.exists():
-                # the owner may write, or nobody could tell by its lock whether it is a leftover
-                temporary.chmod(target.stat().st_mode & 0o777 | 0o200)
             write_synced(temporary, content)
+            if target.exists():
+                shutil.copymode(target, temporary)
             temporary.replace(target)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
-            raise
         finally:
-            os.close(lock)
+            temporary.unlink(missing_ok=True)
     remove_leftovers(target)
     flush_folder(target.parent)
 
@@ -71,39 +62,18 @@ def write_synced(path: Path, content: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def locked_temporary(target: Path, *, folder: bool) -> tuple[Path, int]:
-    """Make a temporary file or folder beside a target, locked for as long as its writer lives."""
-    while True:
-        temporary = target.with_name(f".{target.name}.{secrets.token_hex(6)}")
-        if folder:
-            temporary.mkdir()
-        else:
-            temporary.touch(exist_ok=False)
-        with contextlib.suppress(FileNotFoundError):  # taken for a leftover before it was locked
-            descriptor = os.open(temporary, os.O_RDONLY)
-            if fcntl is not None:
-                with contextlib.suppress(OSError):  # a file system without locks
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if temporary.exists():
-                return temporary, descriptor
-            os.close(descriptor)
+def temporary_beside(target: Path) -> Path:
+    """A name in the folder of a target that nobody else has."""
+    return target.with_name(f".{target.name}.{secrets.token_hex(6)}")
 
 
 def remove_leftovers(target: Path) -> None:
-    """Remove temporary files and folders of a target whose writer is dead: those that nobody has locked."""
-    if fcntl is None:
-        return
+    """Remove temporary files and folders of a target that are a day old: their writers were killed."""
     pattern = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{12}}")
     with contextlib.suppress(OSError):
-        for name in filter(pattern.fullmatch, os.listdir(target.parent)):
-            with contextlib.suppress(OSError):
-                descriptor = os.open(target.parent / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-                try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    left = target.parent / name
-                    shutil.rmtree(left) if left.is_dir() else left.unlink()
-                finally:
-                    os.close(descriptor)
+        for left in target.parent.iterdir():
+            if pattern.fullmatch(left.name) and time.time() - left.lstat().st_mtime > _DAY:
+                shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
 
 
 def flush_folder(folder: Path) -> None:
@@ -175,11 +145,7 @@ def pack_tensors(tensors: Mapping[str, Tensor], *, kind: str, version: int, head
 def write_tensors(
     path: str | os.PathLike[str], tensors: Mapping[str, Tensor], *, kind: str, version: int, header: Mapping[str, Any]
 ) -> None:
-    """Write named tensors with a JSON header.
-
-    ``kind``: what the file holds, checked when it is read. ``version``: the version of that kind's format. ``header``:
-    anything that JSON can hold; floats keep all their digits.
-    """
+    """Write a file of ``pack_tensors``."""
     write_atomically(path, pack_tensors(tensors, kind=kind, version=version, header=header))
 
 

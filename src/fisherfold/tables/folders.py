@@ -34,7 +34,6 @@ from fisherfold._version import __version__
 from fisherfold.files import (
     flush_folder,
     kind_of,
-    locked_temporary,
     make_folder,
     pack_tensors,
     parse_json,
@@ -42,6 +41,7 @@ from fisherfold.files import (
     remove_leftovers,
     sound,
     system_errors,
+    temporary_beside,
     write_synced,
 )  # fmt: skip
 from fisherfold.plain import finite
@@ -103,7 +103,8 @@ def save_folder(
     summary = json.dumps({"kind": kind, "version": version, **header}, indent=1).encode()
     make_folder(folder.parent)
     with system_errors(folder):
-        temporary, lock = locked_temporary(folder, folder=True)
+        temporary = temporary_beside(folder)
+        temporary.mkdir()
         try:
             write_synced(temporary / MODEL, content)
             write_synced(temporary / SUMMARY, summary)
@@ -111,7 +112,6 @@ def save_folder(
             _put_in_place(temporary, folder, kind)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
-            os.close(lock)
     remove_leftovers(folder)
     flush_folder(folder.parent)
 
