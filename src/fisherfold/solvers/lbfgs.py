@@ -11,9 +11,12 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
+import numpy as np
 import torch
 from typing_extensions import override
 
+from fisherfold.fisher.flat import flatten, unflatten
+from fisherfold.fisher.solve import coordinates
 from fisherfold.manifolds.base import Point, Tangent, combine, is_finite, scale, tree_map
 from fisherfold.problems.base import Problem
 from fisherfold.solvers.method import FIRST_STEP, MAX_TRIALS, Method, at_least_one
@@ -55,7 +58,7 @@ class LBFGS(Method):
             return
         pairs = self._pairs(state)
         direction = self._direction(x, gradient, pairs) if pairs else scale(-FIRST_STEP / norm, gradient)
-        slope = float(self.manifold.inner(x, gradient, direction))
+        slope = self.inner(x, gradient, direction)
         if not slope < 0:
             pairs, direction = [], scale(-FIRST_STEP / norm, gradient)
             slope = -FIRST_STEP * norm
@@ -72,7 +75,7 @@ class LBFGS(Method):
         pairs = self._carried(x, trial, [*pairs, (move, gradient)])
         s, old = pairs.pop()
         y = combine(1.0, state.vectors["gradient"], -1.0, old)
-        if float(self.manifold.inner(trial, s, y)) > LEAST_CURVATURE * self.norm(trial, s) * self.norm(trial, y):
+        if self.inner(trial, s, y) > LEAST_CURVATURE * self.norm(trial, s) * self.norm(trial, y):
             pairs.append((s, y))
         self._keep(state, pairs[-self.memory :])
 
@@ -85,14 +88,15 @@ class LBFGS(Method):
             if is_finite(trial):
                 loss, new_gradient = self.problem.loss_and_gradient(trial)
                 state.samples += self.problem.n_samples
-                value = float(loss) if is_finite(new_gradient) else math.inf
+                new_norm = self.norm(trial, new_gradient)
+                value = float(loss) if math.isfinite(new_norm) else math.inf
             if math.isfinite(value):
                 # where losses no longer tell a fall from a rise gradients do
                 blurred = -alpha * slope <= self.problem.loss_rounding(x, state.loss)
                 fallen = self.fall(x, trial, move, gradient, new_gradient) if blurred else state.loss - value
             if fallen >= -SUFFICIENT * alpha * slope:
                 state.x, state.loss, state.vectors["gradient"] = trial, value, new_gradient
-                state.gradient_norm = self.norm(trial, new_gradient)
+                state.gradient_norm = new_norm
                 return trial, move, trials
             # the minimum of the parabola through slope and value
             best = alpha * slope / (2 * (alpha * slope + fallen)) if math.isfinite(fallen) else 0.1
@@ -100,24 +104,23 @@ class LBFGS(Method):
         return None, scale(alpha, direction), trials
 
     def _direction(self, x: Point, gradient: Tangent, pairs: list[tuple[Tangent, Tangent]]) -> Tangent:
-        """-B g by the two-loop recursion."""
-        inner = self.manifold._inner  # the hook: vectors made here need no checks
-        q, steps = gradient, []
-        for s, y in reversed(pairs):
-            curvature = float(inner(x, s, y))
-            share = float(inner(x, s, q)) / curvature
-            steps.append((share, curvature))
-            q = combine(1.0, q, -share, y)
-        s, y = pairs[-1]
-        q = scale(steps[0][1] / float(inner(x, y, y)), q)
-        for (s, y), (share, curvature) in zip(pairs, reversed(steps), strict=True):
-            q = combine(1.0, q, share - float(inner(x, y, q)) / curvature, s)
-        return scale(-1.0, q)
+        """-B g by the two-loop recursion, on its coefficients of all s, all y and g."""
+        m = len(pairs)
+        rows = torch.stack([flatten(v) for v in (*(s for s, _ in pairs), *(y for _, y in pairs), gradient)])
+        inner = coordinates(self.manifold, x, rows, rows).double().cpu().numpy()
+        q, shares = np.eye(2 * m + 1)[-1], np.zeros(m)
+        for k in reversed(range(m)):
+            shares[k] = inner[k] @ q / inner[k, m + k]
+            q[m + k] -= shares[k]
+        q *= inner[m - 1, 2 * m - 1] / inner[2 * m - 1, 2 * m - 1]
+        for k in range(m):
+            q[k] += shares[k] - inner[m + k] @ q / inner[k, m + k]
+        return unflatten(-torch.from_numpy(q).to(rows) @ rows, gradient)
 
     def _carried(self, x: Point, y: Point, pairs: list[tuple[Tangent, Tangent]]) -> list[tuple[Tangent, Tangent]]:
         """All vectors in the tangent space at y, carried at once."""
         stacked = tree_map(lambda *vectors: torch.stack(vectors), *(vector for pair in pairs for vector in pair))
-        moved = self.manifold.transport(x, y, stacked)
+        moved = self.manifold._transport(x, y, stacked, self.manifold.transport_method)
         vectors = [tree_map(lambda leaf, k=k: leaf[k], moved) for k in range(2 * len(pairs))]
         return list(zip(vectors[::2], vectors[1::2], strict=True))
 

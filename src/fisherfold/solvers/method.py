@@ -50,9 +50,13 @@ class Method(ABC):
         """Go back to the best point after a step to one whose full loss is not finite; a method shortens its steps."""
         state.x = state.best
 
+    def inner(self, x: Point, u: Tangent, v: Tangent) -> float:
+        """The metric as a number."""
+        return float(self.manifold._inner(x, u, v))  # the hook: vectors made by a solver need no checks
+
     def norm(self, x: Point, v: Tangent) -> float:
         """The length of a tangent vector as a number."""
-        return float(self.manifold.norm(x, v))
+        return math.sqrt(self.inner(x, v, v))
 
     def value(self, x: Point, batch: Tensor | None = None) -> float:
         """The loss as a number, without what else it may be differentiated in."""
@@ -95,8 +99,8 @@ class Method(ABC):
     def fall(self, x: Point, y: Point, move: Tangent, here: Tangent, there: Tangent) -> float:
         """How far the loss falls in a step, from the slopes at both ends, to third order."""
         # Near a minimum losses differ by less than their rounding (``Problem.loss_rounding``); gradients still tell.
-        ahead = float(self.manifold.inner(y, there, self.manifold.transport(x, y, move)))
-        return -0.5 * (float(self.manifold.inner(x, here, move)) + ahead)
+        ahead = self.inner(y, there, self.manifold.transport(x, y, move))
+        return -0.5 * (self.inner(x, here, move) + ahead)
 
 
 def positive(name: str, value: float, *, zero: bool = False) -> float:

@@ -50,7 +50,7 @@ class RCG(Method):
             return
         # of the unit gradient: in float32 squares of gradients below 1e-22 are 0, a slope at which any step will do
         unit = scale(1 / state.gradient_norm, gradient)
-        slope = state.gradient_norm * float(self.manifold.inner(x, unit, direction))
+        slope = state.gradient_norm * self.inner(x, unit, direction)
         trial, trials, finite = self._line_search(state, direction, slope)
         if trial is None:
             state.numbers["restarted"] += 1
@@ -128,10 +128,10 @@ class RCG(Method):
     ) -> Tangent:
         carried = self.manifold.transport(x, y, direction)
         change = combine(1.0, new_gradient, -1.0, self.manifold.transport(x, y, gradient))
-        along = float(self.manifold.inner(y, carried, change))
-        beta = max(0.0, float(self.manifold.inner(y, new_gradient, change)) / along) if along != 0 else 0.0
+        along = self.inner(y, carried, change)
+        beta = max(0.0, self.inner(y, new_gradient, change) / along) if along != 0 else 0.0
         candidate = combine(-1.0, new_gradient, beta, carried)
-        if not float(self.manifold.inner(y, new_gradient, candidate)) < 0:
+        if not self.inner(y, new_gradient, candidate) < 0:
             return scale(-1.0, new_gradient)
         return candidate
 

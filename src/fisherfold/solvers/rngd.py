@@ -166,7 +166,7 @@ class RNGD(Method):
         rho = math.nan
         if is_finite(trial):
             # m(0) - m(-t d) = t <g, d> - ½ t² <(F + λ)d, d>, and the last product is 2 (<g, d> - decrease)
-            slope = float(self.manifold.inner(state.x, gradient, solution.x))
+            slope = self.inner(state.x, gradient, solution.x)
             predicted = length * slope - length**2 * (slope - solution.decrease)
             if self.exact:
                 rho = self._test(state, trial, move, predicted)
@@ -213,7 +213,7 @@ class RNGD(Method):
         if "sigma" not in state.numbers:
             # λ is RELATIVE_DAMPING times the curvature along the unit gradient
             unit = scale(1 / norm, gradient)
-            curvature = float(self.manifold.inner(state.x, unit, operator._matvec(unit)))
+            curvature = self.inner(state.x, unit, operator._matvec(unit))
             state.products += size
             natural = RELATIVE_DAMPING * curvature / norm if math.isfinite(curvature) else 1.0
             first = max(self.sigma_min or 0.0, natural if natural > 0 else LEAST_SIGMA)

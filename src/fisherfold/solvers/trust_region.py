@@ -135,7 +135,6 @@ class TrustRegion(Method):
     def _truncated(self, state: State, operator: FisherOperator, unit: Tangent, norm: float) -> _Step:
         """Conjugate gradients for H d = -g/‖g‖ within Δ/‖g‖: in these units no square leaves the range of numbers."""
         x, radius = state.x, state.numbers["radius"] / norm
-        inner = self.manifold._inner  # the hook: vectors made here need no checks
         target = min(KAPPA, (norm / state.numbers["first_norm"]) ** THETA) ** 2
         d, image, residual, p = scale(0.0, unit), scale(0.0, unit), unit, scale(-1.0, unit)
         rr, dd, dp, pp = 1.0, 0.0, 0.0, 1.0  # inner products of r, d and p
@@ -143,7 +142,7 @@ class TrustRegion(Method):
         while products < self.max_products and rr > target:
             product = operator._matvec(p)
             products += 1
-            bend = float(inner(x, p, product))
+            bend = self.inner(x, p, product)
             alpha = rr / bend if bend > 0 else math.inf
             boundary = not dd + 2 * alpha * dp + alpha**2 * pp < radius**2
             if boundary:
@@ -153,10 +152,10 @@ class TrustRegion(Method):
             if boundary:
                 break
             residual = combine(1.0, residual, alpha, product)
-            before, rr = rr, float(inner(x, residual, residual))
+            before, rr = rr, self.inner(x, residual, residual)
             p = combine(1.0, scale(rr / before, p), -1.0, residual)
             dp, pp = rr / before * (dp + alpha * pp), rr + (rr / before) ** 2 * pp
-        model = float(inner(x, combine(1.0, unit, 0.5, image), d))
+        model = self.inner(x, combine(1.0, unit, 0.5, image), d)
         return _Step(d, math.sqrt(dd) if dd >= 0 else math.nan, -model, products, boundary)
 
     def _reject(self, state: State, rho: float) -> None:
