@@ -132,41 +132,18 @@ def test_a_download_is_verified_and_kept(tiny, monkeypatch):
     assert (datasets.fetch("movielens1m") / "movielens1m.npz").is_file()
 
 
-def test_a_download_says_how_much_has_come(tiny, monkeypatch):
-    """pooch drives its progress bar the way it does for a file of two chunks and a bit."""
-    seen = []
-
-    def retrieve(url, *, downloader, path, fname, **_):
-        meter = downloader.progressbar
-        meter.total = 2.5e6
-        for step in (lambda: meter.update(1e6), lambda: meter.update(1e6), meter.reset, lambda: meter.update(2.5e6)):
-            step()
-            seen.append((meter.line.done, meter.line.total))
-        meter.close()
-        return tiny
-
-    monkeypatch.setattr(pooch, "retrieve", retrieve)
-    datasets.fetch("movielens1m")
-    assert seen == [(1, 2.5), (2, 2.5), (0, 2.5), (2.5, 2.5)]
-
-
-def test_a_download_that_fails_says_what_else_can_be_done(tiny, monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [(OSError("no route to host"), "OSError"), (OSError(errno.ENOSPC, "disk full"), "disk full")],
+)
+def test_a_download_that_fails_says_what_else_can_be_done(tiny, monkeypatch, error, reason):
     def retrieve(*_, **__):
-        raise OSError("no route to host")
+        raise error
 
     monkeypatch.setattr(pooch, "retrieve", retrieve)
-    with pytest.raises(ConnectionError, match=r"ml-1m.zip cannot be downloaded \(OSError\).* --from FILE"):
+    with pytest.raises(ConnectionError, match=rf"ml-1m.zip cannot be downloaded \({reason}\).* --from FILE"):
         datasets.fetch("movielens1m")
     assert datasets.where("movielens1m") is None
-
-
-def test_a_download_that_the_disk_has_no_room_for_says_so(tiny, monkeypatch):
-    def retrieve(*_, **__):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(pooch, "retrieve", retrieve)
-    with pytest.raises(ConnectionError, match=r"cannot be downloaded \(No space left on device\)"):
-        datasets.fetch("movielens1m")
 
 
 def test_a_cache_that_cannot_be_made_is_one_sentence(tiny, monkeypatch, tmp_path):

@@ -1,6 +1,6 @@
 """Named data sets: found in a local folder, in the user's cache, or downloaded with a checksum."""
 
-from fisherfold.datasets.download import OFFICIAL, fetch, where
+from fisherfold.datasets.download import OFFICIAL, fetch
 from fisherfold.datasets.kinds import Ratings, Table, Tasks
 from fisherfold.datasets.local import (
     data_folder,
@@ -9,6 +9,7 @@ from fisherfold.datasets.local import (
     load_tasks,
     stack_outputs,
     verify,
+    where,
 )
 from fisherfold.datasets.official import load_sarcos_file
 from fisherfold.datasets.records import REGISTRY, ArrayRecord, DatasetRecord, record

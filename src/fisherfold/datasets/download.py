@@ -15,11 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
-from fisherfold.datasets.local import cache_folder, check_arrays, is_in, readable
+from fisherfold.datasets.local import cache_folder, check_arrays, readable, where
 from fisherfold.datasets.official import READERS
 from fisherfold.datasets.records import record
 from fisherfold.files import make_folder, write_atomically
-from fisherfold.progress import Line, track
+from fisherfold.progress import track
 
 Say = Callable[[str], object]
 
@@ -43,14 +43,6 @@ OFFICIAL: Mapping[str, Official] = {
     "jester1": Official("https://eigentaste.berkeley.edu/dataset/jester_dataset_1_1.zip", 4),
     "sarcos_test": Official("http://www.gaussianprocess.org/gpml/data/sarcos_inv_test.mat", 1),
 }
-
-
-def where(name: str) -> Path | None:
-    """Find the folder that holds a data set: the data folder, else the cache; None if it is in neither."""
-    entry = record(name)
-    given = os.environ.get("FISHERFOLD_DATA")
-    folders = [Path(given)] if given else []
-    return next((folder for folder in (*folders, cache_folder()) if is_in(entry, folder)), None)
 
 
 def fetch(
@@ -106,31 +98,10 @@ def _download(name: str, folder: Path) -> Path:
     pooch.get_logger().setLevel("WARNING")
     # the decoded arrays are what is compared with a checksum, so that another packing of the same data passes
     try:
-        with track(f"downloading {name}, MB") as line:
-            kept = pooch.retrieve(
-                official.url, known_hash=None, path=folder, fname=Path(official.url).name,
-                downloader=pooch.HTTPDownloader(progressbar=_Meter(line)),
-            )  # fmt: skip
+        return Path(pooch.retrieve(official.url, known_hash=None, path=folder, fname=Path(official.url).name))
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise ConnectionError(
             f"{official.url} cannot be downloaded ({reason}); get it by other means and read it with "
             f"'fisherfold datasets fetch {name} --from FILE'"
         ) from error
-    return Path(kept)
-
-
-class _Meter:
-    """What pooch takes for a progress bar: it sets ``total``, counts with ``update`` and ends with the whole again."""
-
-    def __init__(self, line: Line) -> None:
-        self.line, self.total = line, 0.0
-
-    def update(self, count: float) -> None:
-        self.line.update(self.line.done + count / 1e6, total=self.total / 1e6)
-
-    def reset(self) -> None:
-        self.line.update(0.0)
-
-    def close(self) -> None:
-        self.line.update(self.total / 1e6)

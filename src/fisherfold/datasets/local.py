@@ -119,24 +119,23 @@ def check_arrays(entry: DatasetRecord, arrays: Mapping[str, Array]) -> None:
             raise ValueError(f"{entry.name}: array {key!r} {wrong}; if a file is damaged, {_again(entry)}")
 
 
-def is_in(entry: DatasetRecord, folder: Path) -> bool:
-    """Tell whether a folder holds a data set."""
-    return (folder / entry.file).is_file()
+def where(name: str) -> Path | None:
+    """Find the folder that holds a data set: the data folder, else the cache; None if it is in neither."""
+    given = os.environ.get("FISHERFOLD_DATA")
+    folders = [*([Path(given)] if given else []), cache_folder()]
+    return next((folder for folder in folders if (folder / record(name).file).is_file()), None)
 
 
 def find(entry: DatasetRecord, folder: Folder = None) -> Path:
     """Find the folder to read a data set from: the one given, else the data folder, else the cache."""
-    given = os.environ.get("FISHERFOLD_DATA")
-    if folder is not None or (given and is_in(entry, Path(given))):
-        return data_folder(folder)
-    if is_in(entry, cache_folder()):
-        return cache_folder()
-    if not given:
+    if folder is None and (found := where(entry.name)) is not None:
+        return found
+    if folder is None and not os.environ.get("FISHERFOLD_DATA"):
         raise FileNotFoundError(
             f"{entry.name} is not in the cache, and FISHERFOLD_DATA is not set: {_advice(entry)}, or set the "
             f"environment variable FISHERFOLD_DATA to the folder that holds {entry.file}"
         )
-    return data_folder()
+    return data_folder(folder)
 
 
 def _advice(entry: DatasetRecord) -> str:
