@@ -16,7 +16,7 @@ import torch
 from reference_completion import low_rank
 
 from fisherfold import MatrixCompletion, MatrixCompletionCV
-from fisherfold.completion.inference.features import as_times, encode_features
+from fisherfold.completion.inference.features import as_times, encode_features, with_numbers
 from fisherfold.completion.inference.gram import moments
 from fisherfold.completion.inference.likelihoods import Ordinal, better_cuts, truncated
 from fisherfold.completion.inference.observations import Observations
@@ -238,6 +238,20 @@ def test_category_probabilities_are_calibrated(likelihood, tmp_path):
     model.save(tmp_path / "model")
     again = MatrixCompletion.load(tmp_path / "model")
     np.testing.assert_array_equal(again.predict_proba(pairs[held]), chance)
+
+
+@pytest.mark.parametrize("kind", ["datetime64", "time zone", "dates", "polars", "text of a file"])
+def test_dates_are_numbers(kind):
+    days = pd.date_range("2020-01-01", periods=5, freq="D")
+    column = {
+        "datetime64": days, "time zone": pd.Series(days.tz_localize("UTC")),
+        "dates": [day.date() for day in days], "polars": pl.Series(days.date), "text of a file": days.astype(str),
+    }[kind]  # fmt: skip
+    frame = {"item": list("abcde"), "out": column}
+    if kind == "text of a file":
+        frame = with_numbers(pl.DataFrame({name: list(values) for name, values in frame.items()}), "item")
+    found = encode_features(frame, "column", "item").table[:, 0]
+    np.testing.assert_allclose(found, np.arange(-2, 3) / 2**0.5)
 
 
 @pytest.mark.parametrize("timed", [False, True])

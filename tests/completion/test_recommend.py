@@ -151,7 +151,11 @@ def test_metrics_are_those_of_scikit_learn_and_of_their_definitions(k):
     assert found["map"] == pytest.approx(np.mean(average))
     assert found["coverage"] == len(np.unique(order[:, :k])) / 15
     assert found["novelty"] == pytest.approx(-np.log2((gains > 0).mean(0))[order[:, :k]].mean())
-    # lists in another order of their rows, and of people without a relevant column, change nothing
+    # relevant pairs that are given twice, as in a log of plays, and those of no gain change nothing
+    twice, none = np.concatenate([i, i[::2], np.arange(20)]), np.zeros(20)
+    more = twice, np.concatenate([j, j[::2], 99 + np.arange(20)]), np.concatenate([gains[i, j], gains[i, j][::2], none])
+    assert ranking_metrics(lists, more, k, trained=(i, j)) == found
+    # nor do lists in another order of their rows, or of people without a relevant column
     mixed = np.concatenate([lists[0], [77]])[::-1], np.concatenate([lists[1], [3]])[::-1]
     backwards = np.lexsort((-np.arange(len(mixed[0])), mixed[0]))
     assert ranking_metrics((mixed[0][backwards], mixed[1][backwards]), (i, j, gains[i, j]), k)["ndcg"] == found["ndcg"]
@@ -162,8 +166,11 @@ def test_errors_and_calibration():
     assert (rmse(y, p), mae(y, p)) == (pytest.approx((4 / 3) ** 0.5), pytest.approx(2 / 3))
     assert interval_coverage(y, p, s, 0.9) == pytest.approx(2 / 3)
     assert calibration(y, p, s, (0.5, 0.99)) == {0.5: pytest.approx(2 / 3), 0.99: 1.0}
-    with pytest.raises(ValueError, match="there are no relevant columns"):
-        ranking_metrics(([1], [1]), ([], []))
+    for relevant in (([], []), ([1], [1], [0.0])):
+        with pytest.raises(ValueError, match="there are no relevant columns"):
+            ranking_metrics(([1], [1]), relevant)
+    with pytest.raises(ValueError, match="k must be a whole number of at least 1, got 0"):
+        ranking_metrics(([1], [1]), ([1], [1]), 0)
 
 
 def test_splits_hold_out_what_they_say():

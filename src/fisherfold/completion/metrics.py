@@ -13,10 +13,11 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import ndtri
 
-from fisherfold.completion.entries import Codes, Floats
+from fisherfold.completion.entries import Codes, Floats, merge
 from fisherfold.completion.ratings import places
 from fisherfold.tables.frames import columns_of, frame_kind, numbers
-from fisherfold.tables.ids import IdIndex
+from fisherfold.tables.ids import IdIndex, as_array
+from fisherfold.tables.validation import integer
 
 
 def rmse(values: Any, predictions: Any) -> float:
@@ -88,6 +89,7 @@ def ranking_metrics(recommended: Any, relevant: Any, k: int = 10, *, trained: An
         recommended: lists, best first within each row: a data frame whose first two columns are row and column ids, or
             a pair of such columns.
         relevant: the relevant columns of each row, in the same form; a third column holds gains (1 if there is none).
+            A gain of 0 is none, and a pair given twice counts once.
         k: the length of the lists that counts.
         trained: the entries of the fit in the same form, for ``coverage`` and ``novelty``.
 
@@ -103,11 +105,13 @@ def ranking_metrics(recommended: Any, relevant: Any, k: int = 10, *, trained: An
         >>> found["recall"], found["precision"], found["mrr"]
         (0.5, 0.3333333333333333, 0.5)
     """
-    rows, columns, gains = _parts(relevant)
-    if len(gains) == 0:
+    k, (rows, columns, gains) = integer(1)("k", k), _parts(relevant)
+    good = gains > 0
+    if not good.any():
         raise ValueError("there are no relevant columns to look for")
-    row_ids, i = IdIndex.fit(rows)
-    column_ids, j = IdIndex.fit(columns)
+    row_ids, i = IdIndex.fit(as_array(rows)[good])
+    column_ids, j = IdIndex.fit(as_array(columns)[good])
+    i, j, gains = merge(i, j, gains[good], "last")
     table = np.zeros((len(row_ids), k))
     listed_rows, listed, _ = _parts(recommended)
     at = row_ids.encode(listed_rows)
@@ -123,24 +127,15 @@ def ranking_metrics(recommended: Any, relevant: Any, k: int = 10, *, trained: An
     ideal = np.zeros((len(row_ids), k))
     rank = places(i, -gains)
     ideal[i[rank < k], rank[rank < k]] = gains[rank < k]
-    found = per_row(table, ideal, np.bincount(i))
+    found = _per_row(table, ideal, np.bincount(i))
     result = {name: float(values.mean()) for name, values in found.items()}
     if trained is not None:
         result |= _of_catalogue(listed[inside], trained)
     return result
 
 
-def per_row(gains: Floats, ideal: Floats, n_relevant: npt.NDArray[np.int64]) -> dict[str, Floats]:
-    """Metrics of each ranked list.
-
-    Args:
-        gains: the gain at each place of each list, 0 where the column is not relevant.
-        ideal: the gains of the best order.
-        n_relevant: how many columns are relevant to each row, those not listed included.
-
-    Returns:
-        One value per list and metric.
-    """
+def _per_row(gains: Floats, ideal: Floats, n_relevant: npt.NDArray[np.int64]) -> dict[str, Floats]:
+    """Metrics of each list: the gains at its places, those of the best order, how many columns are relevant."""
     k = gains.shape[1]
     discount = 1 / np.log2(np.arange(2, k + 2))
     hits = (gains > 0).astype(np.float64)

@@ -12,6 +12,7 @@ A pair ``(ids, matrix)`` of ids and a NumPy or scipy matrix is taken as it is, e
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import date
 from typing import Any
 
 import numpy as np
@@ -95,8 +96,10 @@ def encode_features(features: Any, side: str, id_name: str | None = None) -> Fea
 
 
 def with_numbers(frame: Any, id_name: str) -> dict[str, Any]:
-    """The columns of a table that was read as text, those of numbers as numbers."""
+    """The columns of a table that was read as text, those of numbers and dates as numbers."""
     import polars as pl
+
+    from fisherfold.tables.times import seconds
 
     key = id_name if id_name in frame.columns else frame.columns[0]
     found = {}
@@ -104,7 +107,7 @@ def with_numbers(frame: Any, id_name: str) -> dict[str, Any]:
         column = frame[name]
         if column.dtype == pl.String:
             column = column.set(column.str.strip_chars() == "", None)
-            number = column.cast(pl.Float64, strict=False)
+            number = seconds(column)
             if name != key and number.null_count() == column.null_count() < len(column):
                 column = number.fill_null(float("nan"))
         found[name] = column.to_numpy() if column.dtype != pl.String else np.array(column.to_list(), dtype=object)
@@ -120,6 +123,8 @@ def _encode(column: npt.NDArray[Any], what: str) -> Floats:
     given = [value for value in values if not is_missing(value)]
     if given and all(isinstance(value, (int, float)) for value in given):
         return _standardised(np.array([np.nan if is_missing(v) else float(v) for v in values]), what)
+    if given and all(isinstance(value, date) for value in given):  # also with a time, and a time zone
+        return _standardised(_dates([None if is_missing(value) else value for value in values]), what)
     return _categories([None if is_missing(value) else str(value) for value in values])
 
 
