@@ -1,7 +1,7 @@
-"""A fit under torchrun that kills one of its own processes once: ``fit_and_die.py KIND CHECKPOINT RESULT RANK PASS``.
+"""A fit under torchrun that kills one of its own processes once: ``fit_and_die.py CHECKPOINT RESULT RANK PASS``.
 
 The process with the number RANK kills itself after PASS passes unless it has been started again. Survivors print what
-they raise. The kinds are those of ``fits``.
+they raise.
 """
 
 import os
@@ -14,12 +14,12 @@ from fisherfold.distributed import RankLost, joined
 
 
 def main() -> None:
-    kind, checkpoint, output, victim, moment = sys.argv[1:]
+    checkpoint, output, victim, moment = sys.argv[1:]
     again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
-    passes = counted(kind, None if again else int(victim), int(moment))
+    passes = counted(None if again else int(victim), int(moment))
     with joined() as group:
         try:
-            model = fitted(kind, checkpoint)
+            model = fitted(checkpoint)
         except RankLost as error:
             print(f"rank {group.rank} says {error.ranks}: {error}", flush=True)
             os._exit(3)

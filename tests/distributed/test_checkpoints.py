@@ -142,7 +142,7 @@ def messages(_: str) -> list[Any]:
         setattr(torch.distributed, name, lambda *a, plain=plain, name=name, **k: counts.append(name) or plain(*a, **k))
     with group.together():
         pass
-    texts = group.gather_texts("ü\0" * group.rank)
+    texts = group.gather_objects("ü\0" * group.rank)
     return [counts, texts]
 
 

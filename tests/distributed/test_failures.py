@@ -19,7 +19,7 @@ from torch import multiprocessing
 from fisherfold import MatrixCompletion, SubspaceRegressor
 
 import fit_and_die  # isort: skip
-from fits import FITS, KINDS, PASSES, dying, going_on, whole  # isort: skip
+from fits import PASSES, dying, resumed, whole  # isort: skip
 from ranks import free_port, meeting, on_ranks, same_bits  # isort: skip
 
 SCRIPT = Path(__file__).with_name("fit_and_die.py")
@@ -35,7 +35,7 @@ def environment(**more: str) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What two processes learn that nobody disturbs."""
-    return dict(on_ranks(2, tmp_path_factory.mktemp("whole"), whole, list(FITS))[0])
+    return dict(on_ranks(2, tmp_path_factory.mktemp("whole"), whole)[0])
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def die(rank: int, world: int, place: dict[str, str], folder: str, arguments: li
 
 def test_survivors_name_the_killed_rank(tmp_path: Path) -> None:
     world, victim, context = 3, 1, multiprocessing.get_context("forkserver")
-    words = ["completion variational", str(tmp_path / "c"), str(tmp_path / "model"), str(victim), "2"]
+    words = [str(tmp_path / "c"), str(tmp_path / "model"), str(victim), "2"]
     with meeting() as place:
         processes = [context.Process(target=die, args=(r, world, place, str(tmp_path), words)) for r in range(world)]
         for process in processes:
@@ -125,35 +125,26 @@ def run(arguments: list[str], restarts: int) -> subprocess.CompletedProcess[str]
             return done
 
 
-@pytest.mark.parametrize("kind", [
-    "completion variational", *(pytest.param(kind, marks=pytest.mark.slow) for kind in FITS if kind != KINDS[0]),
-])  # fmt: skip
-def test_torchrun_goes_on_from_the_checkpoint_to_the_same_bits(
-    kind: str, tmp_path: Path, uninterrupted: dict[str, Any]
-) -> None:
-    script = [str(SCRIPT), kind, str(tmp_path / "checkpoint"), str(tmp_path / "model"), "1", "3"]
+def test_torchrun_goes_on_from_the_checkpoint_to_the_same_bits(tmp_path: Path, uninterrupted: dict[str, Any]) -> None:
+    script = [str(SCRIPT), str(tmp_path / "checkpoint"), str(tmp_path / "model"), "1", "3"]
     done = run(script, restarts=1)
     assert done.returncode == 0, done.stderr
     # three passes were kept before the kill, the others were left
     assert len(re.findall(f"made {PASSES - 3} passes", done.stdout)) == 2
     found = torch.load(tmp_path / "model", weights_only=True)
-    same_bits([found, uninterrupted[kind]])
+    same_bits([found, uninterrupted])
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_every_kind_of_fit_goes_on_after_a_kill_to_the_same_bits(
+def test_a_fit_goes_on_after_a_kill_to_the_same_bits(
     victim: int, tmp_path: Path, uninterrupted: dict[str, Any]
 ) -> None:
-    for kind in KINDS:
-        with pytest.raises(multiprocessing.ProcessExitedException, match=f"process {victim} terminated .*SIGKILL"):
-            on_ranks(2, tmp_path, dying, kind, str(tmp_path), victim, 3)
-    assert {path.name for path in tmp_path.iterdir()} == set(KINDS)
-    again = on_ranks(2, tmp_path, going_on, KINDS, str(tmp_path))
+    with pytest.raises(multiprocessing.ProcessExitedException, match=f"process {victim} terminated .*SIGKILL"):
+        on_ranks(2, tmp_path, dying, str(tmp_path / "c"), victim, 3)
+    assert [path.name for path in tmp_path.iterdir()] == ["c"]
+    again = on_ranks(2, tmp_path, resumed, str(tmp_path / "c"))
     same_bits(again)
-    for kind in KINDS:
-        passes, found = again[0][kind]
-        assert passes == PASSES - 3, kind
-        same_bits([uninterrupted[kind], found])
+    same_bits([[uninterrupted, PASSES - 3], again[0]])
 
 
 def sleep() -> None:

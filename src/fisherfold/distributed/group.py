@@ -117,18 +117,6 @@ class Group:
                 self._broadcast(piece, source)
         return whole
 
-    def broadcast(self, x: Tensor | None, source: int, dtype: torch.dtype = torch.uint8) -> Tensor:
-        """Send a vector from one process to all."""
-        if self.size == 1:
-            assert x is not None
-            return x
-        length = torch.tensor([0 if x is None else len(x)], dtype=torch.int64)
-        self._broadcast(length, source)
-        content = x.contiguous() if source == self.rank and x is not None else torch.empty(int(length), dtype=dtype)
-        if len(content):
-            self._broadcast(content, source)
-        return content
-
     def _broadcast(self, x: Tensor, source: int) -> None:
         with self._guarded():
             distributed.broadcast(x, src=self._root(source), group=self._handle)
@@ -170,10 +158,6 @@ class Group:
         with self._guarded():
             distributed.all_gather_object(found, mine, group=self._handle)
         return found
-
-    def gather_texts(self, text: str) -> list[str]:
-        """Gather one text of each process."""
-        return self.gather_objects(text)
 
     def tell(self, found: T) -> T:
         """Give what the first process has to all.
