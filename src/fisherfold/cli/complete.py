@@ -218,7 +218,7 @@ def fit(
     began = time.perf_counter()
     with joined(timeout) as processes:
         if under_torchrun():
-            how = reading.format() | {"decimal": reading.decimal or ".", "skip_bad_lines": skip_bad_lines}
+            how = reading.format() | {"decimal": reading.decimal, "skip_bad_lines": skip_bad_lines}
             fitted.fit_file_share(file, checkpoint=checkpoint, **how)
             table = entries = None
         else:
@@ -301,7 +301,7 @@ def predict(
         extra = {} if spread is None else {"std": spread}
         if interval is not None:
             extra |= dict(zip(("low", "high"), inside.intervals(i, j, interval, **how), strict=True))
-    write_table(add_columns(frame, extra | {name: mean}, given.table.path), output, reading.decimal or ".")
+    write_table(add_columns(frame, extra | {name: mean}, given.table.path), output, reading.decimal)
     unknown = int(np.count_nonzero((i < 0) | (j < 0)))
     say_written(voice, "Predicted", {"pairs": len(mean), "with ids not seen in the fit": unknown}, output)
 
@@ -560,7 +560,7 @@ def _load(folder: Path) -> MatrixCompletion:
 def _read(file: Path, reading: Columns, skip_bad_lines: bool, **other: Any) -> RatingTable:
     from fisherfold.tables.readers import read_ratings
 
-    how = reading.format() | {"decimal": reading.decimal or ".", "skip_bad_lines": skip_bad_lines}
+    how = reading.format() | {"decimal": reading.decimal, "skip_bad_lines": skip_bad_lines}
     with track(f"reading {file.name}"):
         return read_ratings(file, **how | other)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import sys
 import tempfile
@@ -109,19 +108,10 @@ def write_or_rescue(write: Callable[[Path], None], output: Path) -> None:
     try:
         write(output)
     except OSError as error:
-        if (place := _elsewhere(write)) is None:
-            raise
-        raise OSError(f"{error}; the fitted model is in {place}, move it where it should be") from error
-
-
-def _elsewhere(write: Callable[[Path], None]) -> Path | None:
-    """Where the model is now, unless there is no room for it anywhere."""
-    with contextlib.suppress(OSError):
-        folder = Path(tempfile.mkdtemp(prefix="fisherfold-"))
+        place = Path(tempfile.mkdtemp(prefix="fisherfold-")) / "model"
         try:
-            write(folder / "model")
-        except OSError:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
-        return folder / "model"
-    return None
+            write(place)
+        except OSError:  # there is no room for it anywhere
+            shutil.rmtree(place.parent, ignore_errors=True)
+            raise error from None
+        raise OSError(f"{error}; the fitted model is in {place}, move it where it should be") from error

@@ -80,7 +80,11 @@ class MatrixCompletionCV(MatrixCompletion):
         i, j, values, extras = once(i, j, values, extras, ids, settings.rule)
         if (n := len(values)) < self.cv:
             raise ValueError(f"cv={self.cv} folds need as many ratings, got {n}")
-        ranks, ridges = self._allowed_ranks(*shape), list(self.ridges)
+        largest, ridges = settings.largest_rank(*shape), list(self.ridges)
+        if not (ranks := sorted({int(rank) for rank in self.ranks if rank <= largest})):
+            ranks = [largest]
+            size = f"{shape[0]} x {shape[1]}"
+            warn(f"all of ranks={self.ranks!r} are more than a table of {size} allows; {largest} is used")
         errors = np.empty((len(ridges), len(ranks), self.cv))
         fold = np.random.default_rng(settings.seed).permutation(n) % self.cv
         with track("cross-validation", errors.size) as line:
@@ -99,17 +103,6 @@ class MatrixCompletionCV(MatrixCompletion):
         tried = [(rank, ridge) for ridge in ridges for rank in ranks]
         self._choose(_results(tried, errors.reshape(-1, self.cv)))
         return replace(settings, rank=self.best_rank_, ridge=self.best_ridge_)
-
-    def _allowed_ranks(self, n_rows: int, n_columns: int) -> list[int]:
-        # the solvers of the paper need a subspace that is not the whole space
-        largest = min(n_rows, n_columns) - (self.solver != "auto")
-        allowed = sorted({int(rank) for rank in self.ranks if rank <= largest})
-        if allowed:
-            return allowed
-        if largest < 1:
-            raise ValueError(f"solver={self.solver!r} needs a table larger than {n_rows} x {n_columns}")
-        warn(f"all of ranks={self.ranks!r} are more than a table of {n_rows} x {n_columns} allows; {largest} is used")
-        return [largest]
 
     def _choose(self, results: dict[str, Any]) -> None:
         self.cv_results_ = results

@@ -55,7 +55,6 @@ SEARCH_CHECKS: dict[str, validation.Check] = {
 }  # fmt: skip
 
 
-_NO_ERROR_BARS = "{} needs inference='variational': a point estimate has no error bars"
 _MANY = 10  # pairs, of which most are strangers: a mistake rather than a question about strangers
 
 
@@ -327,8 +326,7 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         model = self._fitted()
         if not 0 < coverage < 1:
             raise ValueError(f"coverage must lie between 0 and 1, got {coverage!r}")
-        if model.inference == "point":
-            raise ValueError(_NO_ERROR_BARS.format("predict_interval"))
+        self._check_error_bars("predict_interval")
         i, j, times = self._asked(X, time)
         return model.intervals(i, j, coverage, clip=self.clip, unseen=self.unseen, times=times)
 
@@ -347,10 +345,14 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def _predict(
         self, model: CompletionModel, i: Codes, j: Codes, return_std: bool, times: Floats | None = None
     ) -> Floats | tuple[Floats, Floats]:
-        if return_std and model.inference == "point":
-            raise ValueError(_NO_ERROR_BARS.format("return_std"))
+        if return_std:
+            self._check_error_bars("return_std")
         mean, std = model.predict(i, j, with_std=return_std, clip=self.clip, unseen=self.unseen, times=times)
         return mean if std is None else (mean, std)
+
+    def _check_error_bars(self, what: str) -> None:
+        if self.model_.inference == "point":
+            raise ValueError(f"{what} needs inference='variational': a point estimate has no error bars")
 
     def _locate(self, ids: Any, side: str) -> Codes:
         return self.model_.locate(ids, side, self.unseen)
@@ -409,8 +411,8 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     ) -> Any:  # fmt: skip
         """Lists for rows, with their ids if there are any."""
         k, by = validation.integer(1)("k", k), validation.choice(*BY)("by", by)
-        if by != "mean" and model.inference == "point":
-            raise ValueError(_NO_ERROR_BARS.format(f"by={by!r}"))
+        if by != "mean":
+            self._check_error_bars(f"by={by!r}")
         chosen = None
         if candidates is not None:
             chosen = np.unique(self._locate(candidates, "column"))

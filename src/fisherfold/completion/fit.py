@@ -67,14 +67,16 @@ class Settings:
 
     def for_table(self, n_rows: int, n_columns: int) -> Settings:
         """The same with a rank that a table of this size has; a warning says so where it is less."""
-        # the solvers of the paper need a subspace that is not the whole space
-        largest = min(n_rows, n_columns) - (self.solver != "auto")
-        if self.rank <= largest:
+        if self.rank <= (largest := self.largest_rank(n_rows, n_columns)):
             return self
-        if largest < 1:
-            raise ValueError(f"solver={self.solver!r} needs a table larger than {n_rows} x {n_columns}")
         warn(f"rank={self.rank} is more than a table of {n_rows} x {n_columns} allows; rank={largest} is used")
         return replace(self, rank=largest)
+
+    def largest_rank(self, n_rows: int, n_columns: int) -> int:
+        """The largest rank that a table of this size has; the solvers of the paper need one less."""
+        if (largest := min(n_rows, n_columns) - (self.solver != "auto")) < 1:
+            raise ValueError(f"solver={self.solver!r} needs a table larger than {n_rows} x {n_columns}")
+        return largest
 
 
 @dataclass(frozen=True)

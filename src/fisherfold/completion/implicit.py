@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from fisherfold.completion.entries import Entries, read_entries
-from fisherfold.completion.estimator import MatrixCompletion
+from fisherfold.completion.estimator import CHECKS, MatrixCompletion
 from fisherfold.completion.implicit_als import fit_implicit
 from fisherfold.completion.metrics import ranking_metrics
-from fisherfold.completion.model import UNSEEN, CompletionModel, Seen
+from fisherfold.completion.model import CompletionModel, Seen
 from fisherfold.completion.ratings import Ratings
 from fisherfold.progress import track
 from fisherfold.tables import validation
@@ -22,13 +22,7 @@ from fisherfold.tables.ids import IdIndex
 from fisherfold.threads import threads
 from fisherfold.warn import warn
 
-CHECKS: dict[str, validation.Check] = {
-    "rank": validation.integer(1), "unobserved_weight": validation.number(0, above=True),
-    "max_iter": validation.integer(1), "tol": validation.number(0), "unseen": validation.choice(*UNSEEN),
-    "duplicates": validation.choice("sum", "mean", "last"), "random_state": validation.seed(),
-    "device": validation.torch_device(), "dtype": validation.torch_dtype(), "n_jobs": validation.jobs(),
-    "verbose": validation.verbosity(),
-}  # fmt: skip
+_OF_RATINGS = ("ridge", "offsets", "inference", "solver", "rated_sets", "clip", "likelihood")
 
 
 class ImplicitCompletion(MatrixCompletion):
@@ -59,7 +53,9 @@ class ImplicitCompletion(MatrixCompletion):
 
     clip = False
 
-    _checks = CHECKS
+    _checks = {name: check for name, check in CHECKS.items() if name not in _OF_RATINGS} | {
+        "unobserved_weight": validation.number(0, above=True), "duplicates": validation.choice("sum", "mean", "last"),
+    }  # fmt: skip
     _implicit = True
 
     def __init__(

@@ -51,9 +51,9 @@ class Seen:
     @classmethod
     def of(cls, ratings: Ratings, level: float = 0.0) -> Seen:
         """The ratings of a fit."""
-        offsets = np.concatenate([[0], np.cumsum(ratings.row_counts.cpu().numpy())]).astype(np.int64)
         by_row = ratings.by_row
-        return cls(offsets, by_row.indices().cpu().numpy(), (by_row.values() - level).cpu().numpy())
+        parts = by_row.offsets.long(), by_row.indices(), by_row.values() - level
+        return cls(*(part.cpu().numpy() for part in parts))
 
     @property
     def rows(self) -> Codes:

@@ -141,7 +141,5 @@ def factors(model: CompletionModel, side: int) -> tuple[Floats, Floats, Floats]:
 def inner_product_vectors(model: CompletionModel) -> tuple[Floats, Floats]:
     """Vectors whose inner products are the predictions: (u_i, 1, g + b_i) and (v_j, c_j, 1)."""
     (u, b, _), (v, c, _) = factors(model, 0), factors(model, 1)
-    ones = np.ones(1)
-    rows = np.column_stack([u, np.broadcast_to(ones, len(u)), b + model.center])
-    columns = np.column_stack([v, c, np.broadcast_to(ones, len(v))])
-    return rows.astype(np.float32), columns.astype(np.float32)
+    rows = np.column_stack([u, np.ones(len(u)), b + model.center])
+    return rows.astype(np.float32), np.column_stack([v, c, np.ones(len(v))]).astype(np.float32)

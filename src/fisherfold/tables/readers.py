@@ -20,6 +20,7 @@ import gzip
 import io
 import sys
 import zlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -387,12 +388,9 @@ def _read_parquet(source: Any, name: str, max_bytes: int, part: tuple[int, int])
 
 def _names(fields: list[str]) -> list[str]:
     """Names of columns: one without a name is named by its place, the second of a name gets a number."""
-    names: list[str] = []
-    for place, text in enumerate(fields, start=1):
-        names.append(text or f"column_{place}")
-    seen: dict[str, int] = {}
+    names, seen = [text or f"column_{place}" for place, text in enumerate(fields, start=1)], Counter[str]()
     for place, text in enumerate(names):
-        seen[text] = seen.get(text, 0) + 1
+        seen[text] += 1
         if seen[text] > 1:
             names[place] = f"{text}_{seen[text]}"
     return names if len(set(names)) == len(names) else [f"{text}_{k}" for k, text in enumerate(names, start=1)]

@@ -25,18 +25,9 @@ _CALLED = {"row": "row id", "column": "column id", "value": "value"}
 
 
 def usual_columns(names: Sequence[Any], roles: Sequence[str] = ENTRIES, *, optional: bool = False) -> list[Any]:
-    """Find the columns of some roles by their usual names.
+    """Find the columns of some roles by their usual names; with ``optional``, of ids alone where there are no values.
 
-    Args:
-        names: of all columns.
-        roles: the roles.
-        optional: whether a table of ids alone will do, where values are asked for; it has none then.
-
-    Returns:
-        The name of each role's column.
-
-    Raises:
-        LookupError: if a role has no column or several; the text has all names, and is to be completed with what to do.
+    Raises LookupError if a role has no column or several; its text lacks what to do.
 
     Example:
         >>> usual_columns(["index", "item", "user", "liters", "date"])
@@ -66,20 +57,7 @@ def usual_columns(names: Sequence[Any], roles: Sequence[str] = ENTRIES, *, optio
 
 
 def named_columns(names: Sequence[Any], columns: Any, roles: Sequence[str] = ENTRIES, least: int = 3) -> list[Any]:
-    """Check the names of columns that were given for some roles.
-
-    Args:
-        names: of all columns.
-        columns: the name for each role.
-        roles: the roles.
-        least: how many of the roles must be named.
-
-    Returns:
-        The names.
-
-    Raises:
-        ValueError: if these are not so many columns, or there is none of that name.
-    """
+    """Check the names of columns that were given for some roles, of which at least so many must be named."""
     if isinstance(columns, str) or not min(least, len(roles)) <= len(columns) <= len(roles):
         raise ValueError(f"columns must name {len(roles)} columns ({', '.join(roles)}), got {columns!r}")
     if missing := [name for name in columns if name not in names]:
