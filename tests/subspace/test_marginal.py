@@ -278,10 +278,6 @@ def test_a_callback_stops_and_errors_name_the_argument():
     X, y, task = data()
     statistics = TaskStatistics.from_rows(X, y, task)
     assert len(fit_marginal(statistics, rank=2, callback=lambda row: row["round"] >= 3).trace) == 3
-    with pytest.raises(ValueError, match=r"noise must be one of \('task', 'shared'\), got 'none'"):
-        fit_marginal(statistics, rank=2, noise="none")
-    with pytest.raises(ValueError, match=r"rank must be between 1 and the number of features \(4\), got 5"):
-        fit_marginal(statistics, rank=5)
     problem = MarginalSubspaceProblem(statistics, start(statistics, rank=2))
     with pytest.raises(ValueError, match="kind must be one of"):
         problem.fisher(problem.prior.frame, kind="dense")

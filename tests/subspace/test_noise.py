@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +13,7 @@ from fisherfold import SubspaceRegressor
 from fisherfold.subspace import noise as subspace_noise
 from fisherfold.subspace.marginal import MarginalSubspaceProblem, SubspacePrior, factor_above_one, posterior
 from fisherfold.subspace.marginal_fit import common_noise, fit_marginal
-from fisherfold.subspace.noise import SharedPrior, _Search, _spent, fit_noise, shared_information
+from fisherfold.subspace.noise import SharedPrior, _Search, fit_noise, shared_information
 from fisherfold.subspace.tasks import TaskStatistics
 
 
@@ -71,21 +70,6 @@ def test_the_determinant_is_that_of_the_covariances_of_the_targets() -> None:
     statistics, prior = fitted(rows=4)
     found = _Search(statistics, "task", 300, 1e-7).place(0.0, prior).value
     assert found == pytest.approx(float(half_log_determinant(statistics, prior)), rel=1e-6)
-
-
-def test_the_parameters_of_each_task_are_the_derivative_in_its_noise() -> None:
-    statistics, prior = fitted()
-    found, known = posterior(statistics, prior), SharedPrior.of(statistics, prior)
-    covariance = known.covariance(known.factor(shared_information(statistics, prior, found)))
-    spent = _spent(statistics, prior, found, covariance)
-    search, step = _Search(statistics, "task", 300, 1e-7), 1e-4
-    for t in range(statistics.n_tasks):
-        sides = []
-        for way in (1, -1):
-            noise = prior.noise.clone()
-            noise[t] *= math.exp(way * step)
-            sides.append(search.place(0.0, replace(prior, noise=noise)).value)
-        assert float(spent[t]) == pytest.approx(-(sides[0] - sides[1]) / step, rel=1e-6)
 
 
 @pytest.mark.parametrize("noise", ["task", "shared"])

@@ -27,7 +27,6 @@ Callback = Callable[[dict[str, float]], object]
 P = ParamSpec("P")
 R = TypeVar("R")
 _DEFAULT_RANK = 6
-_LARGEST = 1e150
 
 
 def all_or_nothing(method: Callable[P, R]) -> Callable[P, R]:
@@ -45,13 +44,6 @@ def all_or_nothing(method: Callable[P, R]) -> Callable[P, R]:
             raise
 
     return guarded
-
-
-def _squarable(values: Array, name: str) -> Array:
-    """Raise unless the squares of some numbers are finite."""
-    if np.abs(values).max(initial=0.0) > _LARGEST:
-        raise ValueError(f"{name} must be of absolute value {_LARGEST:g} at most, so that squares are finite")
-    return values
 
 
 class TaskEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
@@ -129,7 +121,7 @@ class TaskEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
 
     def _features(self, X: Any) -> Array:
         check_numeric(X)
-        return _squarable(np.asarray(validate_data(self, X, reset=False, dtype=np.float64)), "X")
+        return np.asarray(validate_data(self, X, reset=False, dtype=np.float64))
 
     def _table(self, X: Any, y: Any, task: Any) -> TaskTable:
         """Rows for a fitted model in any form that ``fit`` takes."""
@@ -165,8 +157,6 @@ class TaskEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
                 y = y.astype(np.float64)  # in float32 differences would be rounded
             except ValueError as error:
                 raise ValueError(f"y must hold numbers: {error}") from None
-            _squarable(y, "y")
-        _squarable(X, "X")
         weight = given.row_weights(sample_weight)
         if weight is None:
             return X, y, labels, None

@@ -88,15 +88,6 @@ class MarginalSubspaceProblem(Problem):
     Gradient (Fisher's identity): P (1/N) Σ_t [A_tU E[a_t a_tᵀ] - X_tᵀ(y_t - X_t m) E[a_t]ᵀ] / s_t².
     Fisher kinds: ``exact``, H ↦ P (1/N) Σ_t [S_t H R_t + S_tUΣ Hᵀ S_tUΣ] with R_t = Σ UᵀS_tU Σ, and ``kronecker``, the
     product of the means of S_t and R_t.
-
-    Examples:
-        >>> g = torch.Generator().manual_seed(0)
-        >>> X = torch.randn(60, 5, generator=g, dtype=torch.float64)
-        >>> statistics = TaskStatistics.from_rows(X, X[:, 0], torch.arange(60) % 4)
-        >>> prior = start(statistics, rank=2)
-        >>> problem = MarginalSubspaceProblem(statistics, prior)
-        >>> problem.gradient(prior.frame).shape
-        torch.Size([5, 2])
     """
 
     fisher_kinds: ClassVar[tuple[str, ...]] = ("exact", "kronecker")

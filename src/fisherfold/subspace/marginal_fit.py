@@ -71,22 +71,7 @@ def fit_marginal(
     callback: Callable[[dict[str, float]], object] | None = None,
     expected: bool = False,
 ) -> MarginalFit:
-    """Learn what the tasks share.
-
-    Examples:
-        >>> g = torch.Generator().manual_seed(0)
-        >>> X = torch.randn(300, 4, generator=g, dtype=torch.float64)
-        >>> task = torch.arange(300) % 20
-        >>> slope = torch.randn(20, generator=g, dtype=torch.float64)
-        >>> y = X[:, 1] + X[:, 0] * slope[task] + 0.1 * torch.randn(300, generator=g, dtype=torch.float64)
-        >>> fit = fit_marginal(TaskStatistics.from_rows(X, y, task), rank=1)
-        >>> bool(fit.prior.frame[0, 0].abs() > 0.99), bool((fit.prior.mean[1] - 1).abs() < 0.1)
-        (True, True)
-    """
-    if noise not in NOISES:
-        raise ValueError(f"noise must be one of {NOISES}, got {noise!r}")
-    if not 1 <= rank <= statistics.n_features:
-        raise ValueError(f"rank must be between 1 and the number of features ({statistics.n_features}), got {rank}")
+    """Learn what the tasks share."""
     prior = start(statistics, rank=rank) if prior is None else prior
     statistics, tasks = statistics.cached(), statistics.all_tasks
     floor = noise_floor(statistics)

@@ -30,6 +30,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -204,8 +205,7 @@ def _evidence(statistics: TaskStatistics, prior: SubspacePrior, noise: str) -> f
     return tasks.add(found.losses) + noise_penalty(prior.noise, noise, tasks) + float(factor.diagonal().log().sum())
 
 
-@dataclass(frozen=True)
-class NoiseFit:
+class NoiseFit(NamedTuple):
     """The outcome of ``fit_noise``."""
 
     prior: SubspacePrior  # mean, frame, covariance and noise at the common noise that was found
@@ -215,18 +215,7 @@ class NoiseFit:
 def fit_noise(
     statistics: TaskStatistics, prior: SubspacePrior, noise: str, *, max_rounds: int = 300, tol: float = 1e-7
 ) -> NoiseFit:
-    """Find the common noise, and learn the rest once more with it.
-
-    Examples:
-        >>> X = torch.eye(4, dtype=torch.float64).repeat(3, 1)
-        >>> y = 100 * X.sum(1) + torch.tensor([0.1, -0.1, 0.2], dtype=torch.float64).repeat_interleave(4)
-        >>> statistics = TaskStatistics.from_rows(X, y, torch.zeros(12, dtype=torch.int64))
-        >>> from fisherfold.subspace.marginal_fit import fit_marginal
-        >>> prior = fit_marginal(statistics, rank=1, noise="shared").prior
-        >>> rest = float(statistics.residual_power(prior.mean[None]))
-        >>> round(fit_noise(statistics, prior, "shared").common / (rest / (12 - 4 - 2)), 2)
-        1.0
-    """
+    """Find the common noise, and learn the rest once more with it."""
     first = common_noise(prior.noise, noise, statistics.all_tasks)
     search = _Search(statistics, noise, max_rounds, tol)
     if SharedPrior.of(statistics, prior) is None or search.rows <= _FEW:

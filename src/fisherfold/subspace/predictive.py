@@ -15,6 +15,7 @@ from the same T tasks: that of an unseen task is Σ (T + 1)/(T - 1), as for a fr
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -84,17 +85,18 @@ def _pairs(shared: Tensor) -> Tensor:
 
 def task_spread(statistics: TaskStatistics, prior: SubspacePrior, noise: str, *, common: float) -> TaskSpread:
     """The uncertainty of all tasks once the prior has been learnt."""
-    statistics, tasks = statistics.cached(), statistics.all_tasks
-    errors, secants = _errors(statistics, prior), _Secants()
-    scale = torch.full_like(errors, common) if noise == "shared" else prior.noise
-    for _ in range(_ROUNDS):
+    statistics, tasks, shared = statistics.cached(), statistics.all_tasks, prior.frame
+    errors = _errors(statistics, prior)
+
+    def wanted(scale: Tensor) -> Tensor:
+        nonlocal shared
         here = replace(prior, noise=scale)
         found = posterior(statistics, here)
         shared = _shared(statistics, here, found)
-        wanted = _noise(statistics, errors, _spent(statistics, here, shared, found), common, noise)
-        if _settled(scale, wanted, tasks, _SETTLED):
-            break
-        scale = secants.step(scale, wanted)
+        return _noise(statistics, errors, _spent(statistics, here, shared, found), common, noise)
+
+    scale = torch.full_like(errors, common) if noise == "shared" else prior.noise
+    scale = _fixed_point(wanted, scale, tasks, _ROUNDS, _SETTLED)
     found = posterior(statistics, replace(prior, noise=scale))
     count = tasks.add(statistics.counts > 0)
     unseen = prior.covariance * (count + 1) / max(count - 1, 1.0)
@@ -106,19 +108,37 @@ def extend_spread(
     statistics: TaskStatistics, prior: SubspacePrior, known: TaskSpread, noise: str, changed: Tensor
 ) -> TaskSpread:
     """The uncertainty of tasks that have new rows, with that of W as it was."""
-    added = statistics.n_tasks - len(known.noise)
-    scale = torch.cat([known.noise, known.common.expand(added)])
-    own, errors, secants = statistics.select(changed), _errors(statistics, prior)[changed], _Secants()
-    for _ in range(_FOLDED_ROUNDS if noise == "task" else 0):
-        here = replace(prior, noise=scale[changed])
-        spent = _spent(own, here, known.shared, posterior(own, here))
-        wanted = _noise(own, errors, spent, float(known.common), noise)
-        if _settled(scale[changed], wanted, own.all_tasks, _FOLDED):
-            break
-        scale[changed] = secants.step(scale[changed], wanted)
+    scale = torch.cat([known.noise, known.common.expand(statistics.n_tasks - len(known.noise))])
+    own, errors = statistics.select(changed), _errors(statistics, prior)[changed]
+
+    def wanted(scale: Tensor) -> Tensor:
+        here = replace(prior, noise=scale)
+        return _noise(own, errors, _spent(own, here, known.shared, posterior(own, here)), float(known.common), noise)
+
+    scale[changed] = _fixed_point(wanted, scale[changed], own.all_tasks, _FOLDED_ROUNDS, _FOLDED)
     found = posterior(statistics, replace(prior, noise=scale))
     moments, reach = _moments(found, known.shared), _reach(found, known.shared)
     return replace(known, moments=moments, covariance=found.covariance, reach=reach, noise=scale)
+
+
+def _fixed_point(
+    wanted: Callable[[Tensor], Tensor], scale: Tensor, tasks: Axis, rounds: int, tolerance: float
+) -> Tensor:
+    """Where the noise of every task is what is found with it: secants in its logarithm, one per task.
+
+    More noise leaves a task fewer parameters, hence more rows and less noise: plain repetition oscillates.
+    """
+    before = moved = None
+    for _ in range(rounds):
+        ratio = wanted(scale) / scale
+        if tasks.add((ratio - 1).abs() > tolerance) == 0:
+            break
+        miss, slope = ratio.log(), -torch.ones_like(scale)
+        if before is not None and moved is not None:
+            slope = torch.where(moved == 0, slope, (miss - before) / moved).clamp(-2.0, -0.5)
+        before, moved = miss, -miss / slope
+        scale = scale * moved.exp()
+    return scale
 
 
 def _errors(statistics: TaskStatistics, prior: SubspacePrior) -> Tensor:
@@ -162,28 +182,6 @@ def _spent(statistics: TaskStatistics, prior: SubspacePrior, shared: Tensor, fou
         matrix = statistics.gram[tasks] / prior.noise[tasks, None, None] - less[tasks] @ gram_frame[tasks].mT
         spent[tasks] += ((matrix.flatten(1) @ blocks) * moments[tasks]).sum(-1)
     return spent
-
-
-class _Secants:
-    """Steps to where the noise of every task is what is found with it: secants in its logarithm, one per task.
-
-    More noise leaves a task fewer parameters, hence more rows and less noise: plain repetition oscillates.
-    """
-
-    def __init__(self) -> None:
-        self._last: tuple[Tensor, Tensor] | None = None
-
-    def step(self, scale: Tensor, wanted: Tensor) -> Tensor:
-        miss, slope = (wanted / scale).log(), -torch.ones_like(scale)
-        if self._last is not None:
-            before, moved = self._last
-            slope = torch.where(moved == 0, slope, (miss - before) / moved).clamp(-2.0, -0.5)
-        self._last = miss, -miss / slope
-        return scale * self._last[1].exp()
-
-
-def _settled(before: Tensor, after: Tensor, tasks: Axis, tolerance: float) -> bool:
-    return tasks.add((after / before - 1).abs() > tolerance) == 0
 
 
 def _noise(statistics: TaskStatistics, errors: Tensor, spent: Tensor, common: float, noise: str) -> Tensor:
