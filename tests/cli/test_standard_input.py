@@ -68,12 +68,7 @@ def test_a_pipe_gives_what_the_file_gives(tables, tmp_path, name, options, given
     ("content", "message"),
     [
         (b"", "standard input is empty"),
-        (gzip.compress(b"", mtime=0), "standard input is empty"),
-        (gzip.compress(b"a,b,1\n", mtime=0)[:-9], "standard input is a damaged gzip file"),
         (gzip.compress(b"0" * 2**22, mtime=0), "standard input takes more than 1,048,576 bytes unpacked"),
-        (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "standard input is not UTF-8 text"),
-        (b"PAR1....", "standard input cannot be read as Parquet"),
-        (b"u,i\n1,2\n", "standard input: cannot tell which of the columns ['u', 'i'] is the value; name them"),
         (b"u,i,r\n1,2,x\n", "standard input: 1 of 1 lines (100.0%) cannot be used: 1 value is not a number"),
     ],
 )

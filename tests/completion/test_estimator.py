@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import threading
 
 import numpy as np
 import pandas as pd
@@ -282,23 +281,6 @@ def test_a_damaged_field_is_named_with_its_file(table, tmp_path, name, value, me
     write_tensors(file, tensors, kind="completion", version=1, header=header | {name: value})
     with pytest.raises(ValueError, match=rf"model.safetensors.*{message}"):
         MatrixCompletion.load(tmp_path / "m")
-
-
-def test_threads_may_ask_at_once(table):
-    _, pairs, values, held, _ = table
-    model = MatrixCompletion(rank=2).fit(pairs, values)
-    expected, results = model.predict(held), [None] * 8
-
-    def work(k):
-        results[k] = model.predict(held, return_std=True)[0]
-
-    workers = [threading.Thread(target=work, args=(k,)) for k in range(8)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    for result in results:
-        np.testing.assert_array_equal(result, expected)
 
 
 @pytest.mark.parametrize(("density", "ridge"), [(0.2, None), (0.3, None), (0.3, 0.3)])

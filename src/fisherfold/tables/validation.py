@@ -50,17 +50,25 @@ def plain(value: Any) -> Any:
     return value.item() if scalar else value
 
 
-def integer(least: int, most: int = 2**53) -> Check:
-    """Check for an integer between two bounds."""
+def _rule(good: Callable[[Any], bool], expected: str, convert: Callable[[Any], Any] = lambda found: found) -> Check:
+    """A check for values of which a condition holds."""
 
-    def check(name: str, value: Any) -> int:
-        found = plain(value)
-        if not isinstance(found, Integral) or isinstance(found, bool) or not least <= int(found) <= most:
-            bounds = f"of at least {least}" if most == 2**53 else f"from {least} to {most}"
-            raise ValueError(f"{name} must be a whole number {bounds}, got {value!r}")
-        return int(found)
+    def check(name: str, value: Any) -> Any:
+        if not good(found := plain(value)):
+            raise ValueError(f"{name} must be {expected}, got {value!r}")
+        return convert(found)
 
     return check
+
+
+def _whole(value: Any, least: int, most: int) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and least <= int(value) <= most
+
+
+def integer(least: int, most: int = 2**53) -> Check:
+    """Check for an integer between two bounds."""
+    bounds = f"of at least {least}" if most == 2**53 else f"from {least} to {most}"
+    return _rule(lambda found: _whole(found, least, most), f"a whole number {bounds}", int)
 
 
 def number(least: float = 0.0, most: float = LARGEST_NUMBER, *, above: bool = False) -> Check:
@@ -80,24 +88,12 @@ def number(least: float = 0.0, most: float = LARGEST_NUMBER, *, above: bool = Fa
 
 def choice(*allowed: str) -> Check:
     """Check for one of some words."""
-
-    def check(name: str, value: Any) -> str:
-        if not isinstance(value, str) or value not in allowed:
-            raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
-        return str(value)
-
-    return check
+    return _rule(lambda found: isinstance(found, str) and found in allowed, f"one of {', '.join(allowed)}", str)
 
 
 def flag() -> Check:
     """Check for True or False."""
-
-    def check(name: str, value: Any) -> bool:
-        if not isinstance(plain(value), bool):
-            raise ValueError(f"{name} must be True or False, got {value!r}")
-        return bool(value)
-
-    return check
+    return _rule(lambda found: isinstance(found, bool), "True or False")
 
 
 def verbosity() -> Check:
@@ -128,19 +124,12 @@ def each(check: Check) -> Check:
 
 def seed() -> Check:
     """Check for ``random_state``: None, an integer, or a generator of NumPy."""
-
-    def check(name: str, value: Any) -> Any:
-        if value is None or isinstance(value, (np.random.RandomState, np.random.Generator)):
-            return value
-        found = plain(value)
-        if not isinstance(found, Integral) or isinstance(found, bool) or not 0 <= int(found) < 2**63:
-            raise ValueError(
-                f"{name} must be None, a whole number from 0 to 2**63 - 1, or a RandomState or Generator of NumPy, "
-                f"got {value!r}"
-            )
-        return int(found)
-
-    return check
+    generators = np.random.RandomState, np.random.Generator
+    return _rule(
+        lambda found: found is None or isinstance(found, generators) or _whole(found, 0, 2**63 - 1),
+        "None, a whole number from 0 to 2**63 - 1, or a RandomState or Generator of NumPy",
+        lambda found: int(found) if isinstance(found, Integral) else found,
+    )
 
 
 def draw_seed(random_state: Any, default: int | None = None) -> int:
@@ -183,18 +172,12 @@ def torch_device() -> Check:
     return check
 
 
-def jobs(most: int = 1024) -> Check:
+def jobs() -> Check:
     """Check for ``n_jobs``: None, -1 or a number of threads."""
-
-    def check(name: str, value: Any) -> int | None:
-        found = plain(value)
-        whole = isinstance(found, Integral) and not isinstance(found, bool)
-        good = whole and (int(found) == -1 or 1 <= int(found) <= most)
-        if value is not None and not good:
-            raise ValueError(f"{name} must be None, -1 or an integer from 1 to {most}, got {value!r}")
-        return None if value is None else int(found)
-
-    return check
+    return _rule(
+        lambda found: found is None or _whole(found, -1, -1) or _whole(found, 1, 1024),
+        "None, -1 or an integer from 1 to 1024", lambda found: None if found is None else int(found),
+    )  # fmt: skip
 
 
 def storable(value: Any) -> Any:
