@@ -1,6 +1,8 @@
 """Multi-task subspace learning: tasks, their problem and Fisher operators, inference, estimators."""
 
 from fisherfold.subspace.classifier import SubspaceClassifier
+from fisherfold.subspace.problem import SubspaceProblem
 from fisherfold.subspace.regressor import SubspaceRegressor
+from fisherfold.subspace.tasks import TaskStatistics
 
-__all__ = ["SubspaceClassifier", "SubspaceRegressor"]
+__all__ = ["SubspaceClassifier", "SubspaceProblem", "SubspaceRegressor", "TaskStatistics"]
