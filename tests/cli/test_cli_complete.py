@@ -190,6 +190,22 @@ def test_fit_takes_features_times_and_categories_and_predict_their_intervals(fil
         np.testing.assert_allclose(found[name].to_numpy(), expected, atol=1e-6)
 
 
+@pytest.mark.parametrize("timed", [True, False])
+def test_the_errors_of_fit_are_those_of_the_fitted_ratings(films, tmp_path, timed):
+    folder, words = films
+    lines = (folder / "stars.csv").read_text().splitlines()
+    (tmp_path / "twice.csv").write_text("\n".join([*lines, *lines[1:9]]))
+    words = words if timed else words[:4] + words[6:]
+    found = json.loads(call("fit", tmp_path / "twice.csv", *words, "-o", tmp_path / "m", "--json"))
+    model, frame = MatrixCompletion.load(tmp_path / "m"), pl.read_csv(folder / "stars.csv")
+    asked, stars = {"time": "date"} if timed else {}, frame["stars"].to_numpy()
+    low, high = model.predict_interval(frame, 0.9, **asked)
+    assert found["covered by 90 % intervals"] == pytest.approx(np.mean((low <= stars) & (stars <= high)))
+    error = np.sqrt(np.mean((model.predict(frame, **asked) - stars) ** 2))
+    assert found["fit error (RMSE)"] == pytest.approx(error, rel=1e-6)
+    assert found["merged"] == 8
+
+
 def test_evaluate_takes_what_fit_takes(films):
     folder, words = films
     found = json.loads(call("evaluate", folder / "stars.csv", *words, "--split", "random", "--json"))

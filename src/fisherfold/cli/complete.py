@@ -212,20 +212,20 @@ def fit(
     fitted = model.estimator(verbose=voice.verbose)
     if checkpoint is not None and not under_torchrun():
         raise ValueError("--checkpoint is for fits over several processes, under torchrun")
-    extras = (model.row_features, model.column_features, model.time_column)
-    if under_torchrun() and any(part is not None for part in extras):
+    if under_torchrun() and any((model.row_features, model.column_features, model.time_column)):
         raise ValueError("features and times need a fit in one process, without torchrun")
     began = time.perf_counter()
     with joined(timeout) as processes:
         if under_torchrun():
             how = reading.format() | {"decimal": reading.decimal, "skip_bad_lines": skip_bad_lines}
             fitted.fit_file_share(file, checkpoint=checkpoint, **how)
-            table = entries = None
+            table = entries = extras = None
         else:
             table = model.read(file, reading, skip_bad_lines)
             began = time.perf_counter()
             entries = _entries(table)
-            fitted.fit_entries(entries, model.extras(entries, table.times))
+            extras = model.extras(entries, table.times)
+            fitted.fit_entries(entries, extras)
         seconds = time.perf_counter() - began
         with processes.together():
             if processes.is_first:
@@ -236,7 +236,7 @@ def fit(
         return
     quality: dict[str, float] = {}
     if not model.implicit:
-        quality = _fit_error(fitted, entries, table and table.times) | {"noise": fitted.noise_}
+        quality = _fit_error(fitted, entries, extras) | {"noise": fitted.noise_}
     found: dict[str, Any] = {"file": str(file)} | (_account(table) if table else {"processes": processes.size})
     found |= _size(fitted) | {
         "merged": fitted.n_duplicates_, "rank": fitted.model_.posterior.rank, "passes": fitted.n_iter_,
@@ -528,25 +528,24 @@ def _errors(model: MatrixCompletion, i: Any, j: Any, values: Any, times: Any) ->
     from fisherfold.completion import metrics
 
     inside = model.model_
-    mean, std = inside.predict(i, j, with_std=inside.inference == "variational", clip=model.clip, times=times)
+    mean, _ = inside.predict(i, j, clip=model.clip, times=times)
     found = {"rmse": metrics.rmse(values, mean), "mae": metrics.mae(values, mean)}
-    if inside.posterior.ordinal is not None:
-        low, high = inside.intervals(i, j, 0.9, times=times)
+    if inside.inference == "variational":
+        low, high = inside.intervals(i, j, 0.9, clip=False, times=times)
         found[_COVERED] = float(np.mean((low <= values) & (values <= high)))
-    elif std is not None:
-        found[_COVERED] = metrics.interval_coverage(values, mean, std)
     return found
 
 
-def _fit_error(model: MatrixCompletion, entries: Entries | None, times: Any) -> dict[str, float]:
+def _fit_error(model: MatrixCompletion, entries: Entries | None, extras: Extras | None) -> dict[str, float]:
     """Errors of the fitted ratings themselves, where the model keeps them."""
-    inside = model.model_
+    inside, times = model.model_, None
     if inside.seen is None:
         return {}
     i, j, values = inside.given()
-    if entries is not None and times is not None:
-        i, j = inside.locate(entries.rows, "row", "prior"), inside.locate(entries.columns, "column", "prior")
-        values = entries.values
+    if entries is not None and extras is not None and extras.times is not None:
+        merged, extras = _once(entries, extras, model._settings().rule)
+        i, j = inside.locate(merged.rows, "row", "prior"), inside.locate(merged.columns, "column", "prior")
+        values, times = merged.values, extras.times
     found = _errors(model, i, j, values, times)
     return {"fit error (RMSE)" if name == "rmse" else name: found[name] for name in ("rmse", _COVERED) if name in found}
 

@@ -101,10 +101,13 @@ def merge(
     else:
         joint = np.add.reduceat(sorted_values, starts)
         joint = joint if rule == "sum" else joint / counts
-        if rule == "category":
-            known = np.unique(values)
-            joint = known[np.searchsorted((known[1:] + known[:-1]) / 2, joint)]
+        joint = nearest(joint, np.unique(values)) if rule == "category" else joint
     return rows[order][starts], columns[order][starts], joint
+
+
+def nearest(values: Floats, known: Floats) -> Floats:
+    """For each value the nearest of some known ones, which ascend."""
+    return np.asarray(known[np.searchsorted((known[1:] + known[:-1]) / 2, values)])
 
 
 def read_entries(

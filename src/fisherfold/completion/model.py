@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fisherfold.completion.entries import Codes, Floats, merge
+from fisherfold.completion.entries import Codes, Floats, merge, nearest
 from fisherfold.completion.fit import Extras, Settings, Table, prepare, solve
 from fisherfold.completion.implicit_als import new_rows
 from fisherfold.completion.inference.posterior import CompletionPosterior
@@ -215,6 +215,7 @@ class CompletionModel:
         if self.seen is None:
             raise ValueError(_NOT_KEPT)
         values = self.seen.values.astype(np.float64) * self.scale + self.center
+        values = values if self.posterior.ordinal is None else nearest(values, self.categories)
         return self.seen.rows, self.seen.columns.astype(np.int64), values
 
     def seen_by(self, rows: Codes) -> tuple[Codes, Codes]:
