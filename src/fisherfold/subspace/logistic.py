@@ -59,7 +59,7 @@ class LabelledRows:
 
     def total(self, values: Tensor) -> Tensor:
         """Sums over the rows of each task."""
-        out = torch.zeros(self.n_tasks, *values.shape[1:], dtype=values.dtype, device=values.device)
+        out = torch.zeros(self.n_tasks, *values.shape[1:], dtype=values.dtype)
         return out.index_add_(0, self.task, values)
 
 
@@ -72,7 +72,7 @@ def newton_coefficients(
     whole.
     """
     p = features.shape[1]
-    w = torch.zeros(rows.n_tasks, p, dtype=features.dtype, device=features.device) if start is None else start
+    w = torch.zeros(rows.n_tasks, p, dtype=features.dtype) if start is None else start
     losses = _losses(rows, features, w, ridge)
     scale = rows.total(rows.weight[:, None] * features.abs()).sum(-1) + ridge
     for _ in range(max_iter):
@@ -104,7 +104,7 @@ def newton_coefficients(
 def curvature(rows: LabelledRows, features: Tensor, spread: Tensor, ridge: Tensor) -> Tensor:
     """G_t = UᵀX_tᵀDX_tU + λ_t I."""
     weighted = spread[:, None] * features
-    eye = torch.eye(features.shape[1], dtype=features.dtype, device=features.device)
+    eye = torch.eye(features.shape[1], dtype=features.dtype)
     return rows.total(weighted[:, :, None] * features[:, None, :]) + ridge[:, None, None] * eye
 
 
@@ -155,7 +155,7 @@ class LogisticSubspaceProblem(Problem):
         n = rows.X.shape[1]
         if not 1 <= rank < n:
             raise ValueError(f"rank must be between 1 and the number of features minus one ({n - 1}), got {rank}")
-        self.ridge = torch.as_tensor(ridge, dtype=torch.float64, device=rows.X.device).expand(rows.n_tasks)
+        self.ridge = torch.as_tensor(ridge, dtype=torch.float64).expand(rows.n_tasks)
         if not bool((self.ridge > 0).all()):
             raise ValueError(f"ridge must be positive, got {float(self.ridge.min())}")
         self.rows, self.n_samples, self.manifold = rows, rows.n_tasks, Grassmann(n, rank)

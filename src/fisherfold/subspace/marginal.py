@@ -68,7 +68,7 @@ def posterior(statistics: TaskStatistics, prior: SubspacePrior) -> TaskPosterior
     inner = (gram_frame.mT.reshape(tasks * p, n) @ frame).reshape(tasks, p, p)
     root = symmetric_root(prior.covariance)
     # B = I + Σ^½ UᵀA_tU Σ^½ / s² is well conditioned whatever Σ is
-    factor = factor_above_one(torch.eye(p, dtype=frame.dtype, device=frame.device) + root @ inner @ root)
+    factor = factor_above_one(torch.eye(p, dtype=frame.dtype) + root @ inner @ root)
     half = torch.linalg.solve_triangular(factor, root.expand(tasks, p, p), upper=False)
     covariance = half.mT @ half
     shifted_cross = statistics.times(prior.mean)
@@ -186,7 +186,7 @@ def information(statistics: TaskStatistics, noise: Tensor, found: TaskPosterior)
 def start(statistics: TaskStatistics, *, rank: int) -> SubspacePrior:
     """Pooled ridge for the mean, the leading directions of the tasks' own ridge solutions for the subspace."""
     n, pooled = statistics.n_features, statistics.pooled()
-    eye = torch.eye(n, dtype=torch.float64, device=pooled.gram.device)
+    eye = torch.eye(n, dtype=torch.float64)
     # features of about unit size for the ridge; powers of two keep all digits
     squares = pooled.gram[0].diagonal() / pooled.counts.clamp(min=1)
     sizes = torch.where(squares > 0, torch.exp2((squares.log2() / 2).round()), 1.0)

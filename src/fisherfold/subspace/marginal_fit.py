@@ -69,6 +69,7 @@ def fit_marginal(
     tol: float = 1e-7,
     prior: SubspacePrior | None = None,
     callback: Callable[[dict[str, float]], object] | None = None,
+    first: int = 0,
     expected: bool = False,
 ) -> MarginalFit:
     """Learn what the tasks share."""
@@ -78,7 +79,7 @@ def fit_marginal(
     limit = tol * max(statistics.n_rows, 1.0) / tasks.size
     trace: list[dict[str, float]] = []
     converged = stalled = False
-    for number in range(max_rounds):
+    for number in range(first, first + max_rounds):
         prior = _update_moments(statistics, update_mean(statistics, prior), noise, floor)
         moved, gradient_norm = update_frame(statistics, prior)
         stalled = gradient_norm > _STATIONARY and torch.equal(moved.frame, prior.frame)
@@ -166,7 +167,7 @@ def expected_moments(statistics: TaskStatistics, prior: SubspacePrior) -> tuple[
 def _expansion(inner: Tensor, moments: Tensor, target: Tensor, tasks: Axis) -> Tensor:
     """The matrix α with Σ_t G_t α E[a_t a_tᵀ] = Σ_t h_t E[a_t]ᵀ: the likelier scale of the coefficients."""
     p = inner.shape[1]
-    eye = torch.eye(p, dtype=inner.dtype, device=inner.device)
+    eye = torch.eye(p, dtype=inner.dtype)
     if tasks.size * p**4 > _EXPANSION_COST:
         return eye
     system = tasks.total(torch.einsum("tij,tkl->ikjl", inner, moments)).reshape(p * p, p * p)

@@ -29,7 +29,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -180,21 +180,15 @@ def continue_stalled(
     while (done := len(best.trace)) < max_rounds:
         later = fit_marginal(
             statistics, rank=rank, noise=noise, max_rounds=min(_STRETCH, max_rounds - done), tol=tol, prior=best.prior,
-            callback=None if callback is None else partial(_numbered, callback, done), expected=True,
+            callback=callback, first=done, expected=True,
         )  # fmt: skip
         reached = _evidence(statistics, later.prior, noise)
         if not reached < value:
             break
-        rows = [row | {"round": row["round"] + done} for row in later.trace]
-        value, best = reached, replace(later, trace=best.trace + rows)
-        if len(rows) < _STRETCH:
+        value, best = reached, replace(later, trace=best.trace + later.trace)
+        if len(later.trace) < _STRETCH:
             break  # converged, or stopped by the callback
     return best
-
-
-def _numbered(callback: Callable[[dict[str, float]], object], done: int, row: dict[str, float]) -> object:
-    """Call back with the number of the round among those of all fits."""
-    return callback(row | {"round": row["round"] + done})
 
 
 def _evidence(statistics: TaskStatistics, prior: SubspacePrior, noise: str) -> float:

@@ -175,7 +175,7 @@ class SubspaceProblem(Problem):
 
     def _kronecker(self, x: Tensor, gram: Tensor, second_moment: Tensor) -> KroneckerFisher:
         if self.factor_damping:
-            gram = gram + self.factor_damping * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
+            gram = gram + self.factor_damping * torch.eye(len(gram), dtype=gram.dtype)
         return KroneckerFisher(self.manifold, x, left=gram, right=second_moment)
 
     @override
@@ -190,7 +190,7 @@ class SubspaceProblem(Problem):
         return super().descend(x, drawn, step=step)
 
     def _can_fuse(self, x: Tensor, batches: list[Tensor]) -> bool:
-        return x.device.type == "cpu" and not self.samples.is_shared and all(len(batch) == 1 for batch in batches)
+        return not self.samples.is_shared and all(len(batch) == 1 for batch in batches)
 
     @cached_property
     def _task_gradient(self) -> TaskGradient:

@@ -33,7 +33,7 @@ class TaskState:
     def inverse(self) -> Tensor:
         """G_t⁻¹, the pseudo-inverse where G_t is singular, shape (tasks, rank, rank)."""
         if bool((self.floor < self.ridge).all()):
-            eye = torch.eye(self.inner.shape[-1], dtype=self.inner.dtype, device=self.inner.device)
+            eye = torch.eye(self.inner.shape[-1], dtype=self.inner.dtype)
             factor, failed = torch.linalg.cholesky_ex(self.inner + self.ridge * eye)
             if not bool(failed.any()):
                 return torch.cholesky_inverse(factor)

@@ -47,11 +47,11 @@ class TaskStatistics:
     )
 
     @classmethod
-    def empty(cls, n_tasks: int, n_features: int, *, device: torch.device | str | None = None) -> TaskStatistics:
+    def empty(cls, n_tasks: int, n_features: int) -> TaskStatistics:
         """Statistics of no rows."""
 
         def zeros(*shape: int) -> Tensor:
-            return torch.zeros(shape, dtype=torch.float64, device=device)
+            return torch.zeros(shape, dtype=torch.float64)
 
         n, d = n_tasks, n_features
         return cls(zeros(n, d, d), zeros(n, d), zeros(n), zeros(n), zeros(n))
@@ -64,7 +64,7 @@ class TaskStatistics:
         if len(X) == 0:
             raise ValueError("X has no rows")
         tasks = int(task.max()) + 1 if n_tasks is None else n_tasks
-        statistics = cls.empty(tasks, X.shape[1], device=X.device)
+        statistics = cls.empty(tasks, X.shape[1])
         statistics.add(X, y, task, sample_weight=sample_weight)
         return statistics
 
@@ -103,7 +103,7 @@ class TaskStatistics:
         sizes = torch.bincount(task, minlength=self.n_tasks)
         starts = sizes.cumsum(0) - sizes
         for tasks, width in _blocks(sizes, self.n_features):
-            offsets = torch.arange(width, device=X.device)
+            offsets = torch.arange(width)
             inside = offsets < sizes[tasks, None]
             index = (starts[tasks, None] + offsets).clamp(max=len(y) - 1)
             w = torch.where(inside, weight[index], 0.0)
@@ -133,7 +133,7 @@ class TaskStatistics:
 
     def extended(self, n_tasks: int) -> TaskStatistics:
         """A copy with empty tasks appended."""
-        more = TaskStatistics.empty(n_tasks - self.n_tasks, self.n_features, device=self.gram.device)
+        more = TaskStatistics.empty(n_tasks - self.n_tasks, self.n_features)
         return TaskStatistics(*(torch.cat([old, new]) for old, new in zip(self.parts(), more.parts(), strict=True)))
 
     def select(self, tasks: Tensor) -> TaskStatistics:
