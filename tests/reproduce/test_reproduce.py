@@ -10,9 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
-from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,7 +20,7 @@ from fisherfold.cli import reproduce as reproduce_commands
 from fisherfold.reproduce import figures, reproduce
 from fisherfold.reproduce.page import Section
 from fisherfold.reproduce.reproduce import Options
-from fisherfold.reproduce.theory import PARTS, Finding, Part, records
+from fisherfold.reproduce.theory import PARTS
 
 
 @pytest.fixture
@@ -41,21 +38,20 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def without_times(result) -> list:
-    return [
-        (label, run.step, run.seed, [{k: v for k, v in row.items() if k != "seconds"} for row in run.rows])
-        for label, runs in result.runs.items()
-        for run in runs
-    ]
+def curves(options: Options) -> list:
+    """The runs of the School figure without their times."""
+    runs = [json.loads(file.read_bytes()) for file in sorted((options.folder / "school" / "runs").iterdir())]
+    for run in runs:
+        for row in run["run"]["rows"]:
+            del row["seconds"]
+    return runs
 
 
 def test_two_processes_give_what_one_gives(folder, tmp_path):
-    one, *_ = reproduce.reproduce_figure("school", Options(quick=True, output=tmp_path / "one"))
-    two, *_ = reproduce.reproduce_figure("school", Options(quick=True, jobs=2, output=tmp_path / "two"))
-    assert repr(without_times(one)) == repr(without_times(two))
-    kept = [tmp_path / each / "quick" / "school" / "runs" for each in ("one", "two")]
-    first, second = (sorted(file.name for file in folder.iterdir()) for folder in kept)
-    assert first == second
+    one, two = (Options(quick=True, jobs=jobs, output=tmp_path / str(jobs)) for jobs in (1, 2))
+    sections = [reproduce.reproduce_figure("school", options) for options in (one, two)]
+    assert repr(curves(one)) == repr(curves(two))
+    assert sections[0].why == sections[1].why
 
 
 def test_an_interrupted_figure_goes_on_where_it_stopped(folder, tmp_path, monkeypatch):
@@ -71,189 +67,103 @@ def test_an_interrupted_figure_goes_on_where_it_stopped(folder, tmp_path, monkey
     monkeypatch.setattr(figures, "minimize", stops_at_the_fifth)
     with pytest.raises(KeyboardInterrupt):
         reproduce.reproduce_figure("school", options)
-    kept = {file.name for file in (options.folder("school") / "runs").iterdir()}
+    kept = {file.name for file in (options.folder / "school" / "runs").iterdir()}
     assert len(kept) == 4
     assert not any(name.startswith(".") for name in kept), "no half-written file"
-    assert reproduce.sections(options.output)[2].verdict == "not run"
-    ticks = []
+    assert reproduce.sections(options)[2].verdict == "not run"
     monkeypatch.setattr(figures, "minimize", lambda *a, **k: made.append(k) or real(*a, **k))
-    going_on = Options(quick=True, seeds=1, output=options.output, tick=lambda *seen: ticks.append(seen))
-    result, *_ = reproduce.reproduce_figure("school", going_on)
-    runs = sum(len(r) for r in result.searched.values())
-    assert len(made) == len(list((options.folder("school") / "runs").iterdir()))
-    assert len(made) <= runs + 4, "the first four were not made again"
-    assert ticks[0][0] >= 4
-    assert ticks[-1][0] == ticks[-1][1]
-    assert all(a[0] <= b[0] for a, b in pairwise(ticks))
-
-
-def test_the_page_is_the_same_when_nothing_is_run_again(folder, tmp_path):
-    options = Options(quick=True, seeds=1, output=tmp_path / "out")
     reproduce.reproduce_figure("school", options)
-    first = reproduce.refresh_page(options.output).read_bytes()
-    reproduce.reproduce_figure("school", options)
-    assert reproduce.refresh_page(options.output).read_bytes() == first
+    assert len(made) == len(list((options.folder / "school" / "runs").iterdir())), "the first four were not made again"
 
 
 def test_sections_say_what_was_run_and_what_was_not(folder, tmp_path):
     options = Options(quick=True, seeds=1, output=tmp_path / "out")
     reproduce.mark_missing("sarcos", "there is no file <here>", options)
     reproduce.reproduce_figure("school", options)
-    found = {section.name: section for section in reproduce.sections(options.output)}
+    reproduce.mark_missing("school", "gone", options)  # results are not forgotten when the data are gone
+    found = {section.name: section for section in reproduce.sections(options)}
     assert list(found)[:5] == ["jester", "movielens", "school", "sarcos", "cifar"]
     assert found["school"].verdict in {"holds", "holds partly", "does not hold"}
-    assert found["school"].command == f"fisherfold reproduce school --quick --seeds 1 --output {options.output}"
-    assert found["sarcos"].verdict == "data not found"
-    assert found["sarcos"].why == ["there is no file <here>"]
+    assert (found["sarcos"].verdict, found["sarcos"].why) == ("data not found", ["there is no file <here>"])
     assert found["cifar"].verdict == found["theory-rates"].verdict == "not run"
-    assert found["theory-rates"].command == f"fisherfold reproduce theory --output {options.output} --part rates"
-    page = reproduce.refresh_page(options.output).read_text(encoding="utf-8")
-    assert "there is no file &lt;here&gt;" in page
-
-
-def test_results_are_not_forgotten_when_the_data_are_gone(folder, tmp_path):
-    options = Options(quick=True, seeds=1, output=tmp_path / "out")
+    page = reproduce.refresh_page(options)
+    assert "there is no file &lt;here&gt;" in page.read_text(encoding="utf-8")
+    first = page.read_bytes()
     reproduce.reproduce_figure("school", options)
-    reproduce.mark_missing("school", "gone", options)
-    assert not (options.output / "sections" / "school.json").exists()
-    assert reproduce.sections(options.output)[2].verdict != "data not found"
-
-
-def test_a_sketch_never_takes_the_place_of_the_whole_experiment(folder, tmp_path, monkeypatch):
-    whole, sketch = (Options(quick=quick, seeds=1, output=tmp_path / "out") for quick in (False, True))
-    plan = reproduce.make_plan("school", quick=True)
-    for first, second in ((sketch, whole), (whole, sketch)):
-        for options in (first, second):
-            # the whole figure with the size of a sketch, so that the test is quick
-            made = plan if options.quick else replace(plan, title="School, 139 tasks", name="school")
-            monkeypatch.setattr(reproduce, "make_plan", lambda *_, made=made: made)
-            reproduce.reproduce_figure("school", options)
-            shown = reproduce.sections(options.output)[2]
-            assert shown.title == ("School, 139 tasks" if whole in (first, options) else plan.title)
-        assert (whole.folder("school") / "school.csv").is_file()
-        assert (sketch.folder("school") / "school.csv").is_file()
-    assert "quick" not in reproduce.sections(whole.output)[2].command
+    assert reproduce.refresh_page(options).read_bytes() == first, "the same when nothing is run again"
+    whole = Options(seeds=1, output=options.output)
+    assert reproduce.sections(whole)[2].verdict == "not run", "a sketch never takes the place of the whole experiment"
 
 
 def test_runs_of_other_data_are_not_read_for_these(folder, tmp_path):
-    options = Options(quick=True, seeds=1, output=tmp_path / "out")
-    first, *_, section = reproduce.reproduce_figure("school", options)
-    assert section.title == "School, 139 tasks (other data) (quick sketch)"
-    assert any("Not the data that are known as school" in note for note in section.notes)
-    again, *_ = reproduce.reproduce_figure("school", options)
-    assert without_times(again) == without_times(first)
+    options, fresh = (Options(quick=True, seeds=1, output=tmp_path / name) for name in ("out", "fresh"))
+    first = reproduce.reproduce_figure("school", options)
     arrays = dict(np.load(folder / "school.npz"))
     np.savez(folder / "school.npz", **arrays | {"y": arrays["y"][::-1]})
-    other, *_ = reproduce.reproduce_figure("school", options)
-    assert other.plan.settings["data"] != first.plan.settings["data"]
-    fresh, *_ = reproduce.reproduce_figure("school", replace(options, output=tmp_path / "fresh"))
-    assert without_times(other) == without_times(fresh) != without_times(first)
+    other = reproduce.reproduce_figure("school", options)
+    assert other.why == reproduce.reproduce_figure("school", fresh).why != first.why
 
 
 def test_a_record_that_was_cut_short_is_made_again(folder, tmp_path):
-    options = Options(quick=True, seeds=1, output=tmp_path / "out", parts=("invariance",))
-    whole, *_ = reproduce.reproduce_figure("school", options)
-    (part,), _ = reproduce.reproduce_theory(options)
-    kept = sorted((options.folder("school") / "runs").iterdir())
+    options = Options(quick=True, seeds=1, output=tmp_path / "out")
+    whole = reproduce.reproduce_figure("school", options)
+    (part,) = reproduce.reproduce_theory(options, ("invariance",))
+    before = curves(options)
+    kept = sorted((options.folder / "school" / "runs").iterdir())
     kept[0].write_bytes(kept[0].read_bytes()[:100])
     kept[1].write_text("[]")
-    record = options.folder("theory") / "theory.json"
+    record = options.section_file("theory-invariance")
     record.write_bytes(record.read_bytes()[:100])
-    again, *_ = reproduce.reproduce_figure("school", options)
-    assert repr(without_times(again)) == repr(without_times(whole))
-    assert reproduce.reproduce_theory(options)[0][0].findings == part.findings
-    for file in (*kept, record):
-        json.loads(file.read_text())
+    assert reproduce.reproduce_figure("school", options).why == whole.why
+    assert repr(curves(options)) == repr(before)
+    assert reproduce.reproduce_theory(options, ("invariance",)) == [part]
+
+
+def test_a_part_of_the_theory_leaves_its_files_and_is_read_again(tmp_path, monkeypatch):
+    options = Options(quick=True, seeds=1, output=tmp_path)
+    found = reproduce.reproduce_theory(options, ("invariance",))
+    assert [section.name for section in found] == ["theory-invariance"]
+    file = options.folder / "theory" / "invariance"
+    assert file.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    assert file.with_suffix(".csv").read_text().count("\n") == 6
+    assert {f["verdict"] for f in json.loads(file.with_suffix(".json").read_text())} == {"holds", "fails"}
+    monkeypatch.setattr(reproduce, "PARTS", {})
+    assert reproduce.reproduce_theory(options, ("invariance",)) == found, "nothing was measured again"
+    with pytest.raises(KeyError):
+        reproduce.reproduce_theory(Options(quick=True, seeds=2, output=tmp_path), ("invariance",))
 
 
 def test_commands_repeat_what_was_run_and_can_be_typed(tmp_path):
-    output, original = tmp_path / "my report", tmp_path / "original files" / "sarcos_inv.mat"
-    original.parent.mkdir()
-    original.touch()
-    options = Options(
-        quick=True, seeds=2, jobs=2, output=output, device="cuda", parts=("rates", "metric"), sarcos_file=original
-    )
-    for name in ("all", "school", "sarcos", "cifar", "theory"):
+    options = Options(quick=True, seeds=2, output=tmp_path / "my report")
+    for name in ("all", "school", "cifar", "theory-rates"):
         words = shlex.split(options.command(name))
-        assert words[:3] == ["fisherfold", "reproduce", name]
-        command = typer.main.get_command(reproduce_commands.app).commands[name]
+        kind = name.partition("-")[0]
+        assert words[:3] == ["fisherfold", "reproduce", kind]
+        command = typer.main.get_command(reproduce_commands.app).commands[kind]
         given = command.make_context(name, words[3:]).params
-        assert Path(given["output"]) == output
-        assert ("seeds" in given) == (name != "cifar")
-        assert all(given.get(key, value) == value for key, value in (("seeds", 2), ("jobs", 2), ("quick", True)))
-        assert Path(given.get("sarcos_file", original)) == original
-        assert given.get("device", "cuda") == "cuda"
-        assert list(given.get("part", ["rates", "metric"])) == ["rates", "metric"]
+        assert given["output"] == options.output
+        assert (given.get("seeds", 2), given.get("quick", True)) == (2, True)
+        assert given.get("part") == (["rates"] if kind == "theory" else None)
 
 
-def test_parts_measured_side_by_side_are_those_measured_alone(tmp_path):
-    parts = ("stability", "invariance")
-    beside, _ = reproduce.reproduce_theory(Options(quick=True, seeds=1, parts=parts, output=tmp_path / "two", jobs=2))
-    assert [part.name for part in beside] == list(parts)
-    (alone,), _ = reproduce.reproduce_theory(Options(quick=True, seeds=1, parts=parts[1:], output=tmp_path / "one"))
-    assert beside[1].findings == alone.findings
+def test_the_names_of_parts_are_those_of_the_command():
+    assert tuple(PARTS) == reproduce_commands.PARTS
+    assert set(reproduce.FIGURES) == set(reproduce_commands.FIGURES)
 
 
-def test_a_part_of_the_theory_is_read_and_not_measured_again(tmp_path, monkeypatch):
-    options = Options(quick=True, seeds=1, output=tmp_path, parts=("invariance",))
-    (first,), files = reproduce.reproduce_theory(options)
-    written = (options.folder("theory") / "invariance.png").read_bytes()
-
-    def refuse(*_args, **_given):
-        raise AssertionError("measured again")
-
-    monkeypatch.setattr(records, "run_theory", refuse)
-    (again,), files_again = reproduce.reproduce_theory(options)
-    assert again.findings == first.findings
-    assert files_again == files
-    assert (options.folder("theory") / "invariance.png").read_bytes() == written
-    for changed in ({"seeds": 2}, {"fresh": True}):
-        with pytest.raises(AssertionError, match="measured again"):
-            reproduce.reproduce_theory(Options(**{"quick": True, "seeds": 1, "output": tmp_path,
-                                                  "parts": ("invariance",), **changed}))  # fmt: skip
-
-
-def test_a_part_that_is_run_alone_leaves_the_findings_of_the_others(tmp_path, monkeypatch):
-    def part(settings, only):
-        (name,) = only
-        finding = Finding(f"statement of {name}", 1.0, 1.0, "holds", f"{settings.seeds} seeds")
-        return [Part(name, name, f"{name}.", [finding], [{"x": 1}], Figure(figsize=(1, 1)))]
-
-    monkeypatch.setattr(records, "run_theory", part)
-    options = Options(quick=True, seeds=1, output=tmp_path)
-    reproduce.reproduce_theory(options)
-    (alone,), files = reproduce.reproduce_theory(replace(options, seeds=2, parts=("rates",)))
-    assert sorted(files) == ["rates.csv", "rates.png", "theory.json"]
-    content = json.loads((options.folder("theory") / "theory.json").read_text())
-    assert [row["part"] for row in content["results"]] == list(PARTS)
-    assert [row["note"] for row in content["results"]] == ["2 seeds" if p == "rates" else "1 seeds" for p in PARTS]
-    assert {name: run["seeds"] for name, run in content["settings"].items()} == dict.fromkeys(PARTS, 1) | {"rates": 2}
-    assert alone.name == "rates"
-
-
-@pytest.mark.parametrize("content", [b'{"name": "jest', b"\xff\xfe\x00", b"[]", b"{}"])
-def test_a_damaged_section_costs_its_own_place_on_the_page_and_no_other(folder, tmp_path, content):
-    output = tmp_path / "out"
-    damaged = output / "sections" / "quick" / "jester.json"
-    damaged.parent.mkdir(parents=True)
-    damaged.write_bytes(content)
-    reproduce.reproduce_figure("school", Options(quick=True, seeds=1, output=output))
-    reproduce.mark_missing("movielens", "fetch it", Options(output=output))
-    reproduce.refresh_page(output)
-    jester, movielens, school, *_ = reproduce.sections(output)
-    assert (jester.verdict, jester.why) == ("not run", [f"{damaged} cannot be read: run it again."])
-    assert movielens.verdict == "data not found"
-    assert school.verdict in {"holds", "holds partly", "does not hold"}
-    with pytest.raises(ValueError, match=r"jester\.json is not a section of a report"):
-        Section.load(damaged)
+def test_a_damaged_section_does_not_keep_the_page_from_showing_the_others(tmp_path):
+    options = Options(output=tmp_path)
+    for name in ("jester", "movielens"):
+        reproduce.mark_missing(name, "no data", options)
+    options.section_file("jester").write_text('{"name": "jes')
+    assert [s.verdict for s in reproduce.sections(options)[:2]] == ["not run", "data not found"]
+    assert Section.load(options.section_file("jester")) is None
 
 
 def test_options_are_checked(tmp_path):
-    for jobs in (0, 100_000):
-        with pytest.raises(ValueError, match=f"jobs must be from 1 to 256, got {jobs}"):
-            Options(jobs=jobs)
-    with pytest.raises(ValueError, match="seeds must be at least 1, got 0"):
-        Options(seeds=0)
+    for wrong in ({"jobs": 0}, {"seeds": 0}):
+        with pytest.raises(ValueError, match="seeds and jobs must be at least 1"):
+            Options(**wrong)
     (tmp_path / "file").write_text("x")
     with pytest.raises(ValueError, match="output must be a folder"):
         Options(output=tmp_path / "file")
@@ -271,10 +181,9 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_an_interrupt_leaves_no_half_written_file_and_says_how_to_go_on(folder, tmp_path, jobs):
+def test_an_interrupt_leaves_no_half_written_file_and_says_how_to_go_on(folder, tmp_path):
     output = tmp_path / "out"
-    words = ["reproduce", "school", "--seeds", "400", "--jobs", str(jobs), "--output", str(output)]
+    words = ["reproduce", "school", "--seeds", "400", "--jobs", "2", "--output", str(output)]
     process = subprocess.Popen(
         [sys.executable, "-c", TAKES_INTERRUPTS, *words], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         start_new_session=True,
@@ -291,8 +200,7 @@ def test_an_interrupt_leaves_no_half_written_file_and_says_how_to_go_on(folder, 
             os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == 130
     said = " ".join(errors.split())
-    jobs_word = "--jobs 2 " if jobs == 2 else ""
-    assert f"fisherfold reproduce school --seeds 400 {jobs_word}--output {output}" in said
+    assert f"what was finished is recorded in {output}; the same command goes on" in said
     assert "Traceback" not in errors
     assert not list(output.rglob(".*"))
     for file in runs.iterdir():

@@ -11,6 +11,7 @@ import torch
 from fisherfold import datasets
 from fisherfold.reproduce import subspace
 from fisherfold.reproduce.figures import run_figure
+from fisherfold.reproduce.verdicts import compare
 from fisherfold.solvers import minimize
 
 needs_data = pytest.mark.skipif(not os.environ.get("FISHERFOLD_DATA"), reason="FISHERFOLD_DATA is not set")
@@ -24,17 +25,18 @@ def test_every_task_is_split_80_to_20():
     assert not np.array_equal(train, subspace.split_rows(task, 4)[0])
 
 
-def write_sarcos(path, rows=60):
+def write_sarcos(path, rows=60, seed=0):
     from scipy.io import savemat
 
-    values = np.random.default_rng(0).normal(size=(rows, 28))
+    values = np.random.default_rng(seed).normal(size=(rows, 28))
     savemat(path, {"sarcos_inv": values})
     return values
 
 
-def test_a_sarcos_file_that_is_given_is_used(tmp_path):
-    values = write_sarcos(tmp_path / "mine.mat")
-    plan = subspace.sarcos(sarcos_file=tmp_path / "mine.mat")
+def test_the_original_sarcos_file_is_used_if_it_is_in_the_data_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("FISHERFOLD_DATA", str(tmp_path))
+    values = write_sarcos(tmp_path / "sarcos_inv.mat")
+    plan = subspace.sarcos()
     assert plan.note == ""
     assert "60 rows" in plan.title
     problem, _ = plan.make(0)
@@ -42,47 +44,8 @@ def test_a_sarcos_file_that_is_given_is_used(tmp_path):
     assert float(problem.statistics.counts.sum() + problem.held_out.counts.sum()) == 7 * 60
     total = problem.statistics.power + problem.held_out.power
     torch.testing.assert_close(total, torch.tensor((values[:, 21:] ** 2).sum(0)))
-
-
-def test_a_sarcos_file_in_the_data_folder_is_found(tmp_path):
-    write_sarcos(tmp_path / "sarcos_inv.mat")
-    assert "60 rows" in subspace.sarcos(folder=tmp_path).title
-
-
-def test_sarcos_files_of_the_same_length_are_told_apart(tmp_path):
-    values = write_sarcos(tmp_path / "sarcos_inv.mat")
-    one = subspace.sarcos(folder=tmp_path).settings
-    assert one == subspace.sarcos(sarcos_file=tmp_path / "sarcos_inv.mat").settings
-    from scipy.io import savemat
-
-    savemat(tmp_path / "sarcos_inv.mat", {"sarcos_inv": values[::-1]})
-    assert subspace.sarcos(folder=tmp_path).settings != one
-
-
-@needs_data
-def test_sarcos_is_found_in_the_cache_without_a_data_folder(tmp_path, monkeypatch):
-    whole = subspace.sarcos()
-    (tmp_path / "sarcos_7x2000.npz").symlink_to(datasets.data_folder() / "sarcos_7x2000.npz")
-    monkeypatch.setenv("FISHERFOLD_CACHE", str(tmp_path))
-    monkeypatch.delenv("FISHERFOLD_DATA")
-    assert subspace.sarcos().settings == whole.settings
-
-
-@needs_data
-def test_the_data_of_the_record_leave_no_trace_in_the_settings():
-    for plan in (subspace.school(), subspace.sarcos()):
-        assert "data" not in plan.settings
-        assert "other data" not in plan.title
-
-
-def test_a_sarcos_file_of_another_shape_is_refused(tmp_path):
-    from scipy.io import savemat
-
-    savemat(tmp_path / "bad.mat", {"a": np.zeros((3, 5))})
-    with pytest.raises(ValueError, match=r"one matrix of 28 columns .* got \{'a': \(3, 5\)\}"):
-        subspace.sarcos(sarcos_file=tmp_path / "bad.mat")
-    with pytest.raises(FileNotFoundError, match=r"there is no file .*none.mat; SARCOS comes from http"):
-        subspace.sarcos(sarcos_file=tmp_path / "none.mat")
+    write_sarcos(tmp_path / "sarcos_inv.mat", seed=1)
+    assert subspace.sarcos().settings != plan.settings, "files of the same length are told apart"
 
 
 @needs_data
@@ -105,9 +68,9 @@ def test_scaling_is_between_0_and_1_within_each_task():
 def test_rngd_ends_lowest_on_sarcos(tmp_path):
     result = run_figure(lambda: subspace.sarcos().quick(), tmp_path, seeds=2)
     for column in result.plan.metrics:
-        claim = result.claim(column)
-        assert claim["lowest_in"] == 2
-        assert claim["gap"] < -0.02
+        found = compare(result, column, "lowest")
+        assert found.wins == 2
+        assert max(np.subtract(found.own, found.other)) < -0.02
 
 
 @needs_data

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import pytest
 
 from fisherfold.reproduce.figures import FigureResult, Run
 from fisherfold.reproduce.plans import FigurePlan, MethodPlan
-from fisherfold.reproduce.sections import figure_section, theory_section, theory_verdict
+from fisherfold.reproduce.reproduce import figure_section, theory_section
 from fisherfold.reproduce.theory.report import Finding, Part
 from fisherfold.reproduce.verdicts import Comparison, compare, cost_of, judge, true_count
 
@@ -57,7 +56,6 @@ def test_outcomes_are_counted_seed_by_seed(own, outcome):
 def test_ours_takes_no_part_in_the_papers_claim():
     found = compare(result(ends(RNGD=[2.0], RSGD=[3.0], ours=[1.0])), "error", "lowest")
     assert (found.own, found.other, found.outcome) == ([2.0], [3.0], "ahead")
-    assert result(ends(RNGD=[2.0], RSGD=[3.0], ours=[1.0])).claim("error")["lowest_in"] == 1
 
 
 def test_fastest_is_the_first_to_come_within_five_percent_of_the_lowest():
@@ -120,22 +118,23 @@ def test_fastest_in_the_true_count_is_measured_against_what_all_had_reached_by_t
 
 def test_a_figure_section_has_the_verdict_the_curves_and_the_numbers():
     found = result({"RNGD": [[9, 1.0], [9, 1.2]], "RSGD": [[9, 2.0], [9, 2.5]]})
-    section = figure_section(found, command="a command", picture="a.png")
+    section = figure_section(found)
     assert section.verdict == "holds"
     medians = "median 1.1, best other: 2.25, -51.1%"
     assert section.why[0] == f"the error: RNGD ends lowest on 2 of 2 seeds ({medians}): ahead."
     assert section.tables[0].rows[0][0] == "RNGD"
     assert section.tables[0].rows[0][2] == pytest.approx(1.1)
     worse = result({"RNGD": [[9, 3.0]], "RSGD": [[9, 2.0]]})
-    assert figure_section(worse, command="", picture="").verdict == "does not hold"
+    assert figure_section(worse).verdict == "does not hold"
 
 
-def test_the_verdict_of_a_part_of_the_theory():
-    findings = [Finding("a", 0.0, 0.1, "holds", ""), Finding("b", 0.0, 0.25, "fails", "")]
-    part = Part("metric", "T", "S", findings, [], None)
-    section = theory_section(part, command="c", folder=Path("theory"), settings={})
-    assert section.verdict == "holds partly"
-    assert section.why == ["Of 2 statements 1 holds, 1 does not hold.", "Does not hold: b (measured 0.25)."]
-    assert theory_verdict({"holds": 2, "partly": 0}) == "holds"
-    assert theory_verdict({"fails": 1}) == "does not hold"
-    assert theory_verdict({"partly": 1}) == "holds partly"
+@pytest.mark.parametrize(
+    ("seen", "verdict"),
+    [(("holds", "fails"), "holds partly"), (("holds",), "holds"), (("fails",), "does not hold"),
+     (("partly",), "holds partly"), (("holds", "partly"), "holds partly")],
+)  # fmt: skip
+def test_the_verdict_of_a_part_of_the_theory(seen, verdict):
+    findings = [Finding(f"statement {i}", 0.0, 0.25, each, "") for i, each in enumerate(seen)]
+    section = theory_section(Part("metric", "T", "S", findings, [], None), {})
+    assert section.verdict == verdict
+    assert (f"Does not hold: statement {len(seen) - 1} (measured 0.25)." in section.why) == ("fails" in seen)

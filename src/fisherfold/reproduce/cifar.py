@@ -1,19 +1,17 @@
-"""The paper's CIFAR table from recorded runs: medians over seeds, the paper's claim, and the runs that chose settings.
+"""The paper's CIFAR table from recorded runs: medians over seeds, and the paper's claim.
 
 A cell is a data set, a network and a preset. Its figure is the median over seeds of the best test accuracy of any
 epoch, as in the paper; the accuracy of the last epoch, which nobody chose on test images, stands in brackets. Runs are
-rows of ``results/cifar_runs.parquet`` (see benchmarks/cifar), the searches lines of ``results/cifar_searches.jsonl``.
+rows of ``results/cifar_runs.parquet`` (see benchmarks/cifar); those by which settings were chosen are not ``in_table``.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 from matplotlib.figure import Figure
@@ -144,8 +142,8 @@ def against_paper(found: Sequence[Cell]) -> list[str]:
     return sentences
 
 
-def tables(found: Sequence[Cell], runs: pl.DataFrame) -> list[Table]:
-    """The table of the paper, our settings against SGD's, and every run by which settings were chosen."""
+def tables(found: Sequence[Cell]) -> list[Table]:
+    """The table of the paper, and our settings against SGD's."""
     by_name, spreads = _by_name(found), _spreads(found)
     columns = [f"{NAMES[d]} {NAMES[m]}" for d, m in TASKS]
     rows = [[LABELS[preset], *(by_name[d, m, preset].text() for d, m in TASKS)] for preset in LABELS]
@@ -154,25 +152,7 @@ def tables(found: Sequence[Cell], runs: pl.DataFrame) -> list[Table]:
     gaps = [[LABELS[a], LABELS[b], *(_gap(by_name[d, m, a], by_name[d, m, b], spreads[d]) for d, m in TASKS)]
             for a, b in PAIRS]  # fmt: skip
     compared = Table("Differences of medians, in brackets where not significant", ["preset", "less", *columns], gaps)
-    trials = [
-        [f"{NAMES[r['dataset']]} {NAMES.get(r['model'], r['model'])}", LABELS.get(r["preset"], r["preset"]),
-         _settings(r["changed"]), r["split"], r["epochs"], round(r["accuracy"][-1], 2), round(r["train_loss"][-1], 3)]
-        for r in runs.filter(~pl.col("in_table")).iter_rows(named=True)
-    ]  # fmt: skip
-    heads = ["task", "preset", "changed settings", "judged on", "epochs", "accuracy of the last", "training loss"]
-    return [main, compared, Table("Other runs, by which settings were chosen", heads, trials)]
-
-
-def searches(path: Path) -> Table:
-    """What each recorded search chose on validation images."""
-    rows = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
-        record = json.loads(line)
-        best = [t["accuracy"] for t in record["tried"] if t["candidate"] == record["chosen"] and t["accuracy"]]
-        task = f"{NAMES[record['dataset']]} {NAMES.get(record['model'], record['model'])}"
-        label = LABELS.get(record["preset"], record["preset"])
-        rows.append([task, label, len(record["tried"]), record["rounds"][-1], _settings(record["chosen"]), best[-1]])
-    return Table("Searches on validation images", ["task", "preset", "trials", "epochs", "chosen", "accuracy"], rows)
+    return [main, compared]
 
 
 def margins(found: Sequence[Cell]) -> list[str]:
@@ -185,7 +165,7 @@ def margins(found: Sequence[Cell]) -> list[str]:
     ]
 
 
-def section(found: Sequence[Cell], runs: pl.DataFrame, chosen: Table, *, command: str, picture: str) -> Section:
+def section(found: Sequence[Cell], runs: pl.DataFrame, *, command: str, picture: str) -> Section:
     """The table as a section of the report page."""
     verdict, why = judge(found)
     own = runs.filter("in_table")
@@ -195,8 +175,8 @@ def section(found: Sequence[Cell], runs: pl.DataFrame, chosen: Table, *, command
     }
     notes = ["The best of all epochs looks at the test images a hundred times; the last epoch does not.",
              *against_paper(found), *margins(found)]  # fmt: skip
-    return Section("cifar", "CIFAR-10 and CIFAR-100 with MKFAC", CLAIM, verdict, why, made, command,
-                   [*tables(found, runs), chosen], picture, notes)  # fmt: skip
+    title = "CIFAR-10 and CIFAR-100 with MKFAC"
+    return Section("cifar", title, CLAIM, verdict, why, made, command, tables(found), picture, notes)
 
 
 def draw(runs: pl.DataFrame) -> Figure:
@@ -241,8 +221,3 @@ def _gap(mine: Cell, other: Cell, spread: Spread) -> str:
         return ""
     gap = mine.median - other.median
     return f"({gap:+.2f})" if abs(gap) <= spread.margin(mine.seeds, other.seeds) else f"{gap:+.2f}"
-
-
-def _settings(values: str | dict[str, Any]) -> str:
-    given = json.loads(values) if isinstance(values, str) else values
-    return ", ".join(f"{key} {value}" for key, value in given.items()) or "none"

@@ -8,7 +8,6 @@ and predicts nothing; ``held_out`` is the prediction error, with coefficients fr
 
 from __future__ import annotations
 
-import os
 import time
 from typing import Any
 
@@ -21,8 +20,7 @@ from fisherfold.completion.point.problem import CompletionProblem
 from fisherfold.completion.ratings import Ratings, places
 from fisherfold.manifolds.base import Point
 from fisherfold.problems.base import Problem
-from fisherfold.reproduce.plans import FigurePlan, MethodPlan, grid_125
-from fisherfold.reproduce.provenance import OTHER, departure
+from fisherfold.reproduce.plans import FigurePlan, MethodPlan, checksum, grid_125
 
 RANK = 5
 METRICS = {
@@ -30,27 +28,24 @@ METRICS = {
     "refit": "test MSE after a refit",
     "train": "training MSE",
 }
-NOTE = "A refit fits the coefficients to the test ratings themselves: it measures the subspace and predicts nothing"
-HIDDEN = (
-    "a column with at most 5 test ratings is fitted exactly and counts as no error, and a "
-    "column with few training ratings never has to be predicted. Held-out predictions use the training ratings only; "
-    "without a ridge a movie with fewer ratings than the rank gets a nonsensical prediction, and worse at higher rank."
+NOTE = (
+    "A refit fits the coefficients to the test ratings themselves: it measures the subspace and predicts nothing.\n"
+    "Without a ridge a movie with fewer training ratings than the rank gets a nonsensical prediction."
 )
 
 
-def jester(*, folder: str | os.PathLike[str] | None = None) -> FigurePlan:
+def jester() -> FigurePlan:
     """The Jester-1 figure: 100 jokes as samples, 2 ratings of every user held out, 36 #grad/N."""
-    return _plan("jester", "Jester-1, rank 5", "jester1", folder, per_user=2, batch=1, budget=36, steps=(0.05,))
+    return _plan("jester", "Jester-1, rank 5", "jester1", per_user=2, batch=1, budget=36, steps=(0.05,))
 
 
-def movielens(*, folder: str | os.PathLike[str] | None = None) -> FigurePlan:
+def movielens() -> FigurePlan:
     """The MovieLens-1M figure: 3952 movies as samples, 10 ratings of every user held out, 30 #grad/N.
 
     RNGD tries step 2 (the released script) and 0.05 (the text, which fits batch 1).
     """
-    steps = (2.0, 0.05)
     return _plan(
-        "movielens", "MovieLens-1M, rank 5", "movielens1m", folder, per_user=10, batch=50, budget=30, steps=steps
+        "movielens", "MovieLens-1M, rank 5", "movielens1m", per_user=10, batch=50, budget=30, steps=(2.0, 0.05)
     )
 
 
@@ -63,10 +58,9 @@ def hold_out(rows: NDArray[Any], per_row: int, seed: int) -> NDArray[np.bool_]:
 def split(data: datasets.Ratings, per_user: int, seed: int) -> tuple[Ratings, Ratings]:
     """Training and held-out ratings in float64."""
     held = hold_out(data.rows, per_user, seed)
-    parts = (
+    train, test = (
         Ratings(data.rows[p], data.cols[p], data.values[p], data.shape, dtype=torch.float64) for p in (~held, held)
     )
-    train, test = parts
     return train, test
 
 
@@ -105,18 +99,9 @@ def _errors(
 
 
 def _plan(
-    name: str,
-    title: str,
-    dataset: str,
-    folder: str | os.PathLike[str] | None,
-    *,
-    per_user: int,
-    batch: int,
-    budget: int,
-    steps: tuple[float, ...],
+    name: str, title: str, dataset: str, *, per_user: int, batch: int, budget: int, steps: tuple[float, ...]
 ) -> FigurePlan:
-    data = datasets.load_ratings(dataset, folder=folder)
-    other, departs = departure(dataset, data.rows, data.cols, data.values, folder=folder)
+    data = datasets.load_ratings(dataset)
 
     def make(seed: int) -> tuple[Problem, Point]:
         train, test = split(data, per_user, seed)
@@ -136,6 +121,6 @@ def _plan(
             curve=lambda seed: default_curve(data, per_user, seed),
         ),
     )  # fmt: skip
-    settings = {"rank": RANK, "per_user": per_user, "batch": batch, "ratings": len(data.values), "orientation": "users"}
-    title, note = title + OTHER * bool(departs), f"{NOTE}. {departs}" if departs else NOTE
-    return FigurePlan(name, title, make, methods, budget, METRICS, {**settings, **other}, note)
+    settings = {"rank": RANK, "per_user": per_user, "batch": batch, "ratings": len(data.values), "orientation": "users",
+                "data": checksum(data.rows, data.cols, data.values)}  # fmt: skip
+    return FigurePlan(name, title, make, methods, budget, METRICS, settings, NOTE)

@@ -14,7 +14,7 @@ import json
 import math
 import re
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -27,14 +27,13 @@ from matplotlib.figure import Figure
 from fisherfold._version import __version__
 from fisherfold.files import make_folder, write_atomically
 from fisherfold.plain import counted, finite
+from fisherfold.progress import track
 from fisherfold.reproduce.plans import FigurePlan, MethodPlan
 from fisherfold.reproduce.workers import Workers
 from fisherfold.solvers import minimize
 from fisherfold.solvers.stopping import GradientNorm
 from fisherfold.threads import one_thread
 
-Say = Callable[[str], None]
-Tick = Callable[[int, int], None]
 AXES = {
     "paper_grads": "#grad/N as counted in the paper",
     "true_grads": "sample gradients evaluated / N",
@@ -42,7 +41,6 @@ AXES = {
 }
 # colours that stay apart for colour-blind readers, and a marker each
 _STYLES = (("#000000", "<"), ("#0072b2", "o"), ("#d55e00", "s"), ("#009e73", "^"), ("#cc79a7", "D"), ("#e69f00", "v"))
-_COUNTS = frozenset({"loss", "seconds", "paper_grads", "true_grads"})  # in every row of a run
 
 
 @dataclass(frozen=True)
@@ -54,14 +52,6 @@ class Run:
     seed: int
     status: str
     rows: list[dict[str, float]]
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> Run:
-        """The run that a record holds."""
-        run = cls(**content)
-        if not run.rows or not all(isinstance(row, dict) and row.keys() >= _COUNTS for row in run.rows):
-            raise ValueError(f"rows must be a list of points with {sorted(_COUNTS)}")
-        return run
 
     def last(self, column: str) -> float:
         """The final value of a column, infinite if the run diverged."""
@@ -90,15 +80,6 @@ class FigureResult:
             rows.append(row)
         return rows
 
-    def claim(self, column: str) -> dict[str, Any]:
-        """How often the first method ends lowest of the paper's in a column, and by how much."""
-        first, *others = (self.runs[method.label] for method in self.plan.methods if method.paper)
-        gaps = [run.last(column) - min(o[i].last(column) for o in others) for i, run in enumerate(first)]
-        return {
-            "column": column, "lowest_in": sum(gap < 0 for gap in gaps), "seeds": len(gaps),
-            "gap": statistics.fmean(gaps), "gap_sd": deviation(gaps),
-        }  # fmt: skip
-
     def summary(self) -> dict[str, Any]:
         """Everything but the curves, for JSON."""
         search = {
@@ -108,7 +89,7 @@ class FigureResult:
         return {
             "figure": self.plan.name, "title": self.plan.title, "version": __version__, "budget": self.plan.budget,
             "settings": dict(self.plan.settings), "note": self.plan.note, "seeds": list(self.seeds),
-            "methods": self.table(), "claims": [self.claim(c) for c in self.plan.metrics], "search": search,
+            "methods": self.table(), "search": search,
         }  # fmt: skip
 
 
@@ -134,35 +115,35 @@ def band(runs: Sequence[Run], x: str, y: str) -> tuple[list[float], list[float],
     return positions, medians, least, greatest
 
 
+Wanted = tuple[int, float | None, int]  # the place of a method in the plan, its step, a seed
+
+
 class Runner:
-    """Makes runs of a plan one at a time, records each, and reads what is recorded."""
+    """Makes runs of a plan, records each, and reads those that are recorded."""
 
-    def __init__(self, plan: FigurePlan, record: Path, fresh: bool = False, say: Say = lambda _: None) -> None:
-        self.plan, self.record, self.fresh, self.say = plan, record, fresh, say
-        self.made: dict[str, Run] = {}
+    def __init__(self, plan: FigurePlan, folder: Path) -> None:
+        self.plan, self.folder = plan, folder
         self.problems: dict[int, Any] = {}
+        make_folder(folder)
 
-    def run(self, method: MethodPlan, step: float | None, seed: int) -> Run:
+    def known(self, wanted: Wanted) -> Run | None:
+        """The run if it is recorded; one that was cut short is not."""
+        with suppress(FileNotFoundError, ValueError, KeyError, TypeError):
+            return Run(**json.loads(self._file(wanted).read_bytes())["run"])
+        return None
+
+    def run(self, wanted: Wanted) -> Run:
         """One run, read if it is recorded."""
-        if (found := self.known(method, step, seed)) is not None:
+        if (found := self.known(wanted)) is not None:
             return found
-        self.say(f"{method.label}  step {'-' if step is None else f'{step:g}'}  seed {seed}")
         with one_thread() if self.plan.one_thread else nullcontext():
-            run = self._make(method, step, seed)
-        self.made[self._key(method, step, seed)] = run
-        content = {"settings": self._settings(method, step, seed), "run": asdict(run)}
-        write_atomically(self._file(method, step, seed), json.dumps(content).encode())
+            run = self._make(*wanted)
+        content = {"settings": self._settings(wanted), "run": asdict(run)}
+        write_atomically(self._file(wanted), json.dumps(content).encode())
         return run
 
-    def known(self, method: MethodPlan, step: float | None, seed: int, *, anew: bool = False) -> Run | None:
-        """The run if it was made or recorded before; ``anew`` trusts the record even if all is to be made again."""
-        key = self._key(method, step, seed)
-        if key not in self.made and (anew or not self.fresh):
-            with suppress(FileNotFoundError, ValueError, KeyError, TypeError):  # a damaged record is made again
-                self.made[key] = Run.from_json(json.loads(self._file(method, step, seed).read_bytes())["run"])
-        return self.made.get(key)
-
-    def _make(self, method: MethodPlan, step: float | None, seed: int) -> Run:
+    def _make(self, place: int, step: float | None, seed: int) -> Run:
+        method = self.plan.methods[place]
         if method.curve is not None:
             return Run(method.label, step, seed, "converged", method.curve(seed))
         if seed not in self.problems:
@@ -179,79 +160,64 @@ class Runner:
         ]
         return Run(method.label, step, seed, result.status, rows)
 
-    def _settings(self, method: MethodPlan, step: float | None, seed: int) -> dict[str, Any]:
+    def _settings(self, wanted: Wanted) -> dict[str, Any]:
+        (place, step, seed), plan = wanted, self.plan
+        method = plan.methods[place]
         options = {name: str(value) for name, value in sorted(method.options.items())}
         return {
-            "figure": self.plan.name, "version": __version__, "budget": self.plan.budget, "method": method.method,
-            "options": options, "step": step, "seed": seed, "plan": dict(self.plan.settings),
+            "figure": plan.name, "version": __version__, "budget": plan.budget, "method": method.method,
+            "options": options, "step": step, "seed": seed, "plan": dict(plan.settings),
         }  # fmt: skip
 
-    def _key(self, method: MethodPlan, step: float | None, seed: int) -> str:
-        text = json.dumps(self._settings(method, step, seed), sort_keys=True)
-        label = re.sub(r"[^a-z0-9]+", "-", method.label.lower()).strip("-")
-        return f"{label}-{seed}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-
-    def _file(self, method: MethodPlan, step: float | None, seed: int) -> Path:
-        return self.record / f"{self._key(method, step, seed)}.json"
+    def _file(self, wanted: Wanted) -> Path:
+        text = json.dumps(self._settings(wanted), sort_keys=True)
+        label = re.sub(r"[^a-z0-9]+", "-", self.plan.methods[wanted[0]].label.lower()).strip("-")
+        return self.folder / f"{label}-{wanted[2]}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
 
 
-def run_figure(
-    source: Callable[[], FigurePlan],
-    folder: Path,
-    *,
-    seeds: int = 5,
-    jobs: int = 1,
-    fresh: bool = False,
-    say: Say = lambda _: None,
-    tick: Tick = lambda _done, _total: None,
-) -> FigureResult:
-    """Search the steps and run every method on every seed."""
-    plan, record = source(), folder / "runs"
-    make_folder(record)
-    runner = Runner(plan, record, fresh, say)
-    searching = [m for m in plan.methods if len(m.steps) > 1]
-    decades = {m.label: [s for s in m.steps if _is_decade(s)] or list(m.steps) for m in searching}
-    # around the best decade there are at most four more steps of a 1-2-5 grid
-    bound = sum(len(steps) + 4 for steps in decades.values()) + seeds * len(plan.methods)
+def run_figure(source: Callable[[], FigurePlan], folder: Path, *, seeds: int = 5, jobs: int = 1) -> FigureResult:
+    """Search the steps and run every method on every seed; ``source`` makes the plan, in every process."""
+    with track("reading the data") as line, Workers(jobs) as workers:
+        plan = source()
+        runner = Runner(plan, folder / "runs")
+        places = range(len(plan.methods))
+        searching = [p for p in places if len(plan.methods[p].steps) > 1]
+        decades = {p: [s for s in plan.methods[p].steps if _is_decade(s)] for p in searching}
+        decades = {p: found or list(plan.methods[p].steps) for p, found in decades.items()}
+        # around the best decade there are at most four more steps of a 1-2-5 grid
+        bound = sum(len(steps) + 4 for steps in decades.values()) + seeds * len(places)
+        line.update(0, total=bound, what=plan.title)
 
-    def make(wanted: Iterable[tuple[MethodPlan, float | None, int]]) -> None:
-        missing = list({runner._key(*w): w for w in wanted if runner.known(*w) is None}.values())
-        done = len(runner.made)
-        if jobs == 1 or len(missing) < 2:
-            for count, each in enumerate(missing, start=1):
-                runner.run(*each)
-                tick(min(done + count, bound), bound)
-            return
-        places = [(plan.methods.index(method), step, seed) for method, step, seed in missing]
-        work = partial(_run_place, source, record, fresh)
-        for count, ((index, step, seed), _) in enumerate(workers.each(work, places), start=1):
-            runner.known(plan.methods[index], step, seed, anew=True)
-            say(f"{plan.methods[index].label}  seed {seed} done")
-            tick(min(done + count, bound), bound)
+        def make(wanted: Sequence[Wanted]) -> list[tuple[int, Run]]:
+            missing = [w for w in wanted if runner.known(w) is None]
+            line.update(line.done + len(wanted) - len(missing))
+            one = partial(_run_one, source, folder / "runs")
+            for _ in workers.each(one, missing) if jobs > 1 else map(runner.run, missing):
+                line.advance()
+            return [(w[0], runner.run(w)) for w in wanted]
 
-    with Workers(jobs) as workers:
-        make((m, step, 0) for m in searching for step in decades[m.label])
-        searched = {m.label: [runner.run(m, step, 0) for step in decades[m.label]] for m in searching}
-        near = [(m, step, 0) for m in searching for step in _near(m, decades[m.label], _best(searched[m.label]))]
-        make(near)
-        for method, step, seed in near:
-            searched[method.label].append(runner.run(method, step, seed))
-        chosen = {m.label: next(iter(m.steps), None) for m in plan.methods}
-        chosen |= {label: _best(runs) for label, runs in searched.items()}
-        make((m, chosen[m.label], seed) for seed in range(seeds) for m in plan.methods)
-        runs = {m.label: [runner.run(m, chosen[m.label], seed) for seed in range(seeds)] for m in plan.methods}
-    tick(bound, bound)
-    return FigureResult(plan, tuple(range(seeds)), searched, runs)
+        searched: dict[int, list[Run]] = {p: [] for p in searching}
+        for place, run in make([(p, step, 0) for p in searching for step in decades[p]]):
+            searched[place].append(run)
+        near = {p: _near(plan.methods[p], decades[p], _best(searched[p])) for p in searching}
+        for place, run in make([(p, step, 0) for p in searching for step in near[p]]):
+            searched[place].append(run)
+        chosen = {p: _best(searched[p]) if p in searched else next(iter(plan.methods[p].steps), None) for p in places}
+        found = [run for _, run in make([(p, chosen[p], seed) for p in places for seed in range(seeds)])]
+    labels = [method.label for method in plan.methods]
+    return FigureResult(
+        plan, tuple(range(seeds)), {labels[p]: runs for p, runs in searched.items()},
+        {labels[p]: found[seeds * p : seeds * (p + 1)] for p in places},
+    )  # fmt: skip
 
 
 _runners: dict[Path, Runner] = {}  # of a worker process
 
 
-def _run_place(source: Callable[[], FigurePlan], record: Path, fresh: bool, place: tuple[int, Any, int]) -> None:
-    if record not in _runners:
-        _runners[record] = Runner(source(), record, fresh)
-    runner, (index, step, seed) = _runners[record], place
-    runner.run(runner.plan.methods[index], step, seed)
+def _run_one(source: Callable[[], FigurePlan], folder: Path, wanted: Wanted) -> None:
+    if folder not in _runners:
+        _runners[folder] = Runner(source(), folder)
+    _runners[folder].run(wanted)
 
 
 def draw(result: FigureResult) -> Figure:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import quote
 
 from fisherfold._version import __version__
 from fisherfold.files import make_folder, write_atomically
@@ -20,7 +20,7 @@ from fisherfold.html import document, image, text
 from fisherfold.html import table as html_table
 from fisherfold.plain import finite
 
-Verdict = Literal["holds", "holds partly", "does not hold", "no claim", "not run", "data not found"]
+Verdict = Literal["holds", "holds partly", "does not hold", "not run", "data not found"]
 TITLE = "Riemannian natural gradient methods, reproduced"
 LEAD = (
     "Each experiment and theorem of the paper run again: its claim, our figures over several seeds, and a verdict that "
@@ -53,7 +53,6 @@ class Section:
     tables: Sequence[Table] = ()
     picture: str = ""
     notes: Sequence[str] = ()
-    files: Sequence[str] = ()
 
     def save(self, path: Path) -> None:
         """Write the section as JSON."""
@@ -61,42 +60,32 @@ class Section:
         write_atomically(path, json.dumps(finite(asdict(self)), allow_nan=False).encode())
 
     @classmethod
-    def load(cls, path: Path) -> Section:
-        """Read what ``save`` wrote."""
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-            return cls(**{**content, "tables": tuple(Table(**table) for table in content["tables"])})
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path} is not a section of a report ({error}); delete it and run again") from None
+    def load(cls, path: Path) -> Section | None:
+        """Read what ``save`` wrote; None if it is not there, or damaged."""
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            content = json.loads(path.read_bytes())
+            return cls(**{**content, "tables": [Table(**table) for table in content["tables"]]})
+        return None
 
 
 def write_page(sections: Sequence[Section], folder: Path, rules: Sequence[str]) -> Path:
     """Write ``index.html``; pictures of the sections are read below the folder."""
     make_folder(folder)
     target = folder / "index.html"
-    write_atomically(target, _page(sections, folder, rules).encode(errors="replace"))
-    return target
-
-
-def _page(sections: Sequence[Section], folder: Path, rules: Sequence[str]) -> str:
     style = resources.files("fisherfold.reproduce").joinpath("page.css").read_text(encoding="utf-8")
-    overview = "".join(
-        f'<tr><td><a href="#{text(s.name)}">{text(s.title)}</a></td><td>{_badge(s)}</td>'
-        f"<td>{text(s.claim)}</td></tr>"
-        for s in sections
-    )
+    rows = [(f'<a href="#{text(s.name)}">{text(s.title)}</a>', _badge(s), text(s.claim)) for s in sections]
+    overview = html_table(["experiment", "verdict", "the paper says"], ["text"] * 3, rows, label="Overview")
     terms = "".join(f"<li>{text(rule)}</li>" for rule in rules)
     body = "\n".join(_section(section, folder) for section in sections)
-    found = f"""<header><h1>{TITLE}</h1><p>{LEAD}</p></header>
+    page = f"""<header><h1>{TITLE}</h1><p>{LEAD}</p></header>
 <main>
-<section id="overview"><h2>Overview</h2><div class="scroll"><table class="overview" aria-label="Overview"><thead>
-<tr><th scope="col">experiment</th><th scope="col">verdict</th><th scope="col">the paper says</th></tr></thead>
-<tbody>{overview}</tbody></table></div>
+<section class="overview"><h2>Overview</h2>{overview}
 <details><summary>Terms, and how the verdicts are computed</summary><ul>{terms}</ul></details></section>
 {body}
 </main>
 <footer><p>Written by fisherfold {text(__version__)}.</p></footer>"""
-    return document(TITLE, style, found)
+    write_atomically(target, document(TITLE, style, page).encode(errors="replace"))
+    return target
 
 
 def _badge(section: Section) -> str:
@@ -105,23 +94,16 @@ def _badge(section: Section) -> str:
 
 def _section(section: Section, folder: Path) -> str:
     parts = [f"<h2>{text(section.title)} {_badge(section)}</h2>", f'<p class="claim">{text(section.claim)}</p>']
-    if section.why:
-        parts.append(f'<ul class="why">{"".join(f"<li>{text(reason)}</li>" for reason in section.why)}</ul>')
-    file = folder / section.picture
-    if section.picture and file.is_file():
-        source = image(file.read_bytes())
+    parts.append(f"<ul>{''.join(f'<li>{text(reason)}</li>' for reason in section.why)}</ul>")
+    if section.picture:
+        source = image((folder / section.picture).read_bytes())
         parts.append(f'<div class="scroll picture"><img alt="{text(section.title)}" src="{source}"></div>')
     parts += [_table(table, folded=i > 0) for i, table in enumerate(section.tables) if table.rows]
     parts += [f'<p class="note">{text(note)}</p>' for note in section.notes]
-    if section.settings:
-        pairs = "".join(f"<dt>{text(k)}</dt><dd>{text(_plain(v))}</dd>" for k, v in section.settings.items())
+    pairs = "".join(f"<dt>{text(k)}</dt><dd>{text(_plain(v))}</dd>" for k, v in section.settings.items())
+    if pairs:
         parts.append(f"<details><summary>Settings</summary><dl>{pairs}</dl></details>")
-    if section.files:
-        links = ", ".join(f'<a href="{text(quote(file))}">{text(file)}</a>' for file in section.files)
-        parts.append(f'<p class="files">Raw tables: {links}</p>')
-    if section.command:
-        verb = "To run it" if section.verdict in {"not run", "data not found"} else "To repeat it"
-        parts.append(f'<p class="command">{verb}: <code>{text(section.command)}</code></p>')
+    parts.append(f'<p class="command">To run it: <code>{text(section.command)}</code></p>')
     return f'<section id="{text(section.name)}">\n' + "\n".join(parts) + "\n</section>"
 
 

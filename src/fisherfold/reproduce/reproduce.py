@@ -1,205 +1,221 @@
-"""Everything that ``fisherfold reproduce`` runs: each experiment by name, its files, its section, and the page.
+"""Everything that ``fisherfold reproduce`` runs: each experiment by name, its claim, its section, and the page.
 
-An experiment leaves its raw tables, its recorded runs and one section file; the page is made from the section files, so
-that every command refreshes it and nothing has to be run twice. A sketch (``quick``) lies in a folder of its own: the
-page shows it only until the whole experiment has been run.
+An experiment leaves tables, recorded runs and one section file; the page is made from the section files, so that every
+command refreshes it and nothing has to be run twice. A sketch (``quick``) has a folder and a page of its own.
 """
 
 from __future__ import annotations
 
 import json
 import shlex
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
 
+from fisherfold._version import __version__
 from fisherfold.files import make_folder, write_atomically
+from fisherfold.plain import counted
+from fisherfold.progress import track
 from fisherfold.reproduce import cifar, completion, subspace
-from fisherfold.reproduce.figures import FigureResult, Say, Tick, png, run_figure, write_figure
-from fisherfold.reproduce.page import Section, Verdict, write_page
+from fisherfold.reproduce.figures import FigureResult, png, run_figure, write_figure
+from fisherfold.reproduce.page import Section, Table, Verdict, write_page
 from fisherfold.reproduce.plans import FigurePlan
-from fisherfold.reproduce.sections import CLAIMS, THEORY_CLAIMS, figure_section, theory_section
-from fisherfold.reproduce.theory import Part, Settings
-from fisherfold.reproduce.theory.records import SUMMARY, run_recorded
-from fisherfold.reproduce.theory.report import files_of
-from fisherfold.reproduce.verdicts import RULES
+from fisherfold.reproduce.theory import PARTS, Settings, chosen
+from fisherfold.reproduce.theory.report import Part, write_part
+from fisherfold.reproduce.verdicts import RULES, Kind, compare, judge, true_count
+from fisherfold.reproduce.workers import Workers
 
-FIGURES: dict[str, Callable[..., FigurePlan]] = {
-    "jester": completion.jester,
-    "movielens": completion.movielens,
-    "school": subspace.school,
-    "sarcos": subspace.sarcos,
-}
+FIGURES: dict[str, Callable[[], FigurePlan]] = {
+    "jester": completion.jester, "movielens": completion.movielens, "school": subspace.school, "sarcos": subspace.sarcos
+}  # fmt: skip
 NAMES = (*FIGURES, "cifar", "theory")
-TITLES = {"jester": "Jester-1, rank 5", "movielens": "MovieLens-1M, rank 5", "school": "School, 139 tasks",
-          "sarcos": "Sarcos, 7 tasks", "cifar": "CIFAR-10 and CIFAR-100 with MKFAC"}  # fmt: skip
-_MOST_JOBS = 256  # each is a process that imports torch
-ORDER = (*FIGURES, "cifar", *(f"theory-{part}" for part in THEORY_CLAIMS))
+FASTEST = "RNGD converges fastest of the four methods, in training and in test error."
+KINDS: dict[str, Kind] = {"jester": "fastest", "movielens": "fastest", "school": "lowest", "sarcos": "lowest"}
+CLAIMS = {
+    "jester": FASTEST, "movielens": FASTEST,
+    "school": "RNGD ends at the point with the lowest error of the four methods.",
+    "sarcos": "RNGD ends at the point with the lowest error of the four methods, by a wide margin.",
+    "cifar": cifar.CLAIM,
+    "theory-metric": "The RFIM is the metric of the Kullback-Leibler divergence, to third order along a second-order "
+    "retraction, and the natural direction is the steepest one (Theorem 1).",
+    "theory-global": "Along Algorithm 1 with stochastic estimates the gradient tends to zero.",
+    "theory-rates": "On the two-layer network RNGD converges linearly with factor 1 - t/2, and quadratically at t = 1.",
+    "theory-stability": "The Jacobian of a wide two-layer network moves little around its random start.",
+    "theory-invariance": "Behind a normalisation the gradient of a row is orthogonal to the row, and RFIM = FIM.",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Options:
-    """How the experiments are run."""
+    """How the experiments are run; ``output`` holds the page, a sketch goes into a folder below."""
 
     quick: bool = False
     seeds: int = 5
     jobs: int = 1
     output: Path = Path("report")
-    fresh: bool = False
-    device: str = "cpu"
-    parts: tuple[str, ...] = ()
-    sarcos_file: Path | None = None
-    say: Say = field(default=lambda _: None)
-    tick: Tick = field(default=lambda _done, _total: None)
 
     def __post_init__(self) -> None:
-        if self.seeds < 1:
-            raise ValueError(f"seeds must be at least 1, got {self.seeds}")
-        if not 1 <= self.jobs <= _MOST_JOBS:
-            raise ValueError(f"jobs must be from 1 to {_MOST_JOBS}, got {self.jobs}")
+        if self.seeds < 1 or self.jobs < 1:
+            raise ValueError(f"seeds and jobs must be at least 1, got {self.seeds} and {self.jobs}")
         if self.output.exists() and not self.output.is_dir():
             raise ValueError(f"output must be a folder, {self.output} is a file")
-        if self.sarcos_file is not None and not self.sarcos_file.is_file():
-            raise FileNotFoundError(f"sarcos_file must be the file sarcos_inv.mat, there is no file {self.sarcos_file}")
 
-    def folder(self, name: str) -> Path:
-        """Where the files of an experiment go."""
-        return (self.output / "quick" if self.quick else self.output) / name
+    @property
+    def folder(self) -> Path:
+        """Where the page of these runs goes."""
+        return self.output / "quick" if self.quick else self.output
 
     def command(self, name: str) -> str:
-        """What to type to repeat an experiment, or to go on with it."""
-        words = ["fisherfold", "reproduce", name]
+        """What to type to run an experiment."""
+        kind, _, part = name.partition("-")
+        words = ["fisherfold", "reproduce", kind, *(["--part", part] if part else [])]
         if name != "cifar":  # which runs nothing
-            words += ["--quick"] if self.quick else []
+            words += ["--quick"] * self.quick
             words += ["--seeds", str(self.seeds)] if self.seeds != Options.seeds else []
-            words += ["--jobs", str(self.jobs)] if self.jobs != Options.jobs else []
         words += ["--output", str(self.output)] if self.output != Options.output else []
-        if name in {"all", "sarcos"} and self.sarcos_file is not None:
-            words += ["--sarcos-file", str(self.sarcos_file)]
-        if name in {"all", "theory"} and self.device != Options.device:
-            words += ["--device", self.device]
-        if name == "theory":
-            words += [word for part in self.parts for word in ("--part", part)]
         return shlex.join(words)
 
-
-class Reproduced(NamedTuple):
-    """What a figure left behind."""
-
-    result: FigureResult
-    files: dict[str, Path]
-    more: dict[str, str]
-    section: Section
+    def section_file(self, name: str) -> Path:
+        """Where the section of an experiment is kept."""
+        return self.folder / "sections" / f"{name}.json"
 
 
-def reproduce_figure(name: str, options: Options) -> Reproduced:
-    """Run a four-method figure, write its files and its section."""
-    folder = options.folder(name)
-    source = partial(make_plan, name, options.quick, options.sarcos_file)
+def reproduce_figure(name: str, options: Options) -> Section:
+    """Run a four-method figure; write its files and its section."""
     seeds = min(options.seeds, 2) if options.quick else options.seeds
-    more = {"what refit hides": completion.HIDDEN} if name in {"jester", "movielens"} else {}
-    result = run_figure(
-        source, folder, seeds=seeds, jobs=options.jobs, fresh=options.fresh, say=options.say, tick=options.tick
-    )
-    files = write_figure(result, folder)
-    picture = files["png"].relative_to(options.output).as_posix()
-    section = figure_section(result, command=options.command(name), picture=picture, more=more)
-    section.save(_section_file(options.output, name, options.quick))
-    return Reproduced(result, files, more, section)
+    folder = options.folder / name
+    result = run_figure(partial(make_plan, name, options.quick), folder, seeds=seeds, jobs=options.jobs)
+    write_figure(result, folder)
+    section = figure_section(result, command=options.command(name))
+    section.save(options.section_file(name))
+    return section
 
 
-def make_plan(name: str, quick: bool, sarcos_file: Path | None = None) -> FigurePlan:
+def make_plan(name: str, quick: bool) -> FigurePlan:
     """The plan of a figure."""
-    plan = FIGURES[name](**({"sarcos_file": sarcos_file} if name == "sarcos" else {}))
+    plan = FIGURES[name]()
     return plan.quick() if quick else plan
 
 
-def reproduce_theory(options: Options) -> tuple[list[Part], dict[str, str]]:
-    """Run the theory, write its files and a section per part."""
-    folder = options.folder("theory")
-    settings = Settings(quick=options.quick, seeds=options.seeds, device=options.device, say=options.say)
-    parts = run_recorded(
-        settings, folder, only=options.parts, fresh=options.fresh, jobs=options.jobs, tick=options.tick
+def figure_section(result: FigureResult, *, command: str = "") -> Section:
+    """A four-method figure as a section."""
+    plan = result.plan
+    paper, true = (
+        [compare(result, c, KINDS[plan.name], true=count) for c in plan.metrics] for count in (False, True)
     )
-    files = {name: str(file) for part in parts for name, file in files_of(part.name, folder).items()}
-    files[SUMMARY] = str(folder / SUMMARY)
-    shown = {"quick": options.quick, "seeds": options.seeds, "device": options.device}
-    for part in parts:
-        command = replace(options, parts=(part.name,)).command("theory")
-        section = theory_section(part, command=command, folder=folder.relative_to(options.output), settings=shown)
-        section.save(_section_file(options.output, section.name, options.quick))
-    return parts, files
+    why = [c.sentence(plan.metrics[c.column], plan.methods[0].label) for c in paper]
+    settings = {**plan.settings, "budget (#grad/N, the paper's count)": plan.budget, "seeds": len(result.seeds),
+                "version": __version__}  # fmt: skip
+    return Section(
+        plan.name, plan.title, CLAIMS[plan.name], judge(paper, true), [*why, true_count(result, true)], settings,
+        command, [_final_table(result), _search_table(result)], f"{plan.name}/{plan.name}.png",
+        plan.note.splitlines(),
+    )  # fmt: skip
 
 
-def reproduce_cifar(options: Options, results: Path = cifar.RESULTS) -> tuple[dict[str, Any], Section, dict[str, Path]]:
+def reproduce_theory(options: Options, parts: tuple[str, ...] = ()) -> list[Section]:
+    """Measure the parts of the theory that are not there yet; write their files and sections."""
+    settings = Settings(quick=options.quick, seeds=options.seeds)
+    shown = {"quick": options.quick, "seeds": options.seeds, "version": __version__}
+    names = chosen(parts)
+    files = {name: options.section_file(f"theory-{name}") for name in names}
+    missing = [n for n in names if (found := Section.load(files[n])) is None or found.settings != shown]
+    with track("theory", len(names)) as line, Workers(options.jobs) as workers:
+        line.update(len(names) - len(missing))
+        one = partial(_measure, settings, options.folder / "theory")
+        for part in workers.each(one, missing) if options.jobs > 1 else map(one, missing):
+            theory_section(part, shown, options.command(f"theory-{part.name}")).save(files[part.name])
+            line.advance()
+    return [section for name in names if (section := Section.load(files[name])) is not None]
+
+
+def _measure(settings: Settings, folder: Path, name: str) -> Part:
+    part = PARTS[name](settings)
+    write_part(part, folder)
+    return replace(part, figure=None)
+
+
+def theory_section(part: Part, settings: dict[str, object], command: str = "") -> Section:
+    """One part of the theory as a section."""
+    seen = Counter(str(finding.verdict) for finding in part.findings)
+    words = {
+        "holds": ("holds", "hold"), "partly": ("holds with a restriction", "hold with a restriction"),
+        "fails": ("does not hold", "do not hold"),
+    }  # fmt: skip
+    counts = ", ".join(counted(seen[verdict], *word) for verdict, word in words.items() if seen[verdict])
+    why = [f"Of {counted(len(part.findings), 'statement')} {counts}."]
+    why += [f"Does not hold: {f.name} (measured {_number(f.measured)})." for f in part.findings if f.verdict == "fails"]
+    rows = [[f.name, f.predicted, f.measured, f.verdict, f.note] for f in part.findings]
+    table = Table("Findings", ["statement", "predicted", "measured", "verdict", "how it was measured"], rows)
+    verdict: Verdict = "holds partly"
+    if len(seen) == 1 and "partly" not in seen:
+        verdict = "holds" if "holds" in seen else "does not hold"
+    name = f"theory-{part.name}"
+    return Section(
+        name, f"Theory: {part.title}", CLAIMS[name], verdict, why, settings, command, [table],
+        f"theory/{part.name}.png", [part.sentence],
+    )  # fmt: skip
+
+
+def reproduce_cifar(options: Options, results: Path = cifar.RESULTS) -> Section:
     """Assemble the CIFAR table from recorded runs, write its files and its section; training is in benchmarks/cifar."""
     runs = cifar.read_runs(results)
-    found, chosen = cifar.cells(runs), cifar.searches(results.with_name("cifar_searches.jsonl"))
-    folder = make_folder(options.folder("cifar"))
-    files = {kind: folder / f"cifar.{kind}" for kind in ("png", "json")}
-    write_atomically(files["png"], png(cifar.draw(runs)))
-    facts = {"cells": [asdict(cell) for cell in found], "claim": cifar.CLAIM}
-    write_atomically(files["json"], json.dumps(facts, indent=1).encode())
-    command = options.command("cifar") + (f" --results {shlex.quote(str(results))}" * (results != cifar.RESULTS))
-    picture = files["png"].relative_to(options.output).as_posix()
-    section = cifar.section(found, runs, chosen, command=command, picture=picture)
-    section.save(_section_file(options.output, "cifar"))
-    return facts | {"verdict": section.verdict, "why": list(section.why)}, section, files
+    found = cifar.cells(runs)
+    folder = make_folder(options.folder / "cifar")
+    write_atomically(folder / "cifar.png", png(cifar.draw(runs)))
+    write_atomically(folder / "cifar.json", json.dumps([asdict(cell) for cell in found], indent=1).encode())
+    section = cifar.section(found, runs, command=options.command("cifar"), picture="cifar/cifar.png")
+    section.save(options.section_file("cifar"))
+    return section
 
 
 def mark_missing(name: str, hint: str, options: Options) -> None:
     """Let the page say that the data of an experiment were not found, unless it has results from before."""
-    if _found(options.output, name) is None:
-        _empty(name, "data not found", hint, options.command(name)).save(_section_file(options.output, name))
+    if Section.load(options.section_file(name)) is None:
+        _empty(name, "data not found", hint, options).save(options.section_file(name))
 
 
-def refresh_page(output: Path) -> Path:
-    """Make the page from the sections that are there; what was not run is marked as such."""
-    return write_page(sections(output), output, RULES)
+def sections(options: Options) -> list[Section]:
+    """All sections of the page in its order; what was not run is marked as such."""
+    return [
+        Section.load(options.section_file(name)) or _empty(name, "not run", "It has not been run yet.", options)
+        for name in CLAIMS
+    ]
 
 
-def sections(output: Path) -> list[Section]:
-    """All sections of the page in its order."""
-    shown = []
-    for name in ORDER:
-        found = _found(output, name) or _read(_section_file(output, name))
-        shown.append(_not_run(output, name) if found is None else found)
-    return shown
+def refresh_page(options: Options) -> Path:
+    """Make the page from the sections that are there."""
+    return write_page(sections(options), options.folder, RULES)
 
 
-def _not_run(output: Path, name: str) -> Section:
-    kind, _, part = name.partition("-")
-    command = Options(output=output, parts=(part,) if part else ()).command(kind)
-    damaged = [file for quick in (False, True) if (file := _section_file(output, name, quick)).is_file()]
-    reason = f"{damaged[0]} cannot be read: run it again." if damaged else "It has not been run yet."
-    return _empty(name, "not run", reason, command)
+def _empty(name: str, verdict: Verdict, reason: str, options: Options) -> Section:
+    title = name.replace("-", ": ").capitalize()
+    return Section(name, title, CLAIMS[name], verdict, [reason], {}, options.command(name))
 
 
-def _found(output: Path, name: str) -> Section | None:
-    """The section of an experiment that was run: the whole one before the sketch."""
-    for quick in (False, True):
-        section = _read(_section_file(output, name, quick))
-        if section is not None and section.verdict != "data not found":
-            return section
-    return None
+def _final_table(result: FigureResult) -> Table:
+    metrics = result.plan.metrics
+    heads = [head for label in metrics.values() for head in (label, "± sd")]
+    rows = [
+        [row["method"], row["step"], *(row[name] for metric in metrics for name in (metric, f"{metric}_sd")),
+         row["seconds"], row["paper_grads"], row["true_grads"]]
+        for row in result.table()
+    ]  # fmt: skip
+    over = f", mean and standard deviation over {len(result.seeds)} seeds" if len(result.seeds) > 1 else " of one seed"
+    columns = ["method", "step", *heads, "seconds", "#grad/N (paper)", "#grad/N (true)"]
+    return Table(f"Final figures{over}", columns, rows)
 
 
-def _read(file: Path) -> Section | None:
-    """A section, if there is one: a damaged one must not keep the page from showing all others."""
-    try:
-        return Section.load(file) if file.is_file() else None
-    except ValueError:
-        return None
+def _search_table(result: FigureResult) -> Table:
+    rows = [
+        [label, run.step, run.last("loss"), run.status, "yes" if run.step == result.runs[label][0].step else ""]
+        for label, runs in result.searched.items()
+        for run in sorted(runs, key=lambda run: -(run.step or 0))
+    ]
+    return Table("Step sizes searched on the first seed", ["method", "step", "final loss", "status", "chosen"], rows)
 
 
-def _empty(name: str, verdict: Verdict, reason: str, command: str) -> Section:
-    part = name.removeprefix("theory-")
-    claim = cifar.CLAIM if name == "cifar" else CLAIMS[name][1] if name in CLAIMS else THEORY_CLAIMS[part]
-    title = TITLES.get(name, f"Theory: {part}")
-    return Section(name, title, claim, verdict, [reason], command=command)
-
-
-def _section_file(output: Path, name: str, quick: bool = False) -> Path:
-    return output / "sections" / ("quick" if quick else "") / f"{name}.json"
+def _number(value: float | str) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else value

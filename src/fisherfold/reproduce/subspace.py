@@ -8,7 +8,6 @@ damping are the paper's divided by the number of tasks. The gradient is the pape
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,8 @@ from numpy.typing import NDArray
 
 from fisherfold import datasets
 from fisherfold.manifolds.base import Point
-from fisherfold.plain import counted
 from fisherfold.problems.base import Problem
-from fisherfold.reproduce.plans import FigurePlan, MethodPlan, grid_125
-from fisherfold.reproduce.provenance import OTHER, checksum, departure
+from fisherfold.reproduce.plans import FigurePlan, MethodPlan, checksum, grid_125
 from fisherfold.subspace.problem import SubspaceProblem
 from fisherfold.subspace.tasks import TaskStatistics
 
@@ -37,43 +34,25 @@ STAND_IN = (
 )
 
 
-def school(*, folder: str | os.PathLike[str] | None = None) -> FigurePlan:
+def school() -> FigurePlan:
     """The School figure: 139 schools, 28 features, 72 #grad/N; RNGD steps 5 (the released script) and 4 (the text)."""
-    data = datasets.load_tasks("school", folder=folder)
-    other, note = departure("school", data.X, data.y, data.task, folder=folder)
-    title = "School, 139 tasks" + OTHER * bool(note)
+    data = datasets.load_tasks("school")
     return _plan(
-        "school", title, data.X, data.y, data.task, budget=72, steps=(5.0, 4.0), damping=1e-4,
-        note=note, other=other,
-    )  # fmt: skip
+        "school", "School, 139 tasks", data.X, data.y, data.task, budget=72, steps=(5.0, 4.0), damping=1e-4
+    )
 
 
-def sarcos(
-    *, folder: str | os.PathLike[str] | None = None, sarcos_file: str | os.PathLike[str] | None = None
-) -> FigurePlan:
-    """The Sarcos figure: 7 torques, 21 features, 90 #grad/N."""
-    original = _original_sarcos(folder, sarcos_file)
-    if original is not None:
-        table = datasets.load_sarcos_file(original)
-        X, y, task = datasets.stack_outputs(table)
-        title, note = f"Sarcos, 7 tasks of {counted(len(table.X), 'row', form=',')}", ""
-        other = {"data": checksum(table.X, table.Y)}  # no checksum of that file is known here
+def sarcos() -> FigurePlan:
+    """The Sarcos figure: 7 torques, 21 features, 90 #grad/N; from sarcos_inv.mat if it is in the data folder."""
+    original = Path(os.environ.get("FISHERFOLD_DATA", ".")) / "sarcos_inv.mat"
+    if original.is_file():
+        X, y, task = datasets.stack_outputs(datasets.load_sarcos_file(original))
+        note = ""
     else:
-        data = datasets.load_tasks("sarcos_7x2000", folder=folder)
-        X, y, task = scaled_per_task(data.X, data.task), data.y, data.task
-        other, note = departure("sarcos_7x2000", data.X, data.y, data.task, folder=folder)
-        title, note = "Sarcos, 7 tasks of 2,000 rows" + OTHER * bool(note), f"{STAND_IN} {note}".strip()
-    return _plan("sarcos", title, X, y, task, budget=90, steps=(1.0,), damping=1e-6, note=note, other=other)
-
-
-def _original_sarcos(
-    folder: str | os.PathLike[str] | None, sarcos_file: str | os.PathLike[str] | None
-) -> Path | None:
-    if sarcos_file is not None:
-        return Path(sarcos_file)
-    given = os.environ.get("FISHERFOLD_DATA", "") if folder is None else folder
-    found = Path(given) / "sarcos_inv.mat"
-    return found if given and found.is_file() else None
+        data = datasets.load_tasks("sarcos_7x2000")
+        X, y, task, note = scaled_per_task(data.X, data.task), data.y, data.task, STAND_IN
+    title = f"Sarcos, 7 tasks of {len(y) // 7:,} rows"
+    return _plan("sarcos", title, X, y, task, budget=90, steps=(1.0,), damping=1e-6, note=note)
 
 
 def scaled_per_task(X: NDArray[Any], task: NDArray[Any]) -> NDArray[Any]:
@@ -99,18 +78,9 @@ def split_rows(task: NDArray[Any], seed: int, fraction: float = 0.8) -> tuple[ND
 
 
 def _plan(
-    name: str,
-    title: str,
-    X: NDArray[Any],
-    y: NDArray[Any],
-    task: NDArray[Any],
-    *,
-    budget: int,
-    steps: tuple[float, ...],
-    damping: float,
-    note: str = "",
-    other: Mapping[str, str],
-) -> FigurePlan:
+    name: str, title: str, X: NDArray[Any], y: NDArray[Any], task: NDArray[Any], *, budget: int,
+    steps: tuple[float, ...], damping: float, note: str = "",
+) -> FigurePlan:  # fmt: skip
     n_tasks = int(task.max()) + 1
     tensors = torch.as_tensor(X), torch.as_tensor(y), torch.as_tensor(task, dtype=torch.int64)
 
@@ -121,13 +91,9 @@ def _plan(
     def make(seed: int) -> tuple[Problem, Point]:
         train, test = split_rows(task, seed)
         problem = SubspaceProblem(
-            statistics(train),
-            rank=RANK,
-            ridge=RIDGE,
-            objective="residual",
-            factor_damping=damping / n_tasks,
+            statistics(train), rank=RANK, ridge=RIDGE, objective="residual", factor_damping=damping / n_tasks,
             held_out=statistics(test),
-        )
+        )  # fmt: skip
         return problem, problem.manifold.random_point(generator=torch.Generator().manual_seed(seed))
 
     stochastic: dict[str, Any] = {"batch_size": 1, "sampling": "replacement"}
@@ -140,6 +106,6 @@ def _plan(
     )
     settings = {
         "rank": RANK, "ridge": RIDGE, "damping": damping, "paper_steps": list(steps), "tasks": n_tasks, "rows": len(y),
-        **other,
+        "data": checksum(X, y, task),
     }  # fmt: skip
     return FigurePlan(name, title, make, methods, budget, METRICS, settings, note, one_thread=True)

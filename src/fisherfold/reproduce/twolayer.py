@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -56,20 +56,13 @@ class TwoLayer(Problem):
 
     @classmethod
     def draw(
-        cls,
-        x: Tensor,
-        y: Tensor,
-        width: int,
-        *,
-        generator: torch.Generator,
-        activation: str = "relu",
+        cls, x: Tensor, y: Tensor, width: int, *, generator: torch.Generator, activation: str = "relu",
         likelihood: Likelihood | None = None,
-    ) -> tuple[TwoLayer, Tensor]:
+    ) -> tuple[TwoLayer, Tensor]:  # fmt: skip
         """Draw a network as the paper does: a_j uniform on ±1, θ_j uniform on the sphere."""
-        device = generator.device
-        signs = 2 * torch.randint(2, (width,), generator=generator, device=device).to(x.dtype) - 1
-        problem = cls(x, y, signs.to(x.device), activation=activation, likelihood=likelihood)
-        return problem, problem.manifold.random_point(generator=generator, dtype=x.dtype).to(x.device)
+        signs = 2 * torch.randint(2, (width,), generator=generator).to(x.dtype) - 1
+        problem = cls(x, y, signs, activation=activation, likelihood=likelihood)
+        return problem, problem.manifold.random_point(generator=generator, dtype=x.dtype)
 
     def with_targets(self, y: Tensor) -> TwoLayer:
         """The same network with other targets."""
@@ -116,24 +109,14 @@ class TwoLayer(Problem):
         ambient = weighted.T @ self.inputs - (weighted * units.tau).sum(dim=0)[:, None] * units.normal
         return self.manifold.project(theta, ambient)
 
-    def gram(self, theta: Tensor) -> Tensor:
-        """The Gram matrix J Jᵀ, summed over blocks of units."""
-        inputs = self.inputs
-        total = inputs.new_zeros(len(inputs), len(inputs))
-        products = inputs @ inputs.T
-        for block in self._blocks(len(inputs)):
-            units = self._units(theta[block])
-            p = self._weights(units, block) / units.scale
-            a, b = p * (inputs @ units.normal.T), p * units.tau
-            c = b * torch.linalg.vector_norm(units.normal, dim=1)
-            total += products * (p @ p.T) - a @ b.T - b @ a.T + c @ c.T
-        return total
-
-    def change_gram(self, theta: Tensor, other: Tensor) -> Tensor:
-        """The Gram matrix D Dᵀ of the difference D = J(θ) - J(θ'), free of cancellation."""
+    def gram(self, theta: Tensor, other: Tensor | None = None) -> Tensor:
+        """The Gram matrix J Jᵀ, or D Dᵀ of D = J(θ) - J(θ'), summed over blocks of units."""
+        size = max(1, _BLOCK_ENTRIES // self.inputs.numel())
         total = self.inputs.new_zeros(self.n_samples, self.n_samples)
-        for block in self._blocks(self.n_samples * self.inputs.shape[1]):
-            rows = (self.jacobian(theta, block) - self.jacobian(other, block)).flatten(1)
+        for start in range(0, self.width, size):
+            block = slice(start, start + size)
+            rows = self.jacobian(theta, block)
+            rows = (rows if other is None else rows - self.jacobian(other, block)).flatten(1)
             total += rows @ rows.T
         return total
 
@@ -151,10 +134,6 @@ class TwoLayer(Problem):
     def _weights(self, units: _Units, block: slice = slice(None)) -> Tensor:
         """m^{-1/2} a_j φ'(τ_ij)."""
         return self.slope(units.tau) * (self.signs[block] / math.sqrt(self.width))
-
-    def _blocks(self, entries_per_unit: int) -> Iterator[slice]:
-        size = max(1, _BLOCK_ENTRIES // entries_per_unit)
-        return (slice(start, start + size) for start in range(0, self.width, size))
 
 
 class _Units(NamedTuple):
@@ -225,14 +204,12 @@ class TwoLayerFisher(FisherOperator):
         return self.root[:, None] * self.problem.jacobian(self.point).flatten(1)
 
 
-def balanced_inputs(
-    n_samples: int, dim: int, *, generator: torch.Generator, dtype: torch.dtype = torch.float64
-) -> Tensor:
+def balanced_inputs(n_samples: int, dim: int, *, generator: torch.Generator) -> Tensor:
     """Random inputs as the paper assumes them: unit length, mean zero, covariance of full rank."""
-    x = torch.randn(n_samples, dim, generator=generator, dtype=dtype, device=generator.device)
+    x = torch.randn(n_samples, dim, generator=generator, dtype=torch.float64)
     # each turn moves the points to mean zero and back to the sphere; the mean falls by a constant factor
     for _ in range(1000):
         x = functional.normalize(x - x.mean(dim=0), dim=1)
-        if float(x.mean(dim=0).norm()) < 4 * torch.finfo(dtype).eps:
+        if float(x.mean(dim=0).norm()) < 4 * torch.finfo(x.dtype).eps:
             break
     return x

@@ -33,12 +33,11 @@ class Workers:
     def __exit__(self, *_: object) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def each(self, function: Callable[[T], R], items: Iterable[T]) -> Iterator[tuple[T, R]]:
-        """Call a picklable function on every item; yields each item with its result when its call is done."""
-        calls = {self._pool.submit(function, item): item for item in items}
+    def each(self, function: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+        """Call a picklable function on every item; yields results as they are done."""
         try:
-            for call in as_completed(calls):
-                yield calls[call], call.result()
+            for call in as_completed([self._pool.submit(function, item) for item in items]):
+                yield call.result()
         except BrokenProcessPool:
             raise RuntimeError("a worker process was killed (out of memory?); run again to continue") from None
 

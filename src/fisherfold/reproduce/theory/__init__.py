@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from fisherfold.reproduce.theory import global_convergence, invariance, rates, stability, steepest
-from fisherfold.reproduce.theory.report import Finding, Part, Settings, summary
+from fisherfold.reproduce.theory.report import Finding, Part, Settings
 
 PARTS: dict[str, Callable[[Settings], Part]] = {
     "metric": steepest.part,
@@ -22,7 +22,7 @@ PARTS: dict[str, Callable[[Settings], Part]] = {
     "invariance": invariance.part,
 }
 
-__all__ = ["PARTS", "Finding", "Part", "Settings", "chosen", "run_theory", "summary"]
+__all__ = ["PARTS", "Finding", "Part", "Settings", "chosen", "run_theory"]
 
 
 def chosen(only: Sequence[str]) -> list[str]:

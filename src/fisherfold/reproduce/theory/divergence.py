@@ -10,7 +10,10 @@ because there the gradient does not vanish.
 
 from __future__ import annotations
 
-import math
+import itertools
+from collections.abc import Callable
+from functools import partial
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -22,28 +25,22 @@ from fisherfold.manifolds import Euclidean, Grassmann, Manifold, Oblique, Produc
 from fisherfold.manifolds.base import Point, dot, leaves, scale
 from fisherfold.manifolds.verdict import slope
 from fisherfold.problems import NLLProblem
-from fisherfold.reproduce.theory.report import Finding, Settings, holds_if
+from fisherfold.reproduce.theory.report import Finding, Row, Settings, holds_if, pick
 
 LIKELIHOODS: dict[str, ExponentialFamily] = {
     "gaussian": Gaussian(), "categorical": Categorical(), "bernoulli": Bernoulli(), "poisson": Poisson(),
 }  # fmt: skip
 MANIFOLDS: dict[str, Manifold] = {
-    "euclidean": Euclidean(4, 2),
-    "sphere": Sphere(6),
-    "oblique": Oblique(3, 4),
-    "stiefel": Stiefel(5, 2),
-    "grassmann": Grassmann(5, 2),
-    "product": Product({"frame": Stiefel(4, 2), "row": Sphere(3), "bias": Euclidean(2)}),
-}
+    "euclidean": Euclidean(4, 2), "sphere": Sphere(6), "oblique": Oblique(3, 4), "stiefel": Stiefel(5, 2),
+    "grassmann": Grassmann(5, 2), "product": Product({"frame": Stiefel(4, 2), "row": Sphere(3), "bias": Euclidean(2)}),
+}  # fmt: skip
 STEPS = [0.3 * 10 ** (-k / 4) for k in range(17)]
 _SAMPLES, _OUTPUTS = 24, 3
 # one rounding unit on values of size one, a few times over
 _NOISE = 8 * torch.finfo(torch.float64).eps
 
 
-def make_problem(
-    manifold: Manifold, likelihood: ExponentialFamily, *, seed: int, device: str = "cpu"
-) -> tuple[NLLProblem, Point]:
+def make_problem(manifold: Manifold, likelihood: ExponentialFamily, *, seed: int) -> tuple[NLLProblem, Point]:
     """A small nonlinear model on a manifold, and a random point.
 
     z = sin(A_i features(θ)), the features being the entries of θ, or of the projector θθᵀ on the Grassmann manifold,
@@ -62,15 +59,11 @@ def make_problem(
 
     x = torch.randn(_SAMPLES, _OUTPUTS, len(features(theta)), generator=generator, dtype=torch.float64)
     y = likelihood.sample(model(x, truth), generator=generator)
-    return NLLProblem(manifold, model, likelihood, x.to(device), y.to(device)), _to(theta, device)
-
-
-def _to(point: Point, device: str) -> Point:
-    return {name: _to(leaf, device) for name, leaf in point.items()} if isinstance(point, dict) else point.to(device)
+    return NLLProblem(manifold, model, likelihood, x, y), theta
 
 
 def kl_remainder(
-    problem: NLLProblem, theta: Point, method: str | None, *, seed: int, reverse: bool = False, stretch: float = 1.0
+    problem: NLLProblem, theta: Point, method: str | None, seed: int, *, reverse: bool = False, stretch: float = 1.0
 ) -> list[float]:
     """|KL - ½ t² <d, F d>| along a random unit direction, at every t of ``STEPS``."""
     d = _direction(problem, theta, seed)
@@ -83,7 +76,7 @@ def kl_remainder(
     return errors
 
 
-def loss_remainder(problem: NLLProblem, theta: Tensor, method: str, *, seed: int) -> list[float]:
+def loss_remainder(problem: NLLProblem, theta: Tensor, method: str, seed: int) -> list[float]:
     """|Ψ(R(td)) - Ψ - t<g,d> - ½t²<d, Hess d>| on the Stiefel manifold, at every t of ``STEPS``."""
     d = _direction(problem, theta, seed)
     value, gradient = problem.loss_and_gradient(theta)
@@ -114,9 +107,9 @@ def riemannian_hessian(problem: NLLProblem, theta: Tensor, d: Tensor, *, as_prin
     return problem.manifold.project(theta, curved - d @ (overlap + overlap.mT) / 2)
 
 
-def entropy_hessian_error(likelihood: ExponentialFamily, *, frozen: bool, seed: int, device: str = "cpu") -> float:
+def entropy_hessian_error(likelihood: ExponentialFamily, *, frozen: bool, seed: int) -> float:
     """‖∇²Φ - F‖/‖F‖ for Φ(θ) = -E_{y ~ p_θ} log p(y | f(x, θ)), which the paper calls the population loss."""
-    problem, theta = make_problem(MANIFOLDS["euclidean"], likelihood, seed=seed, device=device)
+    problem, theta = make_problem(MANIFOLDS["euclidean"], likelihood, seed=seed)
     frozen_mean = likelihood.mean(problem.model(problem.inputs, theta))
 
     def population_loss(point: Tensor) -> Tensor:
@@ -130,111 +123,102 @@ def entropy_hessian_error(likelihood: ExponentialFamily, *, frozen: bool, seed: 
 
 
 def _direction(problem: NLLProblem, theta: Point, seed: int) -> Any:
-    d = problem.manifold.random_tangent(_to(theta, "cpu"), generator=torch.Generator().manual_seed(1000 + seed))
-    return _to(d, str(leaves(theta)[0].device))
+    return problem.manifold.random_tangent(theta, generator=torch.Generator().manual_seed(1000 + seed))
 
 
-def measure(settings: Settings) -> list[dict[str, Any]]:
+def measure(settings: Settings) -> list[Row]:
     """The slope of the remainder for every likelihood, manifold and retraction, and the controls."""
     rows = []
-    directions = 1 if settings.quick else settings.seeds
-    for manifold_name, manifold in MANIFOLDS.items():
-        settings.say(f"divergence on {manifold_name}")
-        for likelihood_name, likelihood in LIKELIHOODS.items():
-            problem, theta = make_problem(manifold, likelihood, seed=0, device=settings.device)
-            cases: list[tuple[str, int, dict[str, Any]]] = [
-                (method, order, {"method": method}) for method, order in manifold.retractions.items()
+    for (manifold, geometry), (name, likelihood) in itertools.product(MANIFOLDS.items(), LIKELIHOODS.items()):
+        problem, theta = make_problem(geometry, likelihood, seed=0)
+        own = None if isinstance(geometry, Product) else geometry.retraction
+        cases: list[tuple[str, str, int, int, Callable[[int], list[float]]]] = [
+            ("KL", method, order, 3, partial(kl_remainder, problem, theta, method))
+            for method, order in geometry.retractions.items()
+        ]
+        cases.append(("KL", "KL reversed", 2, 3, partial(kl_remainder, problem, theta, own, reverse=True)))
+        cases.append(("KL", "no retraction", 0, 2, partial(kl_remainder, problem, theta, own, stretch=1.2)))
+        if manifold == "stiefel":
+            cases += [
+                ("loss", method, order, order + 1, partial(loss_remainder, problem, theta, method))
+                for method, order in geometry.retractions.items()
             ]
-            own = manifold.retraction if not isinstance(manifold, Product) else None
-            cases.append(("KL reversed", 2, {"method": own, "reverse": True}))
-            cases.append(("no retraction", 0, {"method": own, "stretch": 1.2}))
-            for method, order, options in cases:
-                runs = [kl_remainder(problem, theta, seed=seed, **options) for seed in range(directions)]
-                names = {"quantity": "KL", "manifold": manifold_name, "likelihood": likelihood_name}
-                rows.append(names | _slopes(method, order, 3 if order else 2, runs))
-            for method, order in manifold.retractions.items() if manifold_name == "stiefel" else ():
-                runs = [loss_remainder(problem, theta, method, seed=seed) for seed in range(directions)]
-                names = {"quantity": "loss", "manifold": manifold_name, "likelihood": likelihood_name}
-                rows.append(names | _slopes(method, order, order + 1, runs))
+        for quantity, method, order, predicted, remainder in cases:
+            runs = [remainder(seed) for seed in range(1 if settings.quick else settings.seeds)]
+            slopes = sorted(slope(STEPS, errors, _NOISE) for errors in runs)
+            rows.append({
+                "quantity": quantity, "manifold": manifold, "likelihood": name, "retraction": method, "order": order,
+                "predicted": predicted, "slope": slopes[len(slopes) // 2], "lowest": slopes[0], "highest": slopes[-1],
+                "errors": runs[0],
+            })  # fmt: skip
     return rows
 
 
-def _slopes(method: str, order: int, predicted: int, runs: list[list[float]]) -> dict[str, Any]:
-    """The slopes of the errors along several directions."""
-    slopes = sorted(slope(STEPS, errors, _NOISE) for errors in runs)
-    return {
-        "retraction": method, "order": order, "predicted": predicted, "slope": slopes[len(slopes) // 2],
-        "lowest": slopes[0], "highest": slopes[-1], "errors": runs[0],
-    }  # fmt: skip
-
-
-def findings(rows: list[dict[str, Any]], settings: Settings) -> list[Finding]:
+def findings(rows: list[Row]) -> list[Finding]:
     """What the slopes say about Theorem 1."""
+    kl, loss = pick(rows, quantity="KL"), pick(rows, quantity="loss")
     found = []
     for manifold in MANIFOLDS:
-        chosen = [r for r in rows if r["quantity"] == "KL" and r["manifold"] == manifold and r["order"] == 2]
-        chosen = [r for r in chosen if r["retraction"] != "KL reversed"]
-        names = sorted({r["retraction"] for r in chosen})
+        own = [r for r in pick(kl, manifold=manifold, order=2) if r["retraction"] != "KL reversed"]
+        names = ", ".join(sorted({r["retraction"] for r in own}))
         found.append(_slope_finding(
-            f"Theorem 1: remainder of KL on {manifold}", chosen, 3.0,
-            f"second-order retractions {', '.join(names)}; four likelihoods; measured: least slope",
+            f"Theorem 1: remainder of KL on {manifold}", own, 3.0,
+            f"second-order retractions {names}; four likelihoods; measured: least slope",
         ))  # fmt: skip
-    first = [r for r in rows if r["quantity"] == "KL" and r["order"] == 1]
-    low, high = min(r["slope"] for r in first), max(r["slope"] for r in first)
-    found.append(Finding(
-        "Theorem 1 along first-order retractions (QR, Cayley)", "not covered", f"slope {low:.2f} to {high:.2f}",
-        holds_if(low > 2.8),
-        "the hypothesis of second order is not needed: KL has no linear term in t, so the acceleration of the curve "
-        "does not enter its second derivative",
-    ))  # fmt: skip
-    reverse = [r for r in rows if r["retraction"] == "KL reversed"]
-    found.append(_slope_finding(
-        "KL in the order of the statement and of the proof", reverse, 3.0,
-        "the theorem prints KL(p_R ‖ p_θ), its proof KL(p_θ ‖ p_R); both have the same second-order term",
-    ))  # fmt: skip
-    control = [r for r in rows if r["retraction"] == "no retraction"]
-    found.append(_slope_finding("control: DR(0) = 1.2 Id is no retraction", control, 2.0, "the measurement can fail"))
-    return found + _loss_findings(rows, settings)
-
-
-def _loss_findings(rows: list[dict[str, Any]], settings: Settings) -> list[Finding]:
-    found = []
+    slopes = [r["slope"] for r in pick(kl, order=1)]
+    found += [
+        Finding(
+            "Theorem 1 along first-order retractions (QR, Cayley)", "not covered",
+            f"slope {min(slopes):.2f} to {max(slopes):.2f}", holds_if(min(slopes) > 2.8),
+            "the hypothesis of second order is not needed: KL has no linear term in t, so the acceleration of the "
+            "curve does not enter its second derivative",
+        ),
+        _slope_finding(
+            "KL in the order of the statement and of the proof", pick(kl, retraction="KL reversed"), 3.0,
+            "the theorem prints KL(p_R ‖ p_θ), its proof KL(p_θ ‖ p_R); both have the same second-order term",
+        ),
+        _slope_finding(
+            "control: DR(0) = 1.2 Id is no retraction", pick(kl, retraction="no retraction"), 2.0,
+            "the measurement can fail",
+        ),
+    ]  # fmt: skip
     for order, name in ((2, "second"), (1, "first")):
-        chosen = [r for r in rows if r["quantity"] == "loss" and r["order"] == order]
+        names = ", ".join(sorted({r["retraction"] for r in pick(loss, order=order)}))
         found.append(_slope_finding(
-            f"loss along a {name}-order retraction: Taylor remainder with Hess", chosen, order + 1.0,
-            f"Stiefel, {', '.join(sorted({r['retraction'] for r in chosen}))}; here the order of the retraction counts",
+            f"loss along a {name}-order retraction: Taylor remainder with Hess", pick(loss, order=order), order + 1.0,
+            f"Stiefel, {names}; here the order of the retraction counts",
         ))  # fmt: skip
-    errors = {
-        frozen: max(
-            entropy_hessian_error(likelihood, frozen=frozen, seed=0, device=settings.device)
-            for likelihood in LIKELIHOODS.values()
-        )
-        for frozen in (True, False)
-    }
-    found.append(Finding(
-        "∇²Φ = F with Φ as printed", 0.0, errors[False], holds_if(errors[False] < 1e-8),
-        "relative error, the worst of four likelihoods: Φ averages over p_θ itself and so is an entropy (constant for "
-        "a Gaussian); with the distribution of y frozen at θ the error is "
-        f"{errors[True]:.0e}, but then grad Φ = 0 and the natural direction of Theorem 1 is 0: read it for Ψ",
-    ))  # fmt: skip
-    problem, theta = make_problem(MANIFOLDS["stiefel"], LIKELIHOODS["categorical"], seed=0, device=settings.device)
+    return found + _printed_findings()
+
+
+def _printed_findings() -> list[Finding]:
+    """Two formulas as they are printed."""
+    free, frozen = (
+        max(entropy_hessian_error(likelihood, frozen=flag, seed=0) for likelihood in LIKELIHOODS.values())
+        for flag in (False, True)
+    )
+    problem, theta = make_problem(MANIFOLDS["stiefel"], LIKELIHOODS["categorical"], seed=0)
     d = _direction(problem, theta, 0)
     true, printed = (riemannian_hessian(problem, theta, d, as_printed=flag) for flag in (False, True))
     error = float((true - printed).norm() / true.norm())
-    found.append(Finding(
-        "Riemannian Hessian as printed after Theorem 1", 0.0, error, holds_if(error < 1e-8),
-        "relative error against the second derivative along geodesics: P D_u(grad Φ) is already Hess Φ[u]; the second "
-        "term should be the Weingarten map of the normal part of ∇Φ",
-    ))  # fmt: skip
-    return found
+    return [
+        Finding(
+            "∇²Φ = F with Φ as printed", 0.0, free, holds_if(free < 1e-8),
+            "relative error, the worst of four likelihoods: Φ averages over p_θ itself and so is an entropy (constant "
+            f"for a Gaussian); with the distribution of y frozen at θ the error is {frozen:.0e}, but then grad Φ = 0 "
+            "and the natural direction of Theorem 1 is 0: read it for Ψ",
+        ),
+        Finding(
+            "Riemannian Hessian as printed after Theorem 1", 0.0, error, holds_if(error < 1e-8),
+            "relative error against the second derivative along geodesics: P D_u(grad Φ) is already Hess Φ[u]; the "
+            "second term should be the Weingarten map of the normal part of ∇Φ",
+        ),
+    ]  # fmt: skip
 
 
-def _slope_finding(name: str, rows: list[dict[str, Any]], predicted: float, note: str) -> Finding:
+def _slope_finding(name: str, rows: list[Row], predicted: float, note: str) -> Finding:
     slopes = [r["slope"] for r in rows]
-    least, greatest = min(slopes), max(slopes)
     if predicted == 3.0:
-        verdict, measured = holds_if(least > 2.8), least
-    else:
-        verdict, measured = holds_if(predicted - 0.2 < least and greatest < predicted + 0.2), sum(slopes) / len(slopes)
-    return Finding(name, predicted, round(measured, 3) if math.isfinite(measured) else measured, verdict, note)
+        return Finding(name, predicted, round(min(slopes), 3), holds_if(min(slopes) > 2.8), note)
+    inside = all(abs(value - predicted) < 0.2 for value in slopes)
+    return Finding(name, predicted, round(fmean(slopes), 3), holds_if(inside), note)

@@ -10,15 +10,15 @@ losses: only their sum is right.
 
 from __future__ import annotations
 
+import itertools
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from fisherfold.reproduce.theory.pictures import draw_invariance
-from fisherfold.reproduce.theory.report import Finding, Part, Settings, holds_if
+from fisherfold.reproduce.theory.report import Finding, Part, Row, Settings, holds_if, pick
 
 BATCH, INPUTS, HIDDEN, CLASSES = 32, 10, 12, 4
 
@@ -49,7 +49,7 @@ class Network(nn.Module):
         return self.last(torch.relu(self.normalised(self.first(x))))
 
 
-def make(normalisation: str, *, seed: int, device: str = "cpu") -> tuple[Network, Tensor, Tensor]:
+def make(normalisation: str, *, seed: int) -> tuple[Network, Tensor, Tensor]:
     """A network with unit rows in its first layer, and a batch."""
     generator = torch.Generator().manual_seed(seed)
     network = Network(normalisation)
@@ -59,7 +59,7 @@ def make(normalisation: str, *, seed: int, device: str = "cpu") -> tuple[Network
         network.first.weight.copy_(functional.normalize(network.first.weight, dim=1))
     x = torch.randn(BATCH, INPUTS, generator=generator, dtype=torch.float64) + 0.5
     y = torch.randint(CLASSES, (BATCH,), generator=generator)
-    return network.to(device), x.to(device), y.to(device)
+    return network, x, y
 
 
 def true_gradients(network: Network, x: Tensor, y: Tensor) -> Tensor:
@@ -100,26 +100,23 @@ def projected_fisher_change(gradients: Tensor, weight: Tensor) -> float:
     return float((full - projected).norm() / full.norm())
 
 
-def measure(settings: Settings) -> list[dict[str, Any]]:
+def measure(settings: Settings) -> list[Row]:
     """True and hook gradients under every normalisation."""
     rows = []
-    for normalisation in ("batch", "variance", "frozen", "layer", "none"):
-        for seed in range(settings.seeds):
-            network, x, y = make(normalisation, seed=seed, device=settings.device)
-            weight = network.first.weight.detach()
-            true, hooks = true_gradients(network, x, y), hook_gradients(network, x, y)
-            cosines = functional.cosine_similarity(true.flatten(1), hooks.flatten(1), dim=1)
-            whole = (true * weight).sum(dim=(1, 2)) / weight.norm() / true.flatten(1).norm(dim=1)
-            rows.append({
-                "normalisation": normalisation, "seed": seed,
-                "sum_difference": float((true.sum(0) - hooks.sum(0)).norm() / true.sum(0).norm()),
-                "cosine": float(cosines.mean()), "trace_ratio": float(hooks.square().sum() / true.square().sum()),
-                "radial_true": radial_share(true, weight), "radial_hooks": radial_share(hooks, weight),
-                "radial_sum": radial_share(true.sum(0, keepdim=True), weight),
-                "fisher_true": projected_fisher_change(true, weight),
-                "fisher_hooks": projected_fisher_change(hooks, weight),
-                "whole_true": float(whole.abs().max()), "cosines": sorted(cosines.tolist()), **_scaling(network, x, y),
-            })  # fmt: skip
+    for kind, seed in itertools.product(("batch", "variance", "frozen", "layer", "none"), range(settings.seeds)):
+        network, x, y = make(kind, seed=seed)
+        weight = network.first.weight.detach()
+        true, hooks = true_gradients(network, x, y), hook_gradients(network, x, y)
+        cosines = functional.cosine_similarity(true.flatten(1), hooks.flatten(1), dim=1)
+        whole = (true * weight).sum(dim=(1, 2)) / weight.norm() / true.flatten(1).norm(dim=1)
+        rows.append({
+            "normalisation": kind, "seed": seed,
+            "sum_difference": float((true.sum(0) - hooks.sum(0)).norm() / true.sum(0).norm()),
+            "radial_true": radial_share(true, weight), "radial_hooks": radial_share(hooks, weight),
+            "fisher_true": projected_fisher_change(true, weight),
+            "fisher_hooks": projected_fisher_change(hooks, weight),
+            "whole_true": float(whole.abs().max()), "cosines": sorted(cosines.tolist()), **_scaling(network, x, y),
+        })  # fmt: skip
     return rows
 
 
@@ -137,66 +134,59 @@ def _scaling(network: Network, x: Tensor, y: Tensor) -> dict[str, float]:
     return changes
 
 
-def findings(rows: list[dict[str, Any]]) -> list[Finding]:
+def findings(rows: list[Row]) -> list[Finding]:
     """What the gradients say about the row identity."""
 
-    def worst(normalisation: str, column: str) -> float:
-        return max(r[column] for r in rows if r["normalisation"] == normalisation)
+    def each(normalisation: str, column: str) -> list[float]:
+        return [r[column] for r in pick(rows, normalisation=normalisation)]
 
-    def spread(column: str) -> str:
-        values = [r[column] for r in rows if r["normalisation"] == "batch"]
-        return f"{min(values):.3g} to {max(values):.3g}"
+    def zero(name: str, predicted: float | str, value: float, note: str) -> Finding:
+        return Finding(name, predicted, value, holds_if(value < 1e-12), note)
 
-    true, hooks = worst("batch", "radial_true"), min(r["radial_hooks"] for r in rows if r["normalisation"] == "batch")
+    frozen = max(each("frozen", "scaled"))
     return [
-        Finding(
-            "batch norm: <∇w_i, w_i> = 0, every sample, exact gradients", 0.0, math.sqrt(true), holds_if(true < 1e-24),
+        zero(
+            "batch norm: <∇w_i, w_i> = 0, every sample, exact gradients", 0.0,
+            math.sqrt(max(each("batch", "radial_true"))),
             "radial part over the length, the worst seed; statistics differentiated through, float64",
         ),
-        Finding(
-            "batch norm: <∇w_i, w_i> = 0, per-sample gradients from hooks in train mode", 0.0, math.sqrt(hooks),
-            holds_if(hooks < 1e-24),
-            f"radial part over the length, the least seed; energy share {spread('radial_hooks')}. Their sum is the "
-            f"exact batch gradient (to {worst('batch', 'sum_difference'):.0e}); one by one they have cosine "
-            f"{spread('cosine')} with the true ones and {spread('trace_ratio')} times their Fisher trace",
+        zero(
+            "batch norm: <∇w_i, w_i> = 0, per-sample gradients from hooks in train mode", 0.0,
+            math.sqrt(min(each("batch", "radial_hooks"))),
+            "radial part over the length, the least seed. Their sum is the exact batch gradient (to "
+            f"{max(each('batch', 'sum_difference')):.0e}), one by one they are not",
         ),
-        Finding(
-            "batch norm: RFIM = FIM, exact", 0.0, worst("batch", "fisher_true"),
-            holds_if(worst("batch", "fisher_true") < 1e-12), "‖PFP - F‖/‖F‖, F the second moment of exact gradients",
+        zero(
+            "batch norm: RFIM = FIM, exact", 0.0, max(each("batch", "fisher_true")),
+            "‖PFP - F‖/‖F‖, F the second moment of exact gradients",
         ),
-        Finding(
-            "batch norm: RFIM = FIM, as hook-based K-FAC computes it", 0.0, worst("batch", "fisher_hooks"),
-            holds_if(worst("batch", "fisher_hooks") < 1e-12),
+        zero(
+            "batch norm: RFIM = FIM, as hook-based K-FAC computes it", 0.0, max(each("batch", "fisher_hooks")),
             "‖PFP - F‖/‖F‖ of the hook rows, the worst seed: project after preconditioning",
         ),
-        Finding(
-            "batch norm as printed, divided by Var", "Ψ(2w) = Ψ(w)", worst("variance", "scaled"),
-            holds_if(worst("variance", "scaled") < 1e-12),
+        zero(
+            "batch norm as printed, divided by Var", "Ψ(2w) = Ψ(w)", max(each("variance", "scaled")),
             "relative change of the loss when one row is doubled; dividing by the standard deviation it is "
-            f"{worst('batch', 'scaled'):.0e}",
+            f"{max(each('batch', 'scaled')):.0e}",
         ),
-        Finding(
-            "batch norm: Ψ(cw) = Ψ(w) for all c ≠ 0", "Ψ(-w) = Ψ(w)", worst("batch", "negated"),
-            holds_if(worst("batch", "negated") < 1e-12),
+        zero(
+            "batch norm: Ψ(cw) = Ψ(w) for all c ≠ 0", "Ψ(-w) = Ψ(w)", max(each("batch", "negated")),
             "relative change of the loss: the sign is no invariance of ReLU after batch norm, so rows live on spheres, "
             "not on Gr(1, n); for c > 0 it is one, which is what the identity needs",
         ),
-        Finding(
-            "layer norm: <∇W, W> = 0 for the whole weight, not by rows", 0.0, worst("layer", "whole_true"),
-            holds_if(worst("layer", "whole_true") < 1e-12),
-            f"cosine with W, the worst sample; by rows the radial share is {worst('layer', 'radial_true'):.2f}",
+        zero(
+            "layer norm: <∇W, W> = 0 for the whole weight, not by rows", 0.0, max(each("layer", "whole_true")),
+            f"cosine with W, the worst sample; by rows the radial share is {max(each('layer', 'radial_true')):.2f}",
         ),
         Finding(
-            "evaluation mode (frozen statistics) is not scale invariant", "Ψ(2w) ≠ Ψ(w)", worst("frozen", "scaled"),
-            holds_if(worst("frozen", "scaled") > 1e-6),
-            "relative change of the loss; the identity belongs to train mode",
+            "evaluation mode (frozen statistics) is not scale invariant", "Ψ(2w) ≠ Ψ(w)", frozen,
+            holds_if(frozen > 1e-6), "relative change of the loss; the identity belongs to train mode",
         ),
     ]  # fmt: skip
 
 
 def part(settings: Settings) -> Part:
     """Run this part."""
-    settings.say("invariance under normalisation")
     rows = measure(settings)
     sentence = (
         "With batch statistics differentiated through, every sample's gradient is tangent to rounding and RFIM = FIM. "

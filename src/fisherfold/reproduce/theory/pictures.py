@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import median
-from typing import TYPE_CHECKING, Any
+from statistics import fmean, median
+from typing import Any
 
 from matplotlib.figure import Figure
 
-from fisherfold.reproduce.theory.report import BLACK, BLUE, COLOURS, GREEN, ORANGE, PINK, SKY
-
-if TYPE_CHECKING:
-    from fisherfold.reproduce.theory.global_convergence import Run
+from fisherfold.reproduce.theory.report import BLACK, BLUE, COLOURS, GREEN, ORANGE, PINK, SKY, pick
 
 Rows = Sequence[dict[str, Any]]
 _GREY = "#888888"
@@ -65,7 +62,7 @@ def draw_metric(steps: Sequence[float], slopes: Rows, scenes: Rows) -> Figure:
         middle.plot(steps, [max(e, 1e-18) for e in row["errors"]], color=colour, label=name)
     _finish(middle, "t", "| Ψ(R(td)) - second-order model |")
     for colour, method, style, lack in ((BLUE, "polar", "o-", "^-"), (ORANGE, "qr", "x--", "+--")):
-        chosen = [r for r in scenes if r["retraction"] == method]
+        chosen = pick(scenes, retraction=method)
         radii, distance = _medians(chosen, "radius", "distance")
         right.plot(radii, distance, style, color=colour, label=f"argmin/ε to natural, {method}")
         right.plot(radii, [1 - v for v in _medians(chosen, "radius", "best_random")[1]], lack, color=colour, alpha=0.7,
@@ -82,23 +79,19 @@ def _kind(row: dict[str, Any]) -> tuple[str, str]:
     return ("second-order retraction", BLUE) if row["order"] == 2 else ("first-order retraction", ORANGE)
 
 
-def draw_global(runs: Sequence[Run], sigmas: Sequence[float], constants: dict[str, list[float]]) -> Figure:
+def draw_global(runs: Rows, sigmas: Sequence[float], constants: dict[str, list[float]]) -> Figure:
     """Part 2."""
     figure, (norms, sigma, eta, linear) = _sheet(4, "Algorithm 1 with estimates of growing and of fixed accuracy")
     labels = ["all samples, η₂ tiny", "growing batch, η₂ tiny", "batch 20, η₂ tiny", "batch 320, η₂ tiny",
               "all samples, η₂ = κ", "batch 80, η₂ = κ"]  # fmt: skip
-    for label, colour in zip(labels, COLOURS, strict=False):
-        for run in (r for r in runs if r.label == label):
-            name = label if run.seed == 0 else None
-            norms.plot([max(v, 1e-15) for v in run.trace["gradient_norm"]], color=colour, alpha=0.7, label=name)
-            sigma.plot(run.trace["sigma"], color=colour, alpha=0.7, label=name)
+    etas = ["all samples, η₂ tiny", "η₂ = 0.1 κ", "all samples, η₂ = κ", "η₂ = 10 κ"]
+    for panel, column, some in ((norms, "norms", labels), (sigma, "sigmas", labels), (eta, "norms", etas)):
+        for label, colour in zip(some, COLOURS, strict=False):
+            for run in pick(runs, label=label):
+                name = label if run["seed"] == 0 else None
+                panel.plot([max(v, 1e-15) for v in run[column]], color=colour, alpha=0.7, label=name)
     _finish(norms, "iteration", "‖grad Ψ‖ over all samples", log="y", legend="center right")
     _finish(sigma, "iteration", "σ_k", log="y", legend=None)
-    for label, colour in zip(["all samples, η₂ tiny", "η₂ = 0.1 κ", "all samples, η₂ = κ", "η₂ = 10 κ"], COLOURS,
-                             strict=False):  # fmt: skip
-        for run in (r for r in runs if r.label == label):
-            name = label if run.seed == 0 else None
-            eta.plot([max(v, 1e-15) for v in run.trace["gradient_norm"]], color=colour, alpha=0.7, label=name)
     _finish(eta, "iteration", "‖grad Ψ‖, what η₂ does", log="y", legend="center right")
     for (name, values), colour in zip(constants.items(), (ORANGE, BLUE), strict=True):
         linear.plot(sigmas, values, "o-", color=colour, label=f"m_k {name}")
@@ -109,25 +102,19 @@ def draw_global(runs: Sequence[Run], sigmas: Sequence[float], constants: dict[st
 def draw_rates(rows: Rows, orders: Rows) -> Figure:
     """Part 3."""
     figure, (path, factor, order, jump) = _sheet(4, "Local rates of RNGD on the two-layer network")
-    wide = max(r["width"] for r in rows)
-    chosen = [r for r in rows if r["width"] == wide and r["draw"] == 0]
+    widths = sorted({r["width"] for r in rows})
     for step, colour in zip(sorted({r["step"] for r in rows}), COLOURS, strict=False):
         for activation, style in (("relu", "-"), ("tanh", ":")):
-            seen = next(r["residuals"] for r in chosen if r["step"] == step and r["activation"] == activation)
+            own = pick(rows, step=step, activation=activation)
             label = f"t = {step:g}, {activation}"
+            seen = pick(own, width=widths[-1], draw=0)[0]["residuals"]
             path.plot([v for v in seen if v > 1e-12], style, color=colour, marker=".", label=label)
+            worst = [max(r["worst"] for r in pick(own, width=w)) for w in widths]
+            factor.plot(widths, worst, style, color=colour, marker="o", label=label)
         if step < 1:
-            guide = [seen[0] * (1 - step / 2) ** k for k in range(len(seen))]
-            path.plot(guide, "--", color=colour, linewidth=0.8, alpha=0.6, label=f"_guide 1 - t/2 for t = {step:g}")
-    _finish(path, f"iteration (m = {wide}; dashed: 1 - t/2)", "‖u - y‖", log="y")
-    for step, colour in zip(sorted({r["step"] for r in rows}), COLOURS, strict=False):
-        for activation, style in (("relu", "o-"), ("tanh", "^:")):
-            some = [r for r in rows if r["step"] == step and r["activation"] == activation]
-            widths = sorted({r["width"] for r in some})
-            worst = [max(r["worst"] for r in some if r["width"] == w) for w in widths]
-            factor.plot(widths, worst, style, color=colour, label=f"t = {step:g}, {activation}")
-        bound = [1 - step / 2] * len(widths)
-        factor.plot(widths, bound, "--", color=colour, linewidth=0.8, label=f"_guide 1 - t/2 for t = {step:g}")
+            path.plot([seen[0] * (1 - step / 2) ** k for k in range(len(seen))], "--", color=colour, linewidth=0.8)
+        factor.axhline(1 - step / 2, linestyle="--", color=colour, linewidth=0.8)
+    _finish(path, f"iteration (m = {widths[-1]}; dashed: 1 - t/2)", "‖u - y‖", log="y")
     _finish(factor, "width m", "worst factor of any step (dashed: 1 - t/2)", log="x", legend=None)
     factor.set_ylim(0, 1.5)
     _order_panel(order, orders, "left", "what one step of t = 1 leaves")
@@ -139,7 +126,7 @@ def _order_panel(panel: Any, orders: Rows, column: str, label: str) -> None:
     widths = sorted({r["width"] for r in orders})
     for width, colours in ((widths[0], (SKY, PINK)), (widths[-1], (BLUE, ORANGE))):
         for activation, colour in zip(("tanh", "relu"), colours, strict=True):
-            some = [r for r in orders if r["activation"] == activation and r["width"] == width and r[column] > 1e-14]
+            some = [r for r in pick(orders, activation=activation, width=width) if r[column] > 1e-14]
             panel.plot([r["distance"] for r in some], [r[column] for r in some], ".-", color=colour,
                        label=f"{activation}, m = {width}")  # fmt: skip
     _finish(panel, "distance r of the targets", label)
@@ -148,7 +135,7 @@ def _order_panel(panel: Any, orders: Rows, column: str, label: str) -> None:
 def draw_stability(rows: Rows, caps: Rows) -> Figure:
     """Part 4."""
     figure, (change, probability, ball, cap) = _sheet(4, "Jacobian stability of the two-layer network")
-    relu, tanh = ([r for r in rows if r["activation"] == a] for a in ("relu", "tanh"))
+    relu, tanh = (pick(rows, activation=a) for a in ("relu", "tanh"))
     for some, column, colour, name in (
         (relu, "adversary_1", ORANGE, "ReLU, worst found"), (relu, "random_1", BLUE, "ReLU, random"),
         (tanh, "random_1", GREEN, "tanh, random"),
@@ -158,7 +145,7 @@ def draw_stability(rows: Rows, caps: Rows) -> Figure:
         power = {"adversary_1": -1 / 6, "random_1": -1 / 4 if some is relu else -1 / 2}[column]
         _guide(change, widths, values[-1], power, f"m^{power:.3g}")
     _finish(change, "width m", "‖J(θ) - J(θ⁰)‖ at ‖θ - θ⁰‖ = 1")
-    one = [r for r in relu if r["targets"] == "order one"]
+    one = pick(relu, targets="order one")
     for column, colour, name in (
         ("lemma_for_draw", BLACK, "lemma for the draw"), ("adversary", ORANGE, "worst found"),
         ("random", BLUE, "random"), ("path", PINK, "where RNGD ends"),
@@ -170,14 +157,12 @@ def draw_stability(rows: Rows, caps: Rows) -> Figure:
     _finish(ball, "width m", "‖ΔJ‖ on the ball of the assumption, ReLU")
     for some, style, activation in ((relu, "o-", "ReLU"), (tanh, "^:", "tanh")):
         for where, colour in (("path", PINK), ("random", BLUE), ("adversary", ORANGE)):
-            near = [r for r in some if r["targets"] == "near"]
-            widths = sorted({r["width"] for r in near})
-            held = [[r[where] <= r["sigma0"] / 6 for r in near if r["width"] == w] for w in widths]
-            shares = [sum(h) / len(h) for h in held]
+            near = pick(some, targets="near")
+            shares = [fmean(r[where] <= r["sigma0"] / 6 for r in pick(near, width=w)) for w in widths]
             probability.plot(widths, shares, style, color=colour, label=f"{activation}, {where}")
     _finish(probability, "width m", "share of draws with ‖ΔJ‖ ≤ σ₀/6, near targets", log="x")
     for dim, colour in zip(sorted({r["dimension"] for r in caps}), COLOURS, strict=False):
-        some = [r for r in caps if r["dimension"] == dim]
+        some = pick(caps, dimension=dim)
         gammas = [r["gamma"] for r in some]
         cap.plot(gammas, [r["simulated"] / r["bound"] for r in some], "o", color=colour, label=f"n = {dim}")
         exact = [r["exact"] / r["bound"] for r in some]
@@ -195,7 +180,7 @@ def draw_invariance(rows: Rows) -> Figure:
     for column, colour, label, shift in (
         ("radial_true", BLUE, "exact, per sample", -0.2), ("radial_hooks", ORANGE, "hooks, per sample", 0.2),
     ):  # fmt: skip
-        values = [median(r[column] for r in rows if r["normalisation"] == kind) for kind in kinds]
+        values = [median(r[column] for r in pick(rows, normalisation=kind)) for kind in kinds]
         places = [k + shift for k in range(len(kinds))]
         radial.bar(places, [max(v, 1e-33) ** 0.5 for v in values], 0.4, color=colour, label=label)
     radial.set_xticks(range(len(kinds)), kinds)

@@ -13,16 +13,18 @@ Q/√m, so ‖ΔJ‖ ~ m^{-1/4}; and a smooth activation gives m^{-1/2}.
 
 from __future__ import annotations
 
+import itertools
 import math
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Iterator
+from statistics import fmean
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fisherfold.reproduce.theory import cap
 from fisherfold.reproduce.theory.pictures import draw_stability
-from fisherfold.reproduce.theory.report import Finding, Part, Settings, fitted_power, holds_if
+from fisherfold.reproduce.theory.report import Finding, Part, Row, Settings, fitted_power, holds_if, pick
 from fisherfold.reproduce.twolayer import TwoLayer, balanced_inputs
 from fisherfold.solvers import GradientNorm, minimize
 
@@ -32,20 +34,19 @@ WHERE = ("path", "random", "adversary")
 NEAR = 0.1
 
 
-@dataclass(frozen=True)
-class Constants:
-    """The constants of the lemmas for one set of inputs, found by search over directions."""
+class Constants(NamedTuple):
+    """The constants M and L of the lemmas for one set of inputs, found by search over directions."""
 
     m_constant: float
     l_constant: float
 
 
-def inputs(n_samples: int, dim: int, *, seed: int, device: str = "cpu") -> tuple[Tensor, Tensor]:
+def inputs(n_samples: int, dim: int, *, seed: int) -> tuple[Tensor, Tensor]:
     """Inputs as the paper assumes them and targets of order one."""
     generator = torch.Generator().manual_seed(seed)
     x = balanced_inputs(n_samples, dim, generator=generator)
     y = torch.randn(n_samples, generator=generator, dtype=torch.float64)
-    return x.to(device), y.to(device)
+    return x, y
 
 
 def constants(x: Tensor, *, directions: int = 4096, seed: int = 0) -> Constants:
@@ -55,7 +56,7 @@ def constants(x: Tensor, *, directions: int = 4096, seed: int = 0) -> Constants:
     """
     covariance = x.T @ x / len(x)
     generator = torch.Generator().manual_seed(seed)
-    u = torch.randn(directions, x.shape[1], generator=generator, dtype=x.dtype).to(x.device)
+    u = torch.randn(directions, x.shape[1], generator=generator, dtype=x.dtype)
     u = torch.nn.functional.normalize(u, dim=1)
 
     def phi(direction: Tensor) -> Tensor:
@@ -73,7 +74,7 @@ def constants(x: Tensor, *, directions: int = 4096, seed: int = 0) -> Constants:
 
 def change_norm(problem: TwoLayer, theta: Tensor, other: Tensor) -> float:
     """The spectral norm ‖J(θ) - J(θ')‖."""
-    return math.sqrt(max(0.0, float(torch.linalg.eigvalsh(problem.change_gram(theta, other))[-1])))
+    return math.sqrt(max(0.0, float(torch.linalg.eigvalsh(problem.gram(theta, other))[-1])))
 
 
 def adversary(problem: TwoLayer, theta: Tensor, radius: float) -> Tensor:
@@ -104,7 +105,7 @@ def look(problem: TwoLayer, theta: Tensor, *, generator: torch.Generator) -> dic
     end = change_norm(problem, result.x, theta) if problem.residual(result.x) < 1e-3 * residual else math.nan
     row = {"sigma0": least, "residual": residual, "radius": radius, "path": end}
     row["path_length"] = float((result.x - theta).norm())
-    direction = problem.manifold.random_tangent(theta.cpu(), generator=generator).to(theta.device)
+    direction = problem.manifold.random_tangent(theta, generator=generator)
     for suffix, distance in (("", radius), ("_1", 1.0)):
         # no two points of the product of m spheres are further apart than 2√m
         random = problem.manifold.exp(theta, min(distance, 2 * math.sqrt(problem.width)) * direction)
@@ -115,7 +116,7 @@ def look(problem: TwoLayer, theta: Tensor, *, generator: torch.Generator) -> dic
 
 def moved_targets(problem: TwoLayer, theta: Tensor, distance: float, *, generator: torch.Generator) -> TwoLayer:
     """The same network with targets at a given distance from its outputs."""
-    v = torch.randn(problem.n_samples, generator=generator, dtype=theta.dtype).to(theta.device)
+    v = torch.randn(problem.n_samples, generator=generator, dtype=theta.dtype)
     y = problem.outputs(theta) + distance * v / v.norm()
     return problem.with_targets(y)
 
@@ -135,7 +136,7 @@ def sufficient_width(c: Constants, n_samples: int, dim: int, sigma0: float, resi
 def deterministic_bound(problem: TwoLayer, theta: Tensor, distance: float, c: Constants) -> float:
     """The bound of the deterministic lemma: √(Nk(2M + L²)/m) for the least k with distance ≤ √k [x_iᵀθ⁰]_{k-}."""
     ordered = (problem.inputs @ theta.T).abs().sort(dim=1).values.amin(dim=0)
-    k = torch.arange(1, problem.width + 1, dtype=theta.dtype, device=theta.device)
+    k = torch.arange(1, problem.width + 1, dtype=theta.dtype)
     enough = (k.sqrt() * ordered >= distance).nonzero()
     if len(enough) == 0:
         return math.inf
@@ -143,34 +144,38 @@ def deterministic_bound(problem: TwoLayer, theta: Tensor, distance: float, c: Co
     return math.sqrt(problem.n_samples * least * (2 * c.m_constant + c.l_constant**2) / problem.width)
 
 
-def measure(settings: Settings) -> list[dict[str, Any]]:
+def networks(
+    x: Tensor, y: Tensor, widths: Iterable[int], draws: int
+) -> Iterator[tuple[Row, TwoLayer, Tensor, torch.Generator]]:
+    """Random networks of every width and both activations: what names them, the network, its weights, the generator."""
+    for width, draw, activation in itertools.product(widths, range(draws), ("relu", "tanh")):
+        generator = torch.Generator().manual_seed(draw)
+        problem, theta = TwoLayer.draw(x, y, width, activation=activation, generator=generator)
+        yield {"activation": activation, "width": width, "draw": draw}, problem, theta, generator
+
+
+def measure(settings: Settings) -> list[Row]:
     """The change of the Jacobian over widths, draws and activations, for targets of order one and for near ones."""
-    x, y = inputs(SAMPLES, DIM, seed=0, device=settings.device)
+    x, y = inputs(SAMPLES, DIM, seed=0)
     c = constants(x)
     rows = []
     for width in (4**k for k in range(3, 8 if settings.quick else 11)):
-        settings.say(f"Jacobian stability, width {width}")
-        many = (2 if settings.quick else 4) * settings.seeds
-        for draw in range(many if width <= 4**8 else min(settings.seeds, 3)):
-            for activation in ("relu", "tanh"):
-                generator = torch.Generator().manual_seed(draw)
-                problem, theta = TwoLayer.draw(x, y, width, activation=activation, generator=generator)
-                near = moved_targets(problem, theta, NEAR, generator=generator)
-                for targets, network in (("order one", problem), ("near", near)):
-                    row = look(network, theta, generator=generator)
-                    bound = deterministic_bound(network, theta, row["radius"], c)
-                    name = {"activation": activation, "targets": targets, "width": width, "draw": draw}
-                    rows.append({**name, **row, "lemma_for_draw": bound})
+        draws = (2 if settings.quick else 4) * settings.seeds if width <= 4**8 else min(settings.seeds, 3)
+        for names, problem, theta, generator in networks(x, y, [width], draws):
+            near = moved_targets(problem, theta, NEAR, generator=generator)
+            for targets, network in (("order one", problem), ("near", near)):
+                row = look(network, theta, generator=generator)
+                bound = deterministic_bound(network, theta, row["radius"], c)
+                rows.append({**names, "targets": targets, **row, "lemma_for_draw": bound})
     return rows
 
 
-def findings(rows: list[dict[str, Any]], c: Constants) -> list[Finding]:
+def findings(rows: list[Row], c: Constants) -> list[Finding]:
     """What the draws say about the assumption and the lemmas."""
 
     def power(activation: str, column: str) -> float:
-        chosen = [r for r in rows if r["activation"] == activation and r["width"] >= 256 and r[column] == r[column]]
-        if column == "path":
-            chosen = [r for r in chosen if r["targets"] == "order one"]
+        chosen = pick(rows, activation=activation, **({"targets": "order one"} if column == "path" else {}))
+        chosen = [r for r in chosen if r["width"] >= 256 and r[column] == r[column]]
         return fitted_power([r["width"] for r in chosen], [r[column] for r in chosen])
 
     worst, typical = power("relu", "adversary_1"), power("relu", "random_1")
@@ -196,17 +201,17 @@ def findings(rows: list[dict[str, Any]], c: Constants) -> list[Finding]:
     return found + _bound_findings(rows, c)
 
 
-def _bound_findings(rows: list[dict[str, Any]], c: Constants) -> list[Finding]:
-    relu = [r for r in rows if r["activation"] == "relu"]
+def _bound_findings(rows: list[Row], c: Constants) -> list[Finding]:
+    relu = pick(rows, activation="relu")
     over = max(max(r["adversary"], r["random"]) / r["lemma_for_draw"] for r in relu)
     wide = max(r["width"] for r in rows)
-    at_wide = [r for r in relu if r["width"] == wide and r["targets"] == "order one"]
+    at_wide = pick(relu, width=wide, targets="order one")
     needed = min(sufficient_width(c, SAMPLES, DIM, r["sigma0"], r["residual"], 0.1) for r in at_wide)
     # ‖ΔJ‖ of the adversary goes like m^{-1/6}: how wide it would have to be
     seen = min(r["width"] * (r["adversary"] / (THRESHOLD * r["sigma0"])) ** 6 for r in at_wide)
     shares = {where: share(relu, where, "near", wide) for where in WHERE}
     drawn = {where: share(relu, where, "order one", wide) for where in WHERE}
-    converged = sum(r["path"] == r["path"] for r in at_wide) / len(at_wide)
+    converged = fmean(r["path"] == r["path"] for r in at_wide)
     first = {
         where: min((r["width"] for r in relu if share(relu, where, "near", r["width"]) >= 0.9), default="no width")
         for where in WHERE
@@ -240,16 +245,15 @@ def _bound_findings(rows: list[dict[str, Any]], c: Constants) -> list[Finding]:
     ]  # fmt: skip
 
 
-def share(rows: list[dict[str, Any]], where: str, targets: str, width: int) -> float:
+def share(rows: list[Row], where: str, targets: str, width: int) -> float:
     """The share of draws in which the condition holds at one of the three points."""
-    chosen = [r for r in rows if r["targets"] == targets and r["width"] == width]
-    return sum(r[where] <= THRESHOLD * r["sigma0"] for r in chosen) / len(chosen)
+    return fmean(r[where] <= THRESHOLD * r["sigma0"] for r in pick(rows, targets=targets, width=width))
 
 
 def part(settings: Settings) -> Part:
     """Run this part."""
     rows, caps = measure(settings), cap.measure(settings)
-    x, _ = inputs(SAMPLES, DIM, seed=0, device=settings.device)
+    x, _ = inputs(SAMPLES, DIM, seed=0)
     c = constants(x)
     sentence = (
         "The Jacobian of a ReLU network moves like m^{-1/6} at the worst point of a ball, so the exponent of the lemma "
@@ -257,8 +261,7 @@ def part(settings: Settings) -> Part:
         "condition ‖ΔJ‖ ≤ σ₀/6 itself asks for widths that nobody can build when it has to hold on the whole ball; "
         "along the path of RNGD it holds at moderate widths if the targets are near."
     )
-    return Part(
-        "stability", "Jacobian stability of the two-layer network", sentence, findings(rows, c) + cap.findings(caps),
-        [{"quantity": "Jacobian", **r} for r in rows] + [{"quantity": "cap", **r} for r in caps],
-        draw_stability(rows, caps),
-    )  # fmt: skip
+    found = findings(rows, c) + cap.findings(caps)
+    table = [{"quantity": "Jacobian", **r} for r in rows] + [{"quantity": "cap", **r} for r in caps]
+    title = "Jacobian stability of the two-layer network"
+    return Part("stability", title, sentence, found, table, draw_stability(rows, caps))

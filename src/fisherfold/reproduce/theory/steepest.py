@@ -8,8 +8,10 @@ minimum found by sequential quadratic programming in coordinates of the tangent 
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from statistics import fmean
 
 import numpy as np
 import torch
@@ -23,7 +25,7 @@ from fisherfold.problems import NLLProblem
 from fisherfold.reproduce.theory import divergence
 from fisherfold.reproduce.theory.divergence import LIKELIHOODS, make_problem
 from fisherfold.reproduce.theory.pictures import draw_metric
-from fisherfold.reproduce.theory.report import Finding, Part, Settings, fitted_power, holds_if
+from fisherfold.reproduce.theory.report import Finding, Part, Row, Settings, fitted_power, holds_if, pick
 
 RADII = [0.1, 0.05, 0.025, 0.0125, 0.00625, 0.003125]
 
@@ -38,9 +40,9 @@ class Scene:
     basis: Tensor
 
     @classmethod
-    def make(cls, likelihood: str, method: str, *, seed: int, device: str = "cpu") -> Scene:
+    def make(cls, likelihood: str, method: str, *, seed: int) -> Scene:
         """A random scene."""
-        problem, theta = make_problem(Stiefel(4, 2), LIKELIHOODS[likelihood], seed=seed, device=device)
+        problem, theta = make_problem(Stiefel(4, 2), LIKELIHOODS[likelihood], seed=seed)
         return cls(problem, theta, method, tangent_basis(problem.manifold, theta))
 
     def loss(self, c: Tensor) -> Tensor:
@@ -76,77 +78,66 @@ class Scene:
     def best_step(self, radius: float, start: Tensor) -> Tensor:
         """The constrained minimum of the theorem, by sequential quadratic programming."""
 
-        def wrap(function: Any, factor: float) -> tuple[Any, Any]:
-            def value(c: NDArray[np.float64]) -> float:
-                return factor * float(function(radius * torch.as_tensor(c, device=start.device)[None])[0])
+        def value(c: Tensor) -> Tensor:
+            return self.loss(radius * c[None])[0] / radius
 
-            def derivative(c: NDArray[np.float64]) -> NDArray[np.float64]:
-                point = torch.tensor(c, device=start.device, requires_grad=True)
-                function(radius * point[None])[0].backward()
-                assert point.grad is not None
-                return factor * point.grad.cpu().numpy()
+        def room(c: Tensor) -> Tensor:
+            return 1 - self.divergence(radius * c[None])[0] * 2 / radius**2
 
-            return value, derivative
+        def numpy(function: Callable[[Tensor], Tensor]) -> Callable[[NDArray[np.float64]], NDArray[np.float64]]:
+            return lambda c: function(torch.tensor(c)).detach().numpy()
 
-        loss, loss_derivative = wrap(self.loss, 1 / radius)
-        spent, spent_derivative = wrap(self.divergence, -2 / radius**2)
-        constraint = {"type": "ineq", "fun": lambda c: 1 + spent(c), "jac": spent_derivative}
         found = constrained_minimum(
-            loss, start.cpu().numpy(), jac=loss_derivative, method="SLSQP", constraints=[constraint],
+            numpy(value), start.numpy(), jac=numpy(torch.func.grad(value)), method="SLSQP",
+            constraints=[{"type": "ineq", "fun": numpy(room), "jac": numpy(torch.func.grad(room))}],
             options={"ftol": 1e-14, "maxiter": 300},
         )  # fmt: skip
-        return torch.as_tensor(found.x, device=start.device)
+        return torch.as_tensor(found.x)
 
 
-def measure(settings: Settings) -> list[dict[str, Any]]:
+def measure(settings: Settings) -> list[Row]:
     """How far the constrained minimum is from the natural direction, and how random directions fare."""
+    count, seeds = (500, 1) if settings.quick else (5000, settings.seeds)
     rows = []
-    count = 500 if settings.quick else 5000
-    for seed in range(1 if settings.quick else settings.seeds):
-        settings.say(f"steepest descent, scene {seed}")
-        for likelihood in ("gaussian", "categorical"):
-            for method in ("polar", "qr"):
-                scene = Scene.make(likelihood, method, seed=seed, device=settings.device)
-                rows += [_row(scene, likelihood, seed, radius, count) for radius in RADII]
+    for seed, likelihood, method in itertools.product(range(seeds), ("gaussian", "categorical"), ("polar", "qr")):
+        scene = Scene.make(likelihood, method, seed=seed)
+        natural = scene.natural_direction()
+        gradient = scene.basis.T @ scene.problem.gradient(scene.theta).flatten()
+        for radius in RADII:
+            generator = torch.Generator().manual_seed(seed)
+            draws = torch.randn(count, len(natural), generator=generator, dtype=torch.float64)
+            falls = -scene.loss(scene.stretched(torch.cat([natural[None], -gradient[None], draws]), radius))
+            start = 0.5 * torch.randn(len(natural), generator=generator, dtype=torch.float64)
+            best = scene.best_step(radius, start)
+            rows.append({
+                "likelihood": likelihood, "retraction": method, "seed": seed, "radius": radius, "directions": count,
+                "distance": float((best - natural).norm() / natural.norm()),
+                "beaten": float((falls[2:] < falls[0]).double().mean()),
+                "best_random": float(falls[2:].max() / falls[0]), "gradient": float(falls[1] / falls[0]),
+                "optimum": float(-scene.loss(radius * best[None])[0] / falls[0]),
+            })  # fmt: skip
     return rows
 
 
-def _row(scene: Scene, likelihood: str, seed: int, radius: float, count: int) -> dict[str, Any]:
-    generator = torch.Generator().manual_seed(seed)
-    natural = scene.natural_direction()
-    draws = torch.randn(count, len(natural), generator=generator, dtype=torch.float64).to(natural.device)
-    gradient = scene.basis.T @ scene.problem.gradient(scene.theta).flatten()
-    candidates = scene.stretched(torch.cat([natural[None], -gradient[None], draws]), radius)
-    falls = -scene.loss(candidates)
-    start = 0.5 * torch.randn(len(natural), generator=generator, dtype=torch.float64).to(natural.device)
-    best = scene.best_step(radius, start)
-    return {
-        "likelihood": likelihood, "retraction": scene.method, "seed": seed, "radius": radius, "directions": count,
-        "distance": float((best - natural).norm() / natural.norm()),
-        "beaten": float((falls[2:] < falls[0]).double().mean()), "best_random": float(falls[2:].max() / falls[0]),
-        "gradient": float(falls[1] / falls[0]), "optimum": float(-scene.loss(radius * best[None])[0] / falls[0]),
-    }  # fmt: skip
-
-
-def findings(rows: list[dict[str, Any]]) -> list[Finding]:
+def findings(rows: list[Row]) -> list[Finding]:
     """What the scenes say about the steepest-descent characterisation."""
     found = []
     for method, order in (("polar", "second"), ("qr", "first")):
-        chosen = [r for r in rows if r["retraction"] == method]
+        chosen = pick(rows, retraction=method)
         power = fitted_power([r["radius"] for r in chosen], [r["distance"] for r in chosen])
-        least = max(r["distance"] for r in chosen if r["radius"] == min(RADII))
+        least = max(r["distance"] for r in pick(chosen, radius=min(RADII)))
         found.append(Finding(
             f"steepest descent: constrained minimum/ε → natural direction ({method})", "distance → 0, like ε",
             f"ε^{power:.2f}, {least:.3f} at ε={min(RADII):g}", holds_if(abs(power - 1) < 0.2),
             f"SLSQP from a random start on Stiefel(4, 2), {order}-order retraction; Gaussian and categorical",
         ))  # fmt: skip
-    small = [r for r in rows if r["radius"] == min(RADII)]
+    small = pick(rows, radius=min(RADII))
     beaten, best = min(r["beaten"] for r in small), max(r["best_random"] for r in small)
     found.append(Finding(
         "steepest descent: natural beats random directions of equal KL", 1.0, beaten, holds_if(beaten == 1.0, "partly"),
         f"share of {small[0]['directions']} directions per scene that decrease the loss less, the worst scene at "
         f"ε={min(RADII):g}; the best random one reaches {best:.4f} of the natural decrease, the Riemannian gradient "
-        f"{sum(r['gradient'] for r in small) / len(small):.3f} on average, the numerical optimum "
+        f"{fmean(r['gradient'] for r in small):.3f} on average, the numerical optimum "
         f"{max(r['optimum'] for r in small):.4f}",
     ))  # fmt: skip
     return found
@@ -163,8 +154,6 @@ def part(settings: Settings) -> Part:
     )
     table = [{"section": "slope", **{k: v for k, v in r.items() if k != "errors"}} for r in slopes]
     table += [{"section": "steepest", **r} for r in scenes]
-    return Part(
-        "metric", "The RFIM is the metric of KL", sentence,
-        divergence.findings(slopes, settings) + findings(scenes), table,
-        draw_metric(divergence.STEPS, slopes, scenes),
-    )  # fmt: skip
+    found = divergence.findings(slopes) + findings(scenes)
+    picture = draw_metric(divergence.STEPS, slopes, scenes)
+    return Part("metric", "The RFIM is the metric of KL", sentence, found, table, picture)
