@@ -28,8 +28,8 @@ def test_regressions(name, inference, monkeypatch):
     # what is compared is compared to the bit, after few passes as after many
     model = SubspaceRegressor(2, inference=inference, ridge=1.0, max_iter=10).fit(X, Y, task=TASK)
     before = model.predict(X, task=TASK), model.statistics_.counts.sum(), len(model.task_ids_)
-    for step in ("_set_marginal", "_learn_point", "_point_weights"):
-        monkeypatch.setattr(SubspaceRegressor, step, stop)
+    for step in ("SubspaceRegressor._set_marginal", "SubspaceRegressor._learn_point", "point_coefficients"):
+        monkeypatch.setattr(f"fisherfold.subspace.regressor.{step}", stop)
     with pytest.raises(KeyboardInterrupt):
         REGRESSIONS[name](model)
     monkeypatch.undo()

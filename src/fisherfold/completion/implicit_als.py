@@ -27,7 +27,7 @@ from fisherfold.completion.inference.posterior import CompletionPosterior, Side
 from fisherfold.completion.inference.variational import update_members
 from fisherfold.completion.ratings import Ratings
 
-_CHUNK_ENTRIES = 2**20  # of the (q, q, n) working arrays: they stay in the cache
+_CHUNK_ENTRIES = 2**18  # of the (n, q, q) working arrays: they stay in the cache
 _SWEEPS = 4  # of the subspace iteration that the fit starts from
 
 
@@ -110,10 +110,9 @@ def _update_side(side: Side, table: Tensor, groups: Grouped, tau: float, alpha: 
     chunk = max(256, _CHUNK_ENTRIES // size**2)
     for first in range(0, n, chunk):
         part = slice(first, min(first + chunk, n))
-        observed = groups.sums({1: table}, part.start, part.stop)[0].T
-        cross = observed[-size - 1 :].contiguous()
-        evidence = Evidence(observed + everyone[:, None], cross, cross[-1])
-        second, residual[part] = update_members(side, part, evidence, side.center[None], tau)
-        moments_of_side[part] = second.T
+        observed = groups.sums({1: table}, part.start, part.stop)[0]
+        cross = observed[:, -size - 1 :]
+        evidence = Evidence(observed + everyone, cross, cross[:, -1])
+        moments_of_side[part], residual[part] = update_members(side, part, evidence, side.center[None], tau)
     return moments_of_side, residual
 

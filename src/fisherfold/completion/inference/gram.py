@@ -6,8 +6,7 @@ With a_j = (v_j, c_j, 1), the coefficients k_i = (u_i, 1, b_i) that multiply it,
 
 the posterior of (u_i, b_i) has the precision K + τ α_i T_i (its free rows and columns), and the expected weighted
 squared residual is Σ_j β_j E[e_ij²] = s_i - 2 k̄_i·h_i + tr(E[k_i k_iᵀ] T_i). T_i is the sum of rows of a table of
-packed second moments: one streaming pass over the ratings (``Grouped.sums``). All sums are *batch-last*: each entry of
-a matrix is one vector over the members.
+packed second moments: one streaming pass over the ratings (``Grouped.sums``).
 """
 
 from __future__ import annotations
@@ -37,36 +36,32 @@ def moments(mean: Tensor, covariance: Tensor) -> Tensor:
 class Evidence:
     """What the ratings of some members say about them."""
 
-    gram: Tensor  # T_i, packed and batch-last
-    cross: Tensor  # h_i, batch-last
+    gram: Tensor  # T_i, packed, one row for each member
+    cross: Tensor  # h_i
     squares: Tensor  # s_i
 
     def part(self, members: slice) -> Evidence:
         """That of a run of members."""
-        return Evidence(self.gram[:, members], self.cross[:, members], self.squares[members])
+        return Evidence(self.gram[members], self.cross[members], self.squares[members])
 
     def double(self) -> Evidence:
         """The same in float64."""
         return Evidence(self.gram.double(), self.cross.double(), self.squares.double())
 
     def normal_equations(self) -> tuple[Tensor, Tensor]:
-        """The free block of T_i, and h_i less what the other side's offsets explain: (q, q, n) and (q, n)."""
-        size = len(self.cross) - 1
+        """The free blocks of T_i, and h_i less what the other side's offsets explain: (n, q, q) and (n, q)."""
+        size = self.cross.shape[1] - 1
         free, fixed, _, _ = _layout(size, self.gram.device)
-        pull = torch.cat([self.cross[: size - 1], self.cross[size:]]) - self.gram.index_select(0, fixed)
-        return self.gram.index_select(0, free).view(size, size, -1), pull
+        pull = torch.cat([self.cross[:, : size - 1], self.cross[:, size:]], dim=1) - self.gram.index_select(1, fixed)
+        return self.gram.index_select(1, free).view(-1, size, size), pull
 
     def residual(self, mean: Tensor, packed: Tensor) -> tuple[Tensor, Tensor]:
-        """Σ_j β_j E[e_ij²] at a posterior."""
-        size = len(mean)
-        _, _, twin, factor = _layout(size, self.gram.device)
-        rows, columns = triangle(size + 1, self.gram.device)
-        augmented = torch.cat([mean, mean.new_ones(1, mean.shape[1])])
-        second = augmented.index_select(0, rows).mul_(augmented.index_select(0, columns))
-        second[: len(packed)] += packed
-        coefficients = torch.cat([mean[:-1], augmented[-1:], mean[-1:]])
-        fitted = second.index_select(0, twin).mul_(self.gram).mul_(factor.to(self.gram)[:, None]).sum(0)
-        return second, (self.squares - 2 * (coefficients * self.cross).sum(0) + fitted).clamp_(min=0)
+        """The packed E[a aᵀ] of a = (u, b, 1), and Σ_j β_j E[e_ij²], at a posterior."""
+        _, _, twin, factor = _layout(mean.shape[1], self.gram.device)
+        second = moments(mean, packed)
+        coefficients = torch.cat([mean[:, :-1], mean.new_ones(len(mean), 1), mean[:, -1:]], dim=1)
+        fitted = second.index_select(1, twin).mul_(self.gram) @ factor.to(self.gram)
+        return second, (self.squares - 2 * (coefficients * self.cross).sum(1) + fitted).clamp_(min=0)
 
 
 class Summands:
@@ -97,7 +92,7 @@ class Summands:
             widths = [part.shape[1] for part in parts]
             parts = list(torch.split(groups.total(torch.cat(parts, dim=1)), widths, dim=1))
         *gram, cross, squares = parts
-        return Evidence(torch.cat([part.T for part in gram]), cross.T.contiguous(), squares[:, 0])
+        return Evidence(gram[0] if len(gram) == 1 else torch.cat(gram, dim=1), cross, squares[:, 0])
 
 
 def second_moment_of_products(left: Tensor, right: Tensor) -> Tensor:

@@ -22,8 +22,8 @@ from fisherfold.fisher.blocks import sweep
 _LAPACK_BELOW = 400
 _LAPACK_ABOVE_ORDER = 24
 _RUN = 2**13
-# Batched products win above this order, in runs that fit into the second-level cache.
-_BLOCKED_ABOVE, _BLOCKED_RUN, _BLOCK = 80, 64, 17
+# Batched products of so many columns win above this order.
+_BLOCKED_ABOVE, _BLOCK = 32, 17
 
 
 @lru_cache(maxsize=256)
@@ -57,17 +57,9 @@ def unpack(packed: Tensor) -> Tensor:
 
 def outer_table(x: Tensor, *more: Tensor) -> Tensor:
     """The packed outer products x_j x_jᵀ of the rows of a table, and further columns beside them."""
-    size = x.shape[1]
-    length = size * (size + 1) // 2
-    out = x.new_empty(len(x), length + sum(m.shape[1] for m in more))
-    start = 0
-    for k in range(size):
-        torch.mul(x[:, : k + 1], x[:, k : k + 1], out=out[:, start : start + k + 1])
-        start += k + 1
-    for m in more:
-        out[:, start : start + m.shape[1]] = m
-        start += m.shape[1]
-    return out
+    rows, columns = triangle(x.shape[1], x.device)
+    products = x.index_select(1, rows).mul_(x.index_select(1, columns))
+    return torch.cat([products, *more], dim=1) if more else products
 
 
 def solve_positive(packed: Tensor, rhs: Tensor, diagonal: Tensor) -> tuple[Tensor, Tensor]:
@@ -120,56 +112,43 @@ def pack(square: Tensor) -> Tensor:
     return square[:, rows, columns]
 
 
-def invert_batch_last(matrices: Tensor) -> tuple[Tensor, Tensor]:
-    """Invert a batch of symmetric positive definite matrices.
-
-    If a pivot is not positive (a matrix that is singular to working precision) the batch is inverted once more in
-    float64, with its diagonal raised by 1e-10 of itself.
-
-    Example:
-        >>> a = torch.tensor([[2.0, 1.0], [1.0, 3.0]]).unsqueeze(-1)
-        >>> inverse, log_det = invert_batch_last(a)
-        >>> torch.allclose(inverse[..., 0] @ a[..., 0], torch.eye(2), atol=1e-6), round(float(log_det.exp()), 4)
-        (True, 5.0)
-    """
-    work = matrices.clone()
-    log_det, positive = _sweep(work)
-    if positive:
-        return work.neg_(), log_det
-    work = matrices.double()
-    work.diagonal(dim1=0, dim2=1).mul_(1 + 1e-10)
-    log_det, positive = _sweep(work)
-    if not positive:
-        raise ArithmeticError("a posterior precision is not positive definite: the values or the ridge are too extreme")
-    return work.neg_().to(matrices.dtype), log_det.to(matrices.dtype)
-
-
-def solve_batch_last(precision: Tensor, pull: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def solve_batch(precision: Tensor, pull: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Means, packed covariances and log-determinants of the precisions: A⁻¹ b, A⁻¹ and log|A| of a batch.
 
-    Above order 80 runs of matrices are swept a block of columns at a time, by batched products:
+    Small matrices are swept with the batch as the last, long axis, larger ones a block of columns at a time:
 
         A ← A - C P Cᵀ,   C ← C P,   P ← -P     with C the columns of the block and P the inverse of its own part
+
+    If a matrix is not positive to working precision the batch is inverted once more in float64, with its diagonals
+    raised by 1e-10 of themselves.
+
+    Example:
+        >>> mean, inverse, log_det = solve_batch(torch.tensor([[[2.0, 1.0], [1.0, 3.0]]]), torch.tensor([[3.0, 4.0]]))
+        >>> mean.tolist(), unpack(inverse)[0].mul(5).tolist(), round(float(log_det.exp()), 4)
+        ([[1.0, 1.0]], [[3.0, -1.0], [-1.0, 2.0]], 5.0)
     """
-    size, count = pull.shape
+    size = pull.shape[1]
+    if size > _BLOCKED_ABOVE:
+        work = precision.clone()
+        log_det, positive = _sweep_blocks(work)
+    else:
+        work = precision.permute(1, 2, 0).clone(memory_format=torch.contiguous_format)
+        pivots = sweep(work)
+        log_det, positive = pivots.log().sum(0), bool((pivots > 0).all())
+        work = work.permute(2, 0, 1).contiguous()
+    if not (positive and bool(torch.isfinite(log_det).all())):
+        raised = precision.double()
+        raised.diagonal(dim1=1, dim2=2).mul_(1 + 1e-10)
+        factors, info = torch.linalg.cholesky_ex(raised)
+        if bool(info.any()) or not bool(torch.isfinite(factors).all()):
+            raise ArithmeticError(
+                "a posterior precision is not positive definite: the values or the ridge are too extreme"
+            )
+        log_det = (2 * factors.diagonal(dim1=1, dim2=2).log().sum(1)).to(pull)
+        work = torch.cholesky_inverse(factors).neg_().to(pull)
     rows, columns = triangle(size, precision.device)
-    places = rows * size + columns  # of the packed form in the flattened matrix
-    if size <= _BLOCKED_ABOVE:
-        inverse, log_det = invert_batch_last(precision)
-        return (inverse * pull).sum(1), inverse.flatten(0, 1).index_select(0, places), log_det
-    mean, packed = torch.empty_like(pull), pull.new_empty(len(places), count)
-    log_det = pull.new_empty(count)
-    run = _BLOCKED_RUN if precision.device.type == "cpu" else count
-    for start in range(0, count, run):
-        part = slice(start, start + run)
-        work = precision[:, :, part].permute(2, 0, 1).clone(memory_format=torch.contiguous_format)
-        log_det[part], positive = _sweep_blocks(work)
-        if not positive:
-            inverse, log_det[part] = invert_batch_last(precision[:, :, part].contiguous())
-            work = inverse.neg_().permute(2, 0, 1).contiguous()
-        mean[:, part] = torch.bmm(work, pull[:, part].T[:, :, None])[:, :, 0].neg_().T
-        packed[:, part] = work.flatten(1).index_select(1, places).neg_().T
-    return mean, packed, log_det
+    packed = work.flatten(1).index_select(1, rows * size + columns).neg_()
+    return torch.bmm(work, pull[:, :, None])[:, :, 0].neg_(), packed, log_det
 
 
 def _sweep_blocks(matrices: Tensor) -> tuple[Tensor, bool]:
@@ -185,11 +164,4 @@ def _sweep_blocks(matrices: Tensor) -> tuple[Tensor, bool]:
         scaled = columns @ inverse
         matrices.baddbmm_(scaled, columns.mT, alpha=-1)
         matrices[:, :, part], matrices[:, part], matrices[:, part, part] = scaled, scaled.mT, -inverse
-    return log_det, positive and bool(torch.isfinite(log_det).all())
-
-
-def _sweep(matrices: Tensor) -> tuple[Tensor, bool]:
-    """Sweep every pivot in place; the log-determinants, and whether all pivots were positive."""
-    pivots = sweep(matrices)
-    log_det = pivots.log().sum(dim=0)
-    return log_det, bool((pivots > 0).all() & torch.isfinite(log_det).all())
+    return log_det, positive

@@ -136,9 +136,9 @@ def _natural_step(
     rescale, scale = (weight / before.weight)[:, None], (weight * tau)[:, None]
     everyone = side.prior_mean.double()
     prior_mean = everyone if len(everyone) == 1 else everyone[ids]
-    precision = before.prior + rescale[:, :, None] * before.precision + scale[:, :, None] * gram.permute(2, 0, 1)
+    precision = before.prior + rescale[:, :, None] * before.precision + scale[:, :, None] * gram
     expected = (before.prior @ prior_mean[:, :, None])[:, :, 0]
-    total = expected + rescale * before.pull + scale * pull.T
+    total = expected + rescale * before.pull + scale * pull
     if not side.has_offset:
         precision[:, -1], precision[:, :, -1], total[:, -1] = 0, 0, 0
         precision[:, -1, -1] = 1
@@ -147,7 +147,7 @@ def _natural_step(
     if not side.has_offset:
         covariance[:, -1, -1] = 0
     packed = pack(covariance)
-    _, residual = evidence.residual(mean.T, packed.T)
+    _, residual = evidence.residual(mean, packed)
     side.mean[ids], side.covariance[ids] = mean.to(side.mean), packed.to(side.mean)
     side.log_det[ids] = -torch.logdet(precision).to(side.mean)
     if posterior.weight_strength:

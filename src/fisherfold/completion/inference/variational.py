@@ -23,7 +23,7 @@ from torch import Tensor
 from fisherfold.completion.grouped import Grouped
 from fisherfold.completion.inference.gram import Evidence, Summands, moments
 from fisherfold.completion.inference.observations import Observations
-from fisherfold.completion.inference.packed import solve_batch_last
+from fisherfold.completion.inference.packed import solve_batch
 from fisherfold.completion.inference.posterior import WEIGHT_STRENGTH, CompletionPosterior, Side
 from fisherfold.completion.inference.start import FeatureTable, raise_rank, start_posterior
 from fisherfold.completion.ratings import Ratings
@@ -37,7 +37,7 @@ _MOMENTUM, _SLOW = 0.7, 0.5
 # The last pass moves predictions by less than so many times the tolerance of the bound. Held-out errors settle with the
 # predictions; at a high rank the bound goes on rising for long, by switching factors off.
 _MOVE, _SAMPLE = 30.0, 2**14
-_CHUNK_ENTRIES = 2**20  # of the (q, q, n) working arrays: they stay in the cache, and memory stays bounded
+_CHUNK_ENTRIES = 2**18  # of the (n, q, q) working arrays: they stay in the cache, and memory stays bounded
 
 
 def fit_variational(
@@ -181,7 +181,7 @@ def update_side(side: Side, weighted: Tensor, groups: Grouped, noise_precision: 
     """Set the posterior of one side to its optimum given the moments of the other."""
     n, size = side.mean.shape
     prior_mean = side.prior_mean
-    chunk = max(256, _CHUNK_ENTRIES // size**2)
+    chunk = max(64, _CHUNK_ENTRIES // size**2)
     table = weighted.new_empty(n, weighted.shape[1])
     residual = weighted.new_empty(n)
     summands = Summands(weighted)
@@ -192,8 +192,7 @@ def update_side(side: Side, weighted: Tensor, groups: Grouped, noise_precision: 
             part = slice(first, min(first + chunk, n))
             prior = prior_mean if len(prior_mean) == 1 else prior_mean[part]
             own = evidence.part(slice(first - begin, part.stop - begin))
-            second, residual[part] = update_members(side, part, own, prior, noise_precision)
-            table[part] = second.T
+            table[part], residual[part] = update_members(side, part, own, prior, noise_precision)
     return table, residual
 
 
@@ -202,18 +201,18 @@ def update_members(
 ) -> tuple[Tensor, Tensor]:
     """Set a run of members to precision K + τ α_i T_i; their second moments and expected squared residuals."""
     gram, pull = evidence.normal_equations()
-    scale = side.weight[part] * noise_precision
+    scale = side.weight[part, None] * noise_precision
     prior = side.precision.to(gram.dtype)
-    precision = gram.mul_(scale).add_(prior[:, :, None])
-    pull = pull.mul_(scale).add_(prior @ prior_mean.T)
+    precision = gram.mul_(scale[:, :, None]).add_(prior)
+    pull = pull.mul_(scale).add_(prior_mean @ prior)
     if not side.has_offset:
-        precision[-1], precision[:, -1], pull[-1] = 0, 0, 0
-        precision[-1, -1] = 1
-    mean, packed, log_det = solve_batch_last(precision, pull)
+        precision[:, -1], precision[:, :, -1], pull[:, -1] = 0, 0, 0
+        precision[:, -1, -1] = 1
+    mean, packed, log_det = solve_batch(precision, pull)
     if not side.has_offset:
-        packed[-1] = 0
+        packed[:, -1] = 0
     second, residual = evidence.residual(mean, packed)
-    side.mean[part], side.covariance[part], side.log_det[part] = mean.T, packed.T, -log_det
+    side.mean[part], side.covariance[part], side.log_det[part] = mean, packed, -log_det
     return second, residual
 
 
