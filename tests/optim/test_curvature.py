@@ -157,14 +157,15 @@ def test_token_losses_count_tokens():
         torch.testing.assert_close(mine, theirs)
 
 
-@pytest.mark.parametrize("clip", [False, True])
-def test_a_grad_scaler_does_not_change_the_curvature(clip):
-    """Clipping as well cannot be told from scaling; relative damping sees neither."""
+@pytest.mark.parametrize("relative", [False, True])
+@pytest.mark.parametrize("clip", [0.0, 0.003])
+def test_a_grad_scaler_and_clipping_do_not_change_the_curvature(clip, relative):
+    """Both at once cannot be told apart where damping is absolute, which is said once."""
 
     def run(scale):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
-        optimizer = SphereOptimizer(model, direction="natural", every=1) if clip else MKFAC(model, every=1, damping=0.1)
+        optimizer = SphereOptimizer(model, direction="natural", every=1) if relative else MKFAC(model, every=1)
         scaler = torch.amp.GradScaler("cpu", init_scale=scale, enabled=scale > 1)
         x, y = torch.randn(32, 6), torch.randint(3, (32,))
         for _ in range(3):
@@ -172,14 +173,19 @@ def test_a_grad_scaler_does_not_change_the_curvature(clip):
             scaler.scale(F.cross_entropy(model(x), y)).backward()
             if clip:
                 scaler.unscale_(optimizer)
-                nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+                nn.utils.clip_grad_norm_(model.parameters(), clip)
             scaler.step(optimizer)
             scaler.update()
-        if clip:
-            return optimizer.state[model[0].weight]["left"], optimizer.state[model[0].weight]["right"]
-        return factors(optimizer)["0.weight"]
+        state = optimizer.state[model[0].weight]
+        return [state[key] for key in (("left", "right") if relative else ("A", "G"))]
 
-    for mine, theirs in zip(run(2.0**15), run(1.0), strict=True):
+    expected = run(1.0)
+    if clip and not relative:
+        with pytest.warns(UserWarning, match="both scaled and clipped") as caught:
+            run(2.0**15)
+        assert len(caught) == 1
+        return
+    for mine, theirs in zip(run(2.0**15), expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-7)
 
 
@@ -328,6 +334,18 @@ def test_checkpointed_layers_autocast_and_frozen_weights_are_collected():
     }  # fmt: skip
 
 
+def test_refresh_depends_on_its_batches_alone():
+    net = bn_net()
+    optimizer = MKFAC(net, every=0)
+    batches = [(torch.randn(32, 6), torch.randint(3, (32,)))] * 32
+    optimizer.refresh(batches, F.cross_entropy)
+    expected = factors(optimizer)["0.weight"]
+    F.cross_entropy(net(batches[0][0]), batches[0][1]).backward()  # what a training step leaves behind
+    optimizer.refresh(batches, F.cross_entropy)
+    for mine, theirs in zip(factors(optimizer)["0.weight"], expected, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
 def test_refresh_leaves_the_model_alone():
     net = bn_net().eval()
     optimizer = MKFAC(net, every=0)
@@ -343,10 +361,11 @@ def test_refresh_leaves_the_model_alone():
         optimizer.refresh([(x, y)], nn.HuberLoss(), sampler="mc")
 
 
-def test_compiled_models_run_eagerly_where_curvature_is_collected():
+def test_compiled_models_and_steps_are_eager_where_curvature_is_collected():
     net = bn_net()
     compiled = torch.compile(net, backend="eager")
     optimizer = SphereOptimizer(compiled, direction="natural", every=2)
+    optimizer.step = torch.compile(optimizer.step, backend="eager")
     train(net, optimizer, steps=5, forward=compiled)
     twin = bn_net()
     reference = SphereOptimizer(twin, direction="natural", every=2)

@@ -175,6 +175,12 @@ class SphereOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._update()
+        return loss
+
+    # eager under ``torch.compile(opt.step)`` too: hooks come and go, and checks read values
+    @torch._disable_dynamo  # type: ignore[attr-defined]
+    def _update(self) -> None:
         self._check_gradients()
         if not self._relative and self.curvature.layers and _capturing():
             raise RuntimeError(
@@ -191,7 +197,6 @@ class SphereOptimizer(torch.optim.Optimizer):
                 self._step_group(group, entries)
         self.param_groups[0]["steps"] = steps
         self.curvature.prepare(steps)
-        return loss
 
     def _step_group(self, group: dict[str, Any], entries: list[Entry]) -> None:
         rule, parameters = group["rule"], [entry.parameter for entry in entries]

@@ -24,6 +24,7 @@ from fisherfold.warn import warn
 DECAY = 0.95  # of the running means
 MAX_ORDER = 8192  # of a factor: a vocabulary has none
 PATIENCE = 50  # steps without curvature before a warning
+EXACT = 0.02  # of the binary logarithm of a loss scale, a power of two, in half precision
 INVERSE = ("left", "right", "coefficients", "base")
 State = dict[str, Tensor]
 
@@ -37,6 +38,7 @@ class Curvature:
         self.layers: dict[str, list[nn.Module]] = {}
         self.model: nn.Module | None = None
         self.refused: dict[str, str] = {}
+        self.doubted = False
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "group": None, "collector": None}
@@ -109,7 +111,7 @@ class Curvature:
             return
         if not any_process(bool(collector.sums), self.group):
             return
-        scale = 1.0 if self.relative else _loss_scale(collector, entries)
+        scale = 1.0 if self.relative or not decay else self._loss_scale(collector, entries)
         self._share(collector, entries)
         for name, (a, g) in collector.factors(mean=self.mean).items():
             entry, state = entries[name], optimizer.state[entries[name].parameter]
@@ -166,6 +168,33 @@ class Curvature:
             if self.mean:
                 sums.g.div_(ranks**2)
                 sums.sum_g.div_(ranks)
+
+    def _loss_scale(self, collector: Collector, entries: Mapping[str, Any]) -> float:
+        """By what a GradScaler has multiplied the loss, whose gradients have been divided by it since."""
+        entry = entries.get(collector.measured)
+        if entry is None or entry.parameter.grad is None:
+            return 1.0
+        gradient = entry.parameter.grad.reshape(len(entry.parameter), -1)
+        gradient = gradient.to(torch.promote_types(gradient.dtype, torch.float32))
+        cross = torch.zeros_like(gradient) if collector.cross is None else collector.cross
+        if in_several(self.group):  # gradients are means over processes
+            sum_over_processes([cross], self.group)
+            cross /= torch.distributed.get_world_size(self.group)
+        ratio = float((cross * gradient).sum() / gradient.square().sum().clamp_min(1e-30))
+        if not 16 <= ratio < math.inf:  # clipping divides by less
+            return 1.0
+        power = round(math.log2(ratio))
+        if abs(math.log2(ratio) - power) < EXACT:
+            return 2.0**power
+        if power < 10:  # clipping alone
+            return 1.0
+        if not self.doubted:
+            self.doubted = True
+            warn(
+                "gradients are both scaled and clipped, by factors that cannot be told apart: absolute damping "
+                "may be off; use SphereOptimizer(direction='natural'), whose damping is relative"
+            )
+        return 2.0**power
 
     # ------------------------------------------------------------------ on demand
 
@@ -233,13 +262,3 @@ def _untouched(model: nn.Module, parameters: list[nn.Parameter]) -> Iterator[Non
                 buffer.copy_(value)
         for module, training in modes:
             module.training = training
-
-
-def _loss_scale(collector: Collector, entries: Mapping[str, Any]) -> float:
-    """By what a GradScaler has multiplied the loss, whose gradients have been divided by it since: a power of two."""
-    cross, entry = collector.cross, entries.get(collector.measured)
-    if cross is None or entry is None or entry.parameter.grad is None:
-        return 1.0
-    gradient = entry.parameter.grad.reshape(cross.shape).to(cross.dtype)
-    ratio = float((cross * gradient).sum() / gradient.square().sum().clamp_min(1e-30))
-    return 2.0 ** round(math.log2(ratio)) if 16 <= ratio < math.inf else 1.0  # clipping divides by less

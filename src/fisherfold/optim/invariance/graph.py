@@ -65,10 +65,17 @@ def guess_from_structure(model: nn.Module) -> dict[str, Finding]:
 Report = Callable[[Any, int, str], None]
 
 
+class _Tracer(fx.Tracer):
+    """Norms with an activation of their own, as in timm, are norms."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, PER_CHANNEL + PER_SAMPLE) or super().is_leaf_module(m, module_qualified_name)
+
+
 def _collect(model: nn.Module, report: Report) -> None:
     """Report the number of spheres (0: none) for every use of a weight."""
     try:
-        graph = fx.symbolic_trace(model).graph
+        graph = _Tracer().trace(model)
     except Exception:  # tracing runs the user's forward on proxies: anything can be raised
         _neighbours(model, report)
         for child in model.children():
