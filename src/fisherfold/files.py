@@ -35,10 +35,7 @@ _REASONS = {
 
 
 def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write a file that is either complete or not there; one that is replaced hands on its permissions.
-
-    ``path``: where to write; the folder must exist. A link stays, and what it points to is written.
-    """
+    """Write a file completely or not at all; permissions stay, and a link stays with its target written."""
     check_place(path, "cannot write")
     target = Path(os.path.realpath(path))
     temporary = temporary_beside(target)
@@ -104,11 +101,7 @@ def system_errors(target: Path) -> Iterator[None]:
 
 
 def check_place(path: str | os.PathLike[str], name: str) -> None:
-    """Check whether a file can have this name, before the work whose result it is to hold.
-
-    ``name``: what it is, for the message. Raises FileNotFoundError if its folder does not exist. Raises
-    IsADirectoryError if it is a folder. Raises OSError if it is a device or a pipe.
-    """
+    """Check whether a file can have this name, before the work whose result it is to hold; ``name`` says what it is."""
     target = Path(path)
     if target.is_dir():
         raise IsADirectoryError(f"{name} {target}: it is a folder, a file is expected")
@@ -126,12 +119,7 @@ def make_folder(path: str | os.PathLike[str]) -> Path:
 
 
 def pack_tensors(tensors: Mapping[str, Tensor], *, kind: str, version: int, header: Mapping[str, Any]) -> bytes:
-    """Make the bytes of a file of named tensors with a JSON header and a SHA-256 of both.
-
-    ``kind``: what the file holds, checked when it is read. ``version``: of that kind's format. ``header``: anything
-    that JSON can hold; floats keep all their digits. Raises ValueError if the header is larger than a reader would
-    accept.
-    """
+    """Make the bytes of a file of named tensors of some kind, with a JSON header and a SHA-256 of both."""
     # copies, because the format refuses two names for the same memory
     layout = torch.contiguous_format
     copies = {name: tensor.detach().cpu().clone(memory_format=layout) for name, tensor in tensors.items()}
@@ -152,13 +140,9 @@ def write_tensors(
 def read_tensors(
     path: str | os.PathLike[str], *, kind: str, version: int, device: str = "cpu"
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read what ``write_tensors`` wrote, and check it.
+    """Read what ``write_tensors`` wrote; raises ``ValueError`` if it is damaged, or of another kind or a newer version.
 
     The file is opened once, so that one that is replaced at the same time is read as it was or as it is.
-
-    ``kind``: what it must hold. ``version``: the newest version of that kind that the caller understands. ``device``:
-    where to put the tensors. Raises FileNotFoundError if there is no such file. Raises ValueError if it is damaged, of
-    another kind, or of a newer version.
     """
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no file {path}")
@@ -205,10 +189,7 @@ def _checked_content(file: dict[str, Any], path: str | os.PathLike[str], kind: s
 
 
 def kind_of(path: Path) -> str | None:
-    """Tell from its header what a file of tensors holds.
-
-    Returns the kind; None if it is no file of ours.
-    """
+    """Tell from its header what a file of tensors holds; None if it is no file of ours."""
     try:
         with path.open("rb") as file:
             return str(parse_json(_header(file)["__metadata__"][HEADER])["kind"])
@@ -217,10 +198,7 @@ def kind_of(path: Path) -> str | None:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Read JSON.
-
-    Raises ValueError if it is not JSON, or is nested too deeply.
-    """
+    """Read JSON; raises ``ValueError`` if it is none, or is nested too deeply."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -232,8 +210,6 @@ def sound(path: str | os.PathLike[str], kind: str) -> Iterator[None]:
     """Turn whatever goes wrong while a file is read and its parts are put together into an error that names it.
 
     The checksum says that a file is as it was written, not that an honest program wrote it.
-
-    Raises ValueError naming the file and the reason.
     """
     try:
         yield

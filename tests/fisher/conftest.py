@@ -16,7 +16,6 @@ MANIFOLDS = {
     "oblique": Oblique(3, 4),
     "stiefel": Stiefel(5, 2),
     "grassmann": Grassmann(5, 2),
-    "grassmann-wide": Grassmann(5, 2, wide=True),
     "product": Product({"a": Sphere(3), "b": Product({"c": Grassmann(4, 1), "d": Euclidean(2)}), "e": Euclidean()}),
 }
 LIKELIHOODS = {"gaussian": Gaussian(0.3), "categorical": Categorical(), "bernoulli": Bernoulli(), "poisson": Poisson()}

@@ -10,7 +10,7 @@ from fisherfold.manifolds import Euclidean, Grassmann, Oblique, Product, Sphere,
 from fisherfold.manifolds.base import combine, tree_map
 
 MANIFOLDS = [
-    Sphere(60), Oblique(10, 12), Stiefel(30, 4), Grassmann(30, 4), Grassmann(30, 4, wide=True),
+    Sphere(60), Oblique(10, 12), Stiefel(30, 4), Grassmann(30, 4),
     Product({"u": Grassmann(20, 3), "w": Sphere(20)}),
 ]  # fmt: skip
 
@@ -89,7 +89,7 @@ class AmbientDiagonal(DenseFisher):
         return unflatten(flatten(v) / (self.matrix.diagonal() + damping), v)
 
 
-@pytest.mark.parametrize("manifold", MANIFOLDS[:5], ids=repr)
+@pytest.mark.parametrize("manifold", MANIFOLDS[:4], ids=repr)
 def test_a_preconditioner_that_leaves_the_tangent_space_is_brought_back(manifold):
     operator, g = ill_conditioned(manifold, 1e3, dtype=torch.float64, kind=AmbientDiagonal)
     plain, _ = ill_conditioned(manifold, 1e3, dtype=torch.float64)

@@ -1,8 +1,7 @@
-"""What every manifold promises at its door: messages for bad input, dtypes kept, nothing n×n, plain value objects."""
+"""What every manifold promises: messages for bad input, dtypes kept, nothing n×n, plain value objects."""
 
 import copy
 import pickle
-import re
 
 import numpy as np
 import pytest
@@ -30,7 +29,6 @@ MANIFOLDS = [
     Oblique(3, 4),
     Stiefel(6, 3),
     Grassmann(6, 2),
-    Grassmann(6, 2, wide=True),
     Rotations(3),
     Power(Sphere(3), 2),
     SPD(3),
@@ -55,8 +53,6 @@ def draw(manifold, *batch, seed=0, **options):
         (lambda: Sphere(1), r"n of Sphere must be at least 2, got 1"),
         (lambda: Oblique(3, 1), r"n of Oblique must be at least 2, got 1"),
         (lambda: Oblique(True, 2), r"m of Oblique must be a positive integer, got True"),
-        (lambda: Oblique(2, np.True_), r"n of Oblique must be a positive integer, got np\.True_"),
-        (lambda: Sphere(torch.tensor(True)), r"n of Sphere must be a positive integer, got tensor\(True\)"),
         (lambda: Sphere(np.float64(3)), r"n of Sphere must be a positive integer, got np\.float64\(3\.0\)"),
         (lambda: Sphere(np.int64(-3)), r"n of Sphere must be a positive integer, got np\.int64\(-3\)"),
         (lambda: Euclidean(3, -1), r"every size of Euclidean must be a positive integer, got -1"),
@@ -79,19 +75,6 @@ def test_sizes_are_whole_numbers_of_any_type(whole):
         assert type(manifold.dim) is int
         assert all(type(size) is int for size in manifold.point_shape)
         assert torch.equal(draw(manifold)[0], draw(plain)[0])
-
-
-@pytest.mark.parametrize("manifold", [Sphere(4), Product({"a": Stiefel(3, 2), "b": Euclidean(2)})], ids=repr)
-def test_what_is_no_batch_dimension_and_no_generator_is_named(manifold):
-    for batch in [((3,),), (-1,), (2, 1.5), ("3",)]:
-        seen = re.escape(", ".join(map(repr, batch)))
-        with pytest.raises(ValueError, match=r"whole numbers ≥ 0, as in random_point\(3, 2\), got " + seen):
-            manifold.random_point(*batch)
-    with pytest.raises(TypeError, match=r"generator must be a torch.Generator or None, got 3; a seed goes into"):
-        manifold.random_point(generator=3)
-    with pytest.raises(TypeError, match=r"generator must be a torch.Generator or None, got 3; a seed goes into"):
-        manifold.random_tangent(manifold.random_point(), generator=3)
-    assert all(leaf.shape[:2] == (0, 2) for leaf in leaves(manifold.random_point(np.int64(0), torch.tensor(2))))
 
 
 @pytest.mark.parametrize("manifold", MANIFOLDS, ids=repr)
@@ -166,47 +149,6 @@ def test_retractions_can_be_differentiated_at_zero_too(manifold):
             torch.testing.assert_close((backward * w).sum(), (a * slope).sum(), atol=1e-8, rtol=0)
 
 
-def test_grassmann_tells_the_layouts_apart():
-    x, _ = draw(Grassmann(6, 2))
-    with pytest.raises(ValueError, match=r"shape \(\.\.\., 2, 6\) on Grassmann\(6, 2, wide=True\), got \(6, 2\)"):
-        Grassmann(6, 2, wide=True).check_point(x)
-
-
-@pytest.mark.parametrize("manifold", MANIFOLDS, ids=repr)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_is_computed_in_float32(manifold, dtype):
-    x, v = draw(manifold, 2, dtype=dtype)
-    assert x.dtype == v.dtype == dtype
-    manifold.check_point(x)
-    eps = torch.finfo(dtype).eps
-    wide_x, wide_v = x.float(), v.float()
-    for method in manifold.retractions:
-        y = manifold.retract(x, v, method=method)
-        assert y.dtype == dtype
-        expected = manifold.retract(wide_x, wide_v, method=method)
-        torch.testing.assert_close(y.float(), expected, atol=2 * eps, rtol=2 * eps)
-    for method in manifold.transports:
-        moved = manifold.transport(x, y, v, method=method)
-        expected = manifold.transport(wide_x, y.float(), wide_v, method=method)
-        torch.testing.assert_close(moved.float(), expected, atol=2 * eps, rtol=2 * eps)
-
-
-@pytest.mark.parametrize(("size", "count"), [(1.0, 70_000), (300.0, 400), (2e-4, 400)])
-def test_lengths_and_products_in_half_precision_are_those_of_float32(size, count):
-    """Squares leave the range of float16 long before lengths do."""
-    v = torch.full((count,), size, dtype=torch.float16)
-    space, product = Euclidean(count), Product({"a": Euclidean(count), "b": Euclidean()})
-    expected = float(v[0]) * count**0.5
-    tree = {"a": v, "b": v.new_zeros(())}
-    mixed = tree | {"b": torch.zeros(())}
-    for length in (space.norm(v, v), product.norm(tree, tree), product.norm(mixed, mixed)):
-        assert float(length) == pytest.approx(expected, rel=1e-3)
-    assert space.norm(v, v).dtype == product.norm(tree, tree).dtype == torch.float16
-    # the product of two entries has two digits there, their sum has three
-    u = torch.full((count,), 1.2e-3, dtype=torch.float16)
-    assert float(space.inner(u, u, u)) == pytest.approx(float(u[0]) ** 2 * count, rel=1e-3)
-
-
 @pytest.mark.parametrize("manifold", MANIFOLDS, ids=repr)
 def test_a_point_with_many_vectors_is_a_batch_of_that_point(manifold):
     x, _ = draw(manifold)
@@ -225,7 +167,7 @@ def test_non_finite_steps_give_non_finite_points_and_no_exception(manifold):
         assert bool(y[0].isnan().all()), method
 
 
-@pytest.mark.parametrize("manifold", [Stiefel(200_000, 2), Grassmann(200_000, 2), Grassmann(200_000, 2, wide=True)])
+@pytest.mark.parametrize("manifold", [Stiefel(200_000, 2), Grassmann(200_000, 2)])
 def test_no_operation_forms_a_square_of_the_height(manifold):
     # 200,000² float32 numbers would be 160 GB.
     x, v = draw(manifold, dtype=torch.float32)
@@ -250,7 +192,7 @@ def test_manifolds_are_values(manifold):
 
 def test_reprs_show_only_what_was_chosen():
     assert repr(Grassmann(100, 5)) == "Grassmann(100, 5)"
-    assert repr(Grassmann(100, 5, retraction="qr", wide=True)) == "Grassmann(100, 5, wide=True, retraction='qr')"
+    assert repr(Grassmann(100, 5, retraction="qr")) == "Grassmann(100, 5, retraction='qr')"
     assert repr(Euclidean()) == "Euclidean()"
     assert repr(Product({"a": Sphere(3)})) == "Product({'a': Sphere(3)})"
 
@@ -262,14 +204,6 @@ def test_a_manifold_without_closed_forms_says_so():
         stiefel.log(x, x)
     with pytest.raises(NotImplementedError, match=r"Stiefel\(4, 2\) has no closed-form distance"):
         stiefel.dist(x, x)
-
-
-@pytest.mark.parametrize("manifold", MANIFOLDS, ids=repr)
-def test_random_points_follow_the_generator(manifold):
-    first, second = draw(manifold, 2, seed=3), draw(manifold, 2, seed=3)
-    assert torch.equal(first[0], second[0])
-    assert torch.equal(first[1], second[1])
-    assert not torch.equal(first[0], draw(manifold, 2, seed=4)[0])
 
 
 @pytest.mark.parametrize("manifold", [*MANIFOLDS, Product({"a": Sphere(3), "b": Euclidean()})], ids=repr)
@@ -300,7 +234,7 @@ def test_a_manifold_of_dimension_zero_has_only_the_zero_vector():
 def test_retractions_land_on_the_manifold_for_any_shape_and_step(n, p, batch, dtype, length, seed):
     manifolds: list[Manifold] = [Sphere(n), Oblique(p, n), Stiefel(n, min(p, n)), Power(Sphere(n), p)]
     if p < n:
-        manifolds += [Grassmann(n, p), Grassmann(n, p, wide=True)]
+        manifolds += [Grassmann(n, p)]
     for manifold in manifolds:
         x, v = draw(manifold, *batch, seed=seed, dtype=dtype)
         for method in manifold.retractions:

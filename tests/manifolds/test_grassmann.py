@@ -116,23 +116,6 @@ def test_transports_there_and_back_are_adjoint(pair, same, method):
     same(there, back)
 
 
-def test_wide_is_the_transpose(pair, same):
-    tall, wide = Grassmann(7, 3), Grassmann(7, 3, wide=True)
-    x, y, u, v, a = pair(tall)
-    assert wide.point_shape == (3, 7)
-    assert wide.dim == tall.dim
-    same(wide.project(x.T, a.T), tall.project(x, a).T)
-    for method in tall.retractions:
-        same(wide.retract(x.T, v.T, method=method), tall.retract(x, v, method=method).T)
-    for method in tall.transports:
-        same(wide.transport(x.T, y.T, v.T, method=method), tall.transport(x, y, v, method=method).T)
-    same(wide.log(x.T, y.T), tall.log(x, y).T)
-    same(wide.dist(x.T, y.T), tall.dist(x, y))
-    same(wide.inner(x.T, u.T, v.T), tall.inner(x, u, v))
-    assert wide.random_point(2).is_contiguous()
-    assert wide.retract(x.T, v.T).is_contiguous()
-
-
 def test_lines_are_the_sphere_up_to_sign(pair, same):
     grassmann, sphere = Grassmann(5, 1), Sphere(5)
     x, y, _, v, _ = pair(grassmann)

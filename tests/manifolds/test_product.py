@@ -30,13 +30,6 @@ def test_distances_add_in_squares_and_tangents_have_unit_length():
     torch.testing.assert_close(NESTED.dist(x, y) ** 2, parts)
 
 
-def test_half_precision_reaches_the_leaves():
-    x, v = draw(NESTED, dtype=torch.bfloat16)
-    y = NESTED.retract(x, v)
-    assert y["rest"]["w"].dtype == torch.bfloat16
-    NESTED.check_point(y)
-
-
 def test_bad_arguments_are_named_with_their_place():
     x, v = draw(NESTED)
     with pytest.raises(TypeError, match=r"x must be a dictionary of the factors \['u', 'rest'\], got Tensor"):

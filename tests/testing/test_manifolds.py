@@ -38,7 +38,6 @@ SHORT = [
     Stiefel(4, 3),
     Stiefel(1, 1),
     Grassmann(2, 1),
-    Grassmann(7, 3, wide=True),
     Grassmann(600, 2, transport_method="parallel"),
     Rotations(2),
     Rotations(5, transport_method="parallel"),
@@ -230,50 +229,9 @@ class HalfSpeed(WithoutLog):
 
 
 @dataclass(frozen=True, repr=False)
-class WithoutExp(Sphere):
-    retractions: ClassVar = MappingProxyType({"normalize": 2})
-
-    def _exp(self, x, v):
-        raise NotImplementedError
-
-
-@dataclass(frozen=True, repr=False)
-class Chord(WithoutExp):
-    def _log(self, x, y):
-        return y - x
-
-    def _dist(self, x, y):
-        return 2 * super()._dist(x, y)
-
-
-@dataclass(frozen=True, repr=False)
-class DoubleLog(WithoutExp):
-    def _log(self, x, y):
-        return 2 * super()._log(x, y)
-
-
-@dataclass(frozen=True, repr=False)
-class MeanViolation(Sphere):
-    def _constraint_error(self, x):
-        return (torch.linalg.vector_norm(x, dim=-1) - 1).abs().mean()
-
-
-@dataclass(frozen=True, repr=False)
 class InPlace(Sphere):
     def _project(self, x, v):
         return v.sub_((x * v).sum(-1, keepdim=True) * x)
-
-
-@dataclass(frozen=True, repr=False)
-class Unseeded(Sphere):
-    def _random(self, shape, generator, dtype, device):
-        return super()._random(shape, None, dtype, device)
-
-
-@dataclass(frozen=True, repr=False)
-class OnePoint(Sphere):
-    def _random(self, shape, generator, dtype, device):
-        return super()._random(shape[-1:], generator, dtype, device).expand(shape).clone()
 
 
 @dataclass(frozen=True, repr=False)
@@ -311,9 +269,8 @@ class AmbientGeodesic(SPD):
         return self._retract(x, v, "quadratic")
 
 
-@pytest.mark.parametrize("manifold", [WithoutLog(4), WithoutExp(4)], ids=repr)
-def test_manifolds_with_some_closed_forms_pass(manifold):
-    assert all(check_manifold(manifold, steps=10))
+def test_a_manifold_with_some_closed_forms_passes():
+    assert all(check_manifold(WithoutLog(4), steps=10))
 
 
 @pytest.mark.parametrize(
@@ -339,13 +296,7 @@ def test_manifolds_with_some_closed_forms_pass(manifold):
         (NormOverTheBatch(4), "retract 'normalize' of a batch is one by one"),
         (Blind(4), "violation sees points off the manifold"),
         (HalfSpeed(4), r"exp has Dexp\(0\) = Id"),
-        (Chord(4), "log is tangent"),
-        (Chord(4), "dist is the length of a short step"),
-        (DoubleLog(4), "log is the step where it is short"),
-        (MeanViolation(4), "violation of a batch is its largest"),
         (InPlace(4), "operations leave their arguments as they are"),
-        (Unseeded(4), "random points come from the generator"),
-        (OnePoint(4), "random points differ"),
         (AmbientGradient(2), "Riemannian gradient has <g, v> = the derivative along v"),
         (FlatHessian(4), "Riemannian Hessian is the second derivative along a curve"),
         (HalfHessian(2), "Riemannian Hessian is the second derivative along a curve"),

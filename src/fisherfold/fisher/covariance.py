@@ -134,7 +134,7 @@ def covariance(operator: FisherOperator, count: float, *, scores: FisherOperator
     if manifold.dim > LARGEST:
         raise ValueError(f"a covariance forms a matrix of the dimension of the manifold, {manifold.dim} > {LARGEST}")
     basis = tangent_basis(manifold, point).mT
-    information = in_basis(operator, basis)[0]
+    information = in_basis(operator, basis)
     if not bool(torch.isfinite(information).all()):
         raise ValueError("the Fisher information at the estimate is not finite")
     values, vectors = torch.linalg.eigh(information)
@@ -149,7 +149,7 @@ def covariance(operator: FisherOperator, count: float, *, scores: FisherOperator
     keep = values > largest * 1e2 * rounding_share(len(values), values.dtype)
     inverse = (vectors[:, keep] / values[keep]) @ vectors[:, keep].mT
     if scores is not None:
-        inverse = inverse @ in_basis(scores, basis)[0] @ inverse
+        inverse = inverse @ in_basis(scores, basis) @ inverse
     return Covariance(manifold, point, basis, inverse / count, vectors[:, ~keep].mT)
 
 

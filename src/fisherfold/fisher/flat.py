@@ -1,10 +1,6 @@
 """Points and tangent vectors as flat vectors, and sums of their outer products, for dense linear algebra.
 
 Tensors are flattened row by row and the factors of a product follow each other in their order.
-
-Rounding makes of the eigenvalue 0 of a singular matrix of sums a θ of a few units of the largest one, and of its pivot
-in Cholesky up to θ/q², q the last entry of its eigenvector: pivots do not tell that a matrix is singular. Eigenvalues
-do, and the bound λ_max/λ_min ≤ ‖A‖ ‖A⁻¹‖ in the norm of row sums.
 """
 
 from __future__ import annotations
@@ -52,9 +48,3 @@ def gram(rows: Tensor) -> Tensor:
 def rounding_share(size: int, dtype: torch.dtype) -> float:
     """The share of the largest eigenvalue of a matrix of sums at or below which another one is 0."""
     return max(size, _UNITS) * torch.finfo(dtype).eps
-
-
-def reciprocal_condition(matrix: Tensor, inverse: Tensor) -> float:
-    """A lower bound of λ_min/λ_max, at most by a factor of the size below it."""
-    largest, least = (part.abs().sum(dim=-1).amax() for part in (matrix, inverse))
-    return float(1 / largest / least)

@@ -20,7 +20,6 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from typing_extensions import override
 
-from fisherfold.fisher.autodiff import jvp
 from fisherfold.fisher.flat import flatten
 from fisherfold.fisher.likelihoods import Likelihood
 from fisherfold.fisher.operators import FisherOperator
@@ -35,7 +34,8 @@ def record(outputs: Callable[[Point], Tensor], point: Point) -> Graph:
     if torch.is_inference_mode_enabled():
         raise RuntimeError("there are no gradients inside torch.inference_mode(); leave it, no_grad() does no harm")
     variables = tree_map(lambda leaf: leaf.detach().requires_grad_(), point)
-    with torch.enable_grad():
+    # by plain kernels: what is fused for speed (attention) cannot be differentiated twice
+    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
         return variables, outputs(variables)
 
 
@@ -44,7 +44,7 @@ class AdjointTest:
     """Whether a model can be differentiated twice: tested at the first product, and shared by all operators of a model.
 
     Attributes:
-        passed: None before the test; if False, forward mode is left, which evaluates the model again, and the Jacobian.
+        passed: None before the test; if False, the Jacobian is formed.
     """
 
     passed: bool | None = None
@@ -66,7 +66,6 @@ class JacobianFisher(FisherOperator):
         adjoint: AdjointTest | None = None,
     ) -> None:
         super().__init__(manifold, point)
-        self._outputs = outputs
         self._jacobian = jacobian
         self.likelihood = likelihood
         variables, self._graph = graph or record(outputs, point)
@@ -100,20 +99,13 @@ class JacobianFisher(FisherOperator):
         if self.adjoint.passed is None:
             self.adjoint.passed = self._is_adjoint()
         v = arranged(v, self.point)
-        return self._transpose(v) if self.adjoint.passed else self._push_forward_anew(v)
-
-    def _push_forward_anew(self, v: Tangent) -> Tensor:
-        """J v where the model cannot be differentiated twice: in forward mode, or by J itself where that is small."""
+        if self.adjoint.passed:
+            return self._transpose(v)
         if self._formed is None:
-            try:
-                # of variables and by plain kernels: what is fused for speed (attention) has no forward mode
-                with sdpa_kernel(SDPBackend.MATH):
-                    return jvp(self._outputs, self._variables, v).detach()
-            except RuntimeError:
-                if self.z.numel() * flatten(v).numel() > FACTOR_ENTRIES_UP_TO:
-                    raise
-                parts = leaves(arranged(self._jacobian(), self.point))
-                self._formed = torch.cat([leaf.reshape(*leaf.shape[:2], -1) for leaf in parts], dim=2)
+            if self.z.numel() * flatten(v).numel() > FACTOR_ENTRIES_UP_TO:
+                raise RuntimeError("the model cannot be differentiated twice, and its Jacobian is too large to form")
+            parts = leaves(arranged(self._jacobian(), self.point))
+            self._formed = torch.cat([leaf.reshape(*leaf.shape[:2], -1) for leaf in parts], dim=2)
         return (self._formed @ flatten(v)).reshape(self.z.shape)
 
     def _is_adjoint(self) -> bool:

@@ -3,7 +3,7 @@
     F ≈ P (R ⊗ L) P,    that is  v ↦ P (L v R),    vec stacks columns, so vec(L v R) = (R ⊗ L) vec(v)
 
 If every gradient is g aᵀ, L = E[g gᵀ] and R = E[a aᵀ]. On the Grassmann manifold the projector acts on one side only,
-I - U Uᵀ on the left of a tall point, so that P (R ⊗ L) P = R ⊗ (P L P) is again a Kronecker product and the damped
+I - U Uᵀ on the left, so that P (R ⊗ L) P = R ⊗ (P L P) is again a Kronecker product and the damped
 inverse is exact through two eigendecompositions:
 
     (F + λ I)⁻¹ g = Q [ (Qᵀ g V) / (l rᵀ + λ) ] Vᵀ,    P L P = Q diag(l) Qᵀ,  R = V diag(r) Vᵀ.
@@ -54,8 +54,6 @@ class KroneckerFisher(FisherOperator):
                 raise ValueError(f"{name} must have shape ({size}, {size}), got {tuple(factor.shape)}")
         if left is not None and manifold.projector_side == "left":
             left = _complement(point, left)
-        if right is not None and manifold.projector_side == "right":
-            right = _complement(point.mT, right)
         self.left, self.right, self.keep_trace = left, right, keep_trace
         # for gradients M, tr E[M Mᵀ] = tr E[Mᵀ M] = E‖M‖² is the trace of F, and that of R ⊗ L is its square
         trace = float(left.trace()) if keep_trace and left is not None else 1.0
@@ -83,15 +81,14 @@ class KroneckerFisher(FisherOperator):
             return super().moved(anchor_batch, batch, samples, weight)
         # on Grassmann, what stays at the anchor turns with the frame: the short factor R becomes Qᵀ R Q
         turn = self.manifold.alignment(self.point, batch.point)
-        wide = self.manifold.projector_side == "right"
-        left = _moved(self.left, anchor_batch.left, batch.left, weight, turn if wide else None)
-        right = _moved(self.right, anchor_batch.right, batch.right, weight, None if wide else turn)
+        left = _moved(self.left, anchor_batch.left, batch.left, weight, None)
+        right = _moved(self.right, anchor_batch.right, batch.right, weight, turn)
         return KroneckerFisher(self.manifold, batch.point, left=left, right=right, keep_trace=self.keep_trace)
 
     @property
     @override
     def is_structured(self) -> bool:
-        return self.manifold.projector_side in {"none", "left", "right"}
+        return self.manifold.projector_side in {"none", "left"}
 
     @override
     def _matvec(self, v: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ class RowBlockFisher(FisherOperator):
         point: a matrix of it, without batch dimensions.
         blocks: one symmetric positive semi-definite block per row, shape (rows, columns, columns).
 
-    The damped solve is exact on Euclidean space, on the oblique and on the (tall) Grassmann manifold; elsewhere, and on
+    The damped solve is exact on Euclidean space, on the oblique and on the Grassmann manifold; elsewhere, and on
     Grassmann where a block is singular and nothing damps it, or so little that the direct solve loses half of its
     digits, ``solve`` runs CG with the blocks as its preconditioner.
     """
@@ -61,9 +61,7 @@ class RowBlockFisher(FisherOperator):
     def moved(
         self, anchor_batch: FisherOperator, batch: FisherOperator, samples: Tensor, weight: float
     ) -> FisherOperator:
-        # the rows of a wide frame mix when it turns, and blocks would not stay blocks
-        mixed = self.manifold.projector_side == "right"
-        if mixed or not (isinstance(anchor_batch, RowBlockFisher) and isinstance(batch, RowBlockFisher)):
+        if not (isinstance(anchor_batch, RowBlockFisher) and isinstance(batch, RowBlockFisher)):
             return super().moved(anchor_batch, batch, samples, weight)
         rest = self.blocks - weight * anchor_batch.blocks
         turn = self.manifold.alignment(self.point, batch.point)
@@ -118,7 +116,7 @@ class RowBlockFisher(FisherOperator):
 
 
 class _Restricted:
-    """(P B P + λ)⁻¹ on the tall Grassmann manifold, through the multipliers S of the constraint."""
+    """(P B P + λ)⁻¹ on the Grassmann manifold, through the multipliers S of the constraint."""
 
     def __init__(self, manifold: Manifold, x: Tensor, inverse: Tensor) -> None:
         self.manifold, self.x, self.inverse = manifold, x, inverse

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from fisherfold.fisher.conjugate import Solution, conjugate_gradients
-from fisherfold.fisher.flat import flatten, gram, reciprocal_condition, rounding_share, unflatten
+from fisherfold.fisher.flat import flatten, gram, rounding_share, unflatten
 from fisherfold.manifolds.base import Manifold, Point, Tangent, arranged, combine, leaves, scale, tree_map
 
 if TYPE_CHECKING:
@@ -125,14 +125,13 @@ def tangent_basis(manifold: Manifold, point: Point) -> Tensor:
     return torch.cat([leaf.reshape(manifold.dim, -1) for leaf in leaves(stacked)], dim=1).mT
 
 
-def in_basis(operator: FisherOperator, basis: Tensor) -> tuple[Tensor, Tensor | None]:
-    """The matrix <b_i, F b_j> of an operator in an orthonormal basis, and W there if F has a factor F = WᵀW."""
+def in_basis(operator: FisherOperator, basis: Tensor) -> Tensor:
+    """The matrix <b_i, F b_j> of an operator in an orthonormal basis."""
     if operator.n_rows is not None:
-        factor = operator.rows() @ basis.mT
-        return gram(factor), factor
+        return gram(operator.rows() @ basis.mT)
     images = torch.stack([flatten(operator._matvec(unflatten(b, operator.point))) for b in basis])
     matrix = coordinates(operator.manifold, operator.point, basis, images)
-    return (matrix + matrix.mT) / 2, None
+    return (matrix + matrix.mT) / 2
 
 
 def coordinates(manifold: Manifold, point: Point, basis: Tensor, vectors: Tensor) -> Tensor:
@@ -149,31 +148,18 @@ def _in_tangent_basis(operator: FisherOperator, g: Tangent, damping: float) -> T
     if operator.manifold.dim == 0:
         return scale(0.0, g)
     basis = tangent_basis(operator.manifold, operator.point).mT
-    matrix, factor = in_basis(operator, basis)
-    flat = coordinates(operator.manifold, operator.point, basis, flatten(g)[None])[0]
-    return unflatten(_solve_positive(matrix, flat, damping, factor) @ basis, operator.point)
-
-
-def _solve_positive(matrix: Tensor, rhs: Tensor, damping: float, factor: Tensor | None) -> Tensor:
-    """Cholesky, or the spectrum where the damped matrix, WᵀW if a factor W is given, is singular to rounding."""
-    damped = matrix + damping * torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
-    lower, info = torch.linalg.cholesky_ex(damped)
-    condition = reciprocal_condition(damped, torch.cholesky_inverse(lower)) if int(info) == 0 else 0.0
-    rounding = rounding_share(len(matrix), rhs.dtype)
-    if factor is not None and damping > 0 and condition <= 1e2 * rounding and bool(torch.isfinite(matrix).all()):
-        return _by_singular_values(factor, rhs, damping)
-    if condition > rounding:
-        return torch.cholesky_solve(rhs[:, None], lower)[:, 0]
-    values, vectors = torch.linalg.eigh(matrix)
-    least = float(values[0])
-    if least < -1e2 * float(_cutoff(values.abs())):
+    values, vectors = torch.linalg.eigh(in_basis(operator, basis))
+    least, cutoff = float(values[0]), float(_cutoff(values))
+    if least + damping <= 0 and least < -1e2 * cutoff:
         # negative curvature that is no rounding, and that the damping has not outweighed
         raise torch.linalg.LinAlgError(  # type: ignore[attr-defined]  # public, but not listed by torch
             f"F + λ I is not positive definite: F has the eigenvalue {least:.2e} and the damping is {damping:.2e}; "
             "use more, or method='cg', which stops before such directions"
         )
-    keep = values > _cutoff(values)
-    return _spectral_solve(values[keep], vectors[:, keep], rhs, damping, _rounding(rhs))
+    keep = values.abs() > cutoff
+    flat = coordinates(operator.manifold, operator.point, basis, flatten(g)[None])[0]
+    d = _spectral_solve(values[keep], vectors[:, keep], flat, damping, _rounding(flat))
+    return unflatten(d @ basis, operator.point)
 
 
 def _spectral_solve(values: Tensor, vectors: Tensor, rhs: Tensor, damping: float, rounding: float) -> Tensor:
@@ -184,13 +170,6 @@ def _spectral_solve(values: Tensor, vectors: Tensor, rhs: Tensor, damping: float
     outside = outside - vectors @ (vectors.T @ outside)
     # 1/λ would blow up a part outside the range of F that is nothing but rounding
     return inside + outside / damping if damping > 0 and float(outside.norm()) > rounding else inside
-
-
-def _by_singular_values(rows: Tensor, rhs: Tensor, damping: float) -> Tensor:
-    """(WᵀW + λ I)⁻¹ g from W itself: a Gram matrix loses singular values below √eps, which a tiny λ does not cover."""
-    _, singular, right = torch.linalg.svd(rows, full_matrices=False)
-    keep = singular > singular.max() * max(rows.shape) * torch.finfo(rows.dtype).eps
-    return _spectral_solve(singular[keep].square(), right[keep].T, rhs, damping, _rounding(rhs))
 
 
 def _rounding(rhs: Tensor) -> float:
@@ -206,12 +185,7 @@ def _in_sample_space(operator: FisherOperator, g: Tangent, damping: float) -> Ta
     """Woodbury in its spectral form, with V s Vᵀ = WᵀW from the eigenvectors of WWᵀ."""
     rows, flat = operator.rows(), flatten(g)
     values, vectors = torch.linalg.eigh(gram(rows.T))
-    least, cutoff = float(values[0]), float(_cutoff(values))
-    if 0 < damping < 10 * cutoff - least:
-        # λ does not outweigh what the cutoff would take for zero, and refinement would go astray
-        d = _by_singular_values(rows, flat, damping)
-        return operator.manifold.project(operator.point, unflatten(d, operator.point))
-    keep = values > cutoff
+    keep = values > _cutoff(values)
     values, vectors = values[keep], rows.T @ (vectors[:, keep] / values[keep].sqrt())
     rounding = _rounding(flat)
     d = _spectral_solve(values, vectors, flat, damping, rounding)

@@ -17,7 +17,6 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
-from functools import reduce
 from typing import Any
 
 import torch
@@ -55,7 +54,7 @@ class Manifold(ABC):
     A subclass names its retractions with their orders in ``retractions`` and implements the hooks ``_project``,
     ``_retract``, ``_random``, ``_constraint_error``, ``dim`` and ``point_shape``, and ``_exp``, ``_log`` and ``_dist``
     where they have a closed form; a metric of its own is ``_inner`` with ``_gradient`` and ``_hessian``. The public
-    methods check their arguments, compute half precision in float32, and call the hooks. The order of a retraction is
+    methods check their arguments and call the hooks. The order of a retraction is
     2 when ``t -> R_x(t v)`` has no acceleration at 0 in the manifold's own geometry, and 1 otherwise; the theory of
     RNGD asks for 2. ``fisherfold.testing.check_manifold`` verifies a subclass.
 
@@ -98,8 +97,7 @@ class Manifold(ABC):
     def projector_side(self) -> str:
         """The side on which the projector acts on a matrix V, for structured solves.
 
-        ``none``: P V = V. ``left``: P V = Q V for a matrix Q. ``right``: P V = V Q. ``rows``: each row of V by itself.
-        ``both``: none of these.
+        ``none``: P V = V. ``left``: P V = Q V for a matrix Q. ``rows``: each row of V alone. ``both``: none of these.
         """
         return "both"
 
@@ -163,18 +161,18 @@ class Manifold(ABC):
     def project(self, x: Point, v: Tangent) -> Tangent:
         """The ambient orthogonal projection of an ambient vector onto the tangent space at ``x``."""
         self._check_vector(x, v, "v")
-        return _narrow(self._project(_widen(x), _widen(v)), x)
+        return self._project(x, v)
 
     def riemannian_gradient(self, x: Point, egrad: Tangent) -> Tangent:
         """The Riemannian gradient of a function from its Euclidean one: ``<g, v>_x = egrad · v`` for all tangent v."""
         self._check_vector(x, egrad, "egrad")
-        return _narrow(self._gradient(_widen(x), _widen(egrad)), x)
+        return self._gradient(x, egrad)
 
     def riemannian_hessian(self, x: Point, egrad: Tangent, ehess: Tangent, v: Tangent) -> Tangent:
         """The Riemannian Hessian of a function times ``v``, from its Euclidean derivatives."""
         for name, vector in (("egrad", egrad), ("ehess", ehess), ("v", v)):
             self._check_vector(x, vector, name)
-        return _narrow(self._hessian(_widen(x), _widen(egrad), _widen(ehess), _widen(v)), x)
+        return self._hessian(x, egrad, ehess, v)
 
     def retract(self, x: Point, v: Tangent, *, method: str | None = None) -> Point:
         """Move from ``x`` along the tangent vector ``v``.
@@ -184,7 +182,7 @@ class Manifold(ABC):
         """
         method = self._choice("retraction", method)
         self._check_vector(x, v, "v")
-        return _narrow(self._retract(_widen(x), _widen(v), method), x)
+        return self._retract(x, v, method)
 
     def transport(self, x: Point, y: Point, v: Tangent, *, method: str | None = None) -> Tangent:
         """Carry the tangent vector ``v`` from ``x`` to ``y``.
@@ -194,7 +192,7 @@ class Manifold(ABC):
         method = self._choice("transport_method", method)
         self._check_vector(x, y, "y")
         self._check_vector(x, v, "v")
-        return _narrow(self._transport(_widen(x), _widen(y), _widen(v), method), x)
+        return self._transport(x, y, v, method)
 
     def exp(self, x: Point, v: Tangent) -> Point:
         """The exponential map: the end of the geodesic that leaves ``x`` with velocity ``v``.
@@ -202,12 +200,12 @@ class Manifold(ABC):
         Returns a point. Raises NotImplementedError if the manifold has no closed form.
         """
         self._check_vector(x, v, "v")
-        return _narrow(self._exp(_widen(x), _widen(v)), x)
+        return self._exp(x, v)
 
     def log(self, x: Point, y: Point) -> Tangent:
         """The inverse of the exponential map: the initial velocity of the shortest geodesic from ``x`` to ``y``."""
         self._check_vector(x, y, "y")
-        return _narrow(self._log(_widen(x), _widen(y)), x)
+        return self._log(x, y)
 
     def dist(self, x: Point, y: Point) -> Tensor:
         """The geodesic distance, accurate near zero.
@@ -215,19 +213,18 @@ class Manifold(ABC):
         Returns a tensor of the batch shape. Raises NotImplementedError if the manifold has no closed form.
         """
         self._check_vector(x, y, "y")
-        return self._dist(_widen(x), _widen(y)).to(_dtype(x))
+        return self._dist(x, y)
 
     def inner(self, x: Point, u: Tangent, v: Tangent) -> Tensor:
         """The metric: the inner product of two tangent vectors, one number per batch entry."""
         self._check_vector(x, u, "u")
         self._check_vector(x, v, "v")
-        return self._inner(_widen(x), _widen(u), _widen(v)).to(_dtype(u))
+        return self._inner(x, u, v)
 
     def norm(self, x: Point, v: Tangent) -> Tensor:
         """The length of a tangent vector; its derivatives at the zero vector are 0."""
         self._check_vector(x, v, "v")
-        wide = _widen(v)
-        return root(self._inner(_widen(x), wide, wide)).to(_dtype(v))
+        return root(self._inner(x, v, v))
 
     def random_point(
         self,
@@ -239,17 +236,15 @@ class Manifold(ABC):
         """A random point, uniform where the manifold is compact.
 
         ``device``: the device of the point; that of the generator if not given. Raises ValueError if the dtype is not a
-        floating one, or a dimension is not a whole number ≥ 0.
+        floating one.
         """
-        sizes = _batch_sizes(batch)
         _check_generator(generator)
         if not dtype.is_floating_point:
             raise ValueError(f"dtype must be a floating dtype, got {dtype}")
         if device is None and generator is not None:
             device = generator.device
-        wide = torch.float32 if dtype in _HALF else dtype
-        shape = tree_map(lambda size: (*sizes, *size), self.point_shape)
-        return tree_map(lambda leaf: leaf.to(dtype), self._random(shape, generator, wide, device))
+        shape = tree_map(lambda size: (*batch, *size), self.point_shape)
+        return self._random(shape, generator, dtype, device)
 
     def random_tangent(self, x: Point, *, generator: torch.Generator | None = None) -> Tangent:
         """A random tangent vector of unit length; uniform in direction for the ambient metric."""
@@ -325,12 +320,12 @@ class Manifold(ABC):
         if not leaves(x)[0].numel():
             return
         error = self.violation(x)
-        atol = tolerance(_dtype(x)) if atol is None else atol
+        atol = tolerance(leaves(x)[0].dtype) if atol is None else atol
         if not error <= atol:
             raise ValueError(
                 f"{name} is not a point of {self!r}: its constraint is violated by {error:.2e}, more than {atol:.0e}"
             )
-        if complaint := self._complaint(tree_map(torch.detach, _widen(x))):
+        if complaint := self._complaint(tree_map(torch.detach, x)):
             raise ValueError(f"{name} is not a point of {self!r}: {complaint}")
 
     def check_tangent(self, x: Point, v: Tangent, *, name: str = "v", atol: float | None = None) -> None:
@@ -346,7 +341,7 @@ class Manifold(ABC):
             return
         x, v = (tree_map(torch.detach, tree) for tree in (x, v))
         size, normal = _size(v), _size(combine(1.0, v, -1.0, self.project(x, v)))
-        atol = tolerance(_dtype(x)) if atol is None else atol
+        atol = tolerance(leaves(x)[0].dtype) if atol is None else atol
         if normal > atol * size:
             raise ValueError(
                 f"{name} is not a tangent vector of {self!r}: its normal part is {normal / size:.2e} of its length, "
@@ -359,7 +354,7 @@ class Manifold(ABC):
         ``x``: a point, up to rounding. Returns zero for an exact point; NaN if ``x`` is not finite.
         """
         self._check_form(x, "x")
-        return float(self._constraint_error(tree_map(torch.detach, _widen(x)))) if leaves(x)[0].numel() else 0.0
+        return float(self._constraint_error(tree_map(torch.detach, x))) if leaves(x)[0].numel() else 0.0
 
     def _choice(self, kind: str, method: str | None) -> str:
         """The method asked for, or the manifold's own; raise if there is none of that name."""
@@ -418,36 +413,13 @@ def require_manifold(manifold: object) -> None:
 
 def positive_integer(value: Any, name: str) -> int:
     """A size as an ``int``; raises ValueError, with the argument's name, for anything but a positive integer."""
-    truth = str(getattr(value, "dtype", type(value).__name__)) in ("bool", "torch.bool")  # NumPy's may be indices
     try:
-        whole = 0 if truth else operator.index(value)
+        whole = 0 if isinstance(value, bool) else operator.index(value)
     except TypeError:
         whole = 0
     if whole < 1:
         raise ValueError(f"{name} must be a positive integer, got {value!r}")
     return whole
-
-
-_HALF = (torch.float16, torch.bfloat16)
-
-
-def _widen(tree: Point) -> Point:
-    """Half precision as float32 (which torch.linalg needs); anything else unchanged."""
-    if isinstance(tree, Tensor):
-        return tree.float() if tree.dtype in _HALF else tree
-    return tree_map(_widen, tree)
-
-
-def _narrow(tree: Point, like: Point) -> Point:
-    """Back to the dtypes of a point."""
-    if isinstance(tree, Tensor):
-        return tree.to(like.dtype)
-    return tree_map(_narrow, tree, like)
-
-
-def _dtype(tree: Point) -> torch.dtype:
-    """The dtype of numbers made of all leaves."""
-    return tree.dtype if isinstance(tree, Tensor) else reduce(torch.promote_types, [t.dtype for t in leaves(tree)])
 
 
 def _size(v: Tangent) -> float:
@@ -474,17 +446,6 @@ def _check_tree(x: Point, shape: Shape, name: str, manifold: Manifold) -> tuple[
         expected = ", ".join(["...", *map(str, shape)])
         raise ValueError(f"{name} must have shape ({expected}) on {manifold!r}, got {tuple(x.shape)}")
     return tuple(x.shape[:batch])
-
-
-def _batch_sizes(batch: tuple[Any, ...]) -> tuple[int, ...]:
-    try:
-        sizes = tuple(map(operator.index, batch))
-    except TypeError:
-        sizes = (-1,)
-    if any(size < 0 for size in sizes):
-        seen = ", ".join(map(repr, batch))
-        raise ValueError(f"batch dimensions must be whole numbers ≥ 0, as in random_point(3, 2), got {seen}")
-    return sizes
 
 
 def _check_generator(generator: object) -> None:

@@ -31,7 +31,6 @@ class Grassmann(Manifold):
     Args:
         n: the dimension of the surrounding space.
         p: the dimension of the subspaces, less than n.
-        wide: write points as p×n matrices with orthonormal rows instead of n×p ones with orthonormal columns.
         retraction: ``"polar"``, ``"qr"``, ``"cholesky"`` or ``"exp"``, all of order 2. After the polar one the
             projection transport needs no alignment, so it is the one for stored directions.
         transport_method: ``"projection"`` or ``"parallel"`` (along the shortest geodesic).
@@ -46,10 +45,10 @@ class Grassmann(Manifold):
 
     retractions: ClassVar[Mapping[str, int]] = MappingProxyType({"polar": 2, "qr": 2, "cholesky": 2, "exp": 2})
     transports: ClassVar[tuple[str, ...]] = ("projection", "parallel")
+    projector_side: ClassVar[str] = "left"
 
     n: int
     p: int
-    wide: bool = field(default=False, kw_only=True)
     retraction: str = field(default="polar", kw_only=True)
     transport_method: str = field(default="projection", kw_only=True)
 
@@ -68,75 +67,58 @@ class Grassmann(Manifold):
     @property
     def point_shape(self) -> tuple[int, ...]:
         """The shape of one point."""
-        return (self.p, self.n) if self.wide else (self.n, self.p)
-
-    @property
-    def projector_side(self) -> str:
-        """The side of the long dimension, on which the projector I - x xᵀ acts."""
-        return "right" if self.wide else "left"
+        return (self.n, self.p)
 
     def alignment(self, x: Tensor, y: Tensor) -> Tensor:
-        """The orthogonal factor of xᵀy (tall) or x yᵀ (wide): the rotation of y against the frame next to x."""
-        return rotation_between(frames.cross(self._tall(x), self._tall(y))).to(x.dtype)
+        """The orthogonal factor of xᵀy: the rotation of y against the frame next to x."""
+        return rotation_between(frames.cross(x, y)).to(x.dtype)
 
     def _symmetry(self, generator: torch.Generator) -> Callable[[Tensor], Tensor]:
         normal = torch.randn(self.p, self.p, generator=generator, dtype=torch.float64, device=generator.device)
         rotation = torch.linalg.qr(normal).Q
-        return lambda x: self._back(self._tall(x) @ rotation.to(x.dtype))
-
-    def _tall(self, x: Tensor) -> Tensor:
-        """From the user's layout to n×p."""
-        return x.mT if self.wide else x
-
-    def _back(self, x: Tensor) -> Tensor:
-        """From n×p to the user's layout, rows next to each other in memory."""
-        return x.mT.contiguous() if self.wide else x
+        return lambda x: x @ rotation.to(x.dtype)
 
     def _project(self, x: Tensor, v: Tensor) -> Tensor:
-        return self._back(_horizontal(self._tall(x), self._tall(v)))
+        return _horizontal(x, v)
 
     def _hessian(self, x: Tensor, e: Tensor, h: Tensor, v: Tensor) -> Tensor:
-        x, e, h, v = map(self._tall, (x, e, h, v))
-        return self._back(_horizontal(x, h) - v @ frames.cross(x, e).to(v.dtype))
+        return _horizontal(x, h) - v @ frames.cross(x, e).to(v.dtype)
 
     def _retract(self, x: Tensor, v: Tensor, method: str) -> Tensor:
         if method == "exp":
             return self._exp(x, v)
         orthonormalize = {"polar": frames.polar, "qr": frames.qr, "cholesky": frames.cholesky_qr}[method]
-        return self._back(orthonormalize(self._tall(x + v)))
+        return orthonormalize(x + v)
 
     def _transport(self, x: Tensor, y: Tensor, v: Tensor, method: str) -> Tensor:
-        x, y, v = self._tall(x), self._tall(y), self._tall(v)
         rotation, cosines = _alignment(x, y)
         if method == "projection":
-            return self._back(_horizontal(y, v) @ rotation)
+            return _horizontal(y, v) @ rotation
         # v - (x + y')(I + cos θ)^{-1} y'ᵀv with y' = y Qᵀ; for p = 1 it is the sphere's formula.
         aligned = y @ rotation.mT
         eye = torch.eye(self.p, dtype=cosines.dtype, device=x.device)
         weights = torch.linalg.solve(eye + cosines, frames.cross(aligned, v)).to(x.dtype)
-        return self._back((v - (x + aligned) @ weights) @ rotation)
+        return (v - (x + aligned) @ weights) @ rotation
 
     def _exp(self, x: Tensor, v: Tensor) -> Tensor:
-        return self._back(frames.geodesic(self._tall(x), self._tall(v)))
+        return frames.geodesic(x, v)
 
     def _log(self, x: Tensor, y: Tensor) -> Tensor:
         """``B f(cos θ)`` with B the horizontal part of the aligned y (singular values sin θ) and f = θ / sin θ."""
-        x, y = self._tall(x), self._tall(y)
         rotation, cosines = _alignment(x, y)
         # Twice: the second pass takes out what the rounding of the first left along x, so that tiny angles keep
         # their digits. y - x is exact for neighbouring representatives.
         normal = _horizontal(x, _horizontal(x, y - x)) @ rotation.mT
-        return self._back(normal @ angle_over_sine(cosines).to(x.dtype))
+        return normal @ angle_over_sine(cosines).to(x.dtype)
 
     def _dist(self, x: Tensor, y: Tensor) -> Tensor:
         return length(self._log(x, y), dim=(-2, -1))
 
     def _random(self, shape: Any, generator: torch.Generator | None, dtype: torch.dtype, device: Any) -> Tensor:
-        tall = (*shape[:-2], self.n, self.p)
-        return self._back(frames.random_frame(tall, generator=generator, dtype=dtype, device=device))
+        return frames.random_frame(shape, generator=generator, dtype=dtype, device=device)
 
     def _constraint_error(self, x: Tensor) -> Tensor:
-        return frames.orthonormality_error(self._tall(x))
+        return frames.orthonormality_error(x)
 
 
 def _horizontal(x: Tensor, v: Tensor) -> Tensor:
