@@ -334,6 +334,17 @@ def test_missing_numbers_and_constant_features_are_named():
         encode_features({"item": [1, 2], "same": ["a", "a"]}, "column", "item")
 
 
+LISTED = {"item": [1, 2, 3, 4], "genres": [["x", "y"], ["y"], [], ["x"]]}
+
+
+@pytest.mark.parametrize("kind", [dict, pd.DataFrame, pl.DataFrame])
+def test_lists_are_several_categories_and_ids_may_be_the_index(kind):
+    joined = pd.DataFrame({"genres": ["x|y", "y", None, "x"]}, index=pd.Index([1, 2, 3, 4], name="item"))
+    found, expected = (encode_features(frame, "column", "item") for frame in (kind(LISTED), joined))
+    assert (found.names, list(found.ids)) == (expected.names, list(expected.ids)) == (["genres"], [1, 2, 3, 4])
+    np.testing.assert_array_equal(found.table, expected.table)
+
+
 def test_new_rows_may_have_rated_columns_that_have_features_alone():
     frame, _, items = simulated()
     train = frame[frame["item"] % 6 != 0]
@@ -379,7 +390,7 @@ def test_one_time_may_be_asked_for_all_pairs():
     [
         ({"row_features": {"user": [8, 9], "age": [1.0, 2.0]}}, "none of the ids of row_features has ratings"),
         ({"row_features": {"user": [0, 1], "age": [1.0, np.inf]}}, "'age' must be finite, got 1 infinite number"),
-        ({"row_features": {"user": [0, 0], "age": [1.0, 2.0]}}, "must have one line for each id"),
+        ({"row_features": {"user": [0, 0], "age": [1.0, 2.0]}}, "one line for each id, 'user' has 1 in 2 lines"),
         ({"row_features": np.eye(2)}, "must be a data frame with a column of ids, or a pair"),
         ({"row_features": ([0, 1], np.eye(3))}, r"must be 2 ids and a matrix of as many lines, got shape \(3, 3\)"),
         ({"row_features": ([0, 1], np.array([["a"], ["b"]]))}, "must hold numbers, got dtype <U1; use a data frame"),

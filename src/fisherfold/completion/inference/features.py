@@ -1,10 +1,11 @@
 """Features of rows and columns as a table of numbers: categories encoded, numbers standardised.
 
-A data frame has ids in one column (that with the name of the ids in fit, or the first) and features in the others:
+A data frame has ids in one column (that with the name of the ids in fit, also as index, or the first) and features in
+the others:
 
 - numbers and dates are standardised; missing ones are set to the mean, with a warning;
 - text becomes one column of zeros and ones for each category that at least two members have; missing text has none;
-- text with ``|`` in it holds several categories, as in ``Action|Comedy``.
+- text with ``|`` in it holds several categories, as in ``Action|Comedy``; lists do too.
 
 A pair ``(ids, matrix)`` of ids and a NumPy or scipy matrix is taken as it is, every column a feature of its own.
 """
@@ -20,7 +21,7 @@ import numpy.typing as npt
 import scipy.sparse
 
 from fisherfold.plain import counted
-from fisherfold.tables.frames import columns_of, frame_kind
+from fisherfold.tables.frames import columns_of, frame_kind, names_of
 from fisherfold.tables.ids import as_array, is_missing
 from fisherfold.warn import warn
 
@@ -54,8 +55,10 @@ def encode_features(features: Any, side: str, id_name: str | None = None) -> Fea
         >>> found.names, found.groups.tolist(), found.table.round(2).tolist()[0]
         (['genre', 'year'], [0, 0, 1], [0.33, 0.33, -1.22])
     """
-    what = f"{side}_features"
+    what, key = f"{side}_features", "ids"
     if frame_kind(features) is not None:
+        if id_name and getattr(getattr(features, "index", None), "name", None) == id_name not in names_of(features):
+            features = features.reset_index()
         columns = {str(name): column for name, column in columns_of(features).items()}
         if not columns:
             raise ValueError(f"{what} has no columns")
@@ -86,8 +89,8 @@ def encode_features(features: Any, side: str, id_name: str | None = None) -> Fea
         warn(f"{what}: {', '.join(dropped)} left out: the same for all, or no category that two members share")
     if not kept:
         raise ValueError(f"{what} has no feature that differs between members")
-    if len(set(map(str, ids))) < len(ids):
-        raise ValueError(f"{what} must have one line for each id, {counted(len(ids), 'line')} have fewer ids")
+    if (different := len(set(map(str, ids)))) < len(ids):
+        raise ValueError(f"{what} must have one line for each id, {key!r} has {different} in {len(ids)} lines")
     table = np.concatenate(list(kept.values()), axis=1)
     if table.shape[1] > _MOST_COLUMNS:
         raise ValueError(f"{what} has {table.shape[1]} encoded columns, more than {_MOST_COLUMNS}; leave some out")
@@ -125,7 +128,12 @@ def _encode(column: npt.NDArray[Any], what: str) -> Floats:
         return _standardised(np.array([np.nan if is_missing(v) else float(v) for v in values]), what)
     if given and all(isinstance(value, date) for value in given):  # also with a time, and a time zone
         return _standardised(_dates([None if is_missing(value) else value for value in values]), what)
-    return _categories([None if is_missing(value) else str(value) for value in values])
+    return _categories([None if is_missing(value) else _joined(value) for value in values])
+
+
+def _joined(value: Any) -> str:
+    """One category, or several from a list."""
+    return SEPARATOR.join(map(str, value)) if isinstance(value, (list, tuple, np.ndarray)) else str(value)
 
 
 def _standardised(column: Floats, what: str) -> Floats:
