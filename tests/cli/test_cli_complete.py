@@ -190,6 +190,19 @@ def test_fit_takes_features_times_and_categories_and_predict_their_intervals(fil
         np.testing.assert_allclose(found[name].to_numpy(), expected, atol=1e-6)
 
 
+def test_features_are_read_in_the_encoding_that_is_named_and_bad_lines_are_counted(films, tmp_path):
+    stars, genres = (films[0] / name for name in ("stars.csv", "genres.csv"))
+    other = tmp_path / "genres.dat"
+    other.write_text(genres.read_text().replace("film,genre\n", "").replace(",g", "::gén"), encoding="latin-1")
+    command = "fit", stars, "-r", 1, "-o", tmp_path / "m", "--column-features", other
+    call(*command, "--encoding", "latin-1")
+    assert MatrixCompletion.load(tmp_path / "m").model_.posterior.columns.features.table.shape == (40, 3)
+    other.write_text(genres.read_text().replace("f0,", "f0,a,"))
+    result = CliRunner().invoke(app, ["complete", *map(str, command)])
+    assert "1 of 40 lines (2.5%) cannot be used: 1 too many fields" in str(result.exception)
+    call(*command, "--skip-bad-lines")
+
+
 @pytest.mark.parametrize("timed", [True, False])
 def test_the_errors_of_fit_are_those_of_the_fitted_ratings(films, tmp_path, timed):
     folder, words = films

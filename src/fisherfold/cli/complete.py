@@ -44,11 +44,12 @@ app = group(
 _AUTO_RANKS, _TOP = (2, 5, 10, 20), 10
 _MEANING = (
     "fit error and coverage are those of the fitted ratings ('evaluate' tells held-out ones); noise is the standard "
-    "deviation of an ordinary rating around its prediction, and 90 % intervals that are right cover 90 %"
+    "deviation of an ordinary rating around its prediction, and 90 % intervals that are right cover 90 % (more for "
+    "ordered ratings)"
 )
 _MEANING_OF_ERRORS = (
     "rmse and mae are root mean square and mean absolute errors, in units of the ratings; 90 % intervals that are "
-    "right cover 0.9"
+    "right cover 0.9 (more for ordered ratings)"
 )
 _COVERED = "covered by 90 % intervals"
 _MEANING_OF_LISTS = "the measures @{} are of recommended lists of that length, 1 at best except novelty (mean bits)"
@@ -165,16 +166,15 @@ class Model:
         """The table for a fit."""
         return _read(file, reading, skip_bad_lines, time=self.time_column, implicit=self.implicit)
 
-    def extras(self, entries: Entries, times: Any) -> Extras:
+    def extras(self, entries: Entries, times: Any, reading: Columns, skip_bad_lines: bool) -> Extras:
         """Features and times of a fit."""
         from fisherfold.completion.fit import Extras
-        from fisherfold.completion.inference.features import encode_features, with_numbers
-        from fisherfold.tables.readers import read_table
+        from fisherfold.completion.inference.features import encode_features
 
         if self.implicit:
             return Extras()
         found = [
-            None if file is None else encode_features(with_numbers(read_table(file).frame, name), side, name)
+            None if file is None else encode_features(_features(file, name, reading, skip_bad_lines), side, name)
             for file, side, name in zip(
                 (self.row_features, self.column_features), ("row", "column"), entries.names[:2], strict=True
             )
@@ -224,7 +224,7 @@ def fit(
             table = model.read(file, reading, skip_bad_lines)
             began = time.perf_counter()
             entries = _entries(table)
-            extras = model.extras(entries, table.times)
+            extras = model.extras(entries, table.times, reading, skip_bad_lines)
             fitted.fit_entries(entries, extras)
         seconds = time.perf_counter() - began
         with processes.together():
@@ -438,7 +438,7 @@ def evaluate(
     table = model.read(file, reading, skip_bad_lines)
     found = {"file": str(file)} | _account(table)
     entries = _entries(table)
-    extras = model.extras(entries, table.times)
+    extras = model.extras(entries, table.times, reading, skip_bad_lines)
     if test is not None:
         fitted.fit_entries(entries, extras)
         more = _more(test, reading, fitted, skip_bad_lines, time=model.time_column)
@@ -580,6 +580,16 @@ def _candidates(file: Path, reading: Columns, name: str) -> Any:
     how = {key: value for key, value in reading.format().items() if key != "columns"}
     table = read_table(file, **how)
     return ids(table.frame[name if name in table.frame.columns else table.frame.columns[0]], table.path)
+
+
+def _features(file: Path, name: str, reading: Columns, skip_bad_lines: bool) -> Any:
+    """A table of features, whose separator may be another than that of the ratings."""
+    from fisherfold.completion.inference.features import with_numbers
+    from fisherfold.tables.readers import check_rejected, read_table
+
+    table = read_table(file, encoding=reading.encoding, max_bytes=reading.format()["max_bytes"])
+    check_rejected(table.path, table.rejected, table.n_lines, skip_bad_lines)
+    return with_numbers(table.frame, name)
 
 
 def _entries(table: RatingTable) -> Entries:
