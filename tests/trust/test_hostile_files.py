@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
 from safetensors.torch import save
@@ -53,11 +54,16 @@ def models(tmp_path_factory):
     rng = np.random.default_rng(0)
     X = np.array([(f"u{i}", f"i{j}") for i in range(8) for j in range(6)], dtype=object)
     MatrixCompletion(rank=2, max_iter=4).fit(X, rng.normal(size=48)).save(folder / "completion")
+    known = pl.DataFrame({"row": [f"u{i}" for i in range(9)], "age": rng.normal(size=9), "kind": list("abcabcabc")})
+    extras = {"row_features": known, "time": np.arange(48) * 86400}
+    everything = MatrixCompletion(rank=2, max_iter=4, likelihood="ordered").fit(X, rng.integers(1, 6, 48), **extras)
+    everything.save(folder / "everything")
     Z, y, task = rng.normal(size=(60, 3)), rng.normal(size=60), np.arange(60) % 4
     SubspaceRegressor(2, max_iter=4).fit(Z, y, task=task).save(folder / "regression")
     SubspaceClassifier(2, ridge=1.0, max_iter=4).fit(Z, y > 0, task=task).save(folder / "classes")
     return {
         "completion": (folder / "completion", MatrixCompletion),
+        "everything": (folder / "everything", MatrixCompletion),
         "regression": (folder / "regression", SubspaceRegressor),
         "classes": (folder / "classes", SubspaceClassifier),
     }
@@ -220,15 +226,23 @@ def every_change(tensors, said):
             yield f"{name} negative", tensors | {name: torch.full_like(tensor, -1)}, said
             yield f"{name} large", tensors | {name: torch.full_like(tensor, torch.iinfo(tensor.dtype).max)}, said
             yield f"{name} float", tensors | {name: tensor.double()}, said
-    for key in said["header"]:
-        without = {k: v for k, v in said["header"].items() if k != key}
-        yield f"no {key}", tensors, said | {"header": without}
-        for value in (None, -1, 1, 2**70, 1e308, -1e300, 1e-300, "../../x", [], {}, [[]], {"__class__": "x"}, True):
-            if value != said["header"][key]:
-                yield f"{key} is {value!r}", tensors, said | {"header": without | {key: value}}
+    for what, header in every_table(said["header"]):
+        yield what, tensors, said | {"header": header}
 
 
-@pytest.mark.parametrize("name", ["completion", "regression", "classes"])
+def every_table(table):
+    """A table of JSON with each of its values, and those of the tables inside, left out or replaced."""
+    for key, held in table.items():
+        without = {k: v for k, v in table.items() if k != key}
+        yield f"no {key}", without
+        for value in (None, -1, 0, 1, 2**70, 1e308, -1e300, 1e-300, "../../x", [], {}, [[]], {"__class__": "x"}, True):
+            if value != held:
+                yield f"{key} is {value!r}", without | {key: value}
+        for what, inner in every_table(held) if isinstance(held, dict) else ():
+            yield f"{key}: {what}", without | {key: inner}
+
+
+@pytest.mark.parametrize("name", ["completion", "everything", "regression", "classes"])
 def test_every_part_of_a_model_is_checked(models, tmp_path, name):
     """With a right checksum: a model that loads has finite predictions; one that does not names the file."""
     folder, cls = models[name]
@@ -295,6 +309,8 @@ def test_every_part_of_a_checkpoint_is_checked(tmp_path):
     tensors, said = parts(path)
     refused = loaded = 0
     for what, changed, content in every_change(tensors, said):
+        if what.startswith("numbers: "):
+            continue  # of the solver: a forged step is a bad step
         path.write_bytes(signed(changed, content))
         said = refusal(minimize, problem, start, max_iter=3, checkpoint=path, resume=True)
         assert said is None or str(path) in said, what

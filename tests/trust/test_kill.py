@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 import fisherfold
 from fisherfold.cli import app
 from fisherfold.completion import MatrixCompletion
-from fisherfold.reproduce.workers import Workers
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="jobs are forked")
 HERE, HOME = Path(__file__).parent, str(Path(fisherfold.__file__).parents[1])
@@ -31,17 +30,6 @@ def test_kills_at_random_moments_of_fit_and_save(count):
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.replace("'", '"'))
     assert found["alive when killed"] > 0
-
-
-def die(number):
-    if number == 1:
-        os.kill(os.getpid(), 9)
-
-
-def test_a_worker_of_reproduce_that_is_killed_ends_the_run_with_an_error():
-    """0.1.0 could hang."""
-    with Workers(2) as workers, pytest.raises(RuntimeError, match="a worker process was killed"):
-        list(workers.each(die, range(3)))
 
 
 class Zygote:

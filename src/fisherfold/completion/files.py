@@ -164,6 +164,8 @@ def _side(tensors: Mapping[str, Tensor], k: int, sizes: list[int], q: int, has_o
         ).to(device)
         for key, shape in _shapes(n, q).items()
     }
+    if not bool(parts["counts"].any()):
+        raise ValueError(f"none of its {name} has ratings")
     scales = torch.linalg.eigvalsh(parts["precision"])
     if not 1 / _LARGEST < float(scales.min()) <= float(scales.max()) < _LARGEST:
         raise ValueError(f"{name}.precision must be positive definite")

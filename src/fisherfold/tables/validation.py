@@ -23,7 +23,7 @@ import torch
 Check = Callable[[str, Any], Any]
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
-LARGEST_NUMBER = 1e100  # of a parameter: its square is finite
+LARGEST_NUMBER = 1e30  # of a parameter: float32 holds it
 # Parameters of the machine, not of the model: they are neither saved nor taken from a file.
 RUN_TIME = frozenset({"checkpoint", "device", "n_jobs", "on_interrupt", "verbose"})
 
