@@ -51,7 +51,8 @@ def test_every_form_of_input_gives_the_same_entries(form):
 
 
 def test_columns_are_found_by_their_usual_names_or_by_those_given():
-    for names in (("user_id", "item_id", "score"), ("userId", "movieId", "rating"), ("row", "column", "value")):
+    for names in (("user_id", "item_id", "score"), ("userId", "movieId", "rating"), ("row", "column", "value"),
+                  ("reviewerID", "asin", "overall"), ("user_id", "track_id", "playcount")):  # fmt: skip
         frame = pl.DataFrame(dict(zip(names, LONG.values(), strict=True)) | {"timestamp": np.arange(len(VALUES))})
         found = read_entries(frame)
         assert (found.names, found.frame) == (names, "polars")

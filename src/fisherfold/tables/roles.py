@@ -13,14 +13,15 @@ from typing import Any
 
 PAIRS, ENTRIES = ("row", "column"), ("row", "column", "value")
 _USUAL = {
-    "row": "u user userid uid username customer customerid person personid member reviewer reader rater row rowid",
-    "column": "i item itemid iid movie movieid film filmid product productid book bookid isbn track song artist "
-    "business asin joke jokeid title column columnid col",
+    "row": "u user username customer cust person member reviewer reader rater row",
+    "column": "i item movie film product book isbn track song artist business asin joke game anime recipe title column "
+    "col",
     "value": "r rating ratings value values score scores stars star grade y",
     "time": "t ts day month year when",
     "index": "index unnamed indexlevel id",
 }
 _ROLE_OF = {name: role for role, names in _USUAL.items() for name in names.split()}
+_ROLE_OF |= {f"{name}id": role for role in PAIRS for name in _USUAL[role].split()}
 _CALLED = {"row": "row id", "column": "column id", "value": "value"}
 
 
