@@ -60,7 +60,9 @@ File = Annotated[
 ]
 TimeColumn = Annotated[
     str | None,
-    typer.Option(help="The column with times: numbers, or dates such as 2024-05-31 18:00.", metavar="NAME"),
+    typer.Option(
+        help="The column with times, numbers or dates such as 2024-05-31 18:00: rows and columns drift.", metavar="NAME"
+    ),
 ]
 
 
