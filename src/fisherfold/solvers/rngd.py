@@ -9,6 +9,10 @@ step lowers σ only if ρ_k ≥ η₃, and raises it if ρ_k < η₃/3, as trust
 
 On batches both losses in ρ_k come from a second batch that g_k and F_k have not seen: on their own batch nearly every
 step looks good, σ falls to its minimum, and half of the steps raise the loss over all samples.
+
+On batches of a fixed size noise decides sooner or later, and log σ would be a random walk. After n turns, which are
+rejections that follow an acceptance and the reverse, σ moves by γ^(1/(1 + n/10)) instead: Kesten's rule of stochastic
+approximation, by which σ tends to a power of n.
 """
 
 from __future__ import annotations
@@ -44,6 +48,8 @@ RELATIVE_DAMPING = 1e-2
 LEAST_SIGMA = 1e-6
 # rounding of a gradient, in units of the precision: its square over the curvature is a fall of the loss
 GRADIENT_ROUNDING = 1e2
+# turns of σ after which its moves on batches are half as long
+TURNS = 10
 
 
 class RNGD(Method):
@@ -64,8 +70,8 @@ class RNGD(Method):
         eta2: steps are accepted while ‖g‖ ≥ η₂/σ; the theory wants it large, practice 0, as it is if not given.
         eta3: from which ρ on an accepted step lowers σ; below a third of it σ rises. 0.75 if not given, and 0, which is
             the paper's rule, on batches. With that rule the step after a poor one, but accepted, is often rejected.
-        gamma: the factor by which σ moves; in the fixed-step form that by which steps are shortened where one has left
-            the finite numbers.
+        gamma: the factor by which σ moves, less and less on batches of a fixed size; in the fixed-step form that by
+            which steps are shortened where one has left the finite numbers.
         solve: how the damped system is solved; ``auto`` or a name of ``fisherfold.fisher.solve.METHODS``;
             ``pinv``, which has no damping, only with ``step``.
         forcing: CG stops at the relative residual min(forcing, 0.9 (‖g_k‖/‖g_{k-1}‖)^1.618), the rule of Eisenstat and
@@ -288,11 +294,21 @@ class RNGD(Method):
             return False
         # an absolute bound of σ would be damping without end where gradients are large
         least = self.sigma_min or min(LEAST_SIGMA, numbers["first_sigma"])
-        factor = 1 / self.gamma if rho >= self.eta3 else self.gamma if rho < self.eta3 / 3 else 1.0
         numbers["sigma_before"] = numbers["sigma"]
-        numbers["sigma"] = max(least, factor * numbers["sigma"])
+        if rho >= self.eta3:
+            numbers["sigma"] = max(least, numbers["sigma"] / self._factor(numbers, -1))
+        elif rho < self.eta3 / 3:
+            numbers["sigma"] *= self._factor(numbers, 1)
         state.x, numbers["rejections"] = trial, 0
         return True
+
+    def _factor(self, numbers: dict[str, float], direction: int) -> float:
+        """By how much σ falls (direction -1) or rises (1)."""
+        if self.exact or callable(self.batch_size):
+            return self.gamma
+        turned = direction * numbers.get("direction", 0.0) < 0
+        numbers["turns"], numbers["direction"] = numbers.get("turns", 0.0) + turned, direction
+        return self.gamma ** (1 / (1 + numbers["turns"] / TURNS))
 
     @override
     def retreat(self, state: State) -> None:
@@ -309,7 +325,7 @@ class RNGD(Method):
         if self.step_size is not None:
             state.numbers["shrink"] /= self.gamma
         else:
-            state.numbers["sigma"] = self.gamma * state.numbers.get("sigma", 1.0)
+            state.numbers["sigma"] = self._factor(state.numbers, 1) * state.numbers.get("sigma", 1.0)
         if state.numbers["rejections"] >= self.max_rejections:
             state.failure = (status, f"{sentence} ({counted(self.max_rejections, 'try', 'tries')} in a row)")
 
