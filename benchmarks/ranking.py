@@ -205,7 +205,11 @@ def main() -> None:
         if arguments.only not in name:
             continue
         grid = list(itertools.product((8, 32) if name != "popularity" else (1,), strengths))
-        tried = [scored(run, inner, valid, rank=rank, strength=strength)[0] for rank, strength in grid]
+        try:
+            tried = [scored(run, inner, valid, rank=rank, strength=strength)[0] for rank, strength in grid]
+        except ImportError as error:
+            print(f"| {name} | not run: {error} |")
+            continue
         rank, strength = grid[int(np.argmax(tried))]
         ndcg, recall, coverage, seconds = scored(run, train, test, rank=rank, strength=strength)
         figures = f"{ndcg:.4f} | {recall:.4f} | {coverage:.3f} | {seconds:.2f} | {rank}, {strength:g}"
