@@ -48,6 +48,8 @@ def unpack(arrays: Mapping[str, Any], meta: Mapping[str, Any], device: str = "cp
     tensors = {name: torch.as_tensor(array) for name, array in arrays.items()}
     posterior = unpack_posterior(tensors, meta, device)
     n, m = len(posterior.rows.mean), len(posterior.columns.mean)
+    if not bool(posterior.rows.counts.any() & posterior.columns.counts.any()):
+        raise ValueError("none of its rows or of its columns has ratings")
     if meta.get("inference") not in INFERENCES:
         raise ValueError(f"inference is {meta.get('inference')!r}, one of {', '.join(INFERENCES)} is expected")
     model = CompletionModel(
@@ -164,8 +166,6 @@ def _side(tensors: Mapping[str, Tensor], k: int, sizes: list[int], q: int, has_o
         ).to(device)
         for key, shape in _shapes(n, q).items()
     }
-    if not bool(parts["counts"].any()):
-        raise ValueError(f"none of its {name} has ratings")
     scales = torch.linalg.eigvalsh(parts["precision"])
     if not 1 / _LARGEST < float(scales.min()) <= float(scales.max()) < _LARGEST:
         raise ValueError(f"{name}.precision must be positive definite")
