@@ -54,21 +54,11 @@ class MatrixCompletionCV(MatrixCompletion):
         self.ranks = ranks
         self.ridges = ridges
         self.cv = cv
-        self.offsets = offsets
-        self.inference = inference
-        self.solver = solver
-        self.rated_sets = rated_sets
-        self.max_iter = max_iter
-        self.tol = tol
-        self.clip = clip
-        self.unseen = unseen
-        self.duplicates = duplicates
-        self.random_state = random_state
-        self.device = device
-        self.dtype = dtype
-        self.n_jobs = n_jobs
-        self.verbose = verbose
-        self.likelihood = likelihood
+        super().__init__(
+            offsets=offsets, inference=inference, solver=solver, rated_sets=rated_sets, max_iter=max_iter, tol=tol,
+            clip=clip, unseen=unseen, duplicates=duplicates, random_state=random_state, device=device, dtype=dtype,
+            n_jobs=n_jobs, verbose=verbose, likelihood=likelihood,
+        )  # fmt: skip
 
     _checks = {name: check for name, check in CHECKS.items() if name not in ("rank", "ridge")} | SEARCH_CHECKS
 

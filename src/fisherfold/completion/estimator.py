@@ -579,7 +579,7 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         if not hasattr(self, "model_"):
             entries = read_entries(X, y, columns=columns, matrix=matrix)
             # a variational fit keeps what the data do not speak of at its prior
-            return self._fit(entries, Extras(), grows=hasattr(self, "rank") and self.inference == "variational")
+            return self._fit(entries, Extras(), grows="rank" in self.get_params() and self.inference == "variational")
         settings = self._settings(rank=self.model_.posterior.rank, ridge=self._ridge())
         entries = self._later(X, y, columns=columns, matrix=matrix)
         if self.duplicates != "mean":  # the mean is taken over all that a pair ever had

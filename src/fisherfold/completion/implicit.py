@@ -51,8 +51,6 @@ class ImplicitCompletion(MatrixCompletion):
         ['beer']
     """
 
-    clip = False
-
     _checks = {name: check for name, check in CHECKS.items() if name not in _OF_RATINGS} | {
         "unobserved_weight": validation.number(0, above=True), "duplicates": validation.choice("sum", "mean", "last"),
     }  # fmt: skip
@@ -63,17 +61,11 @@ class ImplicitCompletion(MatrixCompletion):
         unseen: str = "prior", duplicates: str = "sum", random_state: int | None = 0, device: str | None = None,
         dtype: str = "float32", n_jobs: int | None = None, verbose: bool = False,
     ) -> None:  # fmt: skip
-        self.rank = rank
+        super().__init__(
+            rank, max_iter=max_iter, tol=tol, clip=False, unseen=unseen, duplicates=duplicates,
+            random_state=random_state, device=device, dtype=dtype, n_jobs=n_jobs, verbose=verbose,
+        )  # fmt: skip
         self.unobserved_weight = unobserved_weight
-        self.max_iter = max_iter
-        self.tol = tol
-        self.unseen = unseen
-        self.duplicates = duplicates
-        self.random_state = random_state
-        self.device = device
-        self.dtype = dtype
-        self.n_jobs = n_jobs
-        self.verbose = verbose
 
     def fit(  # type: ignore[override]
         self, X: Any, y: Any = None, *, columns: Any = None, matrix: bool | None = None
