@@ -10,12 +10,6 @@ from typing import Any
 def finite(value: Any) -> Any:
     """Plain data without NaN and infinities, which JSON does not know: they become null.
 
-    Args:
-        value: numbers, strings, sequences and mappings.
-
-    Returns:
-        The same of lists and dicts.
-
     Examples:
         >>> finite({"a": (1.5, float("nan"))})
         {'a': [1.5, None]}
@@ -30,16 +24,7 @@ def finite(value: Any) -> Any:
 
 
 def counted(count: int, one: str, many: str = "", *, form: str = "") -> str:
-    """A number with the noun that it counts.
-
-    Args:
-        count: the number.
-        one: the noun behind a 1, and a verb with it if there is one.
-        many: the same behind any other number; the noun with an s if not given.
-        form: how the number is written.
-
-    Returns:
-        Words.
+    """A number with the noun that it counts, in the plural with an s if no other is given.
 
     Examples:
         >>> counted(1, "epoch"), counted(0, "epoch"), counted(1000, "row", form=",")

@@ -198,12 +198,7 @@ def _drawn(lines: list[Line]) -> Any:
 
 
 def _clock(seconds: float) -> str:
-    """Seconds as a clock shows them.
-
-    Examples:
-        >>> _clock(9.7), _clock(3725)
-        ('0:09', '1:02:05')
-    """
+    """Seconds as a clock shows them: 0:09 or 1:02:05."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -12,14 +12,7 @@ from threadpoolctl import threadpool_limits
 
 @contextmanager
 def threads(n_jobs: int | None) -> Iterator[None]:
-    """Use a given number of threads of PyTorch while the block runs.
-
-    Args:
-        n_jobs: the number; None changes nothing, -1 takes all cores.
-
-    Yields:
-        Nothing.
-    """
+    """Use a given number of threads of PyTorch while the block runs; None changes nothing, -1 takes all cores."""
     if n_jobs is None:
         yield
         return
@@ -36,9 +29,6 @@ def one_thread() -> Iterator[None]:
     """Compute on one thread, in PyTorch and in the BLAS of NumPy and SciPy, while the block runs.
 
     For small problems a second one costs more in hand-overs than it brings, and changes the rounding.
-
-    Yields:
-        Nothing.
     """
     with threads(1), threadpool_limits(limits=1):
         yield

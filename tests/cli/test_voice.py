@@ -331,14 +331,6 @@ def test_an_interrupt_at_the_start_shows_no_trace(delay):
     assert "fisherfold/cli" not in errors
 
 
-@pytest.mark.parametrize("closed", ["2>&-", "<&- 2>&-"])
-def test_a_closed_stream_is_no_error(closed):
-    words = shlex.join([sys.executable, "-m", "fisherfold", "datasets", "list", "--json"])
-    done = subprocess.run(["/bin/sh", "-c", f"exec {words} {closed}"], stdout=subprocess.PIPE, check=False)
-    assert done.returncode == 0
-    assert json.loads(done.stdout)["datasets"]
-
-
 def test_quiet_and_verbose_exclude_each_other(probe):
     code, _, err = probe(lambda _: None, "--quiet", "--verbose")
     assert code == 2

@@ -7,7 +7,6 @@ Each command family lives in a file of its own and is attached here. What makes 
 from __future__ import annotations
 
 import io
-import os
 import signal
 import sys
 from typing import Annotated, Any
@@ -54,7 +53,6 @@ def main() -> None:
     """Run the command line; an error becomes one sentence and a hint, and an exit code."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # as ``__main__`` leaves it
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    _open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a result is not lost because standard output has no sign for ± or é
     try:
@@ -72,16 +70,6 @@ def main() -> None:
             raise
         code = report(error, _path(sys.argv[1:]), as_json="--json" in sys.argv)
     raise SystemExit(code or DONE)
-
-
-def _open_closed_streams() -> None:
-    """Let streams that were closed before the start (``2>&-``) lead nowhere; a file of ours would take their place."""
-    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
-        os.set_inheritable(descriptor, True)
-    os.close(descriptor)
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
 
 
 def _path(words: list[str]) -> str:

@@ -20,19 +20,7 @@ KIND, VERSION = "fit-checkpoint", 1
 
 
 class FitCheckpoint:
-    """The checkpoint file of one fit.
-
-    Attributes:
-        path: the file.
-
-    Example:
-        >>> import tempfile, torch
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     here = FitCheckpoint(f"{folder}/fit.checkpoint", {"rank": 2})
-        ...     here.save({"x": torch.ones(2)}, {"pass": 3})
-        ...     here.load()[1]
-        {'pass': 3}
-    """
+    """The checkpoint file of one fit."""
 
     def __init__(self, path: str | os.PathLike[str], identity: Mapping[str, Any], group: Group = ALONE) -> None:
         self.path, self.group = Path(path), group

@@ -229,11 +229,11 @@ def numbers(column: pl.Series, decimal: str = ".", path: str = "the table") -> p
     raise ValueError(f"{path}: column {column.name!r} holds {column.dtype}, numbers are expected")
 
 
-def ids(column: pl.Series, path: str = "the table", before: int = 0) -> Ids:
+def ids(column: pl.Series, path: str = "the table") -> Ids:
     """Convert a column of ids, none of which may be missing."""
     found = _id_column(column, path)
     if (missing := _is_missing(found)).any():
-        line = before + int(missing.arg_true()[0]) + 1
+        line = int(missing.arg_true()[0]) + 1
         raise ValueError(f"{path}: the id in column {column.name!r} is missing in data line {line}")
     return _id_array(found)
 

@@ -39,9 +39,7 @@ def usual_columns(names: Sequence[Any], roles: Sequence[str] = ENTRIES, *, optio
     found: dict[str, list[Any]] = {role: [] for role in _USUAL}
     others: list[Any] = []
     for name in names:
-        plain = re.sub(r"[\W\d_]", "", str(name).lower())
-        role = "time" if "time" in plain or "date" in plain else _ROLE_OF.get(plain, "" if plain else "index")
-        found.get(role, others).append(name)
+        found.get(_role_of(name), others).append(name)
     if not found["value"] and len(others) == 1:
         found["value"] = others
     if optional and not found["value"] and not others:
@@ -55,6 +53,16 @@ def usual_columns(names: Sequence[Any], roles: Sequence[str] = ENTRIES, *, optio
             several = " and ".join(map(repr, found[role]))
             raise LookupError(f"the columns {several} could each be the {_CALLED[role]}")
     return [found[role][0] for role in roles]
+
+
+def _role_of(name: Any) -> str:
+    plain = re.sub(r"[\W\d_]", "", str(name).lower())
+    return "time" if "time" in plain or "date" in plain else _ROLE_OF.get(plain, "" if plain else "index")
+
+
+def may_hold_row_ids(name: Any) -> bool:
+    """Whether the first column of a matrix may hold the ids of its rows; a number is the id of a column."""
+    return not re.fullmatch(r"\d*", str(name)) and _role_of(name) in ("row", "index")
 
 
 def named_columns(names: Sequence[Any], columns: Any, roles: Sequence[str] = ENTRIES, least: int = 3) -> list[Any]:

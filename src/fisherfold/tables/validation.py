@@ -65,10 +65,9 @@ def _whole(value: Any, least: int, most: int) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool) and least <= int(value) <= most
 
 
-def integer(least: int, most: int = 2**53) -> Check:
-    """Check for an integer between two bounds."""
-    bounds = f"of at least {least}" if most == 2**53 else f"from {least} to {most}"
-    return _rule(lambda found: _whole(found, least, most), f"a whole number {bounds}", int)
+def integer(least: int) -> Check:
+    """Check for an integer of at least a bound."""
+    return _rule(lambda found: _whole(found, least, 2**53), f"a whole number of at least {least}", int)
 
 
 def number(least: float = 0.0, most: float = LARGEST_NUMBER, *, above: bool = False) -> Check:

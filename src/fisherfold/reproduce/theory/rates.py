@@ -69,7 +69,7 @@ def measure_steps(settings: Settings) -> list[Row]:
     return rows
 
 
-def measure_poisson(settings: Settings, width: int = 4096) -> list[Row]:
+def measure_poisson(settings: Settings) -> list[Row]:
     """The same for a loss that is not quadratic: counts with log rates u, least at u* = log y.
 
     Only factors inside the theorem's region ‖u - u*‖ < μ/(3κ_H) are counted, with μ = min y and κ_H = max y, the second
@@ -80,12 +80,12 @@ def measure_poisson(settings: Settings, width: int = 4096) -> list[Row]:
     for draw in range(settings.seeds):
         generator = torch.Generator().manual_seed(draw)
         y = torch.randint(1, 5, (SAMPLES,), generator=generator).double()
-        problem, theta = TwoLayer.draw(x, y, width, activation="tanh", likelihood=Poisson(), generator=generator)
+        problem, theta = TwoLayer.draw(x, y, 4096, activation="tanh", likelihood=Poisson(), generator=generator)
         for step in STEPS:
             seen = residuals(problem, theta, y.log(), step=step, iterations=40)
             inside = ratios([r for r in seen if r < float(y.min() / y.max()) / 3])
             rows.append({
-                "loss": "poisson", "activation": "tanh", "width": width, "draw": draw, "step": step,
+                "loss": "poisson", "activation": "tanh", "width": 4096, "draw": draw, "step": step,
                 "bound": 1 - step / 2, "worst": max(inside), "last": inside[-1], "worst_anywhere": max(ratios(seen)),
             })  # fmt: skip
     return rows
