@@ -104,6 +104,32 @@ def test_what_could_be_entries_or_a_matrix_is_rejected_with_both_ways(form):
         assert len(read_entries(X, matrix=True).values) == np.asarray(X).size
 
 
+@pytest.mark.parametrize("form", ["index", "first column", "numbers of lines", "polars", "text"])
+def test_rows_of_a_wide_frame_are_named_by_its_index_or_first_column(form):
+    wide = WIDE.set_axis(pd.Index(range(100, 130), name="userId")).rename_axis(columns="film")
+    ids, frame = range(100, 130), wide.reset_index()
+    if form == "index":
+        frame = wide
+    elif form == "numbers of lines":
+        ids, frame = range(30), WIDE.reset_index(names="Unnamed: 0")
+    elif form == "text":
+        ids = [f"p{i}" for i in ids]
+        frame["userId"] = ids
+    elif form == "polars":
+        frame = pl.from_pandas(frame.rename(columns=str))
+    found = read_entries(frame, matrix=True)
+    assert found.names[0] == ("Unnamed: 0" if form == "numbers of lines" else "userId")
+    assert found.frame == ("polars" if form == "polars" else "pandas")
+    assert list(found.rows) == [ids[i] for i in PAIRS[:, 0]]
+    assert [int(j) for j in found.columns] == PAIRS[:, 1].tolist()
+
+
+def test_a_first_column_of_values_is_data():
+    for first in ([1.0, 2.5, 3.0], [1, 1, 2]):
+        assert len(read_entries(pd.DataFrame({"user": first, "b": 1.0}), matrix=True).values) == 6
+    assert len(read_entries(pd.DataFrame({7: [1, 2, 3], 8: 1.0}), matrix=True).values) == 6
+
+
 @pytest.mark.parametrize("width", [2, 12])
 def test_what_a_sparse_frame_does_not_store_is_not_taken_for_zero(width):
     matrix = sp.coo_array(np.where(RNG.random((12, width)) < 0.6, 1 + RNG.random((12, width)), 0.0))

@@ -19,7 +19,7 @@ import torch
 from fisherfold.plain import counted
 from fisherfold.tables.frames import columns_of, frame_kind, numbers
 from fisherfold.tables.ids import IdIndex, as_array
-from fisherfold.tables.roles import ENTRIES, PAIRS, named_columns, usual_columns
+from fisherfold.tables.roles import ENTRIES, PAIRS, may_hold_row_ids, named_columns, usual_columns
 
 Floats = npt.NDArray[np.float64]
 Codes = npt.NDArray[np.int64]
@@ -213,8 +213,17 @@ def _from_wide_frame(X: Any) -> Entries:
                 f"column {name!r} is sparse with the fill value {fill}, which is data here; pass X.sparse.to_coo() if "
                 "what is not stored was not observed, X.sparse.to_dense() if it is data"
             )
+    first = next(iter(table), None)
+    row, column = (getattr(getattr(X, axis, None), "name", None) for axis in ("index", "columns"))
+    row_ids = X.index if hasattr(X, "iloc") else None
+    ids = table[first].tolist() if may_hold_row_ids(first) else []
+    if ids and len(set(ids)) == len(ids) and all(isinstance(value, (int, str)) for value in ids):
+        row, row_ids = first, table.pop(first)
+    if row == column:
+        row = column = None
     whole = np.column_stack([numbers(values, f"column {str(name)!r}") for name, values in table.items()])
-    return _from_matrix(whole, X.index if hasattr(X, "iloc") else None, list(table))
+    names = (str(row or "row"), str(column or "column"), "value")
+    return replace(_from_matrix(whole, row_ids, list(table)), names=names, frame=frame_kind(X))
 
 
 def _from_matrix(table: Floats, row_ids: Any, column_ids: Any) -> Entries:
