@@ -16,24 +16,14 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d
 from torch import Tensor
 
 from fisherfold.solvers import Result, minimize
-from fisherfold.subspace.estimator import Callback, TaskEstimator, all_or_nothing
+from fisherfold.subspace.estimator import SHARED_CHECKS, Callback, TaskEstimator, all_or_nothing
 from fisherfold.subspace.inputs import Scaling, TaskTable
 from fisherfold.subspace.logistic import LabelledRows, LogisticSubspaceProblem, newton_coefficients
 from fisherfold.subspace.marginal import start_frame
 from fisherfold.subspace.point_fit import RIDGES, as_rounds, held_out_rows, near_enough
+from fisherfold.tables import validation
 from fisherfold.tables.ids import IdIndex
-from fisherfold.tables.validation import (
-    Check,
-    auto_or,
-    choice,
-    draw_seed,
-    flag,
-    integer,
-    number,
-    optional,
-    seed,
-    verbosity,
-)
+from fisherfold.tables.validation import Check
 
 Array = NDArray[Any]
 
@@ -77,25 +67,16 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
         array([ True, False])
     """
 
-    CHECKS: ClassVar[dict[str, Check]] = {
-        "rank": optional(integer(1)), "ridge": auto_or(number(0, above=True)), "fit_intercept": flag(), "scale": flag(),
-        "fisher": choice(*LogisticSubspaceProblem.fisher_kinds), "max_iter": integer(1), "tol": number(),
-        "random_state": seed(), "verbose": verbosity(),
-    }  # fmt: skip
+    CHECKS: ClassVar[dict[str, Check]] = SHARED_CHECKS | {
+        "ridge": validation.auto_or(validation.number(0, above=True)),
+        "fisher": validation.choice(*LogisticSubspaceProblem.fisher_kinds),
+    }
 
     def __init__(
-        self,
-        rank: int | None = None,
-        *,
-        ridge: float | str = "auto",
-        fit_intercept: bool = True,
-        scale: bool = True,
-        fisher: str = "observed",
-        max_iter: int = 100,
-        tol: float = 1e-6,
-        random_state: int | None = None,
+        self, rank: int | None = None, *, ridge: float | str = "auto", fit_intercept: bool = True, scale: bool = True,
+        fisher: str = "observed", max_iter: int = 100, tol: float = 1e-6, random_state: int | None = None,
         verbose: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.rank = rank
         self.ridge = ridge
         self.fit_intercept = fit_intercept
@@ -209,8 +190,7 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
         """The share of rows that are classified correctly; arguments as in ``decision_function``."""
         from sklearn.metrics import accuracy_score
 
-        given, found = self._table(X, y, task), self.predict(X, task, unseen=unseen)
-        predicted = np.concatenate(found) if isinstance(found, list) else found
+        given, predicted = self._compared(X, y, task, unseen)
         weight = given.row_weights(sample_weight)
         return float(accuracy_score(column_or_1d(given.y), predicted, sample_weight=weight))
 
@@ -229,7 +209,7 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
         )  # fmt: skip
 
     def _choose_ridge(self, rows: LabelledRows, rank: int) -> float:
-        held = torch.from_numpy(held_out_rows(rows.task.numpy(), draw_seed(self.random_state, 0)))
+        held = torch.from_numpy(held_out_rows(rows.task.numpy(), validation.draw_seed(self.random_state, 0)))
         train, test = (rows.select(part) for part in (~held, held))
         self.ridge_errors_ = {}
         for ridge in RIDGES:  # ranked by a few cheap steps each

@@ -19,14 +19,20 @@ from typing_extensions import ParamSpec, Self
 from fisherfold.progress import track
 from fisherfold.subspace import files
 from fisherfold.subspace.inputs import Scaling, TaskTable, check_numeric, read_table, task_ids, without_column
+from fisherfold.tables import validation
 from fisherfold.tables.ids import IdIndex, as_array, is_missing
-from fisherfold.tables.validation import Check, check_parameters
+from fisherfold.tables.validation import Check
 
 Array = NDArray[Any]
 Callback = Callable[[dict[str, float]], object]
 P = ParamSpec("P")
 R = TypeVar("R")
 _DEFAULT_RANK = 6
+SHARED_CHECKS: dict[str, Check] = {
+    "rank": validation.optional(validation.integer(1)), "fit_intercept": validation.flag(), "scale": validation.flag(),
+    "max_iter": validation.integer(1), "tol": validation.number(), "random_state": validation.seed(),
+    "verbose": validation.verbosity(),
+}  # fmt: skip
 
 
 def all_or_nothing(method: Callable[P, R]) -> Callable[P, R]:
@@ -128,6 +134,12 @@ class TaskEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         check_is_fitted(self)
         return read_table(X, y, task, self.task_column_)
 
+    def _compared(self, X: Any, y: Any, task: Any, unseen: str) -> tuple[TaskTable, Array]:
+        """Rows as one table, and their predictions as one array."""
+        given = self._table(X, y, task)
+        found = self.predict(X, task, unseen=unseen)
+        return given, np.concatenate(found) if isinstance(found, list) else found
+
     def _read(
         self, X: Any, y: Any, task: Any, sample_weight: Any, *, reset: bool, numeric: bool, least: int | None = None
     ) -> tuple[Array, Array, Array | None, Array | None]:
@@ -167,7 +179,7 @@ class TaskEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         return X[kept], y[kept], None if labels is None else labels[kept], weight[kept]
 
     def _check_parameters(self) -> dict[str, Any]:
-        return check_parameters(self.get_params(deep=False), self.CHECKS)
+        return validation.check_parameters(self.get_params(deep=False), self.CHECKS)
 
     @abstractmethod
     def _check_fitted(self) -> None:

@@ -15,29 +15,18 @@ from torch import Tensor
 
 from fisherfold.distributed import Axis, current_group
 from fisherfold.subspace.distributed_fit import distribute_rows, rows_of_process
-from fisherfold.subspace.estimator import Callback, TaskEstimator, all_or_nothing
-from fisherfold.subspace.inputs import Rows, Scaling, TaskTable, task_ids
+from fisherfold.subspace.estimator import SHARED_CHECKS, Callback, TaskEstimator, all_or_nothing
+from fisherfold.subspace.inputs import Rows, Scaling, task_ids
 from fisherfold.subspace.marginal import SubspacePrior, noise_floor, posterior
 from fisherfold.subspace.marginal_fit import NOISES, extend_noise, fit_marginal
 from fisherfold.subspace.noise import continue_stalled, fit_noise
 from fisherfold.subspace.point_fit import choose_ridge, fit_point, point_coefficients
 from fisherfold.subspace.predictive import TaskSpread, extend_spread, task_spread
 from fisherfold.subspace.tasks import TaskStatistics
+from fisherfold.tables import validation
 from fisherfold.tables.agreement import check_same_options
 from fisherfold.tables.ids import IdIndex
-from fisherfold.tables.validation import (
-    Check,
-    auto_or,
-    choice,
-    draw_seed,
-    flag,
-    integer,
-    number,
-    optional,
-    saved_parameters,
-    seed,
-    verbosity,
-)
+from fisherfold.tables.validation import Check
 
 if TYPE_CHECKING:
     import polars as pl
@@ -92,26 +81,16 @@ class SubspaceRegressor(RegressorMixin, TaskEstimator):  # type: ignore[misc]
         array([1.5])
     """
 
-    CHECKS: ClassVar[dict[str, Check]] = {
-        "rank": optional(integer(1)), "inference": choice("marginal", "point"), "ridge": auto_or(number(0)),
-        "noise": choice(*NOISES), "fit_intercept": flag(), "scale": flag(), "max_iter": integer(1), "tol": number(),
-        "random_state": seed(), "verbose": verbosity(),
+    CHECKS: ClassVar[dict[str, Check]] = SHARED_CHECKS | {
+        "inference": validation.choice("marginal", "point"), "ridge": validation.auto_or(validation.number(0)),
+        "noise": validation.choice(*NOISES),
     }  # fmt: skip
 
     def __init__(
-        self,
-        rank: int | None = None,
-        *,
-        inference: str = "marginal",
-        ridge: float | str = "auto",
-        noise: str = "task",
-        fit_intercept: bool = True,
-        scale: bool = True,
-        max_iter: int = 300,
-        tol: float = 1e-7,
-        random_state: int | None = None,
-        verbose: bool = False,
-    ) -> None:
+        self, rank: int | None = None, *, inference: str = "marginal", ridge: float | str = "auto", noise: str = "task",
+        fit_intercept: bool = True, scale: bool = True, max_iter: int = 300, tol: float = 1e-7,
+        random_state: int | None = None, verbose: bool = False,
+    ) -> None:  # fmt: skip
         self.rank = rank
         self.inference = inference
         self.ridge = ridge
@@ -173,13 +152,13 @@ class SubspaceRegressor(RegressorMixin, TaskEstimator):  # type: ignore[misc]
         group = current_group(process_group)
         with group.together():
             self._check_parameters()
-        check_same_options(saved_parameters(self.get_params(deep=False)), group)
+        check_same_options(validation.saved_parameters(self.get_params(deep=False)), group)
         share = rows_of_process(self, X, y, task, sample_weight, group)
         self._outputs = False
         rank_limit = share.X.shape[1] + int(self.fit_intercept)
         with group.together():
             rank = self._checked_rank(rank_limit)
-        random = draw_seed(self.random_state, 0)
+        random = validation.draw_seed(self.random_state, 0)
         self.scaling_, self._index, rows, tasks = distribute_rows(
             share, group, seed=random, intercept=self.fit_intercept, scale=self._scales
         )
@@ -348,12 +327,6 @@ class SubspaceRegressor(RegressorMixin, TaskEstimator):  # type: ignore[misc]
         variance = self._spread.of_weights(rows.repeat(len(numbers), 1), task, self._frame)
         return np.asarray(variance.sqrt().reshape(len(numbers), len(rows)).numpy())
 
-    def _compared(self, X: Any, y: Any, task: Any, unseen: str) -> tuple[TaskTable, Array]:
-        """Rows as one table, and their predictions as one array."""
-        given = self._table(X, y, task)
-        found = self.predict(X, task, unseen=unseen)
-        return given, np.concatenate(found) if isinstance(found, list) else found
-
     @property
     def _scales(self) -> bool:
         """Whether features are divided: the marginal model does not depend on it but for rounding."""
@@ -407,7 +380,7 @@ class SubspaceRegressor(RegressorMixin, TaskEstimator):  # type: ignore[misc]
             self._learn_marginal(rank, callback)
             return
         if isinstance(self.ridge, str):
-            split = draw_seed(self.random_state, 0)
+            split = validation.draw_seed(self.random_state, 0)
             self.ridge_, self.ridge_errors_ = choose_ridge(rows, self.statistics_.all_tasks, rank=rank, seed=split)
         else:
             self.ridge_ = float(self.ridge)
