@@ -8,7 +8,8 @@ The first ``--trials`` settings per method and network are judged on validation 
 ``--seeds`` seeds at the first length, and the test images are used once. Finished runs are lines of ``runs.jsonl`` in
 the folder, so that the second line above prints the recorded tables: ``--minutes 0`` is the default. Seconds are those
 of a run alone on one GPU: steps times the time of a step by ``benchmarks/gpu/step_cost.py``. On an NVIDIA GPU start the
-MPS control daemon first. The paper's own settings: ``--paper`` (two data sets and networks, 100 epochs, test images).
+MPS control daemon first. The paper's own settings: ``--paper`` (two data sets and networks, 100 epochs, test images; on
+VGG16-BN two seeds, with the same steps without curvature beside them).
 """
 
 from __future__ import annotations
@@ -38,7 +39,10 @@ METHODS: dict[str, list[Setting]] = {
     "drop-in": [{"lr": lr} for lr in (0.02, 0.015, 0.03, 0.04)],
 }
 STEPS = {"drop-in": "spectral"}  # whose time of a step stands for whose
-PAPER = list(itertools.product(("cifar100", "cifar10"), ("vgg16bn", "wrn16_4")))
+PAPER = [
+    *itertools.product(("cifar100", "cifar10"), ("vgg16bn",), ("paper-mkfac", "paper-sgdg"), (0, 1)),
+    *itertools.product(("cifar100", "cifar10"), ("wrn16_4",), ("paper-mkfac",), (0,)),
+]
 
 
 class Runs:
@@ -118,7 +122,7 @@ def main() -> None:
     add("--methods", type=names, default=list(METHODS))
     add("--trials", type=int, default=3, help="settings per method and network at the first length")
     add("--again", type=int, default=1, help="settings per method and network at the other lengths")
-    add("--long", type=names, default=["sgd", "muon", "spectral"], help="methods for lengths from 30 epochs")
+    add("--long", type=names, default=["sgd", "muon", "spectral", "drop-in"], help="methods for lengths from 30 epochs")
     add("--finals", type=names, default=[], help="methods that are judged on test images at the first length")
     add("--seeds", type=int, default=3)
     add("--smoothing", type=float, default=0.1)
@@ -132,8 +136,11 @@ def main() -> None:
     (given.out / "logs").mkdir(parents=True, exist_ok=True)
     until = time.monotonic() + 60 * given.minutes
     if given.paper:
-        fixed = ["paper-mkfac", "--epochs", "100", "--split", "test", "--out"]
-        wanted = [[d, m, *fixed, str(given.out / f"{d}-{m}.jsonl")] for d, m in PAPER]
+        fixed = ["--epochs", "100", "--split", "test"] + (["--images", str(given.images)] if given.images else [])
+        wanted = [
+            [d, m, o, *fixed, "--seed", str(seed), "--out", str(given.out / f"{d}-{m}-{o}-{seed}.jsonl")]
+            for d, m, o, seed in PAPER
+        ]
         print(f"{work(wanted, given.processes, until)} runs are left")
         return
     runs = Runs(given)

@@ -176,6 +176,7 @@ def build(name: str, model: nn.Module, example: Tensor, task: tuple[str, str], g
             example_input=example,
         ),
         "paper-mkfac": lambda: _paper(model, example, task),
+        "paper-sgdg": lambda: _paper(model, example, task, curved=False),
         "sgdg": lambda: SGDG(model, 0.05, lr, weight_decay=decay, example_input=example),
     }
     if name not in makers:
@@ -183,13 +184,15 @@ def build(name: str, model: nn.Module, example: Tensor, task: tuple[str, str], g
     return makers[name]()
 
 
-def _paper(model: nn.Module, example: Tensor, task: tuple[str, str]) -> MKFAC:
+def _paper(model: nn.Module, example: Tensor, task: tuple[str, str], *, curved: bool = True) -> MKFAC | SGDG:
     rate, _, damping, _ = PAPER[task]
     # directions are normalised by the damping, so the paper's rate is divided by it
+    if not curved:
+        return SGDG(model, 0.05, rate / damping, weight_decay=5e-4, example_input=example)
     return MKFAC(model, 0.05, rate / damping, weight_decay=5e-4, damping=damping, every=0, example_input=example)
 
 
-def paper_stage(optimizer: MKFAC, task: tuple[str, str], stage: int) -> None:
+def paper_stage(optimizer: torch.optim.Optimizer, task: tuple[str, str], stage: int) -> None:
     """Rates and damping of the paper from the given milestone on."""
     rate, rate_decay, damping, damping_decay = PAPER[task]
     falling = damping * damping_decay**stage

@@ -54,12 +54,14 @@ def main(given: argparse.Namespace) -> None:
         began = time.perf_counter()
         images, labels = pool.epoch(given.seed, epoch)
         stage = sum(epoch >= round(share * given.epochs) for share in optimizers.MILESTONES)
-        if given.optimizer == "paper-mkfac" and (epoch == 0 or stage > sum(
+        if given.optimizer.startswith("paper") and (epoch == 0 or stage > sum(
             epoch - 1 >= round(share * given.epochs) for share in optimizers.MILESTONES
         )):  # fmt: skip
             optimizers.paper_stage(optimizer, task, stage)
-            with autocast(given.device):
-                optimizer.refresh(batches(pool, images, labels, given.batch), functional.cross_entropy, sampler="mc")
+            if given.optimizer == "paper-mkfac":
+                pairs = batches(pool, images, labels, given.batch)
+                with autocast(given.device):
+                    optimizer.refresh(pairs, functional.cross_entropy, sampler="mc")
         loss = train_epoch(network, optimizer, pool, images, labels, given, epoch, own, per)
         accuracy = judge(network, pool, given.device)
         entry = {"epoch": epoch + 1, "accuracy": accuracy, "train_loss": loss, "seconds": time.perf_counter() - began}
@@ -88,7 +90,7 @@ def train_epoch(network: nn.Module, optimizer: Any, pool: Pool, images: Any, lab
     total = torch.zeros((), device=given.device)
     for step in range(per):
         part = slice(step * given.batch, (step + 1) * given.batch)
-        if given.optimizer != "paper-mkfac":
+        if not given.optimizer.startswith("paper"):
             share = optimizers.factor((epoch + step / per) / given.epochs)
             for group, rate in zip(optimizer.param_groups, own, strict=True):
                 group["lr"] = rate * max(share, 1e-6)

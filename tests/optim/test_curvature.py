@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 
 import pytest
 import torch
@@ -157,6 +158,83 @@ def test_token_losses_count_tokens():
         torch.testing.assert_close(mine, theirs)
 
 
+class Returning(nn.Module):
+    """Logits of tokens, returned in one way or another."""
+
+    def __init__(self, way):
+        super().__init__()
+        torch.manual_seed(0)
+        self.map, self.way = nn.Linear(4, 3).double(), way
+
+    def forward(self, x, y):
+        z = self.map(x)
+        loss = F.cross_entropy(z.flatten(0, 1), y.flatten(), ignore_index=-1)
+        return {"loss": loss, "logits": z} if self.way == "mapping" else (loss, z) if self.way == "tuple" else loss
+
+
+@pytest.mark.parametrize("way", ["mapping", "tuple", "loss"])
+def test_terms_are_those_with_a_gradient_however_logits_are_returned(way):
+    """Positions that are ignored do not count; where only the loss is returned, the number is doubted aloud."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(5, 7, 4, dtype=torch.float64, generator=generator)
+    y = torch.randint(3, (5, 7), generator=generator)
+    y[:, 4:] = -1
+    model = Returning(way)
+    optimizer = KFAC(model, every=1, lr=1e-9)
+
+    def two_steps():
+        for _ in range(2):  # the second step collects
+            optimizer.zero_grad()
+            found = model(x, y)
+            (found["loss"] if way == "mapping" else found[0] if way == "tuple" else found).backward()
+            optimizer.step()
+
+    if way == "loss":
+        with pytest.warns(UserWarning, match="returns nothing but its loss"):
+            two_steps()
+        return
+    two_steps()
+    plain = nn.Linear(4, 3).double()
+    plain.load_state_dict(model.map.state_dict())
+    kept = y.flatten() >= 0
+    expected = refreshed(plain, x.flatten(0, 1)[kept], y.flatten()[kept])["weight"]
+    found = factors(optimizer)["map.weight"]
+    # A has a share of rows without a gradient, G a smaller one: their product is what counts
+    for mine, theirs in zip(found, expected, strict=True):
+        assert mine.shape == theirs.shape
+    torch.testing.assert_close(found[1] * 35 / 20, expected[1], rtol=1e-6, atol=0)
+
+
+def test_classes_may_be_in_the_second_axis_of_sequences():
+    torch.manual_seed(0)
+    x, y = torch.randn(5, 4, 7, dtype=torch.float64), torch.randint(3, (5, 7))
+    model = nn.Conv1d(4, 3, 1).double()
+    flat = nn.Linear(4, 3).double()
+    flat.load_state_dict({"weight": model.weight.detach()[..., 0], "bias": model.bias.detach()})
+    found = refreshed(model, x, y)["weight"]
+    expected = refreshed(flat, x.mT.flatten(0, 1), y.flatten())["weight"]
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize("kind", ["sum", "micro-batches"])
+def test_a_loss_that_is_no_mean_is_said_once(kind):
+    net = bn_net()
+    optimizer = MKFAC(net, every=1, manifold_lr=1e-4, lr=1e-6)
+
+    def steps():
+        for _ in range(4):
+            optimizer.zero_grad()
+            for _ in range(4 if kind == "micro-batches" else 1):
+                loss = F.cross_entropy(net(torch.randn(32, 6)), torch.randint(3, (32,)), reduction="none")
+                (loss.sum() if kind == "sum" else loss.mean()).backward()
+            optimizer.step()
+
+    with pytest.warns(UserWarning, match=r"the loss is no mean over its terms.*reduction='sum'") as caught:
+        steps()
+    assert len(caught) == 1
+
+
 @pytest.mark.parametrize("relative", [False, True])
 @pytest.mark.parametrize("clip", [0.0, 0.003])
 def test_a_grad_scaler_and_clipping_do_not_change_the_curvature(clip, relative):
@@ -287,7 +365,7 @@ def test_curvature_collects_itself_and_is_silent_in_evaluation():
     with torch.no_grad():
         net(torch.randn(8, 6))
     assert not optimizer.curvature.collector.sums
-    train(net, optimizer, steps=1)
+    train(net, optimizer, steps=2)
     assert "curvature: 1 of 1 weight" in optimizer.report()
     found = optimizer.diagnose()["0.weight"]
     assert found.cosine < 0.99
@@ -391,3 +469,48 @@ def test_inverses_are_renewed_in_their_memory_for_captured_graphs(monkeypatch):
     with pytest.raises(RuntimeError, match="cannot be captured in a CUDA graph"):
         train(net, preset, steps=1)
     assert all(torch.equal(p, old) for p, old in zip(net.parameters(), before, strict=True))
+
+
+def test_hooks_and_the_stance_of_the_compiler_last_until_evaluation_or_the_optimizer_ends():
+    from torch._dynamo import eval_frame
+
+    def hooks(net):
+        return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in net.modules())
+
+    net = bn_net()
+    torch.compile(net, backend="eager")
+    optimizer = SphereOptimizer(net, direction="natural", every=1)
+    train(net, optimizer, steps=3)
+    assert hooks(net) == 3
+    assert eval_frame._stance.stance == "force_eager"
+    net.eval()
+    net(torch.randn(4, 6))
+    assert hooks(net) == 0
+    assert eval_frame._stance.stance == "default"
+    net.train()
+    train(net, optimizer, steps=1)
+    assert hooks(net) == 3
+    del optimizer
+    gc.collect()
+    assert hooks(net) == 0
+    assert eval_frame._stance.stance == "default"
+
+
+def test_groups_that_ask_for_curvature_get_it_or_an_error():
+    net = bn_net()
+    with pytest.raises(TypeError, match="collects curvature from the module"):
+        SphereOptimizer([{"params": [net[0].weight], "rule": "kfac"}])
+    with pytest.raises(ValueError, match="direction must be one of"):
+        SphereOptimizer([{"params": [net[0].weight], "rule": "spheres", "direction": "newton"}])
+    head = nn.Linear(3, 3)
+    model = nn.Sequential(net, head)
+    head.requires_grad_(False)
+    optimizer = SphereOptimizer(model, direction="natural", every=1)
+    for group in optimizer.param_groups:  # what a user does who moves a weight to another group
+        kept = [i for i, p in enumerate(group["params"]) if p is not head.weight]
+        for key in ("params", "param_names", "spheres", "splits"):
+            group[key] = [group[key][i] for i in kept]
+    optimizer.add_param_group({"params": [("1.weight", head.weight)], "rule": "kfac"})
+    head.requires_grad_(True)
+    train(model, optimizer, steps=3)
+    assert "curvature: 2 of 2 weights" in optimizer.report()

@@ -11,7 +11,7 @@ from torch import distributed, nn
 from torch.distributed.checkpoint import state_dict as dcp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
@@ -74,7 +74,12 @@ def under_ddp(kind):
 def under_fsdp(kind, when):
     model = layer_norm_net()
     mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
-    if when == "before":  # as Accelerate does: parameters are swapped behind the optimizer's back
+    if when == "by columns":
+        findings = {n: f.spheres for n, f in make(layer_norm_net(), kind).findings.items()}
+        even = {p for p in model.parameters() if p.ndim > 1 and p.shape[1] % 2 == 0}
+        fully_shard(model, mesh=mesh, shard_placement_fn=lambda p: Shard(1) if p in even else None)
+        optimizer = SphereOptimizer(model, direction=kind, invariant=findings)
+    elif when == "before":  # as Accelerate does: parameters are swapped behind the optimizer's back
         optimizer = make(model, kind)
         names = [[name for name, p in model.named_parameters() if any(p is q for q in g["params"])]
                  for g in optimizer.param_groups]  # fmt: skip
@@ -96,9 +101,8 @@ def under_fsdp(kind, when):
 def natural_under_fsdp():
     model = layer_norm_net()
     fully_shard(model, mesh=init_device_mesh("cpu", (distributed.get_world_size(),)))
-    optimizer = SphereOptimizer(model, direction="natural", invariant={"5.weight": "tensor"}, every=1)
     try:
-        steps(model, model, optimizer, mine())
+        SphereOptimizer(model, direction="natural", invariant={"5.weight": "tensor"}, every=1)
     except NotImplementedError as error:
         return str(error)
     return "no error"
@@ -111,13 +115,29 @@ def alone(kind):
 
 
 DDP = ["spectral", "natural", "mkfac"]
-FSDP = [("spectral", "before"), ("spectral", "after"), ("gradient", "after")]
+FSDP = [("spectral", "before"), ("spectral", "after"), ("gradient", "after"), ("gradient", "by columns")]
+
+
+def bad_gradient_in_one_shard():
+    """One rank has a gradient that is not finite: both stop, and say where."""
+    model = layer_norm_net()
+    findings = {n: f.spheres for n, f in make(layer_norm_net(), "spectral").findings.items()}
+    fully_shard(model, mesh=init_device_mesh("cpu", (distributed.get_world_size(),)))
+    optimizer = SphereOptimizer(model, invariant=findings)
+    model(data()[0][mine()]).square().mean().backward()
+    if distributed.get_rank() == 1:
+        next(model.parameters()).grad.to_local().fill_(float("nan"))
+    try:
+        optimizer.step()
+    except FloatingPointError as error:
+        return str(error)
+    return "no error"
 
 
 def every_case():
     found = {kind: under_ddp(kind) for kind in DDP}
     found |= {case: under_fsdp(*case) for case in FSDP}
-    return found | {"natural under FSDP2": natural_under_fsdp()}
+    return found | {"natural under FSDP2": natural_under_fsdp(), "bad": bad_gradient_in_one_shard()}
 
 
 @pytest.fixture(scope="module")
@@ -141,3 +161,8 @@ def test_two_processes_under_fsdp_equal_one(case, ranks):
 def test_the_natural_direction_does_not_work_with_sharded_weights(ranks):
     for found in ranks:
         assert "use direction='spectral'" in found["natural under FSDP2"]
+
+
+def test_a_gradient_that_is_not_finite_in_one_shard_stops_all_processes(ranks):
+    assert "a shard of another process is not finite" in ranks[0]["bad"]
+    assert "1.weight is not finite" in ranks[1]["bad"]

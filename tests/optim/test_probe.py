@@ -82,6 +82,40 @@ def test_at_most_ten_passes_on_a_small_slice():
     assert Counting.seen == {(4, 3, 64, 64)}
 
 
+def test_a_model_that_returns_its_loss():
+    class Loss(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+
+        def forward(self, x, y):
+            return {"loss": nn.functional.cross_entropy(self.net(x), y)}
+
+    found = find_scale_invariant(Loss(), (torch.randn(8, 5), torch.arange(8) % 3))
+    assert kinds(found) == {"net.0.weight": "row"}
+
+
+def test_one_rescaling_tells_by_which_weights_the_outputs_change():
+    """At the start the ε of a norm dominates in two of six layers: no more than six forward passes in all."""
+    count = 0
+
+    class Counting(nn.Sequential):
+        def forward(self, x):
+            nonlocal count
+            count += 1
+            return super().forward(x)
+
+    torch.manual_seed(0)
+    layers = [m for _ in range(6) for m in (nn.Linear(6, 6), nn.BatchNorm1d(6), nn.ReLU())]
+    net = Counting(*layers, nn.Linear(6, 3))
+    with torch.no_grad():
+        for k in (3, 9):
+            net[k].weight.mul_(3e-3)
+    found = kinds(find_scale_invariant(net, torch.randn(16, 6)))
+    assert found == {f"{k}.weight": "row" for k in (0, 6, 12, 15)}
+    assert count <= 9
+
+
 def test_an_epsilon_that_dominates_is_no_invariance():
     net = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6, eps=1e-3), nn.Linear(6, 3))
     assert kinds(find_scale_invariant(net, torch.randn(8, 5))) == {"0.weight": "row"}

@@ -144,7 +144,36 @@ def test_states_of_other_models():
     damaged["state"][0]["momentum"][0, 0] = math.nan
     with pytest.raises(ValueError, match=r"momentum of 0\.weight is not finite"):
         optimizer.load_state_dict(damaged)
+    with pytest.raises(ValueError, match=r"another optimizer: rule='spheres' where 'muon' is expected"):
+        SphereOptimizer(net, invariant="none").load_state_dict(optimizer.state_dict())
+    with pytest.raises(ValueError, match=r"another optimizer: direction='spectral' where 'gradient' is expected"):
+        SphereOptimizer(net, direction="gradient").load_state_dict(optimizer.state_dict())
     assert all(torch.equal(v, before[k]) for k, v in optimizer.state[net[0].weight].items())
+
+
+def test_names_in_a_mapping_override_what_is_found():
+    net = bn_net()
+    optimizer = SphereOptimizer(net, invariant={"3.weight": "none"})
+    assert optimizer.findings["0.weight"].kind == "row"
+    with pytest.warns(UserWarning, match="nothing is on spheres"):
+        SphereOptimizer(nn.Sequential(nn.Linear(6, 3)), invariant="modules")
+    assert SphereOptimizer(net, invariant={"0.weight": "none"}).findings["0.weight"].kind == "none"
+
+
+def test_a_model_that_cannot_be_traced():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.map, self.norm, self.head = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)
+
+        def forward(self, x):
+            h = self.norm(self.map(x))
+            return self.head(h if h.sum() > 0 else -h)
+
+    with pytest.warns(UserWarning, match="give example_input"):
+        SphereOptimizer(Net())
+    net = Net()
+    step(net, SphereOptimizer(net, example_input=X))
 
 
 def test_parameters_without_gradients_and_frozen_ones_stay():

@@ -25,6 +25,11 @@ def is_sharded(t: Tensor) -> bool:
     return DTensor is not None and isinstance(t, DTensor)
 
 
+def shares_rows(t: Tensor) -> bool:
+    """Whether every row is in one process as a whole."""
+    return not is_sharded(t) or all(p.is_replicate() or p.is_shard(0) for p in t.placements)  # type: ignore[attr-defined]
+
+
 def local(t: Tensor) -> Tensor:
     """The part of a tensor that this process holds, in the same memory."""
     return t.to_local() if is_sharded(t) else t  # type: ignore[attr-defined]

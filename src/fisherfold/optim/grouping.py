@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from fisherfold.optim.directions import DIRECTIONS
 from fisherfold.optim.distributed import is_sharded
 from fisherfold.optim.invariance import Finding, find_scale_invariant, guess_from_structure
 from fisherfold.warn import warn
 
 REST = ("auto", "adamw", "sgd", "muon", "kfac")
-DIRECTIONS = ("spectral", "gradient", "natural")
 RULES = ("spheres", "adamw", "sgd", "muon", "kfac")
 RATES = {"adamw": 2e-3, "muon": 2e-3, "sgd": 0.05, "kfac": 0.05}
 MATRICES = (nn.Linear, nn.modules.conv._ConvNd)
 LOOKUPS = (nn.Embedding, nn.EmbeddingBag)
+
+
+class Entry(NamedTuple):
+    """A parameter with what its group says about it."""
+
+    parameter: nn.Parameter
+    name: str
+    spheres: int
+    splits: int
+
+
+def entries_of(group: Mapping[str, Any]) -> list[Entry]:
+    """The entries of a group."""
+    names = group.get("param_names") or [f"parameter {i}" for i in range(len(group["params"]))]
+    return [Entry(*e) for e in zip(group["params"], names, group["spheres"], group["splits"], strict=True)]
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -35,7 +50,7 @@ def findings_of(
 ) -> dict[str, Finding]:
     """What is known about the scale invariance of every parameter."""
     if isinstance(invariant, Mapping):
-        return _named(model, invariant)
+        return {**findings_of(model, None, example_input), **_named(model, invariant)}
     if invariant is None:
         invariant = "modules" if example_input is None else "probe"
     if invariant == "probe":
@@ -57,8 +72,8 @@ def _named(model: nn.Module, kinds: Mapping[str, str | int]) -> dict[str, Findin
     if unknown:
         raise ValueError(f"invariant names no parameters of the model: {', '.join(unknown)}")
     found = {}
-    for name, parameter in parameters.items():
-        kind = kinds.get(name, "none")
+    for name, kind in kinds.items():
+        parameter = parameters[name]
         spheres = {"row": len(parameter) if parameter.ndim else 0, "tensor": 1, "none": 0}.get(kind, kind)  # type: ignore[arg-type]
         if (
             not isinstance(spheres, int)
@@ -119,7 +134,7 @@ def groups_of(
         finding = findings.get(name)
         spheres = finding.spheres if finding else 0
         if spheres and not _directed(parameter, spheres):
-            warn(f"{name} has rows of zero, which have no direction: it is not put on spheres")
+            warn(f"{name} has rows of zero or NaN, which have no direction: it is not put on spheres")
             spheres = 0
         kind = "spheres" if spheres else "hidden" if name in hidden else "matrices" if parameter.ndim > 1 else "vectors"
         named[kind].append((name, parameter))
@@ -145,7 +160,8 @@ def groups_of(
 def _directed(parameter: Tensor, spheres: int) -> bool:
     if parameter.is_meta or is_sharded(parameter):
         return True
-    return bool((parameter.detach().reshape(spheres, -1).abs().amax(dim=1) > 0).all())
+    largest = parameter.detach().reshape(spheres, -1).abs().amax(dim=1)
+    return bool(((largest > 0) & largest.isfinite()).all())
 
 
 def filled(group: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -155,6 +171,7 @@ def filled(group: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, A
     group["params"] = params = [params] if isinstance(params, Tensor) else list(params)
     if group["rule"] not in RULES:
         raise ValueError(f"rule must be one of {', '.join(RULES)}, got {group['rule']!r}")
+    choice("direction", group["direction"], DIRECTIONS)
     check_number("lr", group["lr"], above=0.0)
     check_number("momentum", group["momentum"], least=0.0, below=1.0)
     check_number("weight_decay", group["weight_decay"], least=0.0)

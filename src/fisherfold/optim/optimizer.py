@@ -12,32 +12,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fisherfold.optim import report as reports
-from fisherfold.optim import rest, spheres
+from fisherfold.optim import rest
 from fisherfold.optim.curvature.collecting import Curvature
-from fisherfold.optim.directions.spectral import orthogonalise_all
-from fisherfold.optim.distributed import is_sharded, local, part, whole
-from fisherfold.optim.grouping import DIRECTIONS, REST, check_number, choice, filled, findings_of, groups_of, unwrap
+from fisherfold.optim.directions import DIRECTIONS
+from fisherfold.optim.distributed import any_process, is_sharded, local
+from fisherfold.optim.grouping import (
+    REST,
+    Entry,
+    check_number,
+    choice,
+    entries_of,
+    filled,
+    findings_of,
+    groups_of,
+    unwrap,
+)
 from fisherfold.optim.invariance import Finding
+from fisherfold.optim.spheres import Spheres, rotate_all_
 from fisherfold.warn import warn
 
 NARROW = (torch.bfloat16, torch.float16)
 LOOK_EVERY = 50  # steps between looks at the model as a whole
 BatchNorms = nn.modules.batchnorm._BatchNorm
-
-
-class Entry(NamedTuple):
-    """A parameter with what its group says about it."""
-
-    parameter: nn.Parameter
-    name: str
-    spheres: int
-    splits: int
 
 
 class SphereOptimizer(torch.optim.Optimizer):
@@ -126,12 +128,20 @@ class SphereOptimizer(torch.optim.Optimizer):
                 self._warn_without_spheres(rest, example_input)
             groups = groups_of(self.model, self.findings, lr=lr, rest=rest, rest_lr=rest_lr, weight_decay=weight_decay)
         else:
-            groups = _given_groups(groups, type(self).__name__, direction)
+            groups = _given_groups(groups, type(self).__name__)
         defaults: dict[str, Any] = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "damping": damping}
-        defaults |= {"rule": "adamw", "direction": direction, "nesterov": self._nesterov, "steps": 0}
+        defaults |= {"rule": "adamw", "direction": direction, "nesterov": self._nesterov, "steps": 0, "due": 0}
         super().__init__(groups, defaults)
         self.curvature = Curvature(every, process_group, relative=self._relative, mean=self._mean)
-        self.curvature.follow(self.model, self._curved())
+        self._follow()
+
+    def _follow(self) -> None:
+        curved = self._curved()
+        if curved and self.model is None:
+            raise TypeError(
+                f"{type(self).__name__} collects curvature from the module: pass it instead of parameter groups"
+            )
+        self.curvature.follow(self.model, curved)
 
     def __getstate__(self) -> dict[str, Any]:
         """What copies and pickles hold."""
@@ -141,7 +151,7 @@ class SphereOptimizer(torch.optim.Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         if "curvature" in vars(self):
-            self.curvature.prepare(self.param_groups[0].get("steps", 0))
+            self.curvature.prepare(self.param_groups[0])
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; its entry ``"rule"`` decides how it is treated.
@@ -154,6 +164,8 @@ class SphereOptimizer(torch.optim.Optimizer):
             ValueError: if an entry is out of range.
         """
         super().add_param_group(filled(param_group, self.defaults))
+        if "curvature" in vars(self):
+            self._follow()
 
     # ------------------------------------------------------------------ step
 
@@ -192,11 +204,11 @@ class SphereOptimizer(torch.optim.Optimizer):
             self._look_at_model()
         self.curvature.take_up(self, steps)
         for group in self.param_groups:
-            entries = [entry for entry in _entries(group) if entry.parameter.grad is not None]
+            entries = [entry for entry in entries_of(group) if entry.parameter.grad is not None]
             if entries:
                 self._step_group(group, entries)
         self.param_groups[0]["steps"] = steps
-        self.curvature.prepare(steps)
+        self.curvature.prepare(self.param_groups[0])
 
     def _step_group(self, group: dict[str, Any], entries: list[Entry]) -> None:
         rule, parameters = group["rule"], [entry.parameter for entry in entries]
@@ -211,10 +223,7 @@ class SphereOptimizer(torch.optim.Optimizer):
             elif rule == "sgd":
                 rest.sgd_step(weights, gradients, states, group)
             elif rule == "kfac":
-                matrices = [local(g).reshape(len(g), -1) for g in gradients]
-                directions = self._natural(entries, matrices)
-                gradients = [d.reshape(g.shape) for d, g in zip(directions, gradients, strict=True)]
-                rest.sgd_step(weights, gradients, states, group)
+                rest.sgd_step(weights, self._directions("natural", gradients, entries), states, group)
             else:
                 self._orthogonal(group, entries, weights, gradients, states)
         for parameter, weight in zip(parameters, weights, strict=True):
@@ -222,42 +231,22 @@ class SphereOptimizer(torch.optim.Optimizer):
                 parameter.copy_(weight)
 
     def _on_spheres(self, group: dict[str, Any], entries: list[Entry], weights: list[Tensor]) -> None:
-        """Momentum at unit norm, direction, rotation; spheres of several rows are gathered where rows are sharded."""
-        momentum, directions, blocks, radii = group["momentum"], [], [], []
-        for entry, weight in zip(entries, weights, strict=True):
-            p, gathered = entry.parameter, _gathered(entry)
-            assert p.grad is not None
-            w, g = (whole(local(t), p) if gathered else local(t) for t in (weight, p.grad))
-            if gathered or (entry.spheres != len(p) and not is_sharded(p)):
-                w = w.reshape(entry.spheres, -1)
-            radius = spheres.norms(w)
-            scaled = (g.to(w.dtype).reshape(w.shape) * radius).reshape(g.shape)
-            scaled = part(scaled, p) if gathered else scaled
-            buffer = local(self._state(p, "sgd")["momentum"])
-            torch.add(scaled, buffer, alpha=momentum, out=buffer)
-            directions.append(scaled.add_(buffer, alpha=momentum) if group["nesterov"] else buffer)
-            blocks.append(w)
-            radii.append(radius)
-        if group["direction"] == "spectral":
-            wholes = [whole(d, e.parameter) for d, e in zip(directions, entries, strict=True)]
-            wholes = orthogonalise_all([d.reshape(len(d), -1) for d in wholes], [e.splits for e in entries])
-            directions = [part(d.reshape(e.parameter.shape), e.parameter) for d, e in zip(wholes, entries, strict=True)]
-        elif group["direction"] == "natural":
-            directions = self._natural(entries, [d.reshape(len(d), -1) for d in directions])
-        flat = [
-            (whole(d.reshape(local(e.parameter).shape), e.parameter) if _gathered(e) else d).reshape(w.shape)
-            for d, e, w in zip(directions, entries, blocks, strict=True)
-        ]
-        for device in {w.device for w in blocks}:
-            here = [i for i, w in enumerate(blocks) if w.device == device]
-            ws, ds, rs = ([every[i] for i in here] for every in (blocks, flat, radii))
-            spheres.rotate_all_(ws, ds, rs, group["lr"], by_angle=self._by_angle)
-        for entry, weight, w in zip(entries, weights, blocks, strict=True):
-            p, own = entry.parameter, local(weight)
-            if _gathered(entry):
-                own.copy_(part(w.reshape(p.shape), p))
-            elif w.data_ptr() != own.data_ptr():  # a copy, where blocks of rows are no view
-                own.copy_(w.reshape(own.shape))
+        """Momentum at unit norm, direction, rotation."""
+        geometries = [Spheres(weight, entry) for weight, entry in zip(weights, entries, strict=True)]
+        momenta = []
+        for entry, geometry in zip(entries, geometries, strict=True):
+            scaled = geometry.at_unit_norm(entry.parameter.grad)  # type: ignore[arg-type]
+            buffer = local(self._state(entry.parameter, "sgd")["momentum"])
+            torch.add(scaled, buffer, alpha=group["momentum"], out=buffer)
+            momenta.append(scaled.add_(buffer, alpha=group["momentum"]) if group["nesterov"] else buffer)
+        directions = self._directions(group["direction"], momenta, entries)
+        arranged = [g.arrange(d) for g, d in zip(geometries, directions, strict=True)]
+        for device in {g.blocks.device for g in geometries}:
+            here = [(g, d) for g, d in zip(geometries, arranged, strict=True) if g.blocks.device == device]
+            blocks, radii = [g.blocks for g, _ in here], [g.radius for g, _ in here]
+            rotate_all_(blocks, [d for _, d in here], radii, group["lr"], by_angle=self._by_angle)
+        for geometry in geometries:
+            geometry.store()
 
     def _orthogonal(
         self,
@@ -267,33 +256,29 @@ class SphereOptimizer(torch.optim.Optimizer):
         gradients: list[Tensor],
         states: list[dict[str, Tensor]],
     ) -> None:
-        directions = []
+        momenta = []
         for gradient, state in zip(gradients, states, strict=True):
             buffer = state["momentum"].mul_(group["momentum"]).add_(gradient)
-            directions.append(gradient.add(buffer, alpha=group["momentum"]) if group["nesterov"] else buffer)
-        wholes = [d.full_tensor() if is_sharded(d) else d for d in directions]  # type: ignore[attr-defined]
-        signs = orthogonalise_all([d.reshape(len(d), -1) for d in wholes], [e.splits for e in entries])
-        shares = [part(s.reshape(e.parameter.shape), e.parameter) for s, e in zip(signs, entries, strict=True)]
+            momenta.append(local(gradient.add(buffer, alpha=group["momentum"]) if group["nesterov"] else buffer))
+        directions = self._directions("spectral", momenta, entries)
         shapes = [(len(e.parameter) // e.splits, e.parameter[0].numel()) for e in entries]
-        rest.orthogonal_step([local(w) for w in weights], shares, shapes, group)
+        rest.orthogonal_step([local(w) for w in weights], directions, shapes, group)
 
-    def _natural(self, entries: list[Entry], matrices: list[Tensor]) -> list[Tensor]:
-        """Apply the damped inverse of each weight that has one."""
-        return [
-            inverse.apply(m) if (inverse := self.curvature.inverse(self.state[e.parameter])) is not None else m
-            for e, m in zip(entries, matrices, strict=True)
-        ]
+    def _directions(self, name: str, momenta: list[Tensor], entries: list[Entry]) -> list[Tensor]:
+        inverses = [self.curvature.inverse(self.state[entry.parameter]) for entry in entries]
+        return DIRECTIONS[name](momenta, entries, inverses)
 
     def _weight(self, parameter: nn.Parameter) -> Tensor:
         """The parameter, or its copy in float32 where steps would be lost in its rounding."""
         if parameter.dtype not in NARROW:
             return parameter
-        state = self.state[parameter]
-        master = state.get("master")
+        state, now = self.state[parameter], parameter.detach()
+        if "master" not in state:
+            state["master"] = now.float()
+        own, now = local(state["master"]), local(now)
         # where the parameter is no longer its rounded copy, it has been loaded or changed by somebody else
-        if master is None or not torch.equal(local(master).to(parameter.dtype), local(parameter.detach())):
-            state["master"] = master = parameter.detach().float()
-        return master
+        own.copy_(torch.where(own.to(now.dtype) == now, own, now.float()))
+        return state["master"]
 
     def _state(self, parameter: nn.Parameter, rule: str) -> dict[str, Tensor]:
         state: dict[str, Tensor] = self.state[parameter]
@@ -314,10 +299,15 @@ class SphereOptimizer(torch.optim.Optimizer):
         if any(g.is_sparse for g in gradients):
             raise ValueError("sparse gradients are not supported: build the embedding with sparse=False")
         sizes = torch._foreach_norm(gradients, float("inf"))
-        if bool(torch.isfinite(torch.stack([s.float().to(sizes[0].device) for s in sizes])).all()):
+        bad = not bool(torch.isfinite(torch.stack([s.float().to(sizes[0].device) for s in sizes])).all())
+        if any(is_sharded(e.parameter) for e, _ in pairs):  # all ranks stop, or none
+            bad = any_process(bad, self.curvature.group)
+        if not bad:
             return
         names = [e.name for (e, _), s in zip(pairs, sizes, strict=True) if not bool(torch.isfinite(s))]
         listed = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        listed = listed or "a shard of another process"
+        self.curvature.prepare(self.param_groups[0])  # forget what came with it
         raise FloatingPointError(
             f"the gradient of {listed} is not finite; parameters are unchanged. Lower the learning rate, clip "
             "gradients, or use torch.amp.GradScaler with float16"
@@ -357,14 +347,14 @@ class SphereOptimizer(torch.optim.Optimizer):
 
     def _entries(self) -> Iterator[Entry]:
         for group in self.param_groups:
-            yield from _entries(group)
+            yield from entries_of(group)
 
     def _curved(self) -> dict[str, Entry]:
         """The entries whose direction is natural, by name."""
         found = {}
         for group in self.param_groups:
             if (group["rule"] == "spheres" and group["direction"] == "natural") or group["rule"] == "kfac":
-                found.update({entry.name: entry for entry in _entries(group)})
+                found.update({entry.name: entry for entry in entries_of(group)})
         return found
 
     def refresh(self, batches: Iterable[Any], loss_fn: Callable[..., Tensor], *, sampler: Any = None) -> None:
@@ -408,19 +398,30 @@ class SphereOptimizer(torch.optim.Optimizer):
         Raises:
             ValueError: if it is the state of another model, or not finite; nothing is changed.
         """
-        saved = [i for group in state_dict["param_groups"] for i in group["params"]]
+        groups = state_dict["param_groups"]
+        saved = [i for group in groups for i in group["params"]]
         entries = list(self._entries())
-        names = [n for group in state_dict["param_groups"] for n in group.get("param_names", [])]
-        if len(saved) != len(entries) or (names and names != [e.name for e in entries]):
+        if len(saved) != len(entries):
             raise ValueError(f"the state is that of another model: {len(saved)} parameters, {len(entries)} expected")
+        names = [n for group in groups for n in group.get("param_names", [])]
+        for name, entry in zip(names, entries, strict=bool(names)):
+            if name != entry.name:
+                raise ValueError(f"the state is that of another model: it has {name} where {entry.name} is expected")
         for index, entry in zip(saved, entries, strict=True):
-            for key in ("momentum", "exp_avg", "master"):
-                value = state_dict["state"].get(index, {}).get(key)
-                if isinstance(value, Tensor) and value.shape != entry.parameter.shape:
+            for key, value in state_dict["state"].get(index, {}).items():
+                if not isinstance(value, Tensor):
+                    continue
+                if key in {"momentum", "exp_avg", "master"} and value.shape != entry.parameter.shape:
                     shapes = f"{tuple(value.shape)}, expected {tuple(entry.parameter.shape)}"
                     raise ValueError(f"the state is that of another model: {entry.name} has shape {shapes}")
-                if isinstance(value, Tensor) and not bool(torch.isfinite(value).all()):
+                if not bool(torch.isfinite(value).all()):
                     raise ValueError(f"the state is damaged: {key} of {entry.name} is not finite; nothing was loaded")
+        for theirs, mine in zip(groups, self.param_groups, strict=False):
+            for key in ("rule", "direction", "spheres"):
+                if theirs.get(key, mine[key]) != mine[key] and (key != "direction" or mine["rule"] == "spheres"):
+                    raise ValueError(
+                        f"the state is that of another optimizer: {key}={theirs[key]!r} where {mine[key]!r} is expected"
+                    )
         super().load_state_dict(state_dict)
         for index, entry in zip(saved, entries, strict=True):  # torch casts states to the dtype of the parameter
             for key, value in state_dict["state"].get(index, {}).items():
@@ -429,22 +430,12 @@ class SphereOptimizer(torch.optim.Optimizer):
                     self.state[entry.parameter][key] = value.detach().clone().to(mine.device)
 
 
-def _entries(group: dict[str, Any]) -> list[Entry]:
-    names = group.get("param_names") or [f"parameter {i}" for i in range(len(group["params"]))]
-    return [Entry(*e) for e in zip(group["params"], names, group["spheres"], group["splits"], strict=True)]
-
-
 def _capturing() -> bool:
     """Whether this step is being captured in a CUDA graph."""
     return bool(torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())  # type: ignore[no-untyped-call]
 
 
-def _gathered(entry: Entry) -> bool:
-    """Whether spheres reach over the parts that processes hold."""
-    return is_sharded(entry.parameter) and entry.spheres != len(entry.parameter)
-
-
-def _given_groups(groups: Any, own: str, direction: str) -> list[Any]:
+def _given_groups(groups: Any, own: str) -> list[Any]:
     """Groups given by the user, which must say how they are treated."""
     if isinstance(groups, Tensor):
         groups = [groups]
@@ -455,6 +446,4 @@ def _given_groups(groups: Any, own: str, direction: str) -> list[Any]:
             f"{own} needs the module to find the weights that belong on spheres, and was given bare parameters; "
             f"pass the module: {own}(model, ...), or groups from fisherfold.optim.param_groups"
         )
-    if direction == "natural":
-        raise TypeError(f"{own} collects curvature from the module: pass it instead of parameter groups")
     return groups

@@ -10,10 +10,13 @@ and running statistics of batch norms stay right. The gradient at unit norm is r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from fisherfold.optim.distributed import local, part, shares_rows, whole
 
 MAX_ANGLE = 0.5
 
@@ -42,6 +45,36 @@ def rotate(w: Tensor, d: Tensor, lr: float, *, by_angle: bool) -> Tensor:
     return w - 2 * torch.sin(angle / 2).square() * w - along * d
 
 
+class Spheres:
+    """The geometry of one weight: its blocks, which are rows of it or several; gathered where rows are sharded."""
+
+    def __init__(self, weight: Tensor, entry: Any) -> None:
+        self.parameter, self.own = entry.parameter, local(weight)
+        by_row = entry.spheres == len(entry.parameter)
+        self.gathered = not shares_rows(entry.parameter) or (self.own is not weight and not by_row)
+        blocks = whole(self.own, entry.parameter) if self.gathered else self.own
+        self.blocks = blocks if by_row else blocks.reshape(entry.spheres, -1)
+        self.radius = norms(self.blocks)
+
+    def at_unit_norm(self, gradient: Tensor) -> Tensor:
+        """The gradient times r: the part of this process, in the shape of the parameter."""
+        g = whole(local(gradient), self.parameter) if self.gathered else local(gradient)
+        scaled = (g.to(self.blocks.dtype).reshape(self.blocks.shape) * self.radius).reshape(g.shape)
+        return part(scaled, self.parameter) if self.gathered else scaled
+
+    def arrange(self, direction: Tensor) -> Tensor:
+        """A direction in the shape of the blocks."""
+        d = direction.reshape(self.own.shape)
+        return (whole(d, self.parameter) if self.gathered else d).reshape(self.blocks.shape)
+
+    def store(self) -> None:
+        """Write the blocks back where they are not the weight's own memory."""
+        if self.gathered:
+            self.own.copy_(part(self.blocks.reshape(self.parameter.shape), self.parameter))
+        elif self.blocks.data_ptr() != self.own.data_ptr():
+            self.own.copy_(self.blocks.reshape(self.own.shape))
+
+
 def rotate_all_(
     ws: Sequence[Tensor], ds: Sequence[Tensor], radii: Sequence[Tensor], lr: float | Tensor, *, by_angle: bool
 ) -> None:
@@ -63,12 +96,3 @@ def rotate_all_(
     shares = (torch.split(t, [len(w) for w in ws]) for t in (kept, taken))
     for w, d, r, a, b in zip(ws, ds, radii, *shares, strict=True):
         w.mul_(a.view_as(r)).addcmul_(d, b.view_as(r), value=-1)
-
-
-def by_shape(tensors: Sequence[Tensor], *keys: Sequence[object]) -> Iterable[list[int]]:
-    """Indices of tensors that can be stacked: same shape, dtype and device, and same keys."""
-    groups: dict[object, list[int]] = {}
-    for index, tensor in enumerate(tensors):
-        kind = (tensor.shape, tensor.dtype, tensor.device, *(key[index] for key in keys))
-        groups.setdefault(kind, []).append(index)
-    return groups.values()

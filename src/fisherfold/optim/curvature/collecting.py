@@ -25,6 +25,8 @@ DECAY = 0.95  # of the running means
 MAX_ORDER = 8192  # of a factor: a vocabulary has none
 PATIENCE = 50  # steps without curvature before a warning
 EXACT = 0.02  # of the binary logarithm of a loss scale, a power of two, in half precision
+SHARDED = "direction='natural' and 'kfac' do not work with sharded parameters (FSDP2); use direction='spectral'"
+BOUND = 2.2  # of the gradient at the logits, in the 1-norm: 2 for a mean of cross-entropies
 INVERSE = ("left", "right", "coefficients", "base")
 State = dict[str, Tensor]
 
@@ -47,7 +49,9 @@ class Curvature:
         """Find the layers of the weights to follow."""
         if model is None or not entries:
             return
-        self.model = model
+        if any(is_sharded(entry.parameter) for entry in entries.values()):
+            raise NotImplementedError(SHARDED)
+        self.model, self.layers, self.refused, self.collector = model, {}, {}, None
         names = {id(entry.parameter): name for name, entry in entries.items()}
         users: dict[str, list[nn.Module | None]] = {}
         for module in model.modules():
@@ -66,30 +70,36 @@ class Curvature:
 
     # ------------------------------------------------------------------ inside of step
 
-    def prepare(self, steps: int) -> None:
-        """Install the hooks if the step after so many is one that collects."""
+    def prepare(self, first: dict[str, Any]) -> None:
+        """Install the hooks if the next step is one that collects; the first group counts steps."""
         if self.collector is not None:
             self.collector.detach()
-        if self.layers and self.every and steps and (steps == 1 or steps % self.every == 0):
+        steps = first.get("steps", 0)
+        if self.every and (steps == 1 or (steps and steps % self.every == 0)):
+            first["due"] = 1
+        if self.layers and first.get("due"):
             self._collector().attach()
 
     def take_up(self, optimizer: Any, steps: int) -> None:
         """Take up what the passes since the last step have collected."""
-        if not self.layers:
-            return
-        if steps == PATIENCE and not any("A" in optimizer.state[e.parameter] for e in optimizer._curved().values()):
+        curved = optimizer._curved() if steps == PATIENCE else {}
+        if curved and not any("A" in optimizer.state[e.parameter] for e in curved.values()):
             warn(
                 "no curvature has been collected in 50 steps, so the direction is that of the gradient; train through "
-                "the module that the optimizer was given, or call refresh(batches, loss_fn)"
+                "the module that the optimizer was given, or call refresh(batches, loss_fn); report() says more"
             )
-        if self.collector is None or not self.collector.attached:
+        first = optimizer.param_groups[0]
+        if not self.layers or not first.get("due"):
             return
-        self.collector.detach()
+        collector = self._collector()
+        lost = any_process(not collector.attached, self.group)
+        collector.detach()
+        if lost:  # the model has been evaluated in between, in some process: the next step collects
+            return
+        first["due"] = 0
         entries = optimizer._curved()
         if any(is_sharded(e.parameter) for e in entries.values()):
-            raise NotImplementedError(
-                "direction='natural' and 'kfac' do not work with sharded parameters (FSDP2); use direction='spectral'"
-            )
+            raise NotImplementedError(SHARDED)
         with own_precision(next(iter(entries.values())).parameter.device):
             self._fold(optimizer, entries, DECAY)
 
@@ -111,7 +121,10 @@ class Curvature:
             return
         if not any_process(bool(collector.sums), self.group):
             return
-        scale = 1.0 if self.relative or not decay else self._loss_scale(collector, entries)
+        scale = 1.0
+        if decay and not self.relative:
+            scale = self._loss_scale(collector, entries)
+            self._check_terms(collector, scale)
         self._share(collector, entries)
         for name, (a, g) in collector.factors(mean=self.mean).items():
             entry, state = entries[name], optimizer.state[entries[name].parameter]
@@ -188,13 +201,24 @@ class Curvature:
             return 2.0**power
         if power < 10:  # clipping alone
             return 1.0
+        self._doubt("gradients are both scaled and clipped, by factors that cannot be told apart")
+        return 2.0**power
+
+    def _check_terms(self, collector: Collector, scale: float) -> None:
+        if self.mean and collector.unsure:
+            self._doubt("the model returns nothing but its loss, so that the number of its terms is not known")
+        elif self.mean and collector.size > BOUND * scale:
+            self._doubt(
+                "the loss is no mean over its terms: divide it by the number of micro-batches, or say reduction='sum'"
+            )
+
+    def _doubt(self, reason: str) -> None:
         if not self.doubted:
             self.doubted = True
             warn(
-                "gradients are both scaled and clipped, by factors that cannot be told apart: absolute damping "
-                "may be off; use SphereOptimizer(direction='natural'), whose damping is relative"
+                f"{reason}; absolute damping may be off. The damping of SphereOptimizer(direction='natural') is "
+                "relative and needs none of this"
             )
-        return 2.0**power
 
     # ------------------------------------------------------------------ on demand
 

@@ -2,22 +2,27 @@
 
 Both factors of a layer are formed when the gradient of its output arrives, so that passes without a backward pass, in
 evaluation mode or under ``no_grad`` count for neither. The hooks are installed for single steps: between them the model
-runs untouched, compiled or not. A compiled model runs eagerly while they are installed.
+runs untouched, compiled or not. A compiled model runs eagerly while they are installed. They go when the optimizer goes
+and when the model is called in evaluation mode.
 """
 
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
+from torch.utils import _pytree as pytree
 
 from fisherfold.optim.curvature.factors import FactorSums
 from fisherfold.optim.curvature.inverse import own_precision
 from fisherfold.optim.curvature.layers import input_rows, is_product, output_rows
+
+SUMS_TO_ZERO = 1e-2  # of a gradient over its classes, with the rounding of half precision
 
 
 class Collector:
@@ -34,9 +39,13 @@ class Collector:
             default="",
         )
         self.cross: Tensor | None = None
+        self.unsure = False
+        self.size = 0.0
         self._calls = 0
-        self._handles: list[RemovableHandle] = []
-        self._pending = 0.0
+        self._pending = self._counted = 0.0
+        self.attached = False
+        self._installed = ExitStack()
+        weakref.finalize(self, self._installed.close).atexit = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
         """Copies of an optimizer, and of a model with hooks, begin without a collector."""
@@ -44,45 +53,64 @@ class Collector:
     def __reduce__(self) -> tuple[Any, ...]:
         return type(None), ()
 
-    @property
-    def attached(self) -> bool:
-        """Whether the hooks are installed."""
-        return bool(self._handles)
-
     def attach(self) -> None:
         """Install the hooks and forget what was collected."""
         self.detach()
-        self.sums, self.terms, self._pending, self.cross = {}, 0.0, 0.0, None
-        self._handles = [self.model.register_forward_hook(_ModelHook(self), with_kwargs=True)]
-        for name, layers in self.layers.items():
-            for layer in layers:
-                # before other hooks, which may change the output
-                handle = layer.register_forward_hook(_LayerHook(self, name), with_kwargs=True, prepend=True)
-                self._handles.append(handle)
-        _run_eagerly(True)
+        self.sums, self.terms, self._pending, self.cross, self.unsure, self.size = {}, 0.0, 0.0, None, False, 0.0
+        mine, self.attached = weakref.ref(self), True
+        handles = [
+            self.model.register_forward_pre_hook(_EvaluationHook(mine)),
+            self.model.register_forward_hook(_ModelHook(mine), with_kwargs=True),
+        ]
+        for name, layers in self.layers.items():  # before other hooks, which may change the output
+            hook = _LayerHook(mine, name)
+            handles += [layer.register_forward_hook(hook, with_kwargs=True, prepend=True) for layer in layers]
+        for handle in handles:
+            self._installed.callback(handle.remove)
+        if "torch._dynamo" in sys.modules:  # hooks see the layers of compiled models only where these run eagerly
+            self._installed.enter_context(torch.compiler.set_stance("force_eager"))
 
     def detach(self) -> None:
         """Remove the hooks."""
-        if self._handles:
-            for handle in self._handles:
-                handle.remove()
-            self._handles = []
-            _run_eagerly(False)
+        self._installed.close()
+        self.attached = False
 
     def factors(self, *, mean: bool) -> dict[str, tuple[Tensor, Tensor]]:
         """The factors A and G by the name of the weight, for a loss that is a mean or a sum."""
         terms = max(self.terms, 1.0)
         return {name: sums.finish(terms, mean=mean) for name, sums in self.sums.items()}
 
-    def see_outputs(self, terms: float) -> None:
+    def see_outputs(self, terms: float, *, unsure: bool = False) -> None:
         """Count the terms of a loss on these outputs once a gradient arrives from it."""
         self._pending = terms
+        self.unsure |= unsure
+
+    def see_logits(self, gradient: Tensor) -> None:
+        """Count the terms exactly, those with a gradient, if the loss is one whose gradients sum to zero over classes.
+
+        For a mean of cross-entropies ‖∂L/∂z‖₁ ≤ 2, whatever the weights of its terms.
+        """
+        if not self.attached or torch.is_grad_enabled():
+            return
+        gradient = gradient.detach().float()
+        size = gradient.abs().sum()
+        for axis in {1, gradient.ndim - 1}:
+            if gradient.sum(axis).abs().sum() < SUMS_TO_ZERO * size:
+                exact = float((gradient.abs().amax(axis) > 0).sum())
+                if self._pending:
+                    self._pending = exact
+                else:  # the last layer has been there before
+                    self.terms += exact - self._counted
+                self.size += float(size)
+                return
 
     def add(self, name: str, layer: nn.Module, x: Tensor, gradient: Tensor) -> None:
         """Add one use of a layer."""
         if not self.attached or torch.is_grad_enabled():
             return  # with create_graph: a gradient that the loss is made of, not that of the loss
-        self.terms, self._pending = self.terms + self._pending, 0.0
+        if self._pending:
+            self.terms += self._pending
+            self._counted, self._pending = self._pending, 0.0
         weight: Tensor = layer.weight  # type: ignore[assignment]
         if name not in self.sums:
             self.sums[name] = FactorSums.empty(weight, int(getattr(layer, "groups", 1)))
@@ -96,51 +124,56 @@ class Collector:
                 self.cross = cross if self.cross is None else self.cross + cross
 
 
-class _ModelHook:
-    """Counts the terms of the loss: the rows of the model's first output."""
+class _Hook:
+    """Knows its collector as long as that lives; copies of a model and saved ones have hooks that do nothing."""
 
-    def __init__(self, collector: Collector | None) -> None:
-        self.collector = collector
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _ModelHook:
-        return _ModelHook(None)
-
-    def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        if self.collector is None or not torch.is_grad_enabled():
-            return
-        output = getattr(output, "logits", output)
-        while isinstance(output, Mapping | tuple | list) and len(output):
-            output = next(iter(output.values())) if isinstance(output, Mapping) else output[0]
-        inputs = [t for t in (*args, *kwargs.values()) if isinstance(t, Tensor) and t.ndim]
-        if isinstance(output, Tensor) and output.requires_grad and output.ndim > 1:
-            classes = output.shape[1] if output.ndim > 3 else output.shape[-1]
-            self.collector.see_outputs(output.numel() / max(classes, 1))
-        elif inputs:  # the model returns its loss
-            self.collector.see_outputs(float(len(inputs[0])))
-
-
-class _LayerHook:
-    def __init__(self, collector: Collector | None, name: str) -> None:
+    def __init__(self, collector: Any, name: str = "") -> None:
         self.collector, self.name = collector, name
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _LayerHook:
-        return _LayerHook(None, self.name)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (_nobody, self.name)
 
+
+def _nobody() -> None:
+    return None
+
+
+class _EvaluationHook(_Hook):
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        collector = self.collector()
+        if collector is not None and not module.training:
+            collector.detach()
+
+
+class _ModelHook(_Hook):
+    """Counts the terms of the loss: the rows of the logits, or of the largest of the model's outputs."""
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        collector = self.collector()
+        if collector is None or not torch.is_grad_enabled():
+            return
+        found = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+        tensors = [t for t in pytree.tree_leaves(output if found is None else found) if isinstance(t, Tensor)]
+        tensors = [t for t in tensors if t.requires_grad and t.ndim > 1]
+        inputs = [t for t in (*args, *kwargs.values()) if isinstance(t, Tensor) and t.ndim]
+        if tensors:
+            logits = max(tensors, key=Tensor.numel)
+            classes = logits.shape[1] if logits.ndim > 3 else logits.shape[-1]
+            collector.see_outputs(logits.numel() / max(classes, 1))
+            logits.register_hook(lambda gradient: collector.see_logits(gradient))  # type: ignore[no-untyped-call]
+        elif inputs:  # the model returns its loss
+            collector.see_outputs(float(len(inputs[0])), unsure=True)
+
+
+class _LayerHook(_Hook):
     def __call__(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        collector, name = self.collector, self.name
+        collector, name = self.collector(), self.name
         if collector is None or not layer.training or not (isinstance(output, Tensor) and output.requires_grad):
             return
         x = (args[0] if args else kwargs["input"]).detach()
         if not is_product(layer, x, output.detach()):
             collector.refused.add(name)
             return
-        # the root model may not be called at all, only its parts
-        if not collector._pending:
+        if not collector._pending:  # the root model may not be called at all, only its parts
             collector.see_outputs(float(len(x)))
         output.register_hook(lambda gradient: collector.add(name, layer, x, gradient))  # type: ignore[no-untyped-call]
-
-
-def _run_eagerly(eagerly: bool) -> None:
-    """Let compiled models run eagerly, so that hooks see their layers."""
-    if "torch._dynamo" in sys.modules:
-        torch.compiler.set_stance("force_eager" if eagerly else "default")

@@ -6,15 +6,23 @@ close to U Vᵀ, the steepest direction in the spectral norm. The coefficients a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fisherfold.optim.spheres import by_shape
+from fisherfold.optim.distributed import part, whole
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 STEPS = 5
+
+
+def spectral(momenta: list[Tensor], entries: Sequence[Any], inverses: Sequence[Any] = ()) -> list[Tensor]:
+    """The matrix signs; sharded matrices are gathered for them."""
+    wholes = [whole(m, entry.parameter) for m, entry in zip(momenta, entries, strict=True)]
+    signs = orthogonalise_all([w.reshape(len(w), -1) for w in wholes], [entry.splits for entry in entries])
+    return [part(s.reshape(e.parameter.shape), e.parameter) for s, e in zip(signs, entries, strict=True)]
 
 
 def orthogonalise(matrix: Tensor, steps: int = STEPS) -> Tensor:
@@ -41,3 +49,12 @@ def orthogonalise_all(matrices: Sequence[Tensor], groups: Sequence[int]) -> list
         for i, block in zip(members, orthogonalise(batch).unbind(), strict=True):
             found[i] = block.reshape(shape)
     return found
+
+
+def by_shape(tensors: Sequence[Tensor], *keys: Sequence[object]) -> Iterable[list[int]]:
+    """Indices of tensors that can be stacked: same shape, dtype and device, and same keys."""
+    groups: dict[object, list[int]] = {}
+    for index, tensor in enumerate(tensors):
+        kind = (tensor.shape, tensor.dtype, tensor.device, *(key[index] for key in keys))
+        groups.setdefault(kind, []).append(index)
+    return groups.values()

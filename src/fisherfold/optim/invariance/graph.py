@@ -8,6 +8,7 @@ read off the symbolic trace of the model, or of each of its parts where the whol
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 PER_CHANNEL = (nn.modules.batchnorm._BatchNorm, nn.modules.instancenorm._InstanceNorm)
 PER_SAMPLE = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 # f(c x) = c f(x) for c > 0, channel by channel; those of the second line keep shifts as well
-HOMOGENEOUS = (nn.ReLU, nn.LeakyReLU)
+HOMOGENEOUS = (nn.ReLU, nn.LeakyReLU, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.Identity)
 HOMOGENEOUS_FUNCTIONS: set[Any] = {F.relu, torch.relu, "relu", "relu_", F.leaky_relu}
 POOL_FUNCTIONS: set[Any] = {F.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d, torch.cat, "contiguous"}
@@ -153,8 +154,7 @@ def _blocks(norm: Any, layer: Any, shifted: bool) -> int:
 
 def _neighbours(model: nn.Module, report: Report) -> None:
     """Pairs of a layer and the norm that follows in an ``nn.Sequential``; elsewhere nobody knows what follows."""
-    children = list(model.children())
-    for child, following in zip(children, [*children[1:], None], strict=True):
+    for child, following in pairwise([*model.children(), None]):
         if isinstance(child, LAYERS):
             normed = isinstance(model, nn.Sequential) and isinstance(following, PER_CHANNEL)
             rows = len(child.weight)
