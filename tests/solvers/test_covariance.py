@@ -134,6 +134,23 @@ def test_an_estimate_that_is_no_minimum_has_no_covariance():
         saddle.covariance()
 
 
+@pytest.mark.parametrize("robust", [False, True])
+def test_a_run_that_ends_early_warns(robust, recwarn):
+    """A step of three standard errors along one coefficient, in units that do not matter to the sandwich."""
+    x = normal(300, 2)
+    y = x.sum(1) + normal(300, seed=1)
+    if robust:
+        problem = LossProblem(Euclidean(2), lambda data, t: 50 * (data[0] @ t - data[1]).square(), (x, y))
+    else:
+        problem = NLLProblem(Euclidean(2), lambda x, t: x @ t, Gaussian(), x, y)
+    best = minimize(problem, torch.zeros(2).double(), "trust-region")
+    error = best.covariance(lambda t: t[0], robust=robust).sqrt()
+    assert not recwarn.list
+    early = minimize(problem, best.x + torch.cat([3 * error.reshape(1), torch.zeros(1)]), "trust-region", max_iter=0)
+    with pytest.warns(RuntimeWarning, match=r"next step would be (2\.[5-9]|3)\S* standard errors long"):
+        early.covariance(robust=robust)
+
+
 @pytest.mark.parametrize("method", ["trust-region", "lbfgs"])
 def test_curvature_along_an_invariance_is_not_taken_for_a_saddle(method):
     """Loadings ΛΛᵀ turn freely; what a run leaves of the gradient gives that direction a curvature of either sign."""

@@ -21,10 +21,12 @@ from torch import Tensor
 from fisherfold.fisher.autodiff import jvp
 from fisherfold.fisher.flat import flatten, rounding_share, unflatten
 from fisherfold.fisher.operators import FisherOperator
-from fisherfold.fisher.solve import in_basis, tangent_basis
-from fisherfold.manifolds.base import Manifold, Point, tolerance
+from fisherfold.fisher.solve import coordinates, in_basis, tangent_basis
+from fisherfold.manifolds.base import Manifold, Point, Tangent, arranged, tolerance
+from fisherfold.warn import warn
 
 LARGEST = 4096  # dimensions for which matrices are formed
+NO_MINIMUM = 0.1  # standard errors between an estimate and the minimum
 
 
 @dataclass(frozen=True)
@@ -124,11 +126,14 @@ class Covariance:
         return math.sqrt(chi2.ppf(_level(level), len(self.matrix) - len(self.flat)))
 
 
-def covariance(operator: FisherOperator, count: float, *, scores: FisherOperator | None = None) -> Covariance:
+def covariance(
+    operator: FisherOperator, count: float, *, gradient: Tangent, scores: FisherOperator | None = None
+) -> Covariance:
     """The covariance of a maximum-likelihood estimate from the Fisher information at it.
 
-    ``count``: N. ``scores``: the empirical Fisher matrix, for the sandwich F⁻¹ (1/N) E[g gᵀ] F⁻¹ that does not trust
-    the likelihood. Raises ValueError if the manifold is too large, or F is not finite or has a negative eigenvalue.
+    ``count``: N. ``gradient``: of the loss; warns unless it is near 0. ``scores``: the empirical Fisher matrix, for the
+    sandwich F⁻¹ (1/N) E[g gᵀ] F⁻¹ that does not trust the likelihood. Raises ValueError if the manifold is too large,
+    or F is not finite or has a negative eigenvalue.
     """
     manifold, point = operator.manifold, operator.point
     if manifold.dim > LARGEST:
@@ -147,10 +152,19 @@ def covariance(operator: FisherOperator, count: float, *, scores: FisherOperator
         )
     # products of gradients lose what is below the square root of the precision
     keep = values > largest * 1e2 * rounding_share(len(values), values.dtype)
-    inverse = (vectors[:, keep] / values[keep]) @ vectors[:, keep].mT
+    matrix = inverse = (vectors[:, keep] / values[keep]) @ vectors[:, keep].mT
     if scores is not None:
-        inverse = inverse @ in_basis(scores, basis) @ inverse
-    return Covariance(manifold, point, basis, inverse / count, vectors[:, ~keep].mT)
+        matrix = inverse @ in_basis(scores, basis) @ inverse
+    step = inverse @ coordinates(manifold, point, basis, flatten(arranged(gradient, manifold.point_shape))[None])[0]
+    # the length of the step to the minimum over the standard error in its direction
+    ahead = float(step @ step) / math.sqrt(abs(float(step @ matrix @ step)) / count or math.inf)
+    if ahead > NO_MINIMUM:
+        warn(
+            f"the estimate is no minimum of the loss: the next step would be {ahead:.2g} standard errors long; run "
+            "minimize until it converges",
+            RuntimeWarning,
+        )
+    return Covariance(manifold, point, basis, matrix / count, vectors[:, ~keep].mT)
 
 
 def _level(level: float) -> float:

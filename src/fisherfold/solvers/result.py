@@ -100,7 +100,7 @@ class Result:
         """The covariance of the estimate, from the Fisher information on the tangent space at ``x``.
 
         It is that of maximum likelihood: the loss must be a mean negative log-likelihood, at its minimum. A prior of
-        the problem counts as data.
+        the problem counts as data. Warns if the minimum is more than a tenth of a standard error away.
 
         Args:
             f: a torch function of the point; its covariance follows by the delta method.
@@ -114,8 +114,8 @@ class Result:
             covariance matrix of its entries.
 
         Raises:
-            ValueError: if the result has no problem with it, the estimate is no minimum, or f changes along directions
-                that data do not identify.
+            ValueError: if the result has no problem with it, the curvature at the estimate is negative, or f changes
+                along directions that data do not identify.
 
         Examples:
             >>> import torch
@@ -144,7 +144,8 @@ class Result:
             raise ValueError(f"robust=True needs the Fisher kind 'empirical', {name} has {list(kinds)}")
         scores = self.problem.fisher(self.x, kind="empirical") if robust else None
         kind = next(kind for kind in ("exact", "observed", *kinds) if kind in kinds)
-        found = covariance(self.problem.fisher(self.x, kind=kind), self.problem.n_samples / dispersion, scores=scores)
+        operator, count = self.problem.fisher(self.x, kind=kind), self.problem.n_samples / dispersion
+        found = covariance(operator, count, gradient=self.problem.gradient(self.x), scores=scores)
         return found if f is None else found.of(f)[1]
 
     def __repr__(self) -> str:
