@@ -9,6 +9,7 @@ import torch
 from fisherfold import LossProblem, minimize
 from fisherfold.manifolds import SPD, Euclidean, Grassmann, Rotations, Sphere
 from fisherfold.solvers import GradientNorm
+from fisherfold.subspace import SubspaceProblem, TaskStatistics
 
 FLOAT = torch.float64
 
@@ -33,6 +34,16 @@ def test_dominant_subspaces(method, dtype):
     result = minimize(problem, start, method, max_iter=300)
     assert result.success
     assert result.value == pytest.approx(lowest, rel=1e-12 if dtype == FLOAT else 1e-5)
+
+
+def test_the_observed_information_of_a_problem_is_its_hessian():
+    x, tasks = randn(200, 6), torch.arange(10).repeat_interleave(20)
+    y = randn(200, seed=1) + (x[:, :2] * randn(10, 2, seed=2)[tasks]).sum(1)
+    problem = SubspaceProblem(TaskStatistics.from_rows(x, y, tasks), rank=2, ridge=0.1)
+    start = Grassmann(6, 2).random_point(generator=torch.Generator().manual_seed(1))
+    result = minimize(problem, start, "trust-region", stop=GradientNorm(1e-11))
+    assert result.success
+    assert result.iterations < 20
 
 
 def test_trust_regions_converge_quadratically():

@@ -66,10 +66,12 @@ class Problem(ABC):
         )
 
     def hessian(self, x: Point, batch: Tensor | None = None) -> FisherOperator:
-        """The Riemannian Hessian of the loss at ``x``, by differentiating ``loss`` twice.
+        """The Riemannian Hessian of the loss at ``x``: the kind ``observed`` if there is one, else by autodiff.
 
         Returns the operator, which may be indefinite.
         """
+        if "observed" in self.fisher_kinds:
+            return self.fisher(x, batch, kind="observed")
         return Hessian(self.manifold, x, lambda theta: self.loss(theta, batch))
 
     def loss_and_gradient(self, x: Point, batch: Tensor | None = None) -> tuple[Tensor, Tangent]:
