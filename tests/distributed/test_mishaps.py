@@ -286,23 +286,6 @@ def test_the_command_line_waits_as_long_as_it_is_told(words: str, tmp_path: Path
     assert "within 1 s" in str(answer.exception)
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "expected"),
-    [
-        ("RANK", "2", "from 0 to 1, got '2'"), ("RANK", "-1", "from 0 to 1, got '-1'"),
-        ("RANK", "", "from 0 to 1, got ''"), ("RANK", "x", "from 0 to 1, got 'x'"),
-        ("WORLD_SIZE", "0", "from 1 to 2147483647, got '0'"), ("MASTER_PORT", "99999", "from 0 to 65535, got '99999'"),
-    ],
-)  # fmt: skip
-def test_a_rank_that_cannot_be_is_not_waited_for(
-    name: str, text: str, expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    inherit(monkeypatch, 1, 1)
-    monkeypatch.setenv(name, text)
-    with pytest.raises(ValueError, match=f"^the environment variable {name} must be a number {expected}$"):
-        contextlib.ExitStack().enter_context(joined())
-
-
 def broken_files(folder: str) -> list[list[str]]:
     """A Parquet file that is damaged where only one rank reads it, and copies of a file that differ between hosts."""
     damaged, copy = Path(folder) / "damaged.parquet", Path(folder) / f"host{distributed.get_rank()}.csv"

@@ -41,7 +41,7 @@ def joined(timeout: float = TIMEOUT) -> Iterator[Group]:
 
     Raises:
         RankLost: if another process has ended, or the processes do not find each other.
-        ValueError: if there is a process group already, or the environment names a rank or port that cannot be.
+        ValueError: if there is a process group already.
     """
     if not under_torchrun():
         yield ALONE
@@ -62,8 +62,7 @@ def joined(timeout: float = TIMEOUT) -> Iterator[Group]:
 
 
 def _meet(seconds: float) -> None:
-    world = _number("WORLD_SIZE", 1, 2**31 - 1)
-    rank, port = _number("RANK", 0, world - 1), _number("MASTER_PORT", 0, 2**16 - 1)
+    rank, world, port = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
     place = f"rank {rank} of {world} has not met the others at {os.environ['MASTER_ADDR']}:{port}"
     hint = "if this process is to work alone, take RANK and WORLD_SIZE, which it has inherited, out of its environment"
     waiting = threading.Timer(
@@ -96,11 +95,3 @@ def _backend() -> str:
         return "gloo"
     torch.cuda.set_device(mine)
     return "cpu:gloo,cuda:nccl"
-
-
-def _number(name: str, least: int, most: int) -> int:
-    """A number of the environment; one that cannot be would be waited for until the time is over."""
-    text = os.environ[name]
-    if not (text.strip().isdecimal() and least <= int(text) <= most):
-        raise ValueError(f"the environment variable {name} must be a number from {least} to {most}, got {text!r}")
-    return int(text)
