@@ -118,6 +118,10 @@ def test_recommend_for_some_for_all_and_for_new_rows(model, tmp_path):
     few = call("recommend", model, "u1", "--candidates", tmp_path / "films.csv", "--include-seen", "-o", "-", "-q")
     assert sorted(pl.read_csv(io.StringIO(few))["item"]) == [3, 4]
     assert "Recommendations" in call("recommend", model, "u1", "--by", "upper")
+    (tmp_path / "whole.csv").write_text("user,item,rating\n7,1,4\n7,2,3\n8,1,2\n")
+    call("fit", tmp_path / "whole.csv", "-r", 1, "-o", tmp_path / "whole")
+    found = json.loads(call("recommend", tmp_path / "whole", "8", "--json"))["recommendations"]
+    assert [(line["user"], line["item"]) for line in found] == [(8, 2)]
     stranger = CliRunner().invoke(app, ["complete", "recommend", str(model), "nobody", "u1"])
     assert "nobody: not in the fit; this is what does best on average" in stranger.stderr
     for words in (["--all", "u1"], []):
@@ -160,6 +164,9 @@ def test_evaluate_folds_and_parts(ratings, model, tmp_path):
     call("fit", tmp_path / "train.csv", "-r", 1, "-o", tmp_path / "m")
     two = json.loads(call("evaluate", tmp_path / "test.csv", "--model", tmp_path / "m", "--json"))
     assert one["rmse"] == two["rmse"]
+    assert "already in the fit" not in {*one, *two, *late, *last}
+    known = json.loads(call("evaluate", tmp_path / "train.csv", "--model", tmp_path / "m", "--json"))
+    assert known["already in the fit"] == 299
 
 
 @pytest.fixture(scope="module")

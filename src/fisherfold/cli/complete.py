@@ -332,6 +332,10 @@ def recommend(
     output: Shown = None, reading: Columns,
 ) -> None:  # fmt: skip
     """List the columns with the largest predictions for some rows, for all, or for new ones."""
+    import polars as pl
+
+    from fisherfold.tables.readers import ids as typed_ids
+
     if (ids is None or not ids) + (not everyone) + (rated is None) != 2:
         raise ValueError("give row ids, or --all, or --rated FILE: one of the three")
     check_predictions(output, voice)
@@ -345,7 +349,7 @@ def recommend(
         if rated is not None:
             found = model.recommend_new(_entries(_more(rated, reading, model)), k, **options)
         else:
-            found = model.recommend(None if everyone else ids, k, **options)
+            found = model.recommend(None if everyone else typed_ids(pl.Series("ids", ids)), k, **options)
     unknown = [] if everyone or rated is not None else [t for t in ids or () if model.model_.row_ids.encode([t])[0] < 0]
     if unknown:
         voice.remark(f"{', '.join(unknown)}: not in the fit; this is what does best on average")
@@ -507,16 +511,21 @@ def _scores(
 
     inside, wanted = model.model_, held
     found: dict[str, float] = {}
+    i, j = inside.locate(held.rows, "row", "prior"), inside.locate(held.columns, "column", "prior")
+    if (seen := inside.seen) is not None:
+        n = len(inside.column_ids)
+        twice = (i >= 0) & (j >= 0) & np.isin(i * n + j, seen.rows * n + seen.columns)
+        if twice.any():  # their errors are too small, and lists leave them out
+            found["already in the fit"] = int(twice.sum())
     if inside.inference != "implicit":
-        i, j = inside.locate(held.rows, "row", "prior"), inside.locate(held.columns, "column", "prior")
-        found = _errors(model, i, j, held.values, times)
+        found |= _errors(model, i, j, held.values, times)
         wanted = held.at(np.flatnonzero(held.values > model.offset_))
     if relevant is not None:
         wanted = held.at(np.flatnonzero(held.values >= relevant))
     if top is None and inside.inference == "implicit":
         top = _TOP
     if top is not None:
-        lists, seen = model.recommend(np.unique(wanted.rows), top), inside.seen
+        lists = model.recommend(np.unique(wanted.rows), top)
         trained = seen and (inside.row_ids.decode(seen.rows), inside.column_ids.decode(seen.columns))
         known = metrics.ranking_metrics(lists, (wanted.rows, wanted.columns), top, trained=trained)
         found |= {f"{name}@{top}": value for name, value in known.items()}
