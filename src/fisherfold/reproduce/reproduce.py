@@ -6,11 +6,10 @@ command refreshes it and nothing has to be run twice. A sketch (``quick``) has a
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -165,7 +164,6 @@ def reproduce_cifar(options: Options, results: Path = cifar.RESULTS) -> Section:
     found = cifar.cells(runs)
     folder = make_folder(options.folder / "cifar")
     write_atomically(folder / "cifar.png", png(cifar.draw(runs)))
-    write_atomically(folder / "cifar.json", json.dumps([asdict(cell) for cell in found], indent=1).encode())
     section = cifar.section(found, runs, command=options.command("cifar"), picture="cifar/cifar.png")
     section.save(options.section_file("cifar"))
     return section

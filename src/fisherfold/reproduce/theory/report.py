@@ -6,10 +6,9 @@ a restriction that the note states) or ``fails``.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import linear_regression
 from typing import Any, Literal
@@ -18,7 +17,6 @@ import polars as pl
 from matplotlib.figure import Figure
 
 from fisherfold.files import make_folder, write_atomically
-from fisherfold.plain import finite
 from fisherfold.reproduce.figures import png
 
 Verdict = Literal["holds", "partly", "fails"]
@@ -80,11 +78,9 @@ def fitted_power(x: Sequence[float], y: Sequence[float]) -> float:
 
 
 def write_part(part: Part, folder: Path) -> None:
-    """Write the picture, the findings and the table of a part."""
+    """Write the picture and the table of a part."""
     make_folder(folder)
     assert part.figure is not None
     write_atomically(folder / f"{part.name}.png", png(part.figure))
-    found = finite([asdict(finding) for finding in part.findings])
-    write_atomically(folder / f"{part.name}.json", json.dumps(found, indent=1, ensure_ascii=False).encode())
     frame = pl.concat([pl.DataFrame([row]) for row in part.table], how="diagonal_relaxed")
     write_atomically(folder / f"{part.name}.csv", frame.write_csv().encode())
