@@ -54,11 +54,6 @@ class MarginalFit:
     converged: bool  # whether the loss had settled before the rounds ran out
     stalled: bool  # whether all steps for U were rejected in the last round, although there is a gradient
 
-    @property
-    def weights(self) -> Tensor:
-        """The coefficients of every task in the features, m + U E[a_t], shape (tasks, features)."""
-        return self.prior.mean + self.posterior.mean @ self.prior.frame.mT
-
 
 def fit_marginal(
     statistics: TaskStatistics,
@@ -137,15 +132,15 @@ def _update_moments(
     return replace(prior, covariance=covariance, noise=variances.clamp(min=floor))
 
 
-def update_frame(statistics: TaskStatistics, prior: SubspacePrior, steps: int = 2) -> tuple[SubspacePrior, float]:
-    """Steps of RNGD for U on the Grassmann manifold."""
+def update_frame(statistics: TaskStatistics, prior: SubspacePrior) -> tuple[SubspacePrior, float]:
+    """Two steps of RNGD for U on the Grassmann manifold."""
     n, p = prior.frame.shape
     if p == n:
         return prior, 0.0
     problem = MarginalSubspaceProblem(statistics, prior)
     kind = "exact" if problem.n_samples * n * n <= _EXACT_ENTRIES else "kronecker"
     result = minimize(
-        problem, prior.frame, "rngd", max_iter=steps, stop=GradientNorm(_STATIONARY), fisher=kind, sigma=1e-3,
+        problem, prior.frame, "rngd", max_iter=2, stop=GradientNorm(_STATIONARY), fisher=kind, sigma=1e-3,
         sigma_min=1e-8,
     )  # fmt: skip
     return replace(prior, frame=result.x.contiguous()), result.trace["gradient_norm"][-1]

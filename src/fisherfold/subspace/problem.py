@@ -185,11 +185,11 @@ class SubspaceProblem(Problem):
     @override
     def descend(self, x: Tensor, batches: Iterable[Tensor], *, step: Callable[[int], float]) -> Tensor:
         drawn = list(batches)
-        if drawn and self._can_fuse(x, drawn):
+        if drawn and self._can_fuse(drawn):
             return fused_descent(self._task_gradient, x, torch.cat(drawn).tolist(), step)
         return super().descend(x, drawn, step=step)
 
-    def _can_fuse(self, x: Tensor, batches: list[Tensor]) -> bool:
+    def _can_fuse(self, batches: list[Tensor]) -> bool:
         return not self.samples.is_shared and all(len(batch) == 1 for batch in batches)
 
     @cached_property
@@ -252,7 +252,7 @@ class SubspaceSnapshot(Snapshot):
         """
         drawn, problem = list(batches), self.problem
         solvable = kind is None or (kind == "kronecker" and damping == 0 and problem.factor_damping > 0)
-        if solvable and problem._can_fuse(x, drawn):
+        if solvable and problem._can_fuse(drawn):
             corrections, moments = self._without_each_task()
             return fused_epoch(
                 problem._task_gradient, x, torch.cat(drawn).tolist(), step=step, corrections=corrections,
