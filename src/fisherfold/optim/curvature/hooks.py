@@ -28,7 +28,7 @@ SUMS_TO_ZERO = 1e-2  # of a gradient over its classes, with the rounding of half
 class Collector:
     """Collects the factors of some weights while it is attached."""
 
-    def __init__(self, model: nn.Module, layers: Mapping[str, list[nn.Module]], max_rows: int | None = 2048) -> None:
+    def __init__(self, model: nn.Module, layers: Mapping[str, list[nn.Module]], max_rows: int | None = 1024) -> None:
         self.model, self.layers, self.max_rows = model, dict(layers), max_rows
         self.sums: dict[str, FactorSums] = {}
         self.terms = 0.0
