@@ -83,15 +83,19 @@ def test_accelerate_prepares_accumulates_and_saves(direction, tmp_path):
     model, optimizer, loader = accelerator.prepare(net, made, loader)
     before = loss_of(net)
     net.train()
-    for epoch in range(8):
-        for x, y in loader:
-            with accelerator.accumulate(model):
-                optimizer.zero_grad()
-                accelerator.backward(F.cross_entropy(model(x), y))
-                accelerator.clip_grad_norm_(model.parameters(), 1.0)
-                optimizer.step()
-        if epoch == 4:
-            accelerator.save_state(tmp_path)
+
+    def train(epochs):
+        for _ in range(epochs):
+            for x, y in loader:
+                with accelerator.accumulate(model):
+                    optimizer.zero_grad()
+                    accelerator.backward(F.cross_entropy(model(x), y))
+                    accelerator.clip_grad_norm_(model.parameters(), 1.0)
+                    optimizer.step()
+
+    train(5)
+    accelerator.save_state(tmp_path)
+    train(3)
     ended = [p.detach().clone() for p in net.parameters()]
     assert loss_of(net) < 0.7 * before
     if direction == "natural":
@@ -99,6 +103,9 @@ def test_accelerate_prepares_accumulates_and_saves(direction, tmp_path):
         optimizer.optimizer.refresh([samples()], F.cross_entropy)
     accelerator.load_state(tmp_path)
     assert any(not torch.equal(p, q) for p, q in zip(net.parameters(), ended, strict=True))
+    net.train()
+    train(3)
+    assert all(torch.equal(p, q) for p, q in zip(net.parameters(), ended, strict=True))
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)

@@ -346,10 +346,19 @@ def bn_net():
     return nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(inplace=True), nn.Linear(16, 3))
 
 
-def test_mkfac_with_large_damping_is_sgdg():
+@pytest.mark.parametrize(
+    ("natural", "gradient"),
+    [
+        (lambda net: MKFAC(net, damping=1e9, every=1), SGDG),
+        (
+            lambda net: SphereOptimizer(net, direction="natural", damping=1e9, every=1, rest="sgd"),
+            lambda net: SphereOptimizer(net, direction="gradient", rest="sgd"),
+        ),
+    ],
+)
+def test_natural_directions_with_large_damping_are_gradients(natural, gradient):
     net, twin = bn_net(), bn_net()
-    ours = train(net, MKFAC(net, damping=1e9, every=1))
-    for mine, theirs in zip(ours, train(twin, SGDG(twin)), strict=True):
+    for mine, theirs in zip(train(net, natural(net)), train(twin, gradient(twin)), strict=True):
         torch.testing.assert_close(mine, theirs)
 
 
