@@ -74,7 +74,7 @@ def test_missing_file_says_where_the_set_comes_from(tmp_path):
 @pytest.mark.parametrize("name", sorted(datasets.REGISTRY))
 def test_what_is_missing_comes_with_a_command_that_works(name, tmp_path, monkeypatch):
     monkeypatch.setenv("FISHERFOLD_CACHE", str(tmp_path))
-    wanted = f"datasets {'fetch' if name in datasets.OFFICIAL else 'info'} {name}'"
+    wanted = f"datasets {'fetch' if datasets.record(name).url else 'info'} {name}'"
     for given in (None, str(tmp_path)):
         monkeypatch.delenv("FISHERFOLD_DATA", raising=False)
         if given is not None:

@@ -5,8 +5,8 @@ import hashlib
 import io
 import os
 import zipfile
+from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 
 import numpy as np
 import pooch
@@ -102,9 +102,7 @@ def tiny(monkeypatch, tmp_path):
         for key, array in arrays.items()
     }
     whole = records.REGISTRY["movielens1m"]
-    entry = records.DatasetRecord(
-        "movielens1m", whole.title, whole.source, whole.licence, whole.citation, MappingProxyType(digests)
-    )
+    entry = replace(whole, arrays=digests)
     for module in (download, local):
         monkeypatch.setattr(module, "record", lambda name: entry)
     monkeypatch.setenv("FISHERFOLD_CACHE", str(tmp_path / "cache"))

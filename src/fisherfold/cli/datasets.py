@@ -30,10 +30,10 @@ Name = Annotated[str, typer.Argument(help="The name of the data set, as in the l
 @command(app, "list", examples=["fisherfold datasets list"])
 def list_sets(voice: Voice) -> None:
     """List the data sets and where each of them is."""
-    from fisherfold.datasets import OFFICIAL, REGISTRY, where
+    from fisherfold.datasets import REGISTRY, where
 
     rows = [
-        {"name": name, "title": entry.title, "found": str(where(name) or ""), "download": name in OFFICIAL}
+        {"name": name, "title": entry.title, "found": str(where(name) or ""), "download": bool(entry.url)}
         for name, entry in sorted(REGISTRY.items())
     ]
     lines = []
@@ -48,13 +48,13 @@ def list_sets(voice: Voice) -> None:
 @command(app, examples=["fisherfold datasets info movielens1m"])
 def info(voice: Voice, name: Name) -> None:
     """Describe a data set: source, terms, citation, arrays and checksums."""
-    from fisherfold.datasets import OFFICIAL, record, where
+    from fisherfold.datasets import record, where
 
-    entry, official = record(name), OFFICIAL.get(name)
+    entry = record(name)
     facts = {
         "name": name, "title": entry.title, "source": entry.source, "terms": entry.licence, "cite": entry.citation,
         "found in": str(where(name) or "nowhere yet"),
-        "download": f"{official.url} (about {official.megabytes:g} MB)" if official else "not offered",
+        "download": f"{entry.url} (about {entry.megabytes:g} MB)" if entry.url else "not offered",
         "arrays": {key: f"{a.dtype} {a.shape} sha256 {a.sha256}" for key, a in entry.arrays.items()},
     }  # fmt: skip
     voice.result(name, facts)
@@ -73,12 +73,12 @@ def fetch(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Accept the terms without being asked.")] = False,
 ) -> None:
     """Fetch a data set from its official address, verify it and keep it in the cache. The terms are shown first."""
-    from fisherfold.datasets import OFFICIAL, record, where
     from fisherfold.datasets import fetch as get
+    from fisherfold.datasets import record, where
 
     entry, there = record(name), where(name)
-    if source is None and there is None and name in OFFICIAL and not yes:
-        _ask(f"{entry.title}\nterms: {entry.licence}\ncite:  {entry.citation}", OFFICIAL[name].megabytes)
+    if source is None and there is None and entry.url and not yes:
+        _ask(f"{entry.title}\nterms: {entry.licence}\ncite:  {entry.citation}", entry.megabytes)
     folder = get(name, source=source, say=voice.remark)
     facts = {"name": name, "folder": folder, "was there": source is None and there is not None}
     voice.answer(facts, str(folder))

@@ -9,48 +9,21 @@ from __future__ import annotations
 import io
 import os
 import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from fisherfold.datasets.local import cache_folder, check_arrays, readable, where
 from fisherfold.datasets.official import READERS
-from fisherfold.datasets.records import record
+from fisherfold.datasets.records import DatasetRecord, record
 from fisherfold.files import make_folder, write_atomically
 from fisherfold.progress import track
 
 Say = Callable[[str], object]
 
 
-@dataclass(frozen=True)
-class Official:
-    """Where the owner of a data set offers it.
-
-    Attributes:
-        url: the address of the file.
-        megabytes: its size, roughly.
-    """
-
-    url: str
-    megabytes: float
-
-
-OFFICIAL: Mapping[str, Official] = {
-    "movielens1m": Official("https://files.grouplens.org/datasets/movielens/ml-1m.zip", 6),
-    "movielens100k": Official("https://files.grouplens.org/datasets/movielens/ml-100k.zip", 5),
-    "jester1": Official("https://eigentaste.berkeley.edu/dataset/jester_dataset_1_1.zip", 4),
-    "sarcos_test": Official("http://www.gaussianprocess.org/gpml/data/sarcos_inv_test.mat", 1),
-}
-
-
-def fetch(
-    name: str,
-    *,
-    source: str | os.PathLike[str] | None = None,
-    say: Say = lambda _: None,
-) -> Path:
+def fetch(name: str, *, source: str | os.PathLike[str] | None = None, say: Say = lambda _: None) -> Path:
     """Make a data set available, downloading it if it is nowhere yet.
 
     Args:
@@ -68,7 +41,7 @@ def fetch(
     if source is None and (found := where(name)) is not None:
         say(f"{name} is already there")
         return found
-    if name not in READERS:
+    if not entry.url:
         raise FileNotFoundError(
             f"{name} is not offered for download as a single file; put {entry.file} into FISHERFOLD_DATA "
             f"(source: {entry.source})"
@@ -78,7 +51,7 @@ def fetch(
     say(f"{entry.title}. Terms: {entry.licence} Cite: {entry.citation}")
     # a download is not kept: one that turned out to be a page of a proxy would be read again and again
     with tempfile.TemporaryDirectory(prefix="fisherfold-") as passing, track(f"fetching {name}"):
-        official = Path(source) if source is not None else _download(name, Path(passing))
+        official = Path(source) if source is not None else _download(entry, Path(passing))
         say(f"reading {official.name}")
         with readable(official, f"the official file of {name}"):
             arrays = READERS[name](official)
@@ -91,17 +64,16 @@ def fetch(
     return folder
 
 
-def _download(name: str, folder: Path) -> Path:
+def _download(entry: DatasetRecord, folder: Path) -> Path:
     import pooch
 
-    official = OFFICIAL[name]
     pooch.get_logger().setLevel("WARNING")
     # the decoded arrays are what is compared with a checksum, so that another packing of the same data passes
     try:
-        return Path(pooch.retrieve(official.url, known_hash=None, path=folder, fname=Path(official.url).name))
+        return Path(pooch.retrieve(entry.url, known_hash=None, path=folder, fname=Path(entry.url).name))
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise ConnectionError(
-            f"{official.url} cannot be downloaded ({reason}); get it by other means and read it with "
-            f"'fisherfold datasets fetch {name} --from FILE'"
+            f"{entry.url} cannot be downloaded ({reason}); get it by other means and read it with "
+            f"'fisherfold datasets fetch {entry.name} --from FILE'"
         ) from error

@@ -16,54 +16,31 @@ Array: TypeAlias = NDArray[Any]
 
 @dataclass(frozen=True)
 class Ratings:
-    """A table of ratings with holes, one entry per rating.
+    """A table of ratings with holes, one entry per rating."""
 
-    Attributes:
-        rows: user ids from 0, int32.
-        cols: item ids from 0, int32.
-        values: the ratings, float64.
-        shape: the number of users and items.
-        timestamp: seconds since 1970, where the set has them.
-        test_fold: from 1: the rating is in the test part of that official split, where the set has splits.
-    """
-
-    rows: Array
-    cols: Array
-    values: Array
-    shape: tuple[int, int]
-    timestamp: Array | None = None
-    test_fold: Array | None = None
+    rows: Array  # user ids from 0, int32
+    cols: Array  # item ids from 0, int32
+    values: Array  # the ratings, float64
+    shape: tuple[int, int]  # the number of users and items
+    timestamp: Array | None = None  # seconds since 1970, where the set has them
+    test_fold: Array | None = None  # from 1: in the test part of that official split, where the set has splits
 
 
 @dataclass(frozen=True)
 class Tasks:
-    """Rows of several related tasks.
+    """Rows of several related tasks."""
 
-    Attributes:
-        X: features, float64, one row per sample.
-        y: targets; float64, or -1 and 1 for the classification sets.
-        task: the task of each row, int32 from 0.
-        task_ids: the original id of each task.
-        train_idx: the distributed training rows, one split per row of the array, where there are any.
-        train_fold: the cross-validation fold of each distributed training row.
-    """
-
-    X: Array
-    y: Array
-    task: Array
-    task_ids: Array
-    train_idx: Array | None = None
-    train_fold: Array | None = None
+    X: Array  # features, float64, one row per sample
+    y: Array  # targets; float64, or -1 and 1 for the classification sets
+    task: Array  # the task of each row, int32 from 0
+    task_ids: Array  # the original id of each task
+    train_idx: Array | None = None  # the distributed training rows, one split per row of the array
+    train_fold: Array | None = None  # the cross-validation fold of each distributed training row
 
 
 @dataclass(frozen=True)
 class Table:
-    """Inputs and several outputs per row.
-
-    Attributes:
-        X: inputs, float64.
-        Y: outputs, float64.
-    """
+    """Inputs and several outputs per row, float64."""
 
     X: Array
     Y: Array
@@ -86,21 +63,15 @@ def decode(name: str, arrays: dict[str, Array]) -> Dataset:
         return Table(a["micro"][:, :21] / 1e6, a["micro"][:, 21:] / 1e6)
     if name == "jester1":
         rows, cols = np.nonzero(a["ratings_x100"] != 9900)
-        values = a["ratings_x100"][rows, cols] / 100.0
         n_users, n_jokes = a["ratings_x100"].shape
+        values = a["ratings_x100"][rows, cols] / 100.0
         return Ratings(rows.astype(np.int32), cols.astype(np.int32), values, (n_users, n_jokes))
-    if name == "movielens1m":
-        n_users, n_movies = (int(size) for size in a["shape"])
-        return Ratings(*_from_zero(a, "movie_id"), a["rating"].astype(np.float64), (n_users, n_movies))
-    if name == "movielens100k":
-        rows, cols = _from_zero(a, "item_id")
-        shape, extra = (int(rows.max()) + 1, int(cols.max()) + 1), (a["timestamp"], a["test_fold"])
-        return Ratings(rows, cols, a["rating"].astype(np.float64), shape, *(e.astype(np.int64) for e in extra))
+    if name.startswith("movielens"):
+        users, items = (a[key].astype(np.int32) - 1 for key in ("user_id", "movie_id" if "shape" in a else "item_id"))
+        n_users, n_items = a.get("shape", (users.max() + 1, items.max() + 1))
+        extra = [a[key].astype(np.int64) for key in ("timestamp", "test_fold") if key in a]
+        return Ratings(users, items, a["rating"].astype(np.float64), (int(n_users), int(n_items)), *extra)
     return _tasks(a["X"].astype(np.float64), a["y"].astype(np.int64), a["task"], a)
-
-
-def _from_zero(arrays: dict[str, Array], items: str) -> tuple[Array, Array]:
-    return arrays["user_id"].astype(np.int32) - 1, arrays[items].astype(np.int32) - 1
 
 
 def _tasks(X: Array, y: Array, ids: Array, arrays: dict[str, Array]) -> Tasks:

@@ -1,7 +1,6 @@
 """Data sets read from a folder of packed ``.npz`` files, as plain NumPy arrays.
 
-The folder is the argument ``folder``, the variable ``FISHERFOLD_DATA`` or the cache of ``fetch``. Files are
-read with ``allow_pickle=False``; values are exact copies of the originals in a float dtype, ids count from 0.
+The folder is the argument ``folder``, the variable ``FISHERFOLD_DATA`` or the cache of ``fetch``.
 """
 
 from __future__ import annotations
@@ -18,21 +17,18 @@ from typing import TypeVar
 import numpy as np
 
 from fisherfold.datasets.kinds import Array, Dataset, Ratings, Table, Tasks, decode
-from fisherfold.datasets.official import READERS
 from fisherfold.datasets.records import DatasetRecord, record
 
 Kind = TypeVar("Kind", Tasks, Ratings)
 Folder = str | os.PathLike[str] | None
+_SET_IT = "set the environment variable FISHERFOLD_DATA to the folder that holds the packed .npz files"
 
 
 def data_folder(folder: Folder = None) -> Path:
     """Give the folder of the packed data files, which must exist: the one given, else ``FISHERFOLD_DATA``."""
     seen = os.environ.get("FISHERFOLD_DATA", "") if folder is None else os.fspath(folder)
     if not seen:
-        raise FileNotFoundError(
-            "no data folder: set the environment variable FISHERFOLD_DATA to the folder that holds the packed .npz "
-            "files (school.npz, jester1.npz, ...), or pass folder="
-        )
+        raise FileNotFoundError(f"no data folder: {_SET_IT} (school.npz, jester1.npz, ...), or pass folder=")
     if not Path(seen).is_dir():
         origin = "FISHERFOLD_DATA, the folder of the packed .npz data files," if folder is None else "folder"
         raise FileNotFoundError(f"{origin} is {seen!r}, which is not a folder")
@@ -70,7 +66,7 @@ def load(name: str, *, folder: Folder = None, checked: bool = False) -> Dataset:
         ValueError: there is no data set 'shcool'; the names are jester1, ...
     """
     entry = record(name)
-    arrays = read_arrays(entry, find(entry, folder))
+    arrays = _read(entry, _find(entry, folder))
     if checked:
         check_arrays(entry, arrays)
     return decode(name, arrays)
@@ -126,40 +122,39 @@ def where(name: str) -> Path | None:
     return next((folder for folder in folders if (folder / record(name).file).is_file()), None)
 
 
-def find(entry: DatasetRecord, folder: Folder = None) -> Path:
-    """Find the folder to read a data set from: the one given, else the data folder, else the cache."""
-    if folder is None and (found := where(entry.name)) is not None:
-        return found
+def _find(entry: DatasetRecord, folder: Folder) -> Path:
+    """The packed file: in the folder given, else in the data folder, else in the cache."""
+    found = where(entry.name) if folder is None else data_folder(folder)
+    if found is not None and (found / entry.file).is_file():
+        return found / entry.file
+    advice = f"make it by hand, 'fisherfold datasets info {entry.name}' names its source and arrays"
+    if entry.url:
+        advice = f"run 'fisherfold datasets fetch {entry.name}'"
     if folder is None and not os.environ.get("FISHERFOLD_DATA"):
-        raise FileNotFoundError(
-            f"{entry.name} is not in the cache, and FISHERFOLD_DATA is not set: {_advice(entry)}, or set the "
-            f"environment variable FISHERFOLD_DATA to the folder that holds {entry.file}"
-        )
-    return data_folder(folder)
+        raise FileNotFoundError(f"{entry.name} is not in the cache: {advice}, or {_SET_IT}")
+    raise FileNotFoundError(
+        f"{entry.name}: there is no file {entry.file} in {data_folder(folder)} (the data folder, FISHERFOLD_DATA); "
+        f"the data set comes from {entry.source}, {advice}. {entry.licence}"
+    )
 
 
-def _advice(entry: DatasetRecord) -> str:
-    if entry.name in READERS:
-        return f"run 'fisherfold datasets fetch {entry.name}'"
-    return f"make it by hand, 'fisherfold datasets info {entry.name}' names its source and arrays"
+def _read(entry: DatasetRecord, path: Path) -> dict[str, Array]:
+    """The arrays of a data set by the names of its record, in their stored dtypes."""
+    try:
+        with readable(path, "a packed data file"):
+            if not zipfile.is_zipfile(path):
+                raise ValueError("it is cut short, or no .npz file at all")
+            with np.load(path, allow_pickle=False) as file:
+                stored = dict(file)
+    except ValueError as error:
+        raise ValueError(f"{error}; {_again(entry)}") from error
+    if missing := [key for key in entry.arrays if key not in stored]:
+        raise ValueError(f"{path} lacks the arrays {missing}, it has {list(stored)}")
+    return {key: stored[key] for key in entry.arrays}
 
 
 def _again(entry: DatasetRecord) -> str:
     return f"delete it and get it again ('fisherfold datasets info {entry.name}' says from where)"
-
-
-def read_arrays(entry: DatasetRecord, folder: Path) -> dict[str, Array]:
-    """Read the arrays of a data set by the names of its record, in their stored dtypes."""
-    path = folder / entry.file
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"{entry.name}: there is no file {entry.file} in {folder} (the data folder, FISHERFOLD_DATA); "
-            f"the data set comes from {entry.source}, {_advice(entry)}. {entry.licence}"
-        )
-    stored = _packed(path, entry)
-    if missing := [key for key in entry.arrays if key not in stored]:
-        raise ValueError(f"{path} lacks the arrays {missing}, it has {list(stored)}")
-    return {key: stored[key] for key in entry.arrays}
 
 
 @contextmanager
@@ -171,15 +166,3 @@ def readable(path: str | os.PathLike[str], kind: str) -> Iterator[None]:
         if isinstance(error, (ImportError, MemoryError)) or getattr(error, "errno", None) is not None:
             raise
         raise ValueError(f"{path} cannot be read as {kind}: {error or type(error).__name__}") from error
-
-
-def _packed(path: Path, entry: DatasetRecord) -> dict[str, Array]:
-    """All arrays of an ``.npz`` file."""
-    try:
-        with readable(path, "a packed data file"):
-            if not zipfile.is_zipfile(path):
-                raise ValueError("it is cut short, or no .npz file at all")
-            with np.load(path, allow_pickle=False) as stored:
-                return dict(stored)
-    except ValueError as error:
-        raise ValueError(f"{error}; {_again(entry)}") from error
