@@ -18,9 +18,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from fisherfold import Categorical, Gaussian, NLLProblem
 from fisherfold.fisher import FisherOperator
-from fisherfold.fisher.flat import flatten
 from fisherfold.manifolds import Grassmann, Oblique, Stiefel
-from fisherfold.manifolds.base import Point
+from fisherfold.manifolds.base import Point, flatten
 
 torch.set_num_threads(1)
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from fisherfold import Bernoulli, Categorical, Gaussian, NLLProblem, Poisson
-from fisherfold.fisher.flat import flatten, unflatten
 from fisherfold.manifolds import Euclidean, Grassmann, Oblique, Product, Sphere, Stiefel
+from fisherfold.manifolds.base import flatten, unflatten
 
 MANIFOLDS = {
     "euclidean": Euclidean(3, 2),

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fisherfold import Categorical, Gaussian, NLLProblem
-from fisherfold.fisher.flat import flatten
+from fisherfold.manifolds.base import flatten
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from fisherfold.fisher import DenseFisher, KroneckerFisher, RowBlockFisher, VarianceReducedFisher
-from fisherfold.fisher.flat import flatten
 from fisherfold.manifolds import Euclidean, Grassmann, Oblique, Product, Sphere, Stiefel
+from fisherfold.manifolds.base import flatten
 
 SHAPES = {
     "euclidean": Euclidean(5, 3),

@@ -6,9 +6,8 @@ from torch.autograd.function import once_differentiable
 
 from fisherfold import Gaussian, NLLProblem
 from fisherfold.fisher import DenseFisher, ExactFisher, RowBlockFisher, VarianceReducedFisher
-from fisherfold.fisher.flat import flatten, unflatten
 from fisherfold.manifolds import Euclidean, Grassmann, Oblique, Product, Sphere
-from fisherfold.manifolds.base import dot, leaves, scale, tree_map
+from fisherfold.manifolds.base import dot, flatten, leaves, scale, tree_map, unflatten
 
 KINDS = ["exact", "monte-carlo", "empirical", "dense"]
 

@@ -5,9 +5,8 @@ import torch
 
 from fisherfold.fisher import DenseFisher, conjugate
 from fisherfold.fisher.conjugate import conjugate_gradients
-from fisherfold.fisher.flat import flatten, unflatten
 from fisherfold.manifolds import Euclidean, Grassmann, Oblique, Product, Sphere, Stiefel
-from fisherfold.manifolds.base import combine, tree_map
+from fisherfold.manifolds.base import combine, flatten, tree_map, unflatten
 
 MANIFOLDS = [
     Sphere(60), Oblique(10, 12), Stiefel(30, 4), Grassmann(30, 4),

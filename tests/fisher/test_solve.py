@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from fisherfold import Categorical, Gaussian, NLLProblem, Poisson
 from fisherfold.fisher import DenseFisher, FisherOperator, KroneckerFisher, solve
 from fisherfold.fisher import solve as solve_module_function
-from fisherfold.fisher.flat import flatten, unflatten
 from fisherfold.fisher.solve import DENSE_UP_TO, ROWS_UP_TO, choose, tangent_basis
 from fisherfold.manifolds import Euclidean, Grassmann, Sphere, Stiefel
+from fisherfold.manifolds.base import flatten, unflatten
 
 DAMPINGS = [1e-8, 1e-4, 1e-2, 1.0, 1e2]
 

@@ -7,7 +7,7 @@ import torch
 from torch.autograd import gradcheck, gradgradcheck
 
 from fisherfold.manifolds import Grassmann, Product, Sphere
-from fisherfold.manifolds.alignment import angle_over_sine, rotation_between
+from fisherfold.manifolds.frames import angle_over_sine, rotation_between
 
 FLOAT = torch.float64
 # from torch's forward mode itself

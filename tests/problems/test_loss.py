@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from fisherfold import Gaussian, LossProblem, NLLProblem, Problem, check_gradient, minimize
-from fisherfold.fisher.flat import flatten, unflatten
 from fisherfold.manifolds import SPD, Euclidean, Grassmann, Oblique, Power, Product, Rotations, Sphere, Stiefel
-from fisherfold.manifolds.base import leaves, scale, tree_map
+from fisherfold.manifolds.base import flatten, leaves, scale, tree_map, unflatten
 
 FLOAT = torch.float64
 

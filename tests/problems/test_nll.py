@@ -18,9 +18,8 @@ from fisherfold import (
     minimize,
 )
 from fisherfold.fisher import ExponentialFamily
-from fisherfold.fisher.flat import flatten
 from fisherfold.manifolds import Euclidean, Grassmann, Oblique, Product, Sphere, Stiefel
-from fisherfold.manifolds.base import leaves, scale, tree_map
+from fisherfold.manifolds.base import flatten, leaves, scale, tree_map
 from fisherfold.solvers import GradientNorm
 
 

@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from fisherfold import Bernoulli, Categorical, Gaussian, NLLProblem, Poisson, minimize
-from fisherfold.fisher.flat import flatten, unflatten
 from fisherfold.fisher.solve import tangent_basis
 from fisherfold.manifolds import Euclidean, Grassmann, Product, Sphere, Stiefel
-from fisherfold.manifolds.base import scale
+from fisherfold.manifolds.base import flatten, scale, unflatten
 from fisherfold.solvers import GradientNorm, LossBelow
 
 

@@ -1,4 +1,4 @@
-"""Many small symmetric positive definite matrices at once, stored so that the long axis is the one that vectorises.
+"""Sums of outer products, and many small symmetric positive definite matrices at once.
 
 A batch of n matrices of order q is *batch-last*, a (q, q, n) tensor in which each matrix entry is one vector of length
 n. The inverse is the sweep operator, q rank-one updates of the whole batch:
@@ -17,6 +17,23 @@ from torch import Tensor
 _FEWEST, _LARGEST_ORDER = 400, 24
 # Entries of a batch that is swept at once: it stays in the cache.
 _ENTRIES = 2**17
+# Rows that are summed at once, in their own precision.
+_BLOCK_ROWS = 256
+# Rounding units that sums leave of the eigenvalue 0, with a margin; matrices of more rows have as many as rows.
+_UNITS = 32
+
+
+def gram(rows: Tensor) -> Tensor:
+    """The matrix WᵀW, summed in float64 over blocks of rows, so that rounding does not grow with their number."""
+    total = torch.zeros(rows.shape[1], rows.shape[1], dtype=torch.float64, device=rows.device)
+    for block in torch.split(rows, _BLOCK_ROWS):
+        total += block.T @ block
+    return total.to(rows.dtype)
+
+
+def rounding_share(size: int, dtype: torch.dtype) -> float:
+    """The share of the largest eigenvalue of a matrix of sums at or below which another one is 0."""
+    return max(size, _UNITS) * torch.finfo(dtype).eps
 
 
 def sweep(matrices: Tensor) -> Tensor:

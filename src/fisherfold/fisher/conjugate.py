@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fisherfold.fisher.flat import flatten, unflatten
-from fisherfold.manifolds.base import Tangent, combine, leaves, scale
+from fisherfold.manifolds.base import Tangent, combine, flatten, leaves, scale, unflatten
 
 if TYPE_CHECKING:
     from fisherfold.fisher.operators import FisherOperator

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from fisherfold.fisher.autodiff import jvp
-from fisherfold.fisher.flat import flatten, rounding_share, unflatten
+from fisherfold.fisher.blocks import rounding_share
 from fisherfold.fisher.operators import FisherOperator
 from fisherfold.fisher.solve import coordinates, in_basis, tangent_basis
-from fisherfold.manifolds.base import Manifold, Point, Tangent, arranged, tolerance
+from fisherfold.manifolds.base import Manifold, Point, Tangent, arranged, flatten, tolerance, unflatten
 from fisherfold.warn import warn
 
 LARGEST = 4096  # dimensions for which matrices are formed

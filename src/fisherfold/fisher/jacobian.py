@@ -20,11 +20,10 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from typing_extensions import override
 
-from fisherfold.fisher.flat import flatten
 from fisherfold.fisher.likelihoods import Likelihood
 from fisherfold.fisher.operators import FisherOperator
 from fisherfold.fisher.solve import FACTOR_ENTRIES_UP_TO
-from fisherfold.manifolds.base import Manifold, Point, Tangent, arranged, dot, leaves, tolerance, tree_map
+from fisherfold.manifolds.base import Manifold, Point, Tangent, arranged, dot, flatten, leaves, tolerance, tree_map
 
 Graph: TypeAlias = "tuple[Point, Tensor]"
 

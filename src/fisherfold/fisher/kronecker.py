@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from fisherfold.fisher.flat import rounding_share
+from fisherfold.fisher.blocks import rounding_share
 from fisherfold.fisher.operators import FisherOperator
 from fisherfold.manifolds.base import Manifold
 from fisherfold.manifolds.lengths import length

@@ -16,9 +16,19 @@ import torch
 from torch import Tensor
 
 from fisherfold.fisher.conjugate import Solution
-from fisherfold.fisher.flat import flatten, unflatten
 from fisherfold.fisher.solve import solve
-from fisherfold.manifolds.base import Manifold, Point, Tangent, arranged, combine, leaves, scale, tolerance
+from fisherfold.manifolds.base import (
+    Manifold,
+    Point,
+    Tangent,
+    arranged,
+    combine,
+    flatten,
+    leaves,
+    scale,
+    tolerance,
+    unflatten,
+)
 from fisherfold.warn import warn
 
 

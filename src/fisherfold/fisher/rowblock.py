@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from fisherfold.fisher.blocks import apply_blocks, inverse_blocks
-from fisherfold.fisher.flat import rounding_share
+from fisherfold.fisher.blocks import apply_blocks, inverse_blocks, rounding_share
 from fisherfold.fisher.operators import FisherOperator
 from fisherfold.manifolds.base import Manifold
 

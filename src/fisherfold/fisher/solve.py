@@ -21,9 +21,20 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from fisherfold.fisher.blocks import gram, rounding_share
 from fisherfold.fisher.conjugate import Solution, conjugate_gradients
-from fisherfold.fisher.flat import flatten, gram, rounding_share, unflatten
-from fisherfold.manifolds.base import Manifold, Point, Tangent, arranged, combine, leaves, scale, tree_map
+from fisherfold.manifolds.base import (
+    Manifold,
+    Point,
+    Tangent,
+    arranged,
+    combine,
+    flatten,
+    leaves,
+    scale,
+    tree_map,
+    unflatten,
+)
 
 if TYPE_CHECKING:
     from fisherfold.fisher.operators import FisherOperator

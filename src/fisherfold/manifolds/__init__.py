@@ -2,16 +2,14 @@
 
 from fisherfold.manifolds.adapter import from_geoopt
 from fisherfold.manifolds.base import Manifold
-from fisherfold.manifolds.diagnostics import check_retraction
 from fisherfold.manifolds.euclidean import Euclidean
 from fisherfold.manifolds.grassmann import Grassmann
-from fisherfold.manifolds.oblique import Oblique
 from fisherfold.manifolds.product import Power, Product
 from fisherfold.manifolds.rotations import Rotations
 from fisherfold.manifolds.spd import SPD
-from fisherfold.manifolds.sphere import Sphere
+from fisherfold.manifolds.sphere import Oblique, Sphere
 from fisherfold.manifolds.stiefel import Stiefel
-from fisherfold.manifolds.verdict import Verdict
+from fisherfold.manifolds.verdict import Verdict, check_retraction
 
 __all__ = [
     "SPD", "Euclidean", "Grassmann", "Manifold", "Oblique", "Power", "Product", "Rotations", "Sphere", "Stiefel",

@@ -23,24 +23,25 @@ import torch
 from torch import Tensor
 
 from fisherfold.manifolds.lengths import root
-from fisherfold.manifolds.trees import Point, Shape, Tangent, arranged, combine, dot, is_finite, leaves, scale, tree_map
+from fisherfold.manifolds.trees import (
+    Point,
+    Shape,
+    Tangent,
+    arranged,
+    combine,
+    dot,
+    flatten,
+    is_finite,
+    leaves,
+    scale,
+    tree_map,
+    unflatten,
+)
 
 __all__ = [
-    "Manifold",
-    "Point",
-    "Shape",
-    "Tangent",
-    "arranged",
-    "combine",
-    "dot",
-    "is_finite",
-    "leaves",
-    "positive_integer",
-    "require_manifold",
-    "scale",
-    "tolerance",
-    "tree_map",
-]
+    "Manifold", "Point", "Shape", "Tangent", "arranged", "combine", "dot", "flatten", "is_finite", "leaves",
+    "positive_integer", "require_manifold", "scale", "tolerance", "tree_map", "unflatten",
+]  # fmt: skip
 
 
 def tolerance(dtype: torch.dtype) -> float:
@@ -278,28 +279,20 @@ class Manifold(ABC):
         if batch := self._check_form(x, "x"):
             raise ValueError(f"x must be a single point, got one with the batch dimensions {batch}")
         x = arranged(x, self.point_shape)
-        sizes = [leaf.numel() for leaf in leaves(x)]
+        d, ambient = self.dim, flatten(x)
+        eye = torch.eye(len(ambient), dtype=ambient.dtype, device=ambient.device)
 
-        def stacked(rows: Tensor) -> Tangent:
-            parts = iter(torch.split(rows, sizes, dim=1))
-            return tree_map(lambda leaf: next(parts).reshape(len(rows), *leaf.shape), x)
+        def repeated(count: int) -> Point:
+            return tree_map(lambda leaf: leaf.expand(count, *leaf.shape), x)
 
-        def flat(vectors: Tangent) -> Tensor:
-            return torch.cat([leaf.reshape(len(leaf), -1) for leaf in leaves(arranged(vectors, x))], dim=1)
-
-        like = leaves(x)[0]
-        points = tree_map(lambda leaf: leaf.expand(sum(sizes), *leaf.shape), x)
-        projector = flat(self.project(points, stacked(torch.eye(sum(sizes), dtype=like.dtype, device=like.device))))
-        rows = torch.linalg.eigh((projector + projector.mT) / 2).eigenvectors[:, sum(sizes) - self.dim :].mT
-        basis = stacked(rows)
+        image = self.project(repeated(len(eye)), unflatten(eye, x))
+        projector = flatten(arranged(image, x), batch=1)
+        rows = torch.linalg.eigh((projector + projector.mT) / 2).eigenvectors[:, len(eye) - d :].mT
         if self.ambient_metric:
-            return basis
-        d = self.dim
-        left = tree_map(lambda leaf: leaf.repeat_interleave(d, dim=0), basis)
-        right = tree_map(lambda leaf: leaf.repeat(d, *([1] * (leaf.ndim - 1))), basis)
-        points = tree_map(lambda leaf: leaf.expand(d * d, *leaf.shape), x)
-        lower = torch.linalg.cholesky(self.inner(points, left, right).reshape(d, d))
-        return stacked(torch.linalg.solve_triangular(lower, rows, upper=False))
+            return unflatten(rows, x)
+        left, right = unflatten(rows.repeat_interleave(d, dim=0), x), unflatten(rows.repeat(d, 1), x)
+        lower = torch.linalg.cholesky(self.inner(repeated(d * d), left, right).reshape(d, d))
+        return unflatten(torch.linalg.solve_triangular(lower, rows, upper=False), x)
 
     def alignment(self, x: Tensor, y: Tensor) -> Tensor | None:
         """The rotation by which the representative y of a quotient's point differs from the one next to x.

@@ -1,4 +1,4 @@
-r"""Orthonormal frames from almost orthonormal matrices, without ever forming an n×n matrix.
+r"""Orthonormal frames from almost orthonormal matrices, without ever forming an n×n matrix, and how two of them lie.
 
 Stiefel and Grassmann points are n×p matrices with ``xᵀx = I``; a step leaves them at some ``y`` of full rank and one of
 three maps brings it back. All of them read the shape of ``y`` off its p×p Gram matrix ``G = yᵀy``:
@@ -10,14 +10,23 @@ three maps brings it back. All of them read the shape of ``y`` off its p×p Gram
 
 The frame error of the first two is about ``eps · cond(G)``, so they hand over to QR beyond ``MAX_CONDITION``, and under
 ``vmap``, where the condition cannot be looked at.
+
+With ``m = xᵀy = U cos(θ) Vᵀ`` the rotation between two frames is ``Q = U Vᵀ``, the polar factor of m, and ``c = m Qᵀ``
+holds the cosines. Both are smooth functions of m while no angle is a right one, but singular vectors are not: they
+coincide where the subspaces meet. So where derivatives are wanted Q is found by Newton's iteration.
 """
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
+from typing_extensions import override
 
-from fisherfold.manifolds.alignment import eigh, inverse_root, rotation_between
+from fisherfold.manifolds.base import Manifold
 from fisherfold.manifolds.lengths import holds
 
 # A retraction step of Frobenius length s gives cond(G) ≤ 1 + s²; steps beyond 4 take the slower, safer road.
@@ -26,6 +35,31 @@ MAX_CONDITION = 16.0
 BLOCK_ROWS = 256
 # Beyond this height the float32 Householder QR of LAPACK has lost two digits of orthonormality.
 TALL_ROWS = 16_384
+# Of Newton's iteration with scaling, enough for every condition in float64.
+_NEWTON_STEPS = 10
+# θ / sin θ = Σ 4^k (k!)² / (2k + 1)! w^k in w = sin²(θ/2) ≤ 1/2; what is left out is below 1e-16. In rows of seven.
+_WIDTH = 7
+_SERIES = [4**k * math.factorial(k) ** 2 / math.factorial(2 * k + 1) for k in range(_WIDTH**2)]
+
+
+class Frames(Manifold):
+    """What the manifolds of orthonormal n×p frames share."""
+
+    n: int
+    p: int
+
+    @property
+    @override
+    def point_shape(self) -> tuple[int, ...]:
+        return (self.n, self.p)
+
+    @override
+    def _random(self, shape: Any, generator: torch.Generator | None, dtype: torch.dtype, device: Any) -> Tensor:
+        return random_frame(shape, generator=generator, dtype=dtype, device=device)
+
+    @override
+    def _constraint_error(self, x: Tensor) -> Tensor:
+        return orthonormality_error(x)
 
 
 def cross(a: Tensor, b: Tensor) -> Tensor:
@@ -50,20 +84,15 @@ def minus_product(v: Tensor, x: Tensor, weights: Tensor) -> Tensor:
 
 def polar(y: Tensor) -> Tensor:
     """The orthonormal polar factor ``y (yᵀy)^{-1/2}``, the nearest frame to ``y``."""
-    gram = cross(y, y)
-    values, vectors = eigh(gram)
-    # Squares below the floor have underflown, and infinite ones overflown. Written so that NaN fails as well.
-    floor = torch.finfo(y.dtype).tiny / torch.finfo(y.dtype).eps
-    largest = values[..., -1]
-    if not holds((largest <= MAX_CONDITION * (values[..., 0] - floor)) & (largest < torch.inf)):
-        return _polar_by_qr(y)
-    return y @ inverse_root(gram, values.detach(), vectors.detach()).to(y.dtype)
-
-
-def _polar_by_qr(y: Tensor) -> Tensor:
+    if not _is_differentiated(y):
+        values, vectors = eigh(cross(y, y))
+        # Squares below the floor have underflown, and infinite ones overflown. Written so that NaN fails as well.
+        floor = torch.finfo(y.dtype).tiny / torch.finfo(y.dtype).eps
+        largest = values[..., -1]
+        if bool(((largest <= MAX_CONDITION * (values[..., 0] - floor)) & (largest < torch.inf)).all()):
+            return y @ ((vectors * values.rsqrt().unsqueeze(-2)) @ vectors.mT).to(y.dtype)
     q, r = torch.linalg.qr(y)
     finite = torch.isfinite(r).all(dim=(-2, -1), keepdim=True)
-    # a step along one column leaves all other singular values 1, and equal ones have no vectors to differentiate
     return torch.where(finite, q @ rotation_between(torch.where(finite, r, 0.0)), torch.nan)
 
 
@@ -146,3 +175,51 @@ def random_frame(
 ) -> Tensor:
     """A frame of Haar (uniform) distribution."""
     return qr(torch.randn(shape, generator=generator, dtype=dtype, device=device))
+
+
+def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """The eigenvalues and eigenvectors of Hermitian matrices; NaN eigenvalues where an entry is not finite."""
+    try:
+        values, vectors = torch.linalg.eigh(matrix)
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # public, but not listed by torch
+        # A step that went astray must come back as a point that can be rejected, not as an exception.
+        finite = torch.isfinite(matrix).all(dim=-1).all(dim=-1)[..., None]
+        values, vectors = torch.linalg.eigh(torch.where(finite[..., None], matrix, 0.0))
+        values = torch.where(finite, values, torch.nan)
+    return values, vectors
+
+
+def angle_over_sine(cosines: Tensor) -> Tensor:
+    """The matrix function ``θ / sin θ`` of the cosines of angles between 0 and a right one."""
+    eye = torch.eye(cosines.shape[-1], dtype=cosines.dtype, device=cosines.device).expand_as(cosines)
+    w = 0.5 * (eye - cosines)
+    powers = [eye]
+    for _ in range(_WIDTH):
+        powers.append(powers[-1] @ w)
+    rows = torch.tensor(_SERIES, dtype=w.dtype, device=w.device).reshape(_WIDTH, _WIDTH)
+    parts = torch.tensordot(rows, torch.stack(powers[:_WIDTH]), dims=1)
+    value = parts[-1]
+    for part in reversed(parts[:-1].unbind()):
+        value = value @ powers[_WIDTH] + part
+    return value
+
+
+def rotation_between(matrix: Tensor) -> Tensor:
+    """The orthogonal polar factor ``U Vᵀ`` of ``m = U s Vᵀ``, which can be differentiated any number of times."""
+    if not _is_differentiated(matrix):
+        left, _, right = torch.linalg.svd(matrix)
+        return left @ right
+    # Q ← ½(μ Q + Q^{-T}/μ), with Higham's scaling μ: as Q ends orthogonal, μ may count as a constant
+    q = matrix
+    for _ in range(_NEWTON_STEPS):
+        inverse = torch.linalg.inv_ex(q).inverse.mT
+        sizes = [_row_sum_norm(part.detach()) * _row_sum_norm(part.detach().mT) for part in (inverse, q)]
+        factor = (sizes[0] / sizes[1]).sqrt().sqrt()[..., None, None]
+        q = 0.5 * (factor * q + inverse / factor)
+    return q
+
+
+def _is_differentiated(x: Tensor) -> bool:
+    """Whether derivatives in x may be wanted, or nothing can be looked at, under the transforms of torch.func."""
+    tracked = torch.is_grad_enabled() and x.requires_grad
+    return tracked or torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0

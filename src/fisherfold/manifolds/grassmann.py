@@ -4,7 +4,7 @@ A point is the span of ``x``, so ``x`` and ``xQ`` (Q a p×p rotation) are the sa
 ``xᵀv = 0``, with ``P_x v = v - x xᵀv``. Polar, QR and Cholesky retractions all give ``span(x + v)`` and are of second
 order. Operations between two points first align the second representative: with ``xᵀy = U cos(θ) Vᵀ`` and ``Q = U Vᵀ``,
 ``xᵀ(y Qᵀ) = U cos(θ) Uᵀ`` is symmetric, and then everything is a function of that p×p matrix and of ``y Qᵀ``. It can
-be differentiated wherever no principal angle is a right one (``alignment``), from a point to itself too; only the
+be differentiated wherever no principal angle is a right one (``frames``), from a point to itself too; only the
 distance has a kink there, where its derivative is given as 0.
 """
 
@@ -13,19 +13,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fisherfold.manifolds import frames
-from fisherfold.manifolds.alignment import angle_over_sine, rotation_between
-from fisherfold.manifolds.base import Manifold
 from fisherfold.manifolds.lengths import length
 
 
 @dataclass(frozen=True, repr=False)
-class Grassmann(Manifold):
+class Grassmann(frames.Frames):
     """The p-dimensional subspaces of R^n.
 
     Args:
@@ -64,14 +62,9 @@ class Grassmann(Manifold):
         """The dimension, p (n - p)."""
         return self.p * (self.n - self.p)
 
-    @property
-    def point_shape(self) -> tuple[int, ...]:
-        """The shape of one point."""
-        return (self.n, self.p)
-
     def alignment(self, x: Tensor, y: Tensor) -> Tensor:
         """The orthogonal factor of xᵀy: the rotation of y against the frame next to x."""
-        return rotation_between(frames.cross(x, y)).to(x.dtype)
+        return frames.rotation_between(frames.cross(x, y)).to(x.dtype)
 
     def _symmetry(self, generator: torch.Generator) -> Callable[[Tensor], Tensor]:
         normal = torch.randn(self.p, self.p, generator=generator, dtype=torch.float64, device=generator.device)
@@ -109,16 +102,10 @@ class Grassmann(Manifold):
         # Twice: the second pass takes out what the rounding of the first left along x, so that tiny angles keep
         # their digits. y - x is exact for neighbouring representatives.
         normal = _horizontal(x, _horizontal(x, y - x)) @ rotation.mT
-        return normal @ angle_over_sine(cosines).to(x.dtype)
+        return normal @ frames.angle_over_sine(cosines).to(x.dtype)
 
     def _dist(self, x: Tensor, y: Tensor) -> Tensor:
         return length(self._log(x, y), dim=(-2, -1))
-
-    def _random(self, shape: Any, generator: torch.Generator | None, dtype: torch.dtype, device: Any) -> Tensor:
-        return frames.random_frame(shape, generator=generator, dtype=dtype, device=device)
-
-    def _constraint_error(self, x: Tensor) -> Tensor:
-        return frames.orthonormality_error(x)
 
 
 def _horizontal(x: Tensor, v: Tensor) -> Tensor:
@@ -128,6 +115,6 @@ def _horizontal(x: Tensor, v: Tensor) -> Tensor:
 def _alignment(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """The rotation Q that brings ``y Qᵀ`` next to x, and the symmetric matrix ``xᵀy Qᵀ`` of cosines."""
     overlap = frames.cross(x, y)
-    rotation = rotation_between(overlap)
+    rotation = frames.rotation_between(overlap)
     cosines = overlap @ rotation.mT
     return rotation.to(x.dtype), 0.5 * (cosines + cosines.mT)

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from fisherfold.manifolds import frames
-from fisherfold.manifolds.alignment import eigh, inverse_root, rotation_between
-from fisherfold.manifolds.base import Manifold, tolerance
+from fisherfold.manifolds.base import tolerance
 from fisherfold.manifolds.lengths import holds, length
 
 # half angles up to π/2 are halved so often, and artanh x = Σ x^{2k+1}/(2k+1) is exact to rounding at tan(π/32)
@@ -26,7 +25,7 @@ _HALVINGS, _TERMS = 4, 9
 
 
 @dataclass(frozen=True, repr=False)
-class Rotations(Manifold):
+class Rotations(frames.Frames):
     """The n×n rotation matrices, orthogonal and of determinant 1.
 
     Args:
@@ -100,8 +99,7 @@ class Rotations(Manifold):
         # y - x is exact for neighbours, so that small angles keep their digits
         tangent = _skew(torch.linalg.solve(_unless_opposite(x.mT @ y + eye), x.mT @ (y - x), left=False))
         for _ in range(_HALVINGS):
-            square = eye - tangent @ tangent
-            root = square @ inverse_root(square, *eigh(square.detach()))
+            root = frames.rotation_between(eye + tangent).mT @ (eye + tangent)
             tangent = _skew(torch.linalg.solve(eye + root, tangent, left=False))
         square, total = tangent @ tangent, eye / (2 * _TERMS + 1)
         for k in reversed(range(_TERMS)):
@@ -115,9 +113,6 @@ class Rotations(Manifold):
         frame = frames.random_frame(shape, generator=generator, dtype=dtype, device=device)
         sign = torch.linalg.det(frame).sign()[..., None, None]
         return torch.cat([sign * frame[..., :1], frame[..., 1:]], dim=-1)
-
-    def _constraint_error(self, x: Tensor) -> Tensor:
-        return frames.orthonormality_error(x)
 
     def _complaint(self, x: Tensor) -> str | None:
         if bool((torch.linalg.det(x) > 0).all()):
@@ -139,7 +134,8 @@ def _renewed(y: Tensor) -> Tensor:
 
 def _root(turn: Tensor) -> Tensor:
     """The rotation by half the angles, the polar factor of I + R."""
-    return rotation_between(_unless_opposite(turn + torch.eye(turn.shape[-1], dtype=turn.dtype, device=turn.device)))
+    eye = torch.eye(turn.shape[-1], dtype=turn.dtype, device=turn.device)
+    return frames.rotation_between(_unless_opposite(turn + eye))
 
 
 def _unless_opposite(total: Tensor) -> Tensor:

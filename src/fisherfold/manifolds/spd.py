@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from fisherfold.manifolds import frames
-from fisherfold.manifolds.alignment import eigh
 from fisherfold.manifolds.base import Manifold
 from fisherfold.manifolds.lengths import length
 
@@ -89,7 +88,7 @@ class SPD(Manifold):
 
     def _transport(self, x: Tensor, y: Tensor, v: Tensor, method: str) -> Tensor:
         lower = _lower(x)
-        values, vectors = eigh(_whitened(lower, y))
+        values, vectors = frames.eigh(_whitened(lower, y))
         root = vectors * values.sqrt().unsqueeze(-2) @ vectors.mT
         return _congruence(lower @ root, _whitened(lower, v))
 
@@ -100,13 +99,13 @@ class SPD(Manifold):
     def _log(self, x: Tensor, y: Tensor) -> Tensor:
         lower = _lower(x)
         matrix, near = _relative(lower, x, y)
-        values, vectors = eigh(matrix)
+        values, vectors = frames.eigh(matrix)
         logs = torch.where(near, values.log1p(), torch.where(near, 1.0, values).log())
         return _congruence(lower, vectors * logs.unsqueeze(-2) @ vectors.mT)
 
     def _dist(self, x: Tensor, y: Tensor) -> Tensor:
         matrix, near = _relative(_lower(x), x, y)
-        values, _ = eigh(matrix)
+        values, _ = frames.eigh(matrix)
         return length(torch.where(near, values.log1p(), torch.where(near, 1.0, values).log()))
 
     def _random(self, shape: Any, generator: torch.Generator | None, dtype: torch.dtype, device: Any) -> Tensor:

@@ -1,10 +1,10 @@
 r"""The unit sphere of R^n: ``P_x v = v - <x, v> x`` and ``R_x(v) = (x + v) / |x + v|``.
 
-The functions at the end work on the last axis of any tensor, so that the oblique manifold (many spheres) is the same
-code. Angles are ``2 atan2(|x - y|, |x + y|)``: unlike the arc cosine this keeps all digits near 0 and near π. Lengths
-are those of ``lengths``, so that steps of any finite size arrive. Exponential map and logarithm are smooth and can be
-differentiated at a zero step and from a point to itself; the distance has a kink there, and another at the antipode,
-where its derivative is given as 0.
+The oblique manifold is the product of m spheres written as one m×n matrix, the home of scale-invariant weights of
+networks (the paper's product of Gr(1, n), up to the signs of the rows): the functions at the end work on the last axis
+of any tensor. Angles are ``2 atan2(|x - y|, |x + y|)``: unlike the arc cosine this keeps all digits near 0 and near π.
+Exponential map and logarithm are smooth and can be differentiated at a zero step and from a point to itself; the
+distance has a kink there, and another at the antipode, where its derivative is given as 0.
 """
 
 from __future__ import annotations
@@ -98,6 +98,44 @@ class Sphere(UnitRows):
 
     def _dist(self, x: Tensor, y: Tensor) -> Tensor:
         return angle_rows(x, y)
+
+
+@dataclass(frozen=True, repr=False)
+class Oblique(UnitRows):
+    """The m×n matrices with rows of unit length.
+
+    Args:
+        m: the number of rows.
+        n: the length of a row, at least 2.
+        retraction: ``"normalize"`` or ``"exp"``, both of order 2.
+        transport_method: ``"projection"`` or ``"parallel"``.
+
+    Examples:
+        >>> oblique = Oblique(4, 3)
+        >>> x = oblique.random_point(generator=torch.Generator().manual_seed(0))
+        >>> torch.linalg.vector_norm(x, dim=-1)
+        tensor([1., 1., 1., 1.], dtype=torch.float64)
+    """
+
+    projector_side: ClassVar[str] = "rows"
+
+    m: int
+    n: int
+    retraction: str = field(default="normalize", kw_only=True)
+    transport_method: str = field(default="projection", kw_only=True)
+
+    @property
+    def dim(self) -> int:
+        """The dimension, m (n - 1)."""
+        return self.m * (self.n - 1)
+
+    @property
+    def point_shape(self) -> tuple[int, ...]:
+        """The shape of one point."""
+        return (self.m, self.n)
+
+    def _dist(self, x: Tensor, y: Tensor) -> Tensor:
+        return length(angle_rows(x, y))
 
 
 def project_rows(x: Tensor, v: Tensor) -> Tensor:

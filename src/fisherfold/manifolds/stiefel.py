@@ -9,17 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fisherfold.manifolds import frames
-from fisherfold.manifolds.base import Manifold
 
 
 @dataclass(frozen=True, repr=False)
-class Stiefel(Manifold):
+class Stiefel(frames.Frames):
     """The n×p matrices with orthonormal columns.
 
     Args:
@@ -54,11 +53,6 @@ class Stiefel(Manifold):
         """The dimension, np - p(p + 1)/2."""
         return self.n * self.p - self.p * (self.p + 1) // 2
 
-    @property
-    def point_shape(self) -> tuple[int, ...]:
-        """The shape of one point."""
-        return (self.n, self.p)
-
     def _project(self, x: Tensor, v: Tensor) -> Tensor:
         overlap = frames.cross(x, v)
         return frames.minus_product(v, x, 0.5 * (overlap + overlap.mT))
@@ -77,12 +71,6 @@ class Stiefel(Manifold):
     def _exp(self, x: Tensor, v: Tensor) -> Tensor:
         overlap = frames.cross(x, v)
         return frames.geodesic(x, v, 0.5 * (overlap - overlap.mT))
-
-    def _random(self, shape: Any, generator: torch.Generator | None, dtype: torch.dtype, device: Any) -> Tensor:
-        return frames.random_frame(shape, generator=generator, dtype=dtype, device=device)
-
-    def _constraint_error(self, x: Tensor) -> Tensor:
-        return frames.orthonormality_error(x)
 
 
 def _cayley(x: Tensor, v: Tensor) -> Tensor:

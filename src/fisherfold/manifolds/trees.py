@@ -5,6 +5,7 @@ A vector of a product is a tree: ``a u + b v`` and ``<u, v> = Σ <u_k, v_k>`` ru
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -36,6 +37,17 @@ def leaves(tree: Point) -> list[Tensor]:
     if isinstance(tree, dict):
         return [leaf for branch in tree.values() for leaf in leaves(branch)]
     return [tree]
+
+
+def flatten(v: Point, batch: int = 0) -> Tensor:
+    """All entries as one vector, row by row and factor by factor, after the given number of batch dimensions."""
+    return torch.cat([leaf.reshape(*leaf.shape[:batch], -1) for leaf in leaves(v)], dim=-1)
+
+
+def unflatten(vector: Tensor, like: Point) -> Point:
+    """The inverse of ``flatten``; the vector may have batch dimensions before it."""
+    parts = iter(torch.split(vector, [math.prod(leaf.shape) for leaf in leaves(like)], dim=-1))
+    return tree_map(lambda leaf: next(parts).reshape((*vector.shape[:-1], *leaf.shape)), like)
 
 
 def combine(a: float | Tensor, u: Tangent, b: float | Tensor, v: Tangent) -> Tangent:

@@ -15,9 +15,8 @@ import numpy as np
 import torch
 from typing_extensions import override
 
-from fisherfold.fisher.flat import flatten, unflatten
 from fisherfold.fisher.solve import coordinates
-from fisherfold.manifolds.base import Point, Tangent, combine, is_finite, scale, tree_map
+from fisherfold.manifolds.base import Point, Tangent, combine, flatten, is_finite, scale, tree_map, unflatten
 from fisherfold.problems.base import Problem
 from fisherfold.solvers.method import FIRST_STEP, MAX_TRIALS, Method, at_least_one
 from fisherfold.solvers.state import State
