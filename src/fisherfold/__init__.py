@@ -35,40 +35,19 @@ if TYPE_CHECKING:
     from fisherfold.subspace import SubspaceClassifier, SubspaceRegressor
 
 _HOMES = {
-    # estimators
-    "ImplicitCompletion": "completion",
-    "LowRankImputer": "completion",
-    "MatrixCompletion": "completion",
-    "MatrixCompletionCV": "completion",
-    "SubspaceClassifier": "subspace",
-    "SubspaceRegressor": "subspace",
-    # problems and their likelihoods
-    "GaussianModel": "problems",
-    "LossProblem": "problems",
-    "NLLProblem": "problems",
-    "Problem": "problems",
-    "check_fisher": "problems",
-    "check_gradient": "problems",
-    "check_retraction": "manifolds",
-    "Bernoulli": "fisher",
-    "Categorical": "fisher",
-    "Gaussian": "fisher",
-    "Likelihood": "fisher",
-    "Poisson": "fisher",
-    # solvers
-    "minimize": "solvers",
-    "Result": "solvers",
-    # optimizers for networks
-    "KFAC": "optim",
-    "MKFAC": "optim",
-    "SGDG": "optim",
-    "SphereOptimizer": "optim",
-    "find_scale_invariant": "optim",
+    name: home
+    for home, names in {
+        "completion": ("ImplicitCompletion", "LowRankImputer", "MatrixCompletion", "MatrixCompletionCV"),
+        "subspace": ("SubspaceClassifier", "SubspaceRegressor"),
+        "problems": ("GaussianModel", "LossProblem", "NLLProblem", "Problem", "check_fisher", "check_gradient"),
+        "fisher": ("Bernoulli", "Categorical", "Gaussian", "Likelihood", "Poisson"),
+        "manifolds": ("check_retraction",),
+        "solvers": ("Result", "minimize"),
+        "optim": ("KFAC", "MKFAC", "SGDG", "SphereOptimizer", "find_scale_invariant"),
+    }.items()
+    for name in names
 }
-_PACKAGES = (
-    *("completion", "datasets", "distributed", "fisher", "manifolds", "optim", "problems", "solvers", "subspace"),
-    *("progress", "testing"),
-)
+_PACKAGES = ("datasets", "distributed", "progress", "testing", *dict.fromkeys(_HOMES.values()))
 
 __all__ = [
     "KFAC",

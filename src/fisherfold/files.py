@@ -6,7 +6,6 @@ A file is written under a temporary name in the same folder, flushed to the disk
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import json
 import os
@@ -27,11 +26,6 @@ HEADER = "fisherfold"
 HEADER_LIMIT = 16 * 2**20  # bytes of JSON; parsed, it takes some twenty times as much memory
 _DAY = 24 * 3600.0
 _DTYPES = frozenset({"F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL"})
-_REASONS = {
-    errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk quota is used up",
-    errno.EFBIG: "it would be larger than is allowed here", errno.ENAMETOOLONG: "its name is too long",
-    errno.EEXIST: "it is a file",
-}  # fmt: skip
 
 
 def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
@@ -89,14 +83,11 @@ def system_errors(target: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        number = error.errno or 0
-        if number in {errno.EACCES, errno.EPERM, errno.EROFS}:
-            told: OSError = PermissionError(f"cannot write {target}: the folder {target.parent} is read-only")
-        elif number == errno.ENOTDIR:
-            told = NotADirectoryError(f"cannot write {target}: {target.parent} is not a folder")
-        else:
-            told = OSError(f"cannot write {target}: {_REASONS.get(number, error.strerror or str(error))}")
-        told.errno = number
+        reason = error.strerror or str(error)
+        if isinstance(error, PermissionError):
+            reason = f"the folder {target.parent} is read-only"
+        told = type(error)(f"cannot write {target}: {reason}")
+        told.errno = error.errno
         raise told from None
 
 
@@ -130,11 +121,9 @@ def pack_tensors(tensors: Mapping[str, Tensor], *, kind: str, version: int, head
     return bytes(save(copies, metadata={HEADER: signed}))
 
 
-def write_tensors(
-    path: str | os.PathLike[str], tensors: Mapping[str, Tensor], *, kind: str, version: int, header: Mapping[str, Any]
-) -> None:
+def write_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], **how: Any) -> None:
     """Write a file of ``pack_tensors``."""
-    write_atomically(path, pack_tensors(tensors, kind=kind, version=version, header=header))
+    write_atomically(path, pack_tensors(tensors, **how))
 
 
 def read_tensors(
@@ -190,11 +179,9 @@ def _checked_content(file: dict[str, Any], path: str | os.PathLike[str], kind: s
 
 def kind_of(path: Path) -> str | None:
     """Tell from its header what a file of tensors holds; None if it is no file of ours."""
-    try:
-        with path.open("rb") as file:
-            return str(parse_json(_header(file)["__metadata__"][HEADER])["kind"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError):
-        return None
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError), path.open("rb") as file:
+        return str(parse_json(_header(file)["__metadata__"][HEADER])["kind"])
+    return None
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -214,9 +201,8 @@ def sound(path: str | os.PathLike[str], kind: str) -> Iterator[None]:
     try:
         yield
     except (
-        KeyError, IndexError, AttributeError, TypeError, ValueError, ArithmeticError, RuntimeError, MemoryError,
-        SafetensorError,
-    ) as error:  # fmt: skip
+        LookupError, AttributeError, TypeError, ValueError, ArithmeticError, RuntimeError, MemoryError, SafetensorError
+    ) as error:
         reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
         start = "" if reason.startswith(str(path)) else f"{path} is damaged or not a {kind} file of fisherfold: "
         raise ValueError(start + reason) from None
@@ -224,12 +210,7 @@ def sound(path: str | os.PathLike[str], kind: str) -> Iterator[None]:
 
 def digest(tensors: Iterable[Tensor]) -> str:
     """Compute a fingerprint of data."""
-    found = hashlib.sha256()
-    for tensor in tensors:
-        array = tensor.detach().cpu().contiguous().numpy()
-        found.update(f"{array.dtype} {array.shape}".encode())
-        found.update(array.data.cast("B") if array.size else b"")
-    return found.hexdigest()
+    return signature({str(place): tensor for place, tensor in enumerate(tensors)}, {})
 
 
 def signature(tensors: Mapping[str, Tensor], content: Mapping[str, Any]) -> str:

@@ -111,7 +111,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_litter(tmp_path, monkeypa
         raise error
 
     monkeypatch.setattr(os, "fsync", fail)
-    message = {28: "the disk is full", 13: "is read-only"}.get(getattr(error, "errno", 0), "^$")
+    message = {28: "No space left on device", 13: "is read-only"}.get(getattr(error, "errno", 0), "^$")
     with pytest.raises(type(error), match=message):
         write_atomically(tmp_path / "f", b"new")
     assert (tmp_path / "f").read_bytes() == b"old"

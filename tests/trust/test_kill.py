@@ -104,7 +104,7 @@ def rescued(text):
 def test_files_that_may_not_grow(zygote, tables, tmp_path, name):
     """The limit on the size of a file stands for a full disk where nothing can be mounted."""
     text = rejected(zygote, writes(tables, tmp_path)[name], largest_file=4096)
-    assert "it would be larger than is allowed here" in text
+    assert "File too large" in text
     assert [p for p in tmp_path.rglob("*") if p.is_file()] == []
 
 
@@ -135,7 +135,7 @@ def test_full_disk(zygote, tables, mounted, name):
         MatrixCompletion(rank=1).fit([("a", 1), ("b", 1), ("a", 2), ("b", 2)], [1, 2, 3, 5]).save(folder / "m")
     text = rejected(zygote, writes(tables, folder)[name])
     assert "cannot write" in text
-    assert "the disk is full" in text
+    assert "No space left on device" in text
     if name == "complete":
         assert rescued(text) == ["model.json", "model.safetensors"]
         assert len(MatrixCompletion.load(folder / "m").model_.row_ids) == 2
@@ -164,7 +164,7 @@ def test_a_checkpoint_goes_once_the_model_is_there(tables, tmp_path, monkeypatch
 def test_read_only_folder(zygote, tables, mounted, name):
     folder = mounted("locked", "-t", "tmpfs", "-o", "ro,size=64k", "tmpfs")
     text = rejected(zygote, writes(tables, folder)[name])
-    assert "is read-only" in text
+    assert "ead-only" in text
     if name in {"complete", "subspace"}:
         assert rescued(text)
 

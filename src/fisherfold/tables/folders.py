@@ -6,10 +6,6 @@
 A model is written into a new folder beside its place, flushed to the disk and exchanged with the old one in one step.
 A reader opens a single file of it once, so that it gets the old or the new model, whatever is written or killed at the
 same time. Only an empty folder or a model of the same kind is replaced, and no symbolic link is followed.
-
-``expect`` and ``expect_number`` check shapes and ranges while a model is put together; do that within
-``sound(model_file(path), kind)``, which turns whatever goes wrong into one error with the name of the file.
-``saved_parameters`` and ``loaded_parameters`` of ``tables.validation`` leave run-time settings out.
 """
 
 from __future__ import annotations
