@@ -3,8 +3,8 @@
     python examples/directions.py directions.png
 
 Directions in space, as of magnetised rocks or of flying birds, are points of a sphere. The likelihood
-exp(κ <μ, y>) κ / sinh κ has a mean direction μ on ``Sphere(3)`` and a concentration κ; both are fitted together on a
-product manifold, and ``result.covariance()`` gives the standard errors of both.
+exp(κ <μ, y>) κ / sinh κ has a mean direction μ on ``Sphere(3)`` and a concentration κ, fitted together on a product
+manifold.
 """
 
 from __future__ import annotations

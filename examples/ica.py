@@ -3,8 +3,8 @@
     python examples/ica.py ica.png
 
 Three signals arrive mixed. Whitened, they differ from the sources by an orthogonal matrix W, and the mean of
-log cosh(Wᵀx) is least where the components are most independent (for sources with heavy tails). FastICA of scikit-learn
-has an iteration of its own for that; here it is a loss on ``Stiefel(3, 3)`` and any of our methods.
+log cosh(Wᵀx) is least where the components are most independent (for sources with heavy tails): a loss on
+``Stiefel(3, 3)``.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python examples/ratings.py ratings.png
 
 Three hundred people have rated a third or less of a hundred films. ``MatrixCompletion`` fills the table and says how
-sure it is of every entry: little is known of people with few ratings, and the intervals say so.
+sure it is of every entry.
 """
 
 from __future__ import annotations

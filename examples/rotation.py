@@ -4,7 +4,7 @@
 
 Stars are seen in known directions x_i, but through a camera that is rotated by an unknown R: y_i has the
 von Mises-Fisher distribution around R x_i. R is a point of ``Rotations(3)``; the likelihood is ten lines. The
-inverse of the Riemannian Fisher information over N predicts the error of the estimate, and that error is seen.
+inverse Fisher information predicts the error of the estimate.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
     python examples/rotation_averaging.py rotation_averaging.png
 
 One rotation is measured a hundred times, with errors of about 6 degrees, and a growing share of the measurements is
-nonsense. The least-squares average, which SciPy has in closed form, is pulled away; the sum of (smoothed) angles is
-not. A robust loss is one line of torch, and ``Rotations(3)`` keeps the estimate a rotation.
+nonsense. The least-squares average is pulled away; the sum of (smoothed) angles, one line of torch, is not.
 """
 
 from __future__ import annotations

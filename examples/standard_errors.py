@@ -3,8 +3,8 @@
     python examples/standard_errors.py standard_errors.png
 
 A direction in space is estimated by logistic regression, from 100 and from 800 observations. The inverse Fisher
-information on the tangent space gives a confidence region, an ellipse that is bent onto the sphere, and by the delta
-method an interval for anything that is computed from the direction, such as its angle to the north pole.
+information gives a confidence region on the sphere, and an interval for anything that is computed from the direction,
+such as its angle to the north pole.
 """
 
 from __future__ import annotations
