@@ -42,16 +42,10 @@ app = group(
 )
 
 _AUTO_RANKS, _TOP = (2, 5, 10, 20), 10
-_MEANING = (
-    "fit error and coverage are those of the fitted ratings ('evaluate' tells held-out ones); noise is the standard "
-    "deviation of an ordinary rating around its prediction, and 90 % intervals that are right cover 90 % (more for "
-    "ordered ratings)"
-)
 _MEANING_OF_ERRORS = (
     "rmse and mae are root mean square and mean absolute errors, in units of the ratings; 90 % intervals that are "
     "right cover 0.9 (more for ordered ratings)"
 )
-_COVERED = "covered by 90 % intervals"
 _MEANING_OF_LISTS = "the measures @{} are of recommended lists of that length, 1 at best except novelty (mean bits)"
 
 File = Annotated[
@@ -164,12 +158,13 @@ class Model:
             int(self.rank), duplicates=duplicates, random_state=self.seed, max_iter=self.max_iter, **more
         )
 
-    def read(self, file: Path, reading: Columns, skip_bad_lines: bool) -> RatingTable:
-        """The table for a fit."""
-        return _read(file, reading, skip_bad_lines, time=self.time_column, implicit=self.implicit)
+    def read(self, file: Path, reading: Columns, skip_bad_lines: bool) -> tuple[RatingTable, Entries, Extras]:
+        """The table for a fit, its entries, features and times."""
+        table = _read(file, reading, skip_bad_lines, time=self.time_column, implicit=self.implicit)
+        entries = _entries(table)
+        return table, entries, self._extras(entries, table.times, reading, skip_bad_lines)
 
-    def extras(self, entries: Entries, times: Any, reading: Columns, skip_bad_lines: bool) -> Extras:
-        """Features and times of a fit."""
+    def _extras(self, entries: Entries, times: Any, reading: Columns, skip_bad_lines: bool) -> Extras:
         from fisherfold.completion.fit import Extras
         from fisherfold.completion.inference.features import encode_features
 
@@ -221,12 +216,10 @@ def fit(
         if under_torchrun():
             how = reading.format() | {"decimal": reading.decimal, "skip_bad_lines": skip_bad_lines}
             fitted.fit_file_share(file, checkpoint=checkpoint, **how)
-            table = entries = extras = None
+            read = {"processes": processes.size}
         else:
-            table = model.read(file, reading, skip_bad_lines)
-            began = time.perf_counter()
-            entries = _entries(table)
-            extras = model.extras(entries, table.times, reading, skip_bad_lines)
+            table, entries, extras = model.read(file, reading, skip_bad_lines)
+            read, began = _account(table), time.perf_counter()
             fitted.fit_entries(entries, extras)
         seconds = time.perf_counter() - began
         with processes.together():
@@ -236,20 +229,14 @@ def fit(
                     checkpoint.unlink(missing_ok=True)
     if not processes.is_first:
         return
-    quality: dict[str, float] = {}
-    if not model.implicit:
-        quality = _fit_error(fitted, entries, extras) | {"noise": fitted.noise_}
-    found: dict[str, Any] = {"file": str(file)} | (_account(table) if table else {"processes": processes.size})
-    found |= _size(fitted) | {
-        "merged": fitted.n_duplicates_, "rank": fitted.model_.posterior.rank, "passes": fitted.n_iter_,
-        "converged": fitted.converged_, **quality,
-        "seconds": seconds, "model": str(output),
+    found: dict[str, Any] = {
+        "file": str(file), **read, **_size(fitted), "merged": fitted.n_duplicates_,
+        "rank": fitted.model_.posterior.rank, "passes": fitted.n_iter_, "converged": fitted.converged_,
+        **({} if model.implicit else {"noise": fitted.noise_}), "seconds": seconds, "model": str(output),
     }  # fmt: skip
     if hasattr(fitted, "cv_results_"):
         found["cv_rmse"] = dict(zip(map(str, fitted.cv_results_["rank"]), fitted.cv_results_["mean_rmse"], strict=True))
     voice.result(f"Completed {file.name}", found)
-    if not model.implicit:
-        voice.remark(_MEANING)
     voice.remark(f"next: fisherfold complete recommend {typed(output, fitted.model_.row_ids.labels[0])}")
 
 
@@ -285,7 +272,7 @@ def predict(
     check_predictions(output, voice)
     if interval is not None and not 0 < interval < 1:
         raise ValueError(f"--interval must lie between 0 and 1, got {interval}")
-    model = _load(folder)
+    model = _model().load(folder)
     given = read_pairs(pairs, known=model.names_[:2], **reading.format())
     frame = given.table.frame
     more = [*(["std"] if std else []), *(["low", "high"] if interval is not None else [])]
@@ -339,7 +326,7 @@ def recommend(
     if (ids is None or not ids) + (not everyone) + (rated is None) != 2:
         raise ValueError("give row ids, or --all, or --rated FILE: one of the three")
     check_predictions(output, voice)
-    model = _load(folder)
+    model = _model().load(folder)
     if model.model_.seen is None and not include_seen and rated is None:
         raise ValueError("this model does not keep the ratings it was fitted to, to leave them out: add --include-seen")
     options: dict[str, Any] = {"exclude_seen": not include_seen, "by": by}
@@ -363,7 +350,7 @@ def similar(
 ) -> None:  # fmt: skip
     """List the columns that are rated most like some."""
     check_predictions(output, voice)
-    found = _load(folder).similar(ids, k, of="rows" if rows else "columns")
+    found = _model().load(folder).similar(ids, k, of="rows" if rows else "columns")
     _show(voice, found, output, "Similar")
 
 
@@ -380,14 +367,12 @@ def update(
 
     place = output or folder
     check_output(place, KIND)
-    model = _load(folder)
+    model = _model().load(folder)
     table = _more(file, reading, model, skip_bad_lines)
     with track("updating"):
         model.partial_fit(_entries(table))
     write_or_rescue(model.save, place)
-    voice.result(
-        f"Updated {place.name}", {"file": str(file)} | _account(table) | _size(model) | {"model": str(place)}
-    )
+    voice.result(f"Updated {place.name}", {"file": str(file), **_account(table), **_size(model), "model": str(place)})
 
 
 @command(
@@ -434,17 +419,15 @@ def evaluate(
 
     errors = _MEANING_OF_ERRORS
     if saved is not None:
-        fitted = _load(saved)
+        fitted = _model().load(saved)
         table = _more(file, reading, fitted, skip_bad_lines, time=model.time_column)
         errors = "" if fitted.model_.inference == "implicit" else errors
         found = {"file": str(file)} | _account(table) | _scores(fitted, _entries(table), table.times, top, relevant)
         answer(f"Errors on {file.name}", found)
         return
     errors, fitted = "" if model.implicit else errors, model.estimator()
-    table = model.read(file, reading, skip_bad_lines)
+    table, entries, extras = model.read(file, reading, skip_bad_lines)
     found = {"file": str(file)} | _account(table)
-    entries = _entries(table)
-    extras = model.extras(entries, table.times, reading, skip_bad_lines)
     if test is not None:
         fitted.fit_entries(entries, extras)
         more = _more(test, reading, fitted, skip_bad_lines, time=model.time_column)
@@ -452,9 +435,9 @@ def evaluate(
         answer(f"Errors on {test.name}", found | _scores(fitted, _entries(more), more.times, top, relevant))
         return
     if split in ("folds", "random"):  # no pair is both held out and in the fit
-        merged, extras = _once(entries, extras, fitted.duplicates if model.implicit else fitted._settings().rule)
-        found["merged"] = len(entries.values) - len(merged.values)
-        entries = merged
+        count, rule = len(entries.values), fitted.duplicates if model.implicit else fitted._settings().rule
+        entries, extras = _once(entries, extras, rule)
+        found["merged"] = count - len(entries.values)
     parts = _parts(split, folds, entries, table, model.seed)
     scores = []
     with track("evaluating", len(parts)) as line:
@@ -518,7 +501,11 @@ def _scores(
         if twice.any():  # their errors are too small, and lists leave them out
             found["already in the fit"] = int(twice.sum())
     if inside.inference != "implicit":
-        found |= _errors(model, i, j, held.values, times)
+        mean, _ = inside.predict(i, j, clip=model.clip, times=times)
+        found |= {"rmse": metrics.rmse(held.values, mean), "mae": metrics.mae(held.values, mean)}
+        if inside.inference == "variational":
+            low, high = inside.intervals(i, j, 0.9, clip=False, times=times)
+            found["covered by 90 % intervals"] = float(np.mean((low <= held.values) & (held.values <= high)))
         wanted = held.at(np.flatnonzero(held.values > model.offset_))
     if relevant is not None:
         wanted = held.at(np.flatnonzero(held.values >= relevant))
@@ -532,39 +519,10 @@ def _scores(
     return found
 
 
-def _errors(model: MatrixCompletion, i: Any, j: Any, values: Any, times: Any) -> dict[str, float]:
-    """Errors of predicted values, and how many of these the 90 % intervals cover."""
-    import numpy as np
-
-    from fisherfold.completion import metrics
-
-    inside = model.model_
-    mean, _ = inside.predict(i, j, clip=model.clip, times=times)
-    found = {"rmse": metrics.rmse(values, mean), "mae": metrics.mae(values, mean)}
-    if inside.inference == "variational":
-        low, high = inside.intervals(i, j, 0.9, clip=False, times=times)
-        found[_COVERED] = float(np.mean((low <= values) & (values <= high)))
-    return found
-
-
-def _fit_error(model: MatrixCompletion, entries: Entries | None, extras: Extras | None) -> dict[str, float]:
-    """Errors of the fitted ratings themselves, where the model keeps them."""
-    inside, times = model.model_, None
-    if inside.seen is None:
-        return {}
-    i, j, values = inside.given()
-    if entries is not None and extras is not None and extras.times is not None:
-        merged, extras = _once(entries, extras, model._settings().rule)
-        i, j = inside.locate(merged.rows, "row", "prior"), inside.locate(merged.columns, "column", "prior")
-        values, times = merged.values, extras.times
-    found = _errors(model, i, j, values, times)
-    return {"fit error (RMSE)" if name == "rmse" else name: found[name] for name in ("rmse", _COVERED) if name in found}
-
-
-def _load(folder: Path) -> MatrixCompletion:
+def _model() -> type[MatrixCompletion]:
     from fisherfold.completion.estimator import MatrixCompletion
 
-    return MatrixCompletion.load(folder)
+    return MatrixCompletion
 
 
 def _read(file: Path, reading: Columns, skip_bad_lines: bool, **other: Any) -> RatingTable:
