@@ -6,6 +6,7 @@ import torch
 
 from fisherfold import minimize
 from fisherfold.completion.inference.packed import outer_table, solve_positive, unpack
+from fisherfold.completion.point.kernels import ColumnFit
 from fisherfold.completion.point.problem import CompletionProblem
 from fisherfold.completion.ratings import Ratings
 from fisherfold.solvers import GradientNorm
@@ -234,6 +235,16 @@ def test_columns_with_too_few_ratings_get_the_solution_of_least_norm():
     r = x[[0, 1, 2, 3, 4, 5, 6]] @ fit.coefficients[0] - values[:7]
     torch.testing.assert_close(problem.loss(x), r @ r / 8, rtol=1e-12, atol=0)
     assert bool(torch.isfinite(problem.fisher(x, kind="exact") @ problem.gradient(x)).all())
+
+
+def test_an_inverse_at_the_edge_of_single_precision_is_finite():
+    """Large tables have columns whose pivots are positive in one order of rounding and not in another."""
+    gram = torch.tensor([[1.0, 1.0, 1 - 1e-7], [4.0, 0.0, 2.0]])
+    none = torch.zeros(0, dtype=torch.int64)
+    fit = ColumnFit(torch.zeros(2, 2), gram, torch.zeros(2, 2), torch.zeros(2), none, torch.zeros(0, 2, 2))
+    found = fit.inverse()
+    assert bool(found.isfinite().all())
+    torch.testing.assert_close(found[1], torch.tensor([[0.25, 0.0], [0.0, 0.5]]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

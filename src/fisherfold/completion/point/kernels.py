@@ -73,7 +73,10 @@ class ColumnFit:
         square[self.fallback] = torch.eye(square.shape[1], dtype=square.dtype, device=square.device)
         inverse = inverse_blocks(square)
         if inverse is None:
-            inverse = torch.cholesky_inverse(torch.linalg.cholesky(square))
+            factor, failed = torch.linalg.cholesky_ex(square)
+            inverse = torch.cholesky_inverse(factor)
+            if bool((bad := failed > 0).any()):  # at the edge of the working precision
+                inverse[bad] = torch.linalg.pinv(square[bad].double(), hermitian=True).to(square.dtype)
         inverse[self.fallback] = self.fallback_inverse
         return inverse
 
