@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import dataclasses
 import io
-import json
 import math
 from itertools import pairwise
 
@@ -90,9 +89,7 @@ def test_seeds_differ_and_a_seed_repeats(result, tmp_path):
 
 def test_the_table_has_the_plain_statistics(result):
     ends = torch.tensor([run.last("train_nmse") for run in result.runs["RCG"]], dtype=torch.float64)
-    row = result.table()[3]
-    assert row["train_nmse"] == pytest.approx(float(ends.mean()))
-    assert row["train_nmse_sd"] == pytest.approx(float(ends.std()))
+    assert result.final("RCG", "train_nmse") == pytest.approx((float(ends.mean()), float(ends.std())))
 
 
 def test_a_recorded_run_is_read_and_not_made_again(tmp_path, monkeypatch, result):
@@ -104,7 +101,7 @@ def test_a_recorded_run_is_read_and_not_made_again(tmp_path, monkeypatch, result
 
     monkeypatch.setattr(figures, "minimize", refuse)
     again = run_figure(small, tmp_path, seeds=2)
-    assert again.summary() == first.summary()
+    assert (again.searched, again.runs) == (first.searched, first.runs)
     for changed in ({"budget": 9}, {"settings": {"rank": 3}}):
         with pytest.raises(AssertionError, match="made again"):
             run_figure(dataclasses.replace(small, **changed), tmp_path, seeds=2)
@@ -150,29 +147,20 @@ def figure_of(**ends: list[float]) -> FigureResult:
     return FigureResult(plan, tuple(range(len(ends["RNGD"]))), {"RSGD": runs["RSGD"]}, runs)
 
 
-def test_a_seed_that_diverged_has_no_deviation_and_files_stay_json(tmp_path):
+def test_a_seed_that_diverged_has_no_deviation():
     result = figure_of(RNGD=[1.0, 2.0], RSGD=[3.0, math.nan])
-    good, bad = result.table()
-    assert (good["error"], good["error_sd"]) == (1.5, pytest.approx(math.sqrt(0.5)))
-    assert (bad["error"], bad["error_sd"]) == (math.inf, None)
+    assert result.final("RNGD", "error") == (1.5, pytest.approx(math.sqrt(0.5)))
+    assert result.final("RSGD", "error") == (math.inf, None)
     assert band(result.runs["RSGD"], "paper_grads", "error")[1:] == ([math.inf], [3.0], [math.inf])
-
-    def refuse(name: str) -> None:
-        raise AssertionError(f"{name} is not JSON")
-
-    summary = json.loads(write_figure(result, tmp_path)["json"].read_text(), parse_constant=refuse)
-    assert [row["error"] for row in summary["methods"]] == [1.5, None]
-    assert [run["loss"] for run in summary["search"]["RSGD"]] == [3.0, None]
 
 
 def test_a_single_seed_and_an_error_that_was_not_measured_have_no_deviation():
     result = figure_of(RNGD=[1.0], RSGD=[2.0])
-    assert all(row[f"{column}_sd"] is None for row in result.table() for column in ("error", "loss", "seconds"))
+    assert result.final("RNGD", "error") == (1.0, None)
     two = figure_of(RNGD=[1.0, 2.0], RSGD=[2.0, 3.0])
     for run in two.runs["RSGD"]:
         del run.rows[-1]["other"]
-    row = two.table()[1]
-    assert (row["other"], row["other_sd"]) == (None, None)
+    assert two.final("RSGD", "other") == (None, None)
 
 
 def test_the_band_keeps_the_last_value_of_a_run_that_ended_early():
@@ -194,11 +182,10 @@ def test_the_picture_has_a_panel_per_error_and_axis_and_says_its_note(result):
     assert figure.axes[0].get_ylabel() == "held-out"
 
 
-def test_files_hold_the_curves_and_the_summary(result, tmp_path):
-    files = write_figure(result, tmp_path / "new")
-    assert files["png"].read_bytes().startswith(b"\x89PNG")
-    assert json.loads(files["json"].read_text())["methods"][0]["method"] == "RNGD"
-    rows = list(csv.DictReader(io.StringIO(files["csv"].read_text())))
+def test_files_hold_the_picture_and_the_curves(result, tmp_path):
+    write_figure(result, tmp_path / "new")
+    assert (tmp_path / "new" / "small.png").read_bytes().startswith(b"\x89PNG")
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "new" / "small.csv").read_text())))
     assert len(rows) == sum(len(run.rows) for runs in result.runs.values() for run in runs)
     last = [row for row in rows if row["method"] == "RNGD" and row["seed"] == "2"][-1]
     assert float(last["train_nmse"]) == result.runs["RNGD"][2].last("train_nmse")

@@ -6,6 +6,7 @@ an interrupted command goes on where it stopped.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,6 +20,7 @@ from fisherfold.progress import track
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from fisherfold.reproduce import page
     from fisherfold.reproduce.page import Section
     from fisherfold.reproduce.reproduce import Options
 
@@ -68,32 +70,20 @@ def everything(voice: Voice, *, running: Running) -> None:
     options = running.options(voice)
     with track("all experiments", len(reproduce.NAMES)) as whole:
         for name in reproduce.NAMES:
-            try:
-                _run(name, options)
-            except FileNotFoundError as error:
-                reproduce.mark_missing(name, str(error), options)
-            page = reproduce.refresh_page(options)
+            with suppress(FileNotFoundError):
+                reproduce.run(name, options)
             whole.advance()
     found = reproduce.sections(options)
     rows = ((section.title, section.verdict, "\n".join(section.why)) for section in found)
     columns = ("experiment", "verdict", "why")
     table = grid("The paper's claims and what was seen", columns, rows, text=3, show_lines=True)
     verdicts = {s.name: {"verdict": s.verdict, "why": list(s.why)} for s in found}
-    voice.answer({"verdicts": verdicts, "page": page}, table, f"report page: {page}")
+    voice.answer({"verdicts": verdicts, "page": options.page}, table, f"report page: {options.page}")
 
 
 def _add_figure(name: str, text: str) -> None:
     def run(voice: Voice, *, running: Running) -> None:
-        from fisherfold.reproduce import reproduce
-
-        options = running.options(voice)
-        try:
-            found = _run(name, options)
-        except FileNotFoundError as error:
-            reproduce.mark_missing(name, str(error), options)
-            reproduce.refresh_page(options)
-            raise
-        _answer(voice, found, options)
+        _answer(voice, name, running.options(voice))
 
     run.__doc__ = text
     command(app, name, examples=[f"fisherfold reproduce {name} --quick --jobs 2", f"fisherfold reproduce {name}"])(run)
@@ -115,8 +105,7 @@ def theory(
     ] = None,
 ) -> None:  # fmt: skip
     """The theory made visible: five parts, each with a figure, a table and verdicts."""
-    options = running.options(voice)
-    _answer(voice, _run("theory", options, parts=tuple(part or ())), options)
+    _answer(voice, "theory", running.options(voice), parts=tuple(part or ()))
 
 
 @command(app, examples=["fisherfold reproduce cifar", "fisherfold reproduce cifar --results runs.parquet --json"])
@@ -126,35 +115,23 @@ def cifar(
     output: Output = Path("report"),
 ) -> None:
     """The CIFAR table from recorded training runs: medians over seeds and the verdict. It does not train."""
-    options = Running(output=output).options(voice)
-    _answer(voice, _run("cifar", options, results=results), options)
+    _answer(voice, "cifar", Running(output=output).options(voice), results=results)
 
 
-def _run(name: str, options: Options, **more: Any) -> list[Section]:
+def _answer(voice: Voice, name: str, options: Options, **more: Any) -> None:
+    """Run an experiment and print its sections."""
     from fisherfold.reproduce import reproduce
 
-    if name == "theory":
-        return reproduce.reproduce_theory(options, **more)
-    if name == "cifar":
-        return [reproduce.reproduce_cifar(options, **more)]
-    return [reproduce.reproduce_figure(name, options)]
-
-
-def _answer(voice: Voice, found: list[Section], options: Options) -> None:
-    """Refresh the page, and print the sections that were run."""
-    from fisherfold.reproduce import reproduce
-
-    page = reproduce.refresh_page(options)
+    found = reproduce.run(name, options, **more)
     shown: list[Table | str] = []
     for section in found:
-        shown += [_grid(section, place) for place in range(2 if section.name == "cifar" else 1)]
+        shown += [_grid(section, table) for table in section.tables[: 2 if name == "cifar" else 1]]
         shown += [f"the paper: {section.claim}", f"verdict: {section.verdict}", *section.why, *section.notes, ""]
-    facts = {"sections": [asdict(section) for section in found], "page": page}
-    voice.answer(facts, *shown, f"tables and pictures are in {options.folder}; report page: {page}")
+    facts = {"sections": [asdict(section) for section in found], "page": options.page}
+    voice.answer(facts, *shown, f"tables and pictures are in {options.folder}; report page: {options.page}")
 
 
-def _grid(section: Section, place: int) -> Table:
-    table = section.tables[place]
+def _grid(section: Section, table: page.Table) -> Table:
     words = 1 if table.title.startswith("Final") else len(table.columns)
     rows = ([f"{cell:.4g}" if isinstance(cell, float) else cell for cell in row] for row in table.rows)
     return grid(f"{section.title}: {table.title[:1].lower()}{table.title[1:]}", table.columns, rows, text=words,

@@ -7,7 +7,6 @@ The paper's count of gradients (``paper_grads``) and the true one (``true_grads`
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import io
 import json
@@ -22,11 +21,12 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+import polars as pl
 from matplotlib.figure import Figure
 
 from fisherfold._version import __version__
 from fisherfold.files import make_folder, write_atomically
-from fisherfold.plain import counted, finite
+from fisherfold.plain import counted
 from fisherfold.progress import track
 from fisherfold.reproduce.plans import FigurePlan, MethodPlan
 from fisherfold.reproduce.workers import Workers
@@ -67,30 +67,13 @@ class FigureResult:
     searched: dict[str, list[Run]]
     runs: dict[str, list[Run]]
 
-    def table(self) -> list[dict[str, Any]]:
-        """Final figures per method: mean and standard deviation over the seeds."""
-        rows = []
-        for label, runs in self.runs.items():
-            row: dict[str, Any] = {"method": label, "step": runs[0].step}
-            for column in (*self.plan.metrics, "loss", "seconds", "paper_grads", "true_grads"):
-                known = all(column in run.rows[-1] for run in runs)
-                values = [run.last(column) for run in runs]
-                row[column] = statistics.fmean(values) if known else None
-                row[f"{column}_sd"] = deviation(values) if known else None
-            rows.append(row)
-        return rows
-
-    def summary(self) -> dict[str, Any]:
-        """Everything but the curves, for JSON."""
-        search = {
-            label: [{"step": r.step, "loss": r.last("loss"), "status": r.status} for r in runs]
-            for label, runs in self.searched.items()
-        }
-        return {
-            "figure": self.plan.name, "title": self.plan.title, "version": __version__, "budget": self.plan.budget,
-            "settings": dict(self.plan.settings), "note": self.plan.note, "seeds": list(self.seeds),
-            "methods": self.table(), "search": search,
-        }  # fmt: skip
+    def final(self, label: str, column: str) -> tuple[float | None, float | None]:
+        """The mean and the standard deviation over the seeds of a final figure; None if it was not measured."""
+        runs = self.runs[label]
+        if any(column not in run.rows[-1] for run in runs):
+            return None, None
+        values = [run.last(column) for run in runs]
+        return statistics.fmean(values), deviation(values)
 
 
 def deviation(values: Sequence[float]) -> float | None:
@@ -138,8 +121,7 @@ class Runner:
             return found
         with one_thread() if self.plan.one_thread else nullcontext():
             run = self._make(*wanted)
-        content = {"settings": self._settings(wanted), "run": asdict(run)}
-        write_atomically(self._file(wanted), json.dumps(content).encode())
+        write_atomically(self._file(wanted), json.dumps({"run": asdict(run)}).encode())
         return run
 
     def _make(self, place: int, step: float | None, seed: int) -> Run:
@@ -150,29 +132,26 @@ class Runner:
             self.problems[seed] = self.plan.make(seed)
         problem, x0 = self.problems[seed]
         options = dict(method.options) | ({} if step is None else {"step": step})
-        iterations = self.plan.budget // method.charge
         result = minimize(
-            problem, x0, method.method, max_iter=iterations, seed=seed, stop=GradientNorm(1e-6), **options
-        )
+            problem, x0, method.method, max_iter=self.plan.budget // method.charge, seed=seed,
+            stop=GradientNorm(1e-6), **options,
+        )  # fmt: skip
         rows = [
             row | {"paper_grads": method.charge * row["iteration"], "true_grads": row["samples"] / problem.n_samples}
             for row in result.trace
         ]
         return Run(method.label, step, seed, result.status, rows)
 
-    def _settings(self, wanted: Wanted) -> dict[str, Any]:
+    def _file(self, wanted: Wanted) -> Path:
+        """A file for these settings; a run with others is another one."""
         (place, step, seed), plan = wanted, self.plan
         method = plan.methods[place]
-        options = {name: str(value) for name, value in sorted(method.options.items())}
-        return {
-            "figure": plan.name, "version": __version__, "budget": plan.budget, "method": method.method,
-            "options": options, "step": step, "seed": seed, "plan": dict(plan.settings),
-        }  # fmt: skip
-
-    def _file(self, wanted: Wanted) -> Path:
-        text = json.dumps(self._settings(wanted), sort_keys=True)
-        label = re.sub(r"[^a-z0-9]+", "-", self.plan.methods[wanted[0]].label.lower()).strip("-")
-        return self.folder / f"{label}-{wanted[2]}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
+        text = json.dumps([
+            __version__, plan.name, plan.budget, dict(plan.settings), method.method, step, seed,
+            {name: str(value) for name, value in sorted(method.options.items())},
+        ])  # fmt: skip
+        label = re.sub(r"[^a-z0-9]+", "-", method.label.lower()).strip("-")
+        return self.folder / f"{label}-{seed}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
 
 
 def run_figure(source: Callable[[], FigurePlan], folder: Path, *, seeds: int = 5, jobs: int = 1) -> FigureResult:
@@ -251,22 +230,18 @@ def _panel(panel: Any, result: FigureResult, axis: str, column: str) -> None:
         panel.set_yscale("log")
 
 
-def write_figure(result: FigureResult, folder: Path) -> dict[str, Path]:
-    """Write the picture, the curves as CSV and the summary as JSON."""
+def write_figure(result: FigureResult, folder: Path) -> None:
+    """Write the picture, and the curves as CSV."""
     make_folder(folder)
-    files = {kind: folder / f"{result.plan.name}.{kind}" for kind in ("png", "csv", "json")}
     with matplotlib.rc_context({"font.size": 9}):
-        write_atomically(files["png"], png(draw(result)))
-    columns = ["iteration", "paper_grads", "true_grads", "seconds", "loss", "gradient_norm", *result.plan.metrics]
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(["method", "step", "seed", *columns])
-    for label, runs in result.runs.items():
-        for run in runs:
-            writer.writerows([label, run.step, run.seed, *(row.get(c) for c in columns)] for row in run.rows)
-    write_atomically(files["csv"], text.getvalue().encode())
-    write_atomically(files["json"], json.dumps(finite(result.summary()), indent=1, allow_nan=False).encode())
-    return files
+        write_atomically(folder / f"{result.plan.name}.png", png(draw(result)))
+    names = ["iteration", "paper_grads", "true_grads", "seconds", "loss", "gradient_norm", *result.plan.metrics]
+    rows = [
+        {"method": run.label, "step": run.step, "seed": run.seed} | {name: row.get(name) for name in names}
+        for runs in result.runs.values() for run in runs for row in run.rows
+    ]  # fmt: skip
+    frame = pl.DataFrame(rows, infer_schema_length=None)
+    write_atomically(folder / f"{result.plan.name}.csv", frame.write_csv().encode())
 
 
 def png(figure: Figure) -> bytes:

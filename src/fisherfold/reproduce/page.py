@@ -100,7 +100,7 @@ def _section(section: Section, folder: Path) -> str:
         parts.append(f'<div class="scroll picture"><img alt="{text(section.title)}" src="{source}"></div>')
     parts += [_table(table, folded=i > 0) for i, table in enumerate(section.tables) if table.rows]
     parts += [f'<p class="note">{text(note)}</p>' for note in section.notes]
-    pairs = "".join(f"<dt>{text(k)}</dt><dd>{text(_plain(v))}</dd>" for k, v in section.settings.items())
+    pairs = "".join(f"<dt>{text(k)}</dt><dd>{text(plain(v))}</dd>" for k, v in section.settings.items())
     if pairs:
         parts.append(f"<details><summary>Settings</summary><dl>{pairs}</dl></details>")
     parts.append(f'<p class="command">To run it: <code>{text(section.command)}</code></p>')
@@ -114,18 +114,19 @@ def _table(table: Table, *, folded: bool) -> str:
         else "short"
         for column in zip(*table.rows, strict=True)
     ]  # fmt: skip
-    cells = ([text(_plain(finite(cell))) for cell in row] for row in table.rows)
+    cells = ([text(plain(finite(cell))) for cell in row] for row in table.rows)
     inside = html_table(table.columns, kinds, cells, label=table.title)
     if folded:
         return f"<details><summary>{text(table.title)}</summary>{inside}</details>"
     return f"<h3>{text(table.title)}</h3>{inside}"
 
 
-def _plain(value: object) -> str:
+def plain(value: object) -> str:
+    """A value as a person reads it."""
     if value is None:
         return "–"
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, (list, tuple)):
-        return ", ".join(_plain(item) for item in value)
+        return ", ".join(plain(item) for item in value)
     return str(value)

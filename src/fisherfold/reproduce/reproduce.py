@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from fisherfold._version import __version__
 from fisherfold.files import make_folder, write_atomically
@@ -19,7 +20,7 @@ from fisherfold.plain import counted
 from fisherfold.progress import track
 from fisherfold.reproduce import cifar, completion, subspace
 from fisherfold.reproduce.figures import FigureResult, png, run_figure, write_figure
-from fisherfold.reproduce.page import Section, Table, Verdict, write_page
+from fisherfold.reproduce.page import Section, Table, Verdict, plain, write_page
 from fisherfold.reproduce.plans import FigurePlan
 from fisherfold.reproduce.theory import PARTS, Settings, chosen
 from fisherfold.reproduce.theory.report import Part, write_part
@@ -66,6 +67,11 @@ class Options:
         """Where the page of these runs goes."""
         return self.output / "quick" if self.quick else self.output
 
+    @property
+    def page(self) -> Path:
+        """The page."""
+        return self.folder / "index.html"
+
     def command(self, name: str) -> str:
         """What to type to run an experiment."""
         kind, _, part = name.partition("-")
@@ -81,19 +87,31 @@ class Options:
         return self.folder / "sections" / f"{name}.json"
 
 
+def run(name: str, options: Options, **more: Any) -> list[Section]:
+    """Run an experiment by its name and refresh the page, which also tells of data that are not there."""
+    try:
+        if name == "theory":
+            return reproduce_theory(options, **more)
+        return [reproduce_cifar(options, **more) if name == "cifar" else reproduce_figure(name, options)]
+    except FileNotFoundError as error:
+        mark_missing(name, str(error), options)
+        raise
+    finally:
+        refresh_page(options)
+
+
 def reproduce_figure(name: str, options: Options) -> Section:
     """Run a four-method figure; write its files and its section."""
     seeds = min(options.seeds, 2) if options.quick else options.seeds
     folder = options.folder / name
-    result = run_figure(partial(make_plan, name, options.quick), folder, seeds=seeds, jobs=options.jobs)
+    result = run_figure(partial(_plan, name, options.quick), folder, seeds=seeds, jobs=options.jobs)
     write_figure(result, folder)
     section = figure_section(result, command=options.command(name))
     section.save(options.section_file(name))
     return section
 
 
-def make_plan(name: str, quick: bool) -> FigurePlan:
-    """The plan of a figure."""
+def _plan(name: str, quick: bool) -> FigurePlan:
     plan = FIGURES[name]()
     return plan.quick() if quick else plan
 
@@ -101,9 +119,8 @@ def make_plan(name: str, quick: bool) -> FigurePlan:
 def figure_section(result: FigureResult, *, command: str = "") -> Section:
     """A four-method figure as a section."""
     plan = result.plan
-    paper, true = (
-        [compare(result, c, KINDS[plan.name], true=count) for c in plan.metrics] for count in (False, True)
-    )
+    kind = KINDS[plan.name]
+    paper, true = ([compare(result, c, kind, true=count) for c in plan.metrics] for count in (False, True))
     why = [c.sentence(plan.metrics[c.column], plan.methods[0].label) for c in paper]
     settings = {**plan.settings, "budget (#grad/N, the paper's count)": plan.budget, "seeds": len(result.seeds),
                 "version": __version__}  # fmt: skip
@@ -145,7 +162,7 @@ def theory_section(part: Part, settings: dict[str, object], command: str = "") -
     }  # fmt: skip
     counts = ", ".join(counted(seen[verdict], *word) for verdict, word in words.items() if seen[verdict])
     why = [f"Of {counted(len(part.findings), 'statement')} {counts}."]
-    why += [f"Does not hold: {f.name} (measured {_number(f.measured)})." for f in part.findings if f.verdict == "fails"]
+    why += [f"Does not hold: {f.name} (measured {plain(f.measured)})." for f in part.findings if f.verdict == "fails"]
     rows = [[f.name, f.predicted, f.measured, f.verdict, f.note] for f in part.findings]
     table = Table("Findings", ["statement", "predicted", "measured", "verdict", "how it was measured"], rows)
     verdict: Verdict = "holds partly"
@@ -195,12 +212,12 @@ def _empty(name: str, verdict: Verdict, reason: str, options: Options) -> Sectio
 
 def _final_table(result: FigureResult) -> Table:
     metrics = result.plan.metrics
-    heads = [head for label in metrics.values() for head in (label, "± sd")]
     rows = [
-        [row["method"], row["step"], *(row[name] for metric in metrics for name in (metric, f"{metric}_sd")),
-         row["seconds"], row["paper_grads"], row["true_grads"]]
-        for row in result.table()
+        [label, runs[0].step, *(value for metric in metrics for value in result.final(label, metric)),
+         *(result.final(label, cost)[0] for cost in ("seconds", "paper_grads", "true_grads"))]
+        for label, runs in result.runs.items()
     ]  # fmt: skip
+    heads = [head for label in metrics.values() for head in (label, "± sd")]
     over = f", mean and standard deviation over {len(result.seeds)} seeds" if len(result.seeds) > 1 else " of one seed"
     columns = ["method", "step", *heads, "seconds", "#grad/N (paper)", "#grad/N (true)"]
     return Table(f"Final figures{over}", columns, rows)
@@ -213,7 +230,3 @@ def _search_table(result: FigureResult) -> Table:
         for run in sorted(runs, key=lambda run: -(run.step or 0))
     ]
     return Table("Step sizes searched on the first seed", ["method", "step", "final loss", "status", "chosen"], rows)
-
-
-def _number(value: float | str) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else value
