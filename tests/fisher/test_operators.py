@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch.autograd.function import once_differentiable
 
 from fisherfold import Gaussian, NLLProblem
 from fisherfold.fisher import DenseFisher, ExactFisher, RowBlockFisher, VarianceReducedFisher
@@ -146,74 +145,6 @@ def test_at_a_perfect_fit_only_empirical_matrices_vanish(kind, build):
     drawn, observed = (case.problem.fisher(case.theta, kind=k).dense() for k in (kind, f"empirical-{kind}"))
     assert float(observed.norm()) < 1e-12
     assert float(drawn.trace()) > 0.1 * float(case.dense_fisher().trace())
-
-
-class _BackwardOnly(torch.autograd.Function):
-    """Tanh as most users write an operation: no forward mode, no rule for vmap, no second derivative."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(torch.tanh(x))
-        return torch.tanh(x)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad):
-        (output,) = ctx.saved_tensors
-        return grad * (1 - output * output)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_model_with_a_backward_pass_alone_has_its_jacobian_formed(kind, build):
-    plain = build("product", "gaussian")
-    inner, data = plain.problem.model, (plain.problem.inputs, plain.problem.targets)
-    full, bare = (
-        NLLProblem(plain.problem.manifold, lambda x, t, f=f: f(inner(x, t)), Gaussian(0.3), *data)
-        for f in (torch.tanh, _BackwardOnly.apply)
-    )
-    one, other = full.fisher(plain.theta, kind=kind), bare.fisher(plain.theta, kind=kind)
-    agree(flatten(other.matvec(plain.tangent())), flatten(one.matvec(plain.tangent())))
-    agree(other.dense(), one.dense())
-    if kind != "dense":
-        agree(other.rows(), one.rows())
-
-
-def test_a_jacobian_too_large_to_form_is_an_error(build, monkeypatch):
-    plain = build("sphere", "gaussian")
-    inner, data = plain.problem.model, (plain.problem.inputs, plain.problem.targets)
-    bare = NLLProblem(plain.problem.manifold, lambda x, t: _BackwardOnly.apply(inner(x, t)), Gaussian(), *data)
-    monkeypatch.setattr("fisherfold.fisher.jacobian.FACTOR_ENTRIES_UP_TO", 8)
-    with pytest.raises(RuntimeError, match="cannot be differentiated twice, and its Jacobian is too large"):
-        bare.fisher(plain.theta).matvec(plain.tangent())
-
-
-class _Silent(torch.autograd.Function):
-    """Tanh whose backward pass simply forgets that it depends on the gradient."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(torch.tanh(x))
-        return torch.tanh(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        (output,) = ctx.saved_tensors
-        return (grad * (1 - output * output)).detach()
-
-
-@pytest.mark.parametrize("first", ["zero", "basis"])
-def test_a_silent_operation_is_found_whatever_the_first_vector_is(first):
-    """A zero vector, or one in the part of θ that the operation does not see, must not count as a test of it."""
-    g = torch.Generator().manual_seed(0)
-    manifold = Product({"a": Euclidean(3), "b": Euclidean(3)})
-    x, theta = torch.randn(20, 3, generator=g, dtype=torch.float64), manifold.random_point(generator=g)
-    twice, silent = (
-        NLLProblem(manifold, lambda x, t, f=f: x @ (t["a"] + t["b"] + f(t["b"])), Gaussian(), x, x[:, 0]).fisher(theta)
-        for f in (torch.tanh, _Silent.apply)
-    )
-    if first == "zero":
-        silent.matvec(scale(0.0, theta))
-    agree(silent.dense(), twice.dense())
 
 
 def test_a_model_that_solves_a_linear_system_on_grassmann():

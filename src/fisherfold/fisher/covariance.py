@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fisherfold.fisher.autodiff import jvp
 from fisherfold.fisher.blocks import rounding_share
 from fisherfold.fisher.operators import FisherOperator
 from fisherfold.fisher.solve import coordinates, in_basis, tangent_basis
@@ -60,8 +59,10 @@ class Covariance:
             return flatten(value) if isinstance(value, dict) else value
 
         value = entries(self.point)
-        columns = [jvp(entries, self.point, unflatten(b, self.point)).reshape(-1) for b in self.basis]
-        slopes = torch.stack(columns) if columns else value.new_zeros(0, value.numel())
+        ambient = torch.autograd.functional.jacobian(
+            lambda flat: entries(unflatten(flat, self.point)), flatten(self.point)
+        )  # type: ignore[no-untyped-call]
+        slopes = self.basis @ ambient.reshape(value.numel(), -1).mT
         if len(self.flat):
             lost = float((self.flat @ slopes).norm())
             if lost > 1e-4 * float(slopes.norm()):

@@ -8,7 +8,7 @@ and the manifold's own conversion. Unlike a Fisher information it may be indefin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from fisherfold.fisher.jacobian import Graph, record
 from fisherfold.fisher.operators import FisherOperator
-from fisherfold.manifolds.base import Manifold, Point, Tangent, arranged, combine, leaves, tree_map
+from fisherfold.manifolds.base import Manifold, Point, Tangent, arranged, combine, leaves, rebuilt, tree_map
 
 
 class Hessian(FisherOperator):
@@ -50,11 +50,7 @@ class Hessian(FisherOperator):
             with torch.enable_grad():
                 gradients = torch.autograd.grad(value, self._variables, create_graph=True, materialize_grads=True)
         self._gradients = gradients
-        self._egrad = self._tree(gradient.detach() for gradient in self._gradients)
-
-    def _tree(self, parts: Iterable[Tensor]) -> Tangent:
-        remaining = iter(parts)
-        return tree_map(lambda _: next(remaining), self.point)
+        self._egrad = rebuilt((gradient.detach() for gradient in self._gradients), self.point)
 
     @override
     @torch.inference_mode(False)
@@ -63,9 +59,8 @@ class Hessian(FisherOperator):
         pairs = [(g, t) for g, t in zip(self._gradients, leaves(v), strict=True) if g.requires_grad]
         if pairs:
             gradients, along = zip(*pairs, strict=True)
-            ehess = self._tree(
-                torch.autograd.grad(gradients, self._variables, along, retain_graph=True, materialize_grads=True)
-            )
+            parts = torch.autograd.grad(gradients, self._variables, along, retain_graph=True, materialize_grads=True)
+            ehess = rebuilt(parts, self.point)
         else:
             ehess = tree_map(torch.zeros_like, self.point)
         return self.manifold._hessian(self.point, self._egrad, ehess, v)  # the hook: all has been checked before

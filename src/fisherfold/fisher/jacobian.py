@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -22,8 +21,7 @@ from typing_extensions import override
 
 from fisherfold.fisher.likelihoods import Likelihood
 from fisherfold.fisher.operators import FisherOperator
-from fisherfold.fisher.solve import FACTOR_ENTRIES_UP_TO
-from fisherfold.manifolds.base import Manifold, Point, Tangent, arranged, dot, flatten, leaves, tolerance, tree_map
+from fisherfold.manifolds.base import Manifold, Point, Tangent, arranged, flatten, leaves, rebuilt, tree_map
 
 Graph: TypeAlias = "tuple[Point, Tensor]"
 
@@ -36,17 +34,6 @@ def record(outputs: Callable[[Point], Tensor], point: Point) -> Graph:
     # by plain kernels: what is fused for speed (attention) cannot be differentiated twice
     with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
         return variables, outputs(variables)
-
-
-@dataclass
-class AdjointTest:
-    """Whether a model can be differentiated twice: tested at the first product, and shared by all operators of a model.
-
-    Attributes:
-        passed: None before the test; if False, the Jacobian is formed.
-    """
-
-    passed: bool | None = None
 
 
 class JacobianFisher(FisherOperator):
@@ -62,7 +49,6 @@ class JacobianFisher(FisherOperator):
         *,
         weights: Tensor | None = None,
         graph: Graph | None = None,
-        adjoint: AdjointTest | None = None,
     ) -> None:
         super().__init__(manifold, point)
         self._jacobian = jacobian
@@ -74,8 +60,6 @@ class JacobianFisher(FisherOperator):
         self.n_rows = self.z.numel()
         self._root_weights = None if weights is None else weights.sqrt()
         self._transposed: tuple[Tensor, list[Tensor]] | None = None
-        self._formed: Tensor | None = None
-        self.adjoint = adjoint or AdjointTest()
 
     def _weighted(self, u: Tensor) -> Tensor:
         """Times the roots of the weights, sample by sample."""
@@ -95,51 +79,14 @@ class JacobianFisher(FisherOperator):
         """The Jacobian product J v."""
         if not self._graph.requires_grad:
             return torch.zeros_like(self.z)
-        if self.adjoint.passed is None:
-            self.adjoint.passed = self._is_adjoint()
-        v = arranged(v, self.point)
-        if self.adjoint.passed:
-            return self._transpose(v)
-        if self._formed is None:
-            if self.z.numel() * flatten(v).numel() > FACTOR_ENTRIES_UP_TO:
-                raise RuntimeError("the model cannot be differentiated twice, and its Jacobian is too large to form")
-            parts = leaves(arranged(self._jacobian(), self.point))
-            self._formed = torch.cat([leaf.reshape(*leaf.shape[:2], -1) for leaf in parts], dim=2)
-        return (self._formed @ flatten(v)).reshape(self.z.shape)
-
-    def _is_adjoint(self) -> bool:
-        """Whether <w, J v> = <Jᵀ w, v>: an operation that can be differentiated only once breaks J, without a word."""
-        generator = torch.Generator(device=self.z.device).manual_seed(0)
-
-        def draw(like: Tensor) -> Tensor:
-            return torch.randn(like.shape, generator=generator, dtype=like.dtype, device=like.device)
-
-        # not the vector of the caller, which may be zero where the operation is
-        w, v = draw(self.z), tree_map(draw, self.point)
-        try:
-            product = self._transpose(v)
-        except RuntimeError:
-            return False
-        pulled = self._tree(self._backward(w))
-        scale = float(w.norm() * product.norm()) + float(dot(pulled, pulled) * dot(v, v)) ** 0.5
-        return abs(float((w * product).sum() - dot(pulled, v))) <= tolerance(self.z.dtype) * scale
-
-    def _transpose(self, v: Tangent) -> Tensor:
         if self._transposed is None:
-            self._transposed = self._backward_graph()
+            # Jᵀ w with its graph, at w = 0: linear in w, so that its transpose is J
+            seed = torch.zeros_like(self.z, requires_grad=True)
+            with torch.enable_grad():
+                self._transposed = seed, self._backward(seed, create_graph=True)
         seed, gradients = self._transposed
-        (product,) = torch.autograd.grad(gradients, seed, leaves(v), retain_graph=True)
+        (product,) = torch.autograd.grad(gradients, seed, leaves(arranged(v, self.point)), retain_graph=True)
         return product
-
-    def _tree(self, gradients: list[Tensor]) -> Tangent:
-        remaining = iter(gradients)
-        return tree_map(lambda _: next(remaining), self.point)
-
-    def _backward_graph(self) -> tuple[Tensor, list[Tensor]]:
-        """W and Jᵀ w with its graph, at w = 0: linear in w, so that its transpose is J."""
-        seed = torch.zeros_like(self.z, requires_grad=True)
-        with torch.enable_grad():
-            return seed, self._backward(seed, create_graph=True)
 
     def _backward(self, w: Tensor, *, create_graph: bool = False) -> list[Tensor]:
         variables = leaves(self._variables)
@@ -153,7 +100,7 @@ class JacobianFisher(FisherOperator):
 
     def pull_back(self, w: Tensor) -> Tangent:
         """The adjoint product P Jᵀ w, in the metric of the manifold."""
-        return self.manifold.riemannian_gradient(self.point, self._tree(self._backward(w)))
+        return self.manifold.riemannian_gradient(self.point, rebuilt(self._backward(w), self.point))
 
     @override
     @torch.inference_mode(False)  # where torch before 2.13 takes every derivative for 0
@@ -167,7 +114,7 @@ class JacobianFisher(FisherOperator):
             lambda leaf: torch.einsum("nqr,nq...->nr...", factor, leaf).flatten(0, 1), self._jacobian()
         )
         tangent = self.manifold.project(self.point, stacked)
-        return torch.cat([leaf.reshape(len(leaf), -1) for leaf in leaves(tangent)], dim=1)
+        return flatten(tangent, batch=1)
 
 
 class ExactFisher(JacobianFisher):

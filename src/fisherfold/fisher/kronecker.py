@@ -11,6 +11,8 @@ inverse is exact through two eigendecompositions:
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import torch
 from torch import Tensor
 from typing_extensions import override
@@ -19,6 +21,8 @@ from fisherfold.fisher.blocks import rounding_share
 from fisherfold.fisher.operators import FisherOperator
 from fisherfold.manifolds.base import Manifold
 from fisherfold.manifolds.lengths import length
+
+_Spectrum: TypeAlias = "tuple[Tensor, Tensor | None]"
 
 
 class KroneckerFisher(FisherOperator):
@@ -58,7 +62,7 @@ class KroneckerFisher(FisherOperator):
         # for gradients M, tr E[M Mᵀ] = tr E[Mᵀ M] = E‖M‖² is the trace of F, and that of R ⊗ L is its square
         trace = float(left.trace()) if keep_trace and left is not None else 1.0
         self.factor = 1 / trace if trace > torch.finfo(point.dtype).tiny else 0.0
-        self._eigen: tuple[tuple[Tensor, Tensor] | None, tuple[Tensor, Tensor] | None] | None = None
+        self._eigen: tuple[_Spectrum, _Spectrum] | None = None
 
     @classmethod
     def from_gradients(cls, manifold: Manifold, point: Tensor, gradients: Tensor) -> KroneckerFisher:
@@ -97,18 +101,18 @@ class KroneckerFisher(FisherOperator):
         return self.manifold.project(self.point, product)
 
     @override
-    def structured_solve(self, g: Tensor, damping: float, *, factored: bool = False) -> Tensor | None:
+    def structured_solve(self, g: Tensor, damping: float) -> Tensor | None:
         if not self.is_structured:
             return None
         # 1/λ would blow up a part outside the range of F that is nothing but rounding
-        return self._inverse(g, damping, factored, least=1e2 * torch.finfo(g.dtype).eps * _size(g))
+        return self._inverse(g, damping, least=1e2 * torch.finfo(g.dtype).eps * _size(g))
 
     @override
     def precondition(self, v: Tensor, damping: float) -> Tensor:
         if self._is_singular(damping):
             # a pseudo-inverse would keep CG out of directions that the restriction to the tangent space needs
             return v
-        return self._inverse(v, damping, factored=False)
+        return self._inverse(v, damping)
 
     def precondition_hessian(self, v: Tensor, damping: float) -> Tensor:
         """Precondition a Hessian of which this is the Fisher information, with little trust in small eigenvalues."""
@@ -117,32 +121,35 @@ class KroneckerFisher(FisherOperator):
         mean = self.factor
         for side in (self.left, self.right):
             mean *= float(side.diagonal().mean()) if side is not None else 1.0
-        return self._inverse(v, damping + 0.1 * mean, factored=False)
+        return self._inverse(v, damping + 0.1 * mean)
 
-    def _spectra(self) -> tuple[tuple[Tensor, Tensor] | None, tuple[Tensor, Tensor] | None]:
+    def _spectra(self) -> tuple[_Spectrum, _Spectrum]:
         if self._eigen is None:
-            self._eigen = (_eigen(self.left, self.factor), _eigen(self.right, 1.0))
+            ones = torch.ones_like(self.point)
+            self._eigen = _spectrum(self.left, self.factor, ones[:, 0]), _spectrum(self.right, 1.0, ones[0])
         return self._eigen
 
     def _is_singular(self, damping: float) -> bool:
         """Whether R ⊗ L is so up to rounding, and the damping lost in it."""
-        rows, columns = _sides(*self._spectra(), self.point)
+        (rows, _), (columns, _) = self._spectra()
         values = rows[:, None] * columns
         floor = values.max() * rounding_share(max(self.point.shape), values.dtype)
         return damping <= float(floor) and bool((values <= floor).any())
 
-    def _inverse(self, g: Tensor, damping: float, factored: bool, least: float = 0.0) -> Tensor:
+    def _inverse(self, g: Tensor, damping: float, least: float = 0.0) -> Tensor:
         """The damped inverse, without the part of g outside the range of F if that is not longer than ``least``."""
-        left, right = self._spectra()
-        inner = g if left is None else left[1].mT @ g
-        inner = inner if right is None else inner @ right[1]
-        rows, columns = _sides(left, right, g)
-        outside = rows[:, None] * columns == 0
-        if least > 0 and _size(torch.where(outside, inner, 0.0)) <= least:
-            inner = torch.where(outside, 0.0, inner)
-        inner = inner * _inverse_spectrum(left, right, g, damping, factored)
-        inner = inner if left is None else left[1] @ inner
-        inner = inner if right is None else inner @ right[1].mT
+        (rows, q), (columns, v) = self._spectra()
+        inner = g if q is None else q.mT @ g
+        inner = inner if v is None else inner @ v
+        values = rows[:, None] * columns
+        if least > 0 and _size(torch.where(values == 0, inner, 0.0)) <= least:
+            inner = torch.where(values == 0, 0.0, inner)
+        values = values + damping
+        # F may be singular, and nothing damp it
+        floor = values.max() * rounding_share(max(g.shape), g.dtype) if damping == 0 else 0.0
+        inner = torch.where(values <= floor, 0.0, inner / torch.where(values <= floor, 1.0, values))
+        inner = inner if q is None else q @ inner
+        inner = inner if v is None else inner @ v.mT
         return self.manifold.project(self.point, inner)
 
 
@@ -165,37 +172,10 @@ def _moved(
     return weight * batch + (rest if turn is None else turn.mT @ rest @ turn)
 
 
-def _eigen(matrix: Tensor | None, factor: float) -> tuple[Tensor, Tensor] | None:
+def _spectrum(matrix: Tensor | None, factor: float, ones: Tensor) -> _Spectrum:
+    """The eigenvalues and eigenvectors of a factor, 1 and None for one that is the identity."""
     if matrix is None:
-        return None
+        return ones, None
     values, vectors = torch.linalg.eigh((matrix + matrix.mT) / 2)
     none = values <= values[-1] * rounding_share(len(values), values.dtype)
     return torch.where(none, 0.0, factor * values), vectors
-
-
-def _sides(
-    left: tuple[Tensor, Tensor] | None, right: tuple[Tensor, Tensor] | None, like: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The eigenvalues of both factors, 1 for one that is the identity."""
-    rows = torch.ones_like(like[:, 0]) if left is None else left[0]
-    return rows, torch.ones_like(like[0]) if right is None else right[0]
-
-
-def _inverse_spectrum(
-    left: tuple[Tensor, Tensor] | None,
-    right: tuple[Tensor, Tensor] | None,
-    like: Tensor,
-    damping: float,
-    factored: bool,
-) -> Tensor:
-    """The eigenvalues of the damped inverse on the grid (rows, columns); 0 where F is singular and nothing damps it."""
-    rows, columns = _sides(left, right, like)
-    if factored and left is not None and right is not None:
-        # Martens and Grosse: the damping is split so that both factors feel it in proportion to their mean eigenvalue
-        balance = (rows.mean() / columns.mean()).sqrt() if float(columns.mean()) > 0 < float(rows.mean()) else 1.0
-        damped = (rows + balance * damping**0.5)[:, None] * (columns + damping**0.5 / balance)
-    else:
-        damped = rows[:, None] * columns + damping
-    floor = damped.max() * rounding_share(max(like.shape), like.dtype) if damping == 0 else 0.0
-    singular = damped <= floor
-    return torch.where(singular, 0.0, 1 / torch.where(singular, 1.0, damped))

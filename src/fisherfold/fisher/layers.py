@@ -55,12 +55,8 @@ class BlockFisher(FisherOperator):
         return {name: block._matvec(v[name]) for name, block in self.blocks.items()}
 
     @override
-    def structured_solve(self, g: Tangent, damping: float, *, factored: bool = False) -> Tangent:
-        found = {}
-        for name, block in self.blocks.items():
-            method = "factored" if factored and isinstance(block, KroneckerFisher) else "auto"
-            found[name] = solve(block, g[name], damping, method=method).x
-        return found
+    def structured_solve(self, g: Tangent, damping: float) -> Tangent:
+        return {name: solve(block, g[name], damping).x for name, block in self.blocks.items()}
 
 
 def layer_fisher(

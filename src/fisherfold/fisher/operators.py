@@ -94,12 +94,8 @@ class FisherOperator(ABC):
         """
         raise TypeError(f"{type(self).__name__} has no factor in sample space")
 
-    def structured_solve(self, g: Tangent, damping: float, *, factored: bool = False) -> Tangent | None:
-        """A direct solve that uses the operator's structure.
-
-        ``factored``: split the damping over the factors of a product instead of adding it to the product. Returns the
-        solution, or None if the operator has no structure to use.
-        """
+    def structured_solve(self, g: Tangent, damping: float) -> Tangent | None:
+        """A direct solve that uses the operator's structure, or None if it has no structure to use."""
         return None
 
     def precondition(self, v: Tangent, damping: float) -> Tangent:
@@ -121,7 +117,7 @@ class FisherOperator(ABC):
         """Solve (F + λ I) d = g on the tangent space and say how.
 
         ``damping``: λ ≥ 0; with 0 a singular operator is inverted on its range, where ``cg`` needs g to lie.
-        ``method``: ``auto``, ``structured``, ``woodbury``, ``dense``, ``cg``, ``factored`` or ``pinv``. ``**options``:
+        ``method``: ``auto``, ``structured``, ``woodbury``, ``dense``, ``cg`` or ``pinv``. ``**options``:
         for truncated CG: ``rtol``, ``max_iter``.
         """
         self._check_vector(g, "g")
@@ -134,7 +130,7 @@ class FisherOperator(ABC):
         dimensions, and for operators without a factor W; ``pinv`` gives F† g for any g, by forming a matrix.
 
         ``damping``: λ ≥ 0; with 0 a singular operator is inverted on its range, where ``cg`` needs g to lie.
-        ``method``: ``auto``, ``structured``, ``woodbury``, ``dense``, ``cg``, ``factored`` or ``pinv``. ``**options``:
+        ``method``: ``auto``, ``structured``, ``woodbury``, ``dense``, ``cg`` or ``pinv``. ``**options``:
         for truncated CG: ``rtol``, ``max_iter``.
         """
         found = self.solution(g, damping, method=method, **options)

@@ -77,8 +77,8 @@ class RowBlockFisher(FisherOperator):
         return self.manifold.project(self.point, apply_blocks(self.blocks, v))
 
     @override
-    def structured_solve(self, g: Tensor, damping: float, *, factored: bool = False) -> Tensor | None:
-        if factored or not self.is_structured:
+    def structured_solve(self, g: Tensor, damping: float) -> Tensor | None:
+        if not self.is_structured:
             return None
         x, blocks = self.point, self.blocks
         if self.manifold.projector_side == "rows":

@@ -8,8 +8,8 @@ factor W in F = WᵀW (samples times outputs):
 3. ``dense`` if d ≤ 128 and the factor fits in memory: its Gram matrix in an orthonormal basis of the tangent space;
 4. ``cg`` otherwise: truncated conjugate gradients, one product a step, nothing is ever formed.
 
-Named only: ``factored`` (the damping split over Kronecker factors: cheaper, a different direction) and ``pinv``, the
-pseudo-inverse of the paper's local theory, F† = Jᵀ(JJᵀ)⁻¹ H_L⁻¹ (JJᵀ)⁻¹ J for a Jacobian of full row rank.
+Named only: ``pinv``, the pseudo-inverse of the paper's local theory, F† = Jᵀ(JJᵀ)⁻¹ H_L⁻¹ (JJᵀ)⁻¹ J for a Jacobian of
+full row rank.
 """
 
 from __future__ import annotations
@@ -28,9 +28,7 @@ from fisherfold.manifolds.base import (
     Point,
     Tangent,
     arranged,
-    combine,
     flatten,
-    leaves,
     scale,
     tree_map,
     unflatten,
@@ -39,7 +37,7 @@ from fisherfold.manifolds.base import (
 if TYPE_CHECKING:
     from fisherfold.fisher.operators import FisherOperator
 
-METHODS = ("structured", "woodbury", "dense", "cg", "factored", "pinv")
+METHODS = ("structured", "woodbury", "dense", "cg", "pinv")
 
 DENSE_UP_TO = 128
 ROWS_UP_TO = 2048
@@ -103,11 +101,11 @@ def solve(
     if method == "cg":
         limit = min(10 * operator.manifold.dim, 1000) if max_iter is None else int(max_iter)
         return conjugate_gradients(operator, g, damping, rtol=rtol, max_iter=limit)
-    if method in {"structured", "factored"}:
-        x = operator.structured_solve(g, damping, factored=method == "factored")
+    if method == "structured":
+        x = operator.structured_solve(g, damping)
         if x is None:
             kind = type(operator).__name__
-            raise ValueError(f"{kind} on {operator.manifold!r} has no {method} solve; use method='cg'")
+            raise ValueError(f"{kind} on {operator.manifold!r} has no structured solve; use method='cg'")
     elif method == "woodbury":
         if operator.n_rows is None or not operator.manifold.ambient_metric:
             raise ValueError(f"{type(operator).__name__} has no factor in sample space; use method='cg' or 'dense'")
@@ -115,13 +113,12 @@ def solve(
     elif method == "dense":
         x = _in_tangent_basis(operator, g, damping)
     elif method == "pinv":
-        x = pseudo_inverse(operator, g)
+        # through sample space if the factor has fewer rows than the manifold dimensions
+        small = operator.n_rows is not None and operator.n_rows < operator.manifold.dim
+        by = _in_sample_space if small and operator.manifold.ambient_metric else _in_tangent_basis
+        x = by(operator, g, 0.0)
     else:
         raise ValueError(f"method must be 'auto' or one of {list(METHODS)}, got {method!r}")
-    if method == "factored":  # d solves another system: by how much the model falls along it takes a product to know
-        product = combine(1.0, operator._matvec(x), damping, x)
-        decrease = _inner(operator, g, x) - 0.5 * _inner(operator, x, product)
-        return Solution(x, method, decrease=decrease, iterations=1)
     # for an exact solve g·d - ½ d·(F + λ)d = ½ g·d
     return Solution(x, method, decrease=0.5 * _inner(operator, g, x))
 
@@ -132,8 +129,7 @@ def _inner(operator: FisherOperator, u: Tangent, v: Tangent) -> float:
 
 def tangent_basis(manifold: Manifold, point: Point) -> Tensor:
     """An orthonormal basis of the tangent space in the metric of the manifold. For small manifolds."""
-    stacked = arranged(manifold.tangent_basis(point), manifold.point_shape)
-    return torch.cat([leaf.reshape(manifold.dim, -1) for leaf in leaves(stacked)], dim=1).mT
+    return flatten(arranged(manifold.tangent_basis(point), manifold.point_shape), batch=1).mT
 
 
 def in_basis(operator: FisherOperator, basis: Tensor) -> Tensor:
@@ -205,11 +201,3 @@ def _in_sample_space(operator: FisherOperator, g: Tangent, damping: float) -> Ta
         missing = flat - rows.T @ (rows @ d) - damping * d
         d = d + _spectral_solve(values, vectors, missing, damping, rounding)
     return operator.manifold.project(operator.point, unflatten(d, operator.point))
-
-
-def pseudo_inverse(operator: FisherOperator, g: Tangent) -> Tangent:
-    """F† g, through sample space if the factor has fewer rows than the manifold dimensions."""
-    small = operator.n_rows is not None and operator.n_rows < operator.manifold.dim
-    if small and operator.manifold.ambient_metric:
-        return _in_sample_space(operator, g, 0.0)
-    return _in_tangent_basis(operator, g, 0.0)

@@ -33,6 +33,7 @@ from fisherfold.manifolds.trees import (
     flatten,
     is_finite,
     leaves,
+    rebuilt,
     scale,
     tree_map,
     unflatten,
@@ -40,7 +41,7 @@ from fisherfold.manifolds.trees import (
 
 __all__ = [
     "Manifold", "Point", "Shape", "Tangent", "arranged", "combine", "dot", "flatten", "is_finite", "leaves",
-    "positive_integer", "require_manifold", "scale", "tolerance", "tree_map", "unflatten",
+    "positive_integer", "rebuilt", "require_manifold", "scale", "tolerance", "tree_map", "unflatten",
 ]  # fmt: skip
 
 

@@ -6,7 +6,7 @@ A vector of a product is a tree: ``a u + b v`` and ``<u, v> = Σ <u_k, v_k>`` ru
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
 import torch
@@ -39,6 +39,12 @@ def leaves(tree: Point) -> list[Tensor]:
     return [tree]
 
 
+def rebuilt(parts: Iterable[Tensor], like: Point) -> Point:
+    """The inverse of ``leaves``."""
+    remaining = iter(parts)
+    return tree_map(lambda _: next(remaining), like)
+
+
 def flatten(v: Point, batch: int = 0) -> Tensor:
     """All entries as one vector, row by row and factor by factor, after the given number of batch dimensions."""
     return torch.cat([leaf.reshape(*leaf.shape[:batch], -1) for leaf in leaves(v)], dim=-1)
@@ -46,8 +52,8 @@ def flatten(v: Point, batch: int = 0) -> Tensor:
 
 def unflatten(vector: Tensor, like: Point) -> Point:
     """The inverse of ``flatten``; the vector may have batch dimensions before it."""
-    parts = iter(torch.split(vector, [math.prod(leaf.shape) for leaf in leaves(like)], dim=-1))
-    return tree_map(lambda leaf: next(parts).reshape((*vector.shape[:-1], *leaf.shape)), like)
+    parts = rebuilt(torch.split(vector, [math.prod(leaf.shape) for leaf in leaves(like)], dim=-1), like)
+    return tree_map(lambda part, leaf: part.reshape((*vector.shape[:-1], *leaf.shape)), parts, like)
 
 
 def combine(a: float | Tensor, u: Tangent, b: float | Tensor, v: Tangent) -> Tangent:

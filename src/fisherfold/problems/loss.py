@@ -27,6 +27,7 @@ from fisherfold.manifolds.base import (
     arranged,
     leaves,
     positive_integer,
+    rebuilt,
     require_manifold,
     tree_map,
 )
@@ -103,8 +104,7 @@ class LossProblem(Problem):
                 value, leaves(variables), retain_graph=True, create_graph=self._curved, materialize_grads=True
             )
         self._last.put(x, (graph, gradients if self._curved else None), batch)
-        remaining = iter(gradients)
-        egrad = tree_map(lambda _: next(remaining).detach(), variables)
+        egrad = rebuilt((gradient.detach() for gradient in gradients), variables)
         return value.detach(), self.manifold.riemannian_gradient(x, egrad)
 
     def _evaluated(self, x: Point, batch: Tensor | None) -> tuple[Graph, tuple[Tensor, ...] | None]:

@@ -20,14 +20,14 @@ from typing_extensions import override
 
 from fisherfold.fisher.blocks import gram
 from fisherfold.fisher.hessian import PriorFisher
-from fisherfold.fisher.jacobian import AdjointTest, EmpiricalFisher, ExactFisher, Graph, MonteCarloFisher, record
+from fisherfold.fisher.jacobian import EmpiricalFisher, ExactFisher, Graph, MonteCarloFisher, record
 from fisherfold.fisher.kronecker import KroneckerFisher
 from fisherfold.fisher.layers import layer_fisher
 from fisherfold.fisher.likelihoods import Likelihood
 from fisherfold.fisher.operators import DenseFisher, FisherOperator
 from fisherfold.fisher.rowblock import RowBlockFisher
 from fisherfold.manifolds import Euclidean, Manifold, Product
-from fisherfold.manifolds.base import Point, Tangent, leaves, positive_integer, require_manifold, tree_map
+from fisherfold.manifolds.base import Point, Tangent, leaves, positive_integer, rebuilt, require_manifold, tree_map
 from fisherfold.problems.base import Problem, check_batch, check_data, check_theta
 from fisherfold.problems.cache import LastPoint
 from fisherfold.problems.networks import check_independence, check_layers
@@ -109,7 +109,6 @@ class NLLProblem(Problem):
         self._alone_checked = False
         self._prior_checked = False
         self._last: LastPoint[Graph] = LastPoint()
-        self._adjoint = AdjointTest()
         self._calls = 0
 
     @classmethod
@@ -192,9 +191,9 @@ class NLLProblem(Problem):
             value = self._mean(z, data, variables)
         if not value.requires_grad:
             raise ValueError("model must depend on theta, but its output does not")
-        gradients = iter(torch.autograd.grad(value, leaves(variables), retain_graph=True, materialize_grads=True))
+        gradients = torch.autograd.grad(value, leaves(variables), retain_graph=True, materialize_grads=True)
         self._last.put(x, (variables, z), batch)
-        return value.detach(), self._tangent(x, tree_map(lambda _: next(gradients), x))
+        return value.detach(), self._tangent(x, rebuilt(gradients, x))
 
     def kl(self, x: Point, other: Point) -> Tensor:
         """The mean divergence E_x KL(p(· | f(x, θ)) ‖ p(· | f(x, θ'))) over all samples."""
@@ -298,9 +297,7 @@ class NLLProblem(Problem):
             )
         # a solver asks for the gradient first: the operator goes on with the graph of that evaluation
         parts = (self.manifold, x, outputs, lambda: self.jacobian(x, batch), self.likelihood)
-        shared: dict[str, Any] = {
-            "weights": data.weights, "graph": self._last.get(x, batch), "adjoint": self._adjoint,
-        }  # fmt: skip
+        shared: dict[str, Any] = {"weights": data.weights, "graph": self._last.get(x, batch)}
         if kind == "empirical":
             return EmpiricalFisher(*parts, y=data.targets, **shared)
         if kind == "monte-carlo":
@@ -388,8 +385,8 @@ def _derivative(one: Callable[..., Tensor], theta: Point, *sample: Tensor) -> Po
         return torch.autograd.grad(entry, leaves(variables), retain_graph=True, materialize_grads=True)
 
     rows = [backward(entry) for entry in value.reshape(-1)]
-    columns = iter(torch.stack(column).reshape(*value.shape, *column[0].shape) for column in zip(*rows, strict=True))
-    return tree_map(lambda _: next(columns), variables)
+    columns = (torch.stack(column).reshape(*value.shape, *column[0].shape) for column in zip(*rows, strict=True))
+    return rebuilt(columns, variables)
 
 
 def _check_parts(manifold: object, model: object, likelihood: object, prior: object) -> None:

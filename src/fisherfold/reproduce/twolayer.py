@@ -182,9 +182,7 @@ class TwoLayerFisher(FisherOperator):
         return self.problem.pull_back(self.point, self.root * w)
 
     @override
-    def structured_solve(self, g: Tangent, damping: float, *, factored: bool = False) -> Tangent | None:
-        if factored:
-            return None
+    def structured_solve(self, g: Tangent, damping: float) -> Tangent | None:
         kernel = self.root[:, None] * self.problem.gram(self.point) * self.root
         values, vectors = torch.linalg.eigh(kernel)
         keep = values > values.max().clamp(min=0) * len(values) * torch.finfo(values.dtype).eps

@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fisherfold.fisher.autodiff import jvp
 from fisherfold.fisher.likelihoods import Bernoulli, Categorical, ExponentialFamily, Gaussian, Poisson
 from fisherfold.manifolds import Euclidean, Grassmann, Manifold, Oblique, Product, Sphere, Stiefel
 from fisherfold.manifolds.base import Point, dot, leaves, scale
@@ -100,9 +99,9 @@ def riemannian_hessian(problem: NLLProblem, theta: Tensor, d: Tensor, *, as_prin
         g = ambient(point)
         return g - point @ (point.mT @ g + g.mT @ point) / 2
 
-    curved = problem.manifold.project(theta, jvp(ambient, theta, d))
+    curved = problem.manifold.project(theta, torch.func.jvp(ambient, (theta,), (d,))[1])
     if as_printed:
-        return curved - problem.manifold.project(theta, jvp(riemannian, theta, d))
+        return curved - problem.manifold.project(theta, torch.func.jvp(riemannian, (theta,), (d,))[1])
     overlap = theta.mT @ ambient(theta)
     return problem.manifold.project(theta, curved - d @ (overlap + overlap.mT) / 2)
 
