@@ -26,7 +26,7 @@ def runs(**best: list[float]) -> pl.DataFrame:
 
 
 def cell(frame: pl.DataFrame, preset: str) -> cifar.Cell:
-    return next(c for c in cifar.cells(frame) if (c.dataset, c.model, c.preset) == ("cifar10", "vgg16bn", preset))
+    return cifar.cells(frame)["cifar10", "vgg16bn", preset]
 
 
 def test_medians_are_over_the_best_epoch_and_the_last_stands_in_brackets():
@@ -68,15 +68,16 @@ def test_the_recorded_runs_become_a_table_a_picture_and_a_section(tmp_path):
     options = Options(output=tmp_path)
     section = reproduce_cifar(options, results)
     own = pl.read_parquet(results).filter("in_table")
-    assert sum(cell.seeds for cell in cifar.cells(own)) == own.height
+    assert sum(cell.seeds for cell in cifar.cells(own).values()) == own.height
     assert own.select("dataset", "model", "preset", "seed").is_duplicated().sum() == 0
     assert set(own["split"]) == {"test"}
     assert (tmp_path / section.picture).read_bytes().startswith(b"\x89PNG")
     assert sections(options)[4].verdict == section.verdict == "does not hold"
     # the deviations that are assumed without enough seeds are those of the record
-    for dataset, spread in cifar._spreads(cifar.cells(pl.read_parquet(results))).items():
+    for dataset, guess in cifar.GUESSED_DEVIATIONS.items():
+        spread = cifar.spread_of(cifar.cells(own), dataset)
         assert spread.freedom > 20
-        assert cifar.GUESSED_DEVIATIONS[dataset] == pytest.approx(spread.deviation, rel=0.5)
+        assert guess == pytest.approx(spread.deviation, rel=0.5)
 
 
 def test_a_missing_table_says_what_to_do(tmp_path):

@@ -7,21 +7,24 @@ rows of ``results/cifar_runs.parquet`` (see benchmarks/cifar); those by which se
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import polars as pl
 from matplotlib.figure import Figure
 
+from fisherfold.plain import counted
 from fisherfold.reproduce.page import Section, Table, Verdict
 from fisherfold.reproduce.seeds import Spread
 
 RESULTS = Path("results/cifar_runs.parquet")
-TASKS = [(d, m) for d in ("cifar10", "cifar100") for m in ("wrn16_4", "vgg16bn")]
-NAMES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "wrn16_4": "WRN-16-4", "vgg16bn": "VGG16-BN"}
+TASKS = {
+    ("cifar10", "wrn16_4"): "CIFAR-10 WRN-16-4", ("cifar10", "vgg16bn"): "CIFAR-10 VGG16-BN",
+    ("cifar100", "wrn16_4"): "CIFAR-100 WRN-16-4", ("cifar100", "vgg16bn"): "CIFAR-100 VGG16-BN",
+}  # fmt: skip
 LABELS = {
     "sgd": "SGD", "sgdp": "SGDP", "adam": "Adam", "adamp": "AdamP", "kfac": "KFAC", "mkfac": "MKFAC",
     "sgdg": "SGDG (MKFAC without curvature)", "sgd-tuned": "SGD, tuned weight decay",
@@ -31,7 +34,6 @@ LABELS = {
     "sgd-cutmix": "SGD, averaged weights, CutMix", "mkfac-cutmix": "MKFAC, averaged weights, CutMix",
 }  # fmt: skip
 # medians of five runs as the paper prints them, in the order of TASKS
-PAPER_SEEDS = 5
 PAPER = {
     "sgd": (93.84, 92.88, 74.30, 71.79),
     "sgdp": (93.42, 92.49, 73.67, 71.54),
@@ -55,18 +57,10 @@ GUESSED_DEVIATIONS = {"cifar10": 0.15, "cifar100": 0.25}
 class Cell:
     """The runs of one preset on one task, and the paper's median if it has one."""
 
-    dataset: str
-    model: str
-    preset: str
     best: tuple[float, ...]
     last: tuple[float, ...]
     seeds: int
     paper: float | None
-
-    @property
-    def task(self) -> str:
-        """The task as people know it."""
-        return f"{NAMES[self.dataset]} {NAMES[self.model]}"
 
     @property
     def median(self) -> float:
@@ -76,14 +70,15 @@ class Cell:
     def text(self) -> str:
         """The cell as a person reads it."""
         paper = "" if self.paper is None else f" [{self.paper:.2f}]"
-        if not self.seeds:
-            return f"not run{paper}"
         if not self.best:
-            return f"diverged{paper}"
+            return f"{'diverged' if self.seeds else 'not run'}{paper}"
         spread = f" {min(self.best):.2f}–{max(self.best):.2f}" if len(self.best) > 1 else ""
         failed = f", {self.seeds - len(self.last)} diverged" if len(self.last) < self.seeds else ""
         last = f"{statistics.median(self.last):.2f}" if self.last else "diverged"
-        return f"{self.median:.2f}{spread} ({last}), {self.seeds} seed{'s' * (self.seeds > 1)}{failed}{paper}"
+        return f"{self.median:.2f}{spread} ({last}), {counted(self.seeds, 'seed')}{failed}{paper}"
+
+
+Cells = dict[tuple[str, str, str], Cell]  # by data set, network and preset
 
 
 def read_runs(path: Path = RESULTS) -> pl.DataFrame:
@@ -93,79 +88,64 @@ def read_runs(path: Path = RESULTS) -> pl.DataFrame:
     return pl.read_parquet(path)
 
 
-def cells(runs: pl.DataFrame) -> list[Cell]:
+def cells(runs: pl.DataFrame) -> Cells:
     """Every cell of the table, run or not."""
     own = runs.filter("in_table").with_columns(best=pl.col("accuracy").list.max(), last=pl.col("accuracy").list.last())
-    found = []
-    for index, (dataset, model) in enumerate(TASKS):
-        for preset in LABELS:
-            mine = own.filter(dataset=dataset, model=model, preset=preset)
-            done = mine.filter(pl.col("ended") == "done")
-            best, last = (tuple(round(v, 2) for v in frame) for frame in (mine["best"], done["last"]))
-            paper = PAPER[preset][index] if preset in PAPER else None
-            found.append(Cell(dataset, model, preset, best, last, mine.height, paper))
+    found = {}
+    for (dataset, model), preset in itertools.product(TASKS, LABELS):
+        mine = own.filter(dataset=dataset, model=model, preset=preset)
+        best, last = (tuple(round(v, 2) for v in c) for c in (mine["best"], mine.filter(ended="done")["last"]))
+        paper = PAPER[preset][list(TASKS).index((dataset, model))] if preset in PAPER else None
+        found[dataset, model, preset] = Cell(best, last, mine.height, paper)
     return found
 
 
-def judge(found: Sequence[Cell]) -> tuple[Verdict, list[str]]:
+def judge(found: Cells) -> tuple[Verdict, list[str]]:
     """The verdict on the paper's claim, with a sentence per task."""
-    by_name, sentences, wins, spreads = _by_name(found), [], [], _spreads(found)
-    for dataset, model in TASKS:
-        mine = by_name[dataset, model, "mkfac"]
-        rivals = [cell for name in PAPER if name != "mkfac" and (cell := by_name[dataset, model, name]).best]
+    sentences, wins = [], []
+    for (dataset, model), task in TASKS.items():
+        mine = found[dataset, model, "mkfac"]
+        rivals = {name: cell for name in PAPER if name != "mkfac" and (cell := found[dataset, model, name]).best}
         if not mine.best or not rivals:
-            sentences.append(f"{mine.task}: not enough was run to judge.")
+            sentences.append(f"{task}: not enough was run to judge.")
             continue
-        top = max(rivals, key=lambda cell: cell.median)
-        gap, margin = mine.median - top.median, spreads[dataset].margin(mine.seeds, top.seeds)
+        name, top = max(rivals.items(), key=lambda item: item[1].median)
+        gap, margin = mine.median - top.median, spread_of(found, dataset).margin(mine.seeds, top.seeds)
         wins.append(gap > margin)
+        where = "above" if gap > margin else "below" if gap < -margin else "within noise of"
         sentences.append(
-            f"{mine.task}: MKFAC {mine.median:.2f} is {_where(gap, margin)} the best of {len(rivals)} rivals, "
-            f"{LABELS[top.preset]} {top.median:.2f}; the paper has {mine.paper:.2f} and {top.paper:.2f}."
+            f"{task}: MKFAC {mine.median:.2f} is {where} the best of {len(rivals)} rivals, {LABELS[name]} "
+            f"{top.median:.2f}; the paper has {mine.paper:.2f} and {top.paper:.2f}."
         )
     if not wins:
         return "not run", sentences
     return ("holds" if all(wins) and len(wins) == 4 else "holds partly" if any(wins) else "does not hold"), sentences
 
 
-def against_paper(found: Sequence[Cell]) -> list[str]:
-    """One sentence per optimizer of the paper: where our median differs significantly from the paper's."""
-    sentences, spreads = [], _spreads(found)
-    for preset in PAPER:
-        places: dict[str, list[str]] = {"above": [], "below": [], "within noise of": []}
-        for cell in found:
-            if cell.preset == preset and cell.best and cell.paper is not None:
-                gap, margin = cell.median - cell.paper, spreads[cell.dataset].margin(cell.seeds, PAPER_SEEDS)
-                places[_where(gap, margin)].append(f"{cell.task} ({gap:+.2f})")
-        if parts := [f"{where} the paper on {', '.join(those)}" for where, those in places.items() if those]:
-            sentences.append(f"{LABELS[preset]}: {'; '.join(parts)}.")
-    return sentences
-
-
-def tables(found: Sequence[Cell]) -> list[Table]:
+def tables(found: Cells) -> list[Table]:
     """The table of the paper, and our settings against SGD's."""
-    by_name, spreads = _by_name(found), _spreads(found)
-    columns = [f"{NAMES[d]} {NAMES[m]}" for d, m in TASKS]
-    rows = [[LABELS[preset], *(by_name[d, m, preset].text() for d, m in TASKS)] for preset in LABELS]
-    main = Table("Best test accuracy of 100 epochs (last epoch), the paper's median in brackets",
-                 ["preset", *columns], rows)  # fmt: skip
-    gaps = [[LABELS[a], LABELS[b], *(_gap(by_name[d, m, a], by_name[d, m, b], spreads[d]) for d, m in TASKS)]
-            for a, b in PAIRS]  # fmt: skip
-    compared = Table("Differences of medians, in brackets where not significant", ["preset", "less", *columns], gaps)
-    return [main, compared]
-
-
-def margins(found: Sequence[Cell]) -> list[str]:
-    """How far apart medians must be to differ significantly, per data set."""
+    columns = list(TASKS.values())
+    rows = [[LABELS[preset], *(found[d, m, preset].text() for d, m in TASKS)] for preset in LABELS]
+    gaps = [[LABELS[a], LABELS[b], *(_gap(found, d, m, a, b) for d, m in TASKS)] for a, b in PAIRS]
+    title = "Best test accuracy of 100 epochs (last epoch), the paper's median in brackets"
     return [
-        f"{NAMES[dataset]}: standard deviation over seeds {spread.deviation:.2f}"
-        f" ({spread.freedom or 'guessed, too few'} degrees of freedom); single runs closer than "
-        f"{spread.margin(1, 1):.2f} and medians of five closer than {spread.margin(5, 5):.2f} do not differ."
-        for dataset, spread in _spreads(found).items()
+        Table(title, ["preset", *columns], rows),
+        Table("Differences of medians, in brackets where not significant", ["preset", "less", *columns], gaps),
     ]
 
 
-def section(found: Sequence[Cell], runs: pl.DataFrame, *, command: str, picture: str) -> Section:
+def margins(found: Cells) -> list[str]:
+    """How far apart medians must be to differ significantly, per data set."""
+    spreads = {name: spread_of(found, name.lower().replace("-", "")) for name in ("CIFAR-10", "CIFAR-100")}
+    return [
+        f"{name}: standard deviation over seeds {spread.deviation:.2f}"
+        f" ({spread.freedom or 'guessed, too few'} degrees of freedom); single runs closer than "
+        f"{spread.margin(1, 1):.2f} and medians of five closer than {spread.margin(5, 5):.2f} do not differ."
+        for name, spread in spreads.items()
+    ]
+
+
+def section(found: Cells, runs: pl.DataFrame, *, command: str, picture: str) -> Section:
     """The table as a section of the report page."""
     verdict, why = judge(found)
     own = runs.filter("in_table")
@@ -174,16 +154,21 @@ def section(found: Sequence[Cell], runs: pl.DataFrame, *, command: str, picture:
         for name, column, n in (("devices", "device", 40), ("dates", "date", 10), ("version", "fisherfold", 20))
     }
     notes = ["The best of all epochs looks at the test images a hundred times; the last epoch does not.",
-             *against_paper(found), *margins(found)]  # fmt: skip
+             *margins(found)]  # fmt: skip
     title = "CIFAR-10 and CIFAR-100 with MKFAC"
     return Section("cifar", title, CLAIM, verdict, why, made, command, tables(found), picture, notes)
+
+
+def spread_of(found: Cells, dataset: str) -> Spread:
+    """The standard deviation over seeds on a data set."""
+    return Spread.of([cell.best for key, cell in found.items() if key[0] == dataset], guess=GUESSED_DEVIATIONS[dataset])
 
 
 def draw(runs: pl.DataFrame) -> Figure:
     """Median test accuracy over epochs, a panel per task, bands from the least to the greatest."""
     figure = Figure(figsize=(11, 7.8), layout="constrained")
-    for panel, (dataset, model) in zip(figure.subplots(2, 2).flat, TASKS, strict=True):
-        panel.set_title(f"{NAMES[dataset]}, {NAMES[model]}", fontsize=10)
+    for panel, ((dataset, model), task) in zip(figure.subplots(2, 2).flat, TASKS.items(), strict=True):
+        panel.set_title(task, fontsize=10)
         for preset, colour in DRAWN.items():
             curves = runs.filter("in_table", dataset=dataset, model=model, preset=preset, ended="done")["accuracy"]
             if not len(curves):
@@ -201,23 +186,9 @@ def draw(runs: pl.DataFrame) -> Figure:
     return figure
 
 
-def _by_name(found: Sequence[Cell]) -> dict[tuple[str, str, str], Cell]:
-    return {(cell.dataset, cell.model, cell.preset): cell for cell in found}
-
-
-def _spreads(found: Sequence[Cell]) -> dict[str, Spread]:
-    return {
-        dataset: Spread.of([cell.best for cell in found if cell.dataset == dataset], guess=guess)
-        for dataset, guess in GUESSED_DEVIATIONS.items()
-    }
-
-
-def _where(gap: float, margin: float) -> str:
-    return "above" if gap > margin else "below" if gap < -margin else "within noise of"
-
-
-def _gap(mine: Cell, other: Cell, spread: Spread) -> str:
+def _gap(found: Cells, dataset: str, model: str, first: str, second: str) -> str:
+    mine, other = found[dataset, model, first], found[dataset, model, second]
     if not mine.best or not other.best:
         return ""
     gap = mine.median - other.median
-    return f"({gap:+.2f})" if abs(gap) <= spread.margin(mine.seeds, other.seeds) else f"{gap:+.2f}"
+    return f"({gap:+.2f})" if abs(gap) <= spread_of(found, dataset).margin(mine.seeds, other.seeds) else f"{gap:+.2f}"
