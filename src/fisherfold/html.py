@@ -4,12 +4,26 @@ from __future__ import annotations
 
 import base64
 import html
+import math
 from collections.abc import Iterable, Sequence
+from importlib import resources
+
+
+class Html(str):
+    """Text that is HTML already."""
+
+    __slots__ = ()
 
 
 def text(value: object) -> str:
-    """Escape what is shown."""
-    return html.escape(str(value), quote=True)
+    """What is shown of a value, escaped: a number with four digits, nothing as a dash."""
+    if isinstance(value, Html):
+        return value
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return "–"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(text, value))
+    return html.escape(f"{value:.4g}" if isinstance(value, float) else str(value), quote=True)
 
 
 def image(png: bytes) -> str:
@@ -17,20 +31,23 @@ def image(png: bytes) -> str:
     return f"data:image/png;base64,{base64.b64encode(png).decode()}"
 
 
-def table(columns: Sequence[str], kinds: Sequence[str], rows: Iterable[Sequence[str]], *, label: str = "") -> str:
-    """Make a table that scrolls sideways.
-
-    ``columns``: the heads, as text. ``kinds``: the class of each column. ``rows``: cells as HTML.
-    """
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, label: str) -> str:
+    """Make a table that scrolls sideways; a column without text is one of numbers."""
+    rows = list(rows)
+    kinds = [
+        "long" if any(len(cell) > 40 for cell in texts) else "short" if texts else "number"
+        for texts in ([cell for cell in column if isinstance(cell, str)] for column in zip(*rows, strict=True))
+    ]
     head = "".join(f'<th scope="col" class="{kind}">{text(c)}</th>' for c, kind in zip(columns, kinds, strict=True))
-    lines = ("".join(f'<td class="{k}">{cell}</td>' for cell, k in zip(row, kinds, strict=True)) for row in rows)
+    lines = ("".join(f'<td class="{k}">{text(cell)}</td>' for cell, k in zip(row, kinds, strict=True)) for row in rows)
     body = "".join(f"<tr>{line}</tr>" for line in lines)
-    named = f' aria-label="{text(label)}"' * bool(label)
-    return f'<div class="scroll"><table{named}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    start = f'<div class="scroll"><table aria-label="{text(label)}">'
+    return f"{start}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
 
 
-def document(title: str, style: str, body: str) -> str:
-    """Make the whole page."""
+def document(title: str, body: str, style: str = "") -> str:
+    """Make the whole page, light or dark as the reader has it."""
+    shared = resources.files("fisherfold").joinpath("page.css").read_text(encoding="utf-8")
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -40,7 +57,7 @@ def document(title: str, style: str, body: str) -> str:
 <title>{text(title)}</title>
 <link rel="icon" href="data:,">
 <style>
-{style}</style>
+{shared}{style}</style>
 </head>
 <body>
 {body}

@@ -16,31 +16,23 @@ from matplotlib.figure import Figure
 from fisherfold._version import __version__
 from fisherfold.demo.films import Films
 from fisherfold.demo.races import Race
-from fisherfold.html import document, image, table, text
+from fisherfold.html import Html, document, image, table
 
 COLOURS = ("#d55e00", "#0072b2", "#009e73")
 CSS = """
-:root { --paper: #fff; --ink: #1c1f23; --soft: #5b636d; --line: #dde2e8; --bar: #d55e0055; --dot: #d55e00; }
-@media (prefers-color-scheme: dark) { :root { --paper: #14171b; --ink: #e6e9ed; --soft: #a3acb7; --line: #343a42;
-  --bar: #ff8c4266; --dot: #ff8c42; } }
-body { margin: 0 auto; max-width: 68rem; padding: 1rem; background: var(--paper); color: var(--ink);
-  font: 1rem/1.5 system-ui, sans-serif; }
-h1 { font-size: 1.6rem; margin: .5rem 0; } h2 { font-size: 1.15rem; margin: 1.6rem 0 .4rem; } p { margin: .3rem 0; }
-.soft, footer { color: var(--soft); font-size: .92rem; }
+:root { --bar: #d55e0055; --dot: #d55e00; }
+@media (prefers-color-scheme: dark) { :root { --bar: #ff8c4266; --dot: #ff8c42; } }
+h2 { font-size: 1.15rem; margin: 1.6rem 0 .4rem; } table { width: 100%; }
 .two { display: grid; grid-template-columns: 2fr 4fr; gap: 0 2rem; }
-table { border-collapse: collapse; width: 100%; font-size: .93rem; }
-th, td { text-align: left; padding: .25rem .5rem; border-bottom: 1px solid var(--line); }
-td.number, th.number { text-align: right; } th { vertical-align: bottom; }
-td.number { font-variant-numeric: tabular-nums; white-space: nowrap; }
 .range { position: relative; display: block; width: 8rem; height: .9rem; }
 .range::before { content: ""; position: absolute; top: .42rem; left: 0; right: 0; height: 1px;
   background: var(--line); }
 .range i { position: absolute; top: .3rem; height: .3rem; border-radius: .2rem; background: var(--bar); }
 .range b { position: absolute; top: .15rem; width: .6rem; height: .6rem; margin-left: -.3rem; border-radius: 50%;
   background: var(--dot); }
-img { max-width: 100%; height: auto; } picture { display: block; margin-top: 1.6rem; } .scroll { overflow-x: auto; }
+img { max-width: 100%; height: auto; } picture { display: block; margin-top: 1.6rem; }
 @media (max-width: 44rem) { .two { grid-template-columns: 1fr; } .two tr > :nth-child(4) { display: none; }
-  th, td { padding: .25rem .35rem; } picture img { max-width: none; width: 62rem; } }
+  picture img { max-width: none; width: 62rem; } }
 """
 
 
@@ -85,33 +77,29 @@ def _bars(panel: Any, accuracy: pl.DataFrame) -> None:
 def write_page(films: Films, pictures: tuple[bytes, bytes], target: Path) -> None:
     """Write the page."""
     light, dark = map(image, pictures)
-    accuracy = films.accuracy.with_columns(
-        pl.col("held-out RMSE").map_elements("{:.4f}".format, pl.String), pl.col("80 % intervals hold (%)").round(1),
-        pl.col("seconds").round(2),
-    )  # fmt: skip
+    accuracy = table(films.accuracy.columns, films.accuracy.iter_rows(), label="Accuracy")
+    liked, rated = (
+        table(["film", "rating"], frame.select("title", "rating").iter_rows(), label="Ratings")
+        for frame in (films.favourites, films.new_person)
+    )
     picture = (
         f'<picture><source media="(prefers-color-scheme: dark)" srcset="{dark}">'
         f'<img alt="Accuracy, calibration, and two races on wall time" src="{light}"></picture>'
     )
     body = f"""<h1>Ten films for person {films.person}, and how sure the model is</h1>
-<p class="soft">Learnt from {films.ratings:,} ratings of {films.films:,} films by {films.people} people on this machine.
+<p class="note">Learnt from {films.ratings:,} ratings of {films.films:,} films by {films.people} people on this machine.
 Dots are expected ratings, bars 80 % intervals for the rating this person would give, from half a star to five. Films
 with fewer than twenty ratings are left out.</p>
-<div class="two"><div><h2>Person {films.person} likes</h2>{_plain(films.favourites)}</div>
+<div class="two"><div><h2>Person {films.person} likes</h2>{liked}</div>
 <div><h2>Recommended</h2>{_ranges(films.recommended)}</div></div>
-<div class="two"><div><h2>Somebody new rates five films</h2>{_plain(films.new_person)}</div>
+<div class="two"><div><h2>Somebody new rates five films</h2>{rated}</div>
 <div><h2>Recommended at once, without a new fit</h2>{_ranges(films.new_recommended)}</div></div>
-<h2>Accuracy on a held-out tenth of the ratings</h2>{_numbers(accuracy)}
+<h2>Accuracy on a held-out tenth of the ratings</h2>{accuracy}
 <div class="scroll">{picture}</div>
 <footer><p>Data: MovieLens ml-latest-small (F. M. Harper and J. A. Konstan, 2015).
 Written by fisherfold {__version__}.</p>
 </footer>"""
-    target.write_text(document("fisherfold demo", CSS, body), encoding="utf-8")
-
-
-def _plain(frame: pl.DataFrame) -> str:
-    rows = ((text(title), f"{value:g}") for title, value in frame.select("title", "rating").iter_rows())
-    return table(["film", "rating"], ["text", "number"], rows)
+    target.write_text(document("fisherfold demo", body, CSS), encoding="utf-8")
 
 
 def _ranges(frame: pl.DataFrame) -> str:
@@ -119,11 +107,5 @@ def _ranges(frame: pl.DataFrame) -> str:
     for title, mean, low, high in frame.select("title", "expected", "low", "high").iter_rows():
         left, right, dot = (100 * (value - 0.5) / 4.5 for value in (low, high, mean))
         bar = f'<i style="left:{left:.0f}%;width:{right - left:.0f}%"></i><b style="left:{dot:.0f}%"></b>'
-        rows.append((text(title), f"{mean:.1f}", f"{low:.1f} to {high:.1f}", f'<span class="range">{bar}</span>'))
-    columns = ["film", "expected", "80 % interval", "0.5 to 5 stars"]
-    return table(columns, ["text", "number", "number", "text"], rows)
-
-
-def _numbers(frame: pl.DataFrame) -> str:
-    rows = (["–" if value is None else text(value) for value in row] for row in frame.iter_rows())
-    return table(frame.columns, ["text", *["number"] * (frame.width - 1)], rows)
+        rows.append((title, round(mean, 1), f"{low:.1f} to {high:.1f}", Html(f'<span class="range">{bar}</span>')))
+    return table(["film", "expected", "80 % interval", "0.5 to 5 stars"], rows, label="Recommended")

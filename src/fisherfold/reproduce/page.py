@@ -10,13 +10,12 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
 from fisherfold._version import __version__
 from fisherfold.files import make_folder, write_atomically
-from fisherfold.html import document, image, text
+from fisherfold.html import Html, document, image, text
 from fisherfold.html import table as html_table
 from fisherfold.plain import finite
 
@@ -72,9 +71,8 @@ def write_page(sections: Sequence[Section], folder: Path, rules: Sequence[str]) 
     """Write ``index.html``; pictures of the sections are read below the folder."""
     make_folder(folder)
     target = folder / "index.html"
-    style = resources.files("fisherfold.reproduce").joinpath("page.css").read_text(encoding="utf-8")
-    rows = [(f'<a href="#{text(s.name)}">{text(s.title)}</a>', _badge(s), text(s.claim)) for s in sections]
-    overview = html_table(["experiment", "verdict", "the paper says"], ["text"] * 3, rows, label="Overview")
+    rows = [(Html(f'<a href="#{text(s.name)}">{text(s.title)}</a>'), _badge(s), s.claim) for s in sections]
+    overview = html_table(["experiment", "verdict", "the paper says"], rows, label="Overview")
     terms = "".join(f"<li>{text(rule)}</li>" for rule in rules)
     body = "\n".join(_section(section, folder) for section in sections)
     page = f"""<header><h1>{TITLE}</h1><p>{LEAD}</p></header>
@@ -84,12 +82,12 @@ def write_page(sections: Sequence[Section], folder: Path, rules: Sequence[str]) 
 {body}
 </main>
 <footer><p>Written by fisherfold {text(__version__)}.</p></footer>"""
-    write_atomically(target, document(TITLE, style, page).encode(errors="replace"))
+    write_atomically(target, document(TITLE, page).encode(errors="replace"))
     return target
 
 
-def _badge(section: Section) -> str:
-    return f'<span class="verdict {_CLASSES.get(section.verdict, "none")}">{text(section.verdict)}</span>'
+def _badge(section: Section) -> Html:
+    return Html(f'<span class="verdict {_CLASSES.get(section.verdict, "none")}">{text(section.verdict)}</span>')
 
 
 def _section(section: Section, folder: Path) -> str:
@@ -98,35 +96,13 @@ def _section(section: Section, folder: Path) -> str:
     if section.picture:
         source = image((folder / section.picture).read_bytes())
         parts.append(f'<div class="scroll picture"><img alt="{text(section.title)}" src="{source}"></div>')
-    parts += [_table(table, folded=i > 0) for i, table in enumerate(section.tables) if table.rows]
+    for place, table in enumerate(table for table in section.tables if table.rows):
+        inside = html_table(table.columns, table.rows, label=table.title)
+        folded = f"<details><summary>{text(table.title)}</summary>{inside}</details>"
+        parts.append(folded if place else f"<h3>{text(table.title)}</h3>{inside}")
     parts += [f'<p class="note">{text(note)}</p>' for note in section.notes]
-    pairs = "".join(f"<dt>{text(k)}</dt><dd>{text(plain(v))}</dd>" for k, v in section.settings.items())
+    pairs = "".join(f"<dt>{text(k)}</dt><dd>{text(v)}</dd>" for k, v in section.settings.items())
     if pairs:
         parts.append(f"<details><summary>Settings</summary><dl>{pairs}</dl></details>")
     parts.append(f'<p class="command">To run it: <code>{text(section.command)}</code></p>')
     return f'<section id="{text(section.name)}">\n' + "\n".join(parts) + "\n</section>"
-
-
-def _table(table: Table, *, folded: bool) -> str:
-    kinds = [
-        "number" if not any(isinstance(cell, str) for cell in column)
-        else "long" if any(isinstance(cell, str) and len(cell) > 40 for cell in column)
-        else "short"
-        for column in zip(*table.rows, strict=True)
-    ]  # fmt: skip
-    cells = ([text(plain(finite(cell))) for cell in row] for row in table.rows)
-    inside = html_table(table.columns, kinds, cells, label=table.title)
-    if folded:
-        return f"<details><summary>{text(table.title)}</summary>{inside}</details>"
-    return f"<h3>{text(table.title)}</h3>{inside}"
-
-
-def plain(value: object) -> str:
-    """A value as a person reads it."""
-    if value is None:
-        return "–"
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    if isinstance(value, (list, tuple)):
-        return ", ".join(plain(item) for item in value)
-    return str(value)

@@ -20,7 +20,7 @@ from fisherfold.plain import counted
 from fisherfold.progress import track
 from fisherfold.reproduce import cifar, completion, subspace
 from fisherfold.reproduce.figures import FigureResult, png, run_figure, write_figure
-from fisherfold.reproduce.page import Section, Table, Verdict, plain, write_page
+from fisherfold.reproduce.page import Section, Table, Verdict, write_page
 from fisherfold.reproduce.plans import FigurePlan
 from fisherfold.reproduce.theory import PARTS, Settings, chosen
 from fisherfold.reproduce.theory.report import Part, write_part
@@ -162,7 +162,10 @@ def theory_section(part: Part, settings: dict[str, object], command: str = "") -
     }  # fmt: skip
     counts = ", ".join(counted(seen[verdict], *word) for verdict, word in words.items() if seen[verdict])
     why = [f"Of {counted(len(part.findings), 'statement')} {counts}."]
-    why += [f"Does not hold: {f.name} (measured {plain(f.measured)})." for f in part.findings if f.verdict == "fails"]
+    why += [
+        f"Does not hold: {f.name} (measured {f.measured:.3g})." if isinstance(f.measured, float)
+        else f"Does not hold: {f.name} (measured {f.measured})." for f in part.findings if f.verdict == "fails"
+    ]  # fmt: skip
     rows = [[f.name, f.predicted, f.measured, f.verdict, f.note] for f in part.findings]
     table = Table("Findings", ["statement", "predicted", "measured", "verdict", "how it was measured"], rows)
     verdict: Verdict = "holds partly"
