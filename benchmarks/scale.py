@@ -98,7 +98,8 @@ def one(count: int) -> dict[str, Any]:
     import torch
 
     from fisherfold.completion import distributed_fit  # noqa: F401  # imported before memory is measured
-    from fisherfold.completion.point.als import Penalty, TwoSided, additive_model, grow
+    from fisherfold.completion.inference.start import start_posterior
+    from fisherfold.completion.point.fit import sweep
     from fisherfold.completion.point.problem import CompletionProblem
     from fisherfold.distributed import joined
 
@@ -127,10 +128,8 @@ def one(count: int) -> dict[str, Any]:
         v = problem.gradient(x)
         timed("product", lambda: fisher._matvec(v))
         problem._last = fisher = problem._moments = None
-        sides = TwoSided(ratings, Penalty(10.0, 3.0, 0.5))
-        at = additive_model(ratings, Penalty(1.0, 3.0, 0.5), rows=True, columns=True, mean=True)
-        at = grow(ratings, at, RANK, torch.Generator().manual_seed(0), sweeps=1)
-        timed("step", lambda: sides.row_step(sides.column_step(at)[0]), 1)
+        start = start_posterior(ratings, RANK, weight_strength=0.0)
+        timed("step", lambda: sweep(start, ratings), 1)
         found |= {
             "ratings": ratings.n_ratings, "here": ratings.by_column.n_ratings, "stored": ratings.nbytes,
             "members": len(ratings.row_axis) + len(ratings.column_axis), "peak": resident() - base,

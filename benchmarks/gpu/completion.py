@@ -23,8 +23,9 @@ import numpy.typing as npt
 import torch
 
 from fisherfold.completion import MatrixCompletion
+from fisherfold.completion.inference.start import start_posterior
 from fisherfold.completion.inference.variational import fit_variational
-from fisherfold.completion.point.als import Penalty, TwoSided, additive_model, grow
+from fisherfold.completion.point.fit import sweep
 from fisherfold.completion.point.problem import CompletionProblem
 from fisherfold.completion.ratings import Ratings
 from fisherfold.completion.recommend import best_columns
@@ -78,9 +79,7 @@ def works(ratings: Ratings) -> tuple[dict[str, Callable[[], Any]], Callable[[], 
     v = problem.manifold.project(x, torch.ones_like(x).cumsum(0).sin())
     exact = problem.fisher(x, kind="exact")
 
-    sides = TwoSided(ratings, Penalty(10.0, 3.0, 0.5))
-    base = additive_model(ratings, Penalty(1.0, 3.0, 0.5), rows=True, columns=True, mean=True)
-    at = grow(ratings, base, RANK, torch.Generator().manual_seed(0))
+    start = start_posterior(ratings, RANK, weight_strength=0.0)
     posterior = fit_variational(ratings, RANK, max_iter=1, tol=0.0)
 
     def variational_pass() -> None:
@@ -90,7 +89,7 @@ def works(ratings: Ratings) -> tuple[dict[str, Callable[[], Any]], Callable[[], 
     return {
         "loss and gradient": lambda: problem.loss_and_gradient(x.clone()),
         "exact Fisher product": lambda: exact._matvec(v),
-        "alternating step": lambda: sides.row_step(sides.column_step(at)[0]),
+        "alternating step": lambda: sweep(start, ratings),
         "variational pass": variational_pass,
     }, lambda: problem.gradient(x.clone())
 

@@ -85,9 +85,9 @@ def fits(group: Group, transposed: bool) -> dict[str, Any]:
     held = held_out_entries(ratings, 0.1, 5)
     found: dict[str, Any] = {"held out": float(group.sum(held.sum()))}
     for name, options in (("auto", {"tol": 0.0}), ("fixed", {"ridge": 0.1, "tol": 0.0}), ("paper", {"solver": "rngd"})):
-        model, level = fit_point(ratings, RANK, max_iter=5, **options)  # type: ignore[arg-type]
+        model = fit_point(ratings, RANK, max_iter=5, **options)  # type: ignore[arg-type]
         rows, columns = model.rows.gathered(), model.columns.gathered()
-        found[name] = {"product": rows.mean[:, :-1] @ columns.mean[:, :-1].T, "level": level}
+        found[name] = {"product": rows.mean[:, :-1] @ columns.mean[:, :-1].T}
         found[name] |= {"offsets": [rows.mean[:, -1], columns.mean[:, -1]], "ridge": model.fixed_ridge}
         found[name] |= {"priors": [rows.precision, columns.precision], "log_det": [rows.log_det, columns.log_det]}
     posterior = fit_variational(ratings, RANK, max_iter=4, tol=0.0)

@@ -81,12 +81,10 @@ class MatrixCompletionCV(MatrixCompletion):
             for k in range(self.cv):
                 kept, held, inside, asked = fold != k, fold == k, extras.at(fold != k), extras.at(fold == k)
                 table = prepare(i[kept], j[kept], values[kept], ids, settings, inside)
-                features = inside.tables(ids, table.ratings)
                 for r, ridge in enumerate(ridges):
                     for s, rank in enumerate(ranks):
                         chosen = replace(settings, rank=rank, ridge=ridge)
-                        found = solve(table.ratings, chosen, observations=table.observations, features=features)
-                        model = CompletionModel.of(ids, table, *found, settings.inference)
+                        model = CompletionModel.of(ids, table, solve(table, chosen), settings.inference)
                         mean, _ = model.predict(i[held], j[held], clip=self.clip, times=asked.times)
                         errors[r, s, k] = np.sqrt(np.average((mean - values[held]) ** 2, weights=asked.weights))
                         line.advance()

@@ -7,7 +7,6 @@ shares. Ratings live on ``device``: with the backend ``cpu:gloo,cuda:nccl`` sums
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -20,7 +19,7 @@ import torch
 from fisherfold.completion.entries import Codes, Entries, Floats, merge, mixed
 from fisherfold.completion.estimator import MatrixCompletion
 from fisherfold.completion.files import pack_posterior, unpack_posterior
-from fisherfold.completion.fit import Settings, Table, resolving, solve
+from fisherfold.completion.fit import Settings, Table, measure, solve
 from fisherfold.completion.inference.posterior import CompletionPosterior
 from fisherfold.completion.model import CompletionModel, Seen
 from fisherfold.completion.ratings import Ratings
@@ -34,7 +33,6 @@ from fisherfold.threads import threads
 
 # Up to so many ratings the model keeps them, 8 bytes each, on every process.
 SEEN_LIMIT = 2**26
-_SAMPLE = 2**13  # of the values of a share, to tell where most of them lie
 
 
 def fit_shared(
@@ -88,10 +86,8 @@ def _fit(
             arrays, meta = pack_posterior(posterior.gathered())
             saved.save({name: torch.from_numpy(array) for name, array in arrays.items()}, meta)
 
-    posterior, level = solve(table.ratings, settings, init, after_pass)
-    posterior = posterior.gathered()
-    seen = _seen(table.ratings, level, group)
-    return CompletionModel.of((row_ids, column_ids), table, posterior, level, settings.inference, seen)
+    posterior = solve(table, settings, init, after_pass).gathered()
+    return CompletionModel.of((row_ids, column_ids), table, posterior, settings.inference, _seen(table.ratings, group))
 
 
 def _identity(data: str, settings: Settings) -> dict[str, Any]:
@@ -131,7 +127,7 @@ def share_out(
             i, j, values = merge(*pair, values, settings.duplicates, ids)
             own, other = (i, j) if flipped else (j, i)
     data = _digest(ids, own, other, values, group) if with_digest else ""
-    center, scale, low, high, dtype = _level(values, settings, group)
+    center, scale, low, high, dtype = measure(values, settings, group)
     axis = Axis(len(counts), cuts[group.rank], cuts[group.rank + 1], group)
     across = Axis.whole(len(ids[1] if flipped else ids[0]))
     ratings = Ratings.over(
@@ -162,30 +158,13 @@ def _exchanged(own: Codes, other: Codes, values: Floats, cuts: list[int], group:
     return found[:, 0].astype(np.int64), found[:, 1].astype(np.int64), values
 
 
-def _level(values: Floats, settings: Settings, group: Group) -> tuple[float, float, float, float, torch.dtype]:
-    """Centre, scale and range of the values of all processes, and the dtype that resolves them."""
-    total = group.sum(torch.tensor([len(values), values.sum()], dtype=torch.float64))
-    if total[0] == 0:
-        raise ValueError("there are no ratings: found 0 observed entries on all ranks, at least 1 is needed")
-    ends = group.largest(torch.tensor([values.max(initial=-math.inf), -values.min(initial=math.inf)]))
-    high, low = float(ends[0]), -float(ends[1])
-    center = float(total[1] / total[0]) if settings.offsets != "none" else 0.0
-    largest = max(abs(low - center), abs(high - center))
-    if largest <= 1e-12 * abs(center):
-        return center, abs(center) or 1.0, low, high, settings.dtype
-    squares = group.sum(torch.tensor(float(np.square((values - center) / largest).sum()), dtype=torch.float64))
-    scale = largest * math.sqrt(float(squares / total[0]))
-    sample = group.gather(torch.from_numpy(values[:: len(values) // _SAMPLE + 1].copy())).numpy()
-    return center, scale, low, high, resolving(sample, low, high, scale, settings.dtype)
-
-
-def _seen(ratings: Ratings, level: float, group: Group) -> Seen | None:
+def _seen(ratings: Ratings, group: Group) -> Seen | None:
     """The ratings of all processes, on each of them, unless they are too many."""
     if group.size == 1:
-        return Seen.of(ratings, level)
+        return Seen.of(ratings)
     if ratings.n_ratings > SEEN_LIMIT:
         return None
     rows, columns, values = (part.cpu() for part in ratings.entries())
     rows, columns = rows.long() + ratings.row_axis.start, columns + ratings.column_axis.start
-    i, j, found = (group.gather(part).numpy() for part in (rows, columns, values - level))
+    i, j, found = (group.gather(part).numpy() for part in (rows, columns, values))
     return Seen.from_entries(i, j, found, ratings.shape[0])

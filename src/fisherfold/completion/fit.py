@@ -22,7 +22,8 @@ from fisherfold.completion.inference.time_effects import periods_of
 from fisherfold.completion.inference.variational import fit_variational, gradual_start
 from fisherfold.completion.point.fit import fit_point
 from fisherfold.completion.ratings import Ratings
-from fisherfold.progress import Line, track
+from fisherfold.distributed import ALONE, Group
+from fisherfold.progress import track
 from fisherfold.tables.ids import IdIndex
 from fisherfold.warn import warn
 
@@ -30,6 +31,7 @@ from fisherfold.warn import warn
 _DAY, _MOST_DAYS, _PERIODS = 86400.0, 20_000, 20
 _MOST_CATEGORIES = 100
 _MOST, _WIDTH = (0.05, 0.95), 3.29  # most values lie between these quantiles; of a Gaussian so many deviations apart
+_SAMPLE = 2**17  # of the values, to tell where most of them lie
 _RULED = 1 / 30  # where most values spread over less than this part of the scale, float32 cannot tell them apart
 
 
@@ -54,10 +56,10 @@ class Settings:
 
     @property
     def model(self) -> dict[str, Any]:
-        """What the variational engine calls its options."""
+        """What the engine calls its options."""
         return {
             "ridge": self.ridge, "row_offsets": self.offsets in ("both", "rows"),
-            "column_offsets": self.offsets in ("both", "columns"), "set_effects": self.rated_sets, "seed": self.seed,
+            "column_offsets": self.offsets in ("both", "columns"), "seed": self.seed,
         }  # fmt: skip
 
     @property
@@ -121,27 +123,25 @@ class Table:
     high: float  # the largest value
     n_merged: int  # how many entries were merged into another one
     observations: Observations | None = None  # weights, times and categories of the ratings, if there are any
+    features: tuple[FeatureTable | None, FeatureTable | None] = (None, None)  # of the rows and of the columns
 
 
 def prepare(
-    rows: Codes, columns: Codes, values: Floats, ids: tuple[IdIndex, IdIndex], settings: Settings,
-    extras: Extras | None = None,
-) -> Table:  # fmt: skip
+    rows: Codes, columns: Codes, values: Floats, ids: tuple[IdIndex, IdIndex], settings: Settings, extras: Extras
+) -> Table:
     """Merge pairs given twice, centre and scale, and sort both ways."""
-    given, extras = len(values), extras or Extras()
+    given = len(values)
     if extras.times is not None or extras.weights is not None:
         rows, columns, values, extras = once(rows, columns, values, extras, ids, settings.rule)
     times, weights = extras.times, extras.weights
     if settings.rule != "mean":  # a mean is taken on the way, of values that were all observed
         rows, columns, values = merge(rows, columns, values, settings.rule, ids)
-    center, scale = level_and_scale(values, centred=settings.offsets != "none")
-    low, high = float(values.min()), float(values.max())
-    dtype = resolving(values, low, high, scale, settings.dtype)
+    center, scale, low, high, dtype = measure(values, settings)
     ratings = Ratings(
         rows, columns, (values - center) / scale, (len(ids[0]), len(ids[1])), dtype=dtype, duplicates="mean",
         device=settings.device,
     )  # fmt: skip
-    table = Table(ratings, center, scale, low, high, given - ratings.n_ratings)
+    table = Table(ratings, center, scale, low, high, given - ratings.n_ratings, features=extras.tables(ids, ratings))
     if times is not None or weights is not None or settings.likelihood != "gaussian":
         _check_categories(values, settings.likelihood)
         order = np.lexsort((columns, rows))
@@ -191,24 +191,29 @@ def _check_categories(values: Floats, likelihood: str) -> None:
         )
 
 
-def level_and_scale(values: Floats, *, centred: bool) -> tuple[float, float]:
-    """What to subtract from the values and what to divide by.
-
-    Example:
-        >>> level_and_scale(np.array([1.0, 3.0]), centred=True), level_and_scale(np.array([4.0, 4.0]), centred=True)
-        ((2.0, 1.0), (4.0, 4.0))
-    """
-    center = float(values.mean()) if centred else 0.0
-    off = values - center
-    largest = float(np.abs(off).max())
+def measure(
+    values: Floats, settings: Settings, group: Group = ALONE
+) -> tuple[float, float, float, float, torch.dtype]:
+    """Centre, scale and range of the values of all processes, and the dtype that resolves them."""
+    count, total = group.sum(torch.tensor([len(values), values.sum()], dtype=torch.float64)).tolist()
+    if count == 0:
+        raise ValueError("there are no ratings: found 0 observed entries on all ranks, at least 1 is needed")
+    ends = group.largest(torch.tensor([values.max(initial=-np.inf), -values.min(initial=np.inf)]))
+    high, low = float(ends[0]), -float(ends[1])
+    center = total / count if settings.offsets != "none" else 0.0
+    largest = max(abs(low - center), abs(high - center))
     if largest <= 1e-12 * abs(center):
-        return center, abs(center) or 1.0
-    return center, largest * float(np.sqrt(np.mean((off / largest) ** 2)))  # dividing first keeps the squares in range
+        return center, abs(center) or 1.0, low, high, settings.dtype
+    # dividing first keeps the squares in range
+    squares = group.sum(torch.tensor(np.square((values - center) / largest).sum(), dtype=torch.float64))
+    scale = largest * float(squares / count) ** 0.5
+    sample = group.gather(torch.from_numpy(values[:: len(values) * group.size // _SAMPLE + 1].copy())).numpy()
+    return center, scale, low, high, _resolving(sample, low, high, scale, settings.dtype)
 
 
-def resolving(values: Floats, low: float, high: float, scale: float, dtype: torch.dtype) -> torch.dtype:
+def _resolving(values: Floats, low: float, high: float, scale: float, dtype: torch.dtype) -> torch.dtype:
     """float64, with a warning, where one value far from all others rules the scale; else the given dtype."""
-    first, last = (float(q) for q in np.quantile(values[:: max(1, len(values) // 2**17)], _MOST))
+    first, last = (float(q) for q in np.quantile(values, _MOST))
     spread = last / _WIDTH - first / _WIDTH
     far = high if high / 2 - last / 2 > first / 2 - low / 2 else low
     times = abs(far / spread - (last if far == high else first) / spread) if spread > 0 else 0.0
@@ -222,43 +227,32 @@ def resolving(values: Floats, low: float, high: float, scale: float, dtype: torc
 
 
 def solve(
-    ratings: Ratings, settings: Settings, init: CompletionPosterior | None = None,
-    callback: Callable[[CompletionPosterior], None] | None = None, observations: Observations | None = None,
-    features: tuple[FeatureTable | None, FeatureTable | None] = (None, None),
-) -> tuple[CompletionPosterior, float]:  # fmt: skip
+    table: Table, settings: Settings, init: CompletionPosterior | None = None,
+    callback: Callable[[CompletionPosterior], None] | None = None,
+) -> CompletionPosterior:  # fmt: skip
     """Run the solver."""
+    ratings, observations = table.ratings, table.observations
+    how: dict[str, Any] = {"max_iter": settings.max_iter, "tol": settings.tol} | settings.model
     with track("fitting", at_most=settings.max_iter, verbose=settings.verbose and ratings.group.is_first) as line:
-        return _solve(ratings, settings, init, callback, observations, features, line)
+        if settings.inference == "point":
+            report = lambda record: line.update(record["iteration"], record)  # noqa: E731
+            return fit_point(ratings, settings.rank, solver=settings.solver, callback=report, **how)
 
+        def after_pass(posterior: CompletionPosterior) -> None:
+            if callback is not None:
+                callback(posterior)
+            line.update(len(posterior.trace), posterior.trace[-1])
 
-def _solve(
-    ratings: Ratings, settings: Settings, init: CompletionPosterior | None,
-    callback: Callable[[CompletionPosterior], None] | None, observations: Observations | None,
-    features: tuple[FeatureTable | None, FeatureTable | None], line: Line,
-) -> tuple[CompletionPosterior, float]:  # fmt: skip
-    if settings.inference == "point":
-        return fit_point(
-            ratings, settings.rank, ridge=settings.ridge, offsets=settings.offsets, solver=settings.solver,
-            max_iter=settings.max_iter, tol=settings.tol, seed=settings.seed,
-            callback=lambda record: line.update(record["iteration"], record),
-        )  # fmt: skip
-
-    def after_pass(posterior: CompletionPosterior) -> None:
-        if callback is not None:
-            callback(posterior)
-        line.update(len(posterior.trace), posterior.trace[-1])
-
-    if init is None:
-        init = gradual_start(ratings, settings.rank, features=features, **settings.model)
-        if settings.likelihood != "gaussian" and observations is not None:
-            # the scale of the latent values is that of a fit to the categories as numbers
-            init = fit_variational(
-                ratings, settings.rank, max_iter=settings.max_iter, tol=3 * settings.tol, init=init,
-                observations=observations.as_numbers(), **settings.model,
-            )  # fmt: skip
-            init.trace, init.converged = [], False
-    posterior = fit_variational(
-        ratings, settings.rank, max_iter=settings.max_iter, tol=settings.tol, init=init, callback=after_pass,
-        observations=observations, **settings.model,
-    )  # fmt: skip
-    return posterior, 0.0
+        how["set_effects"] = settings.rated_sets
+        if init is None:
+            model = settings.model | {"set_effects": settings.rated_sets}
+            init = gradual_start(ratings, settings.rank, features=table.features, **model)
+            if settings.likelihood != "gaussian" and observations is not None:
+                # the scale of the latent values is that of a fit to the categories as numbers
+                numbers = observations.as_numbers()
+                roughly = how | {"tol": 3 * settings.tol, "observations": numbers}
+                init = fit_variational(ratings, settings.rank, init=init, **roughly)
+                init.trace, init.converged = [], False
+        return fit_variational(
+            ratings, settings.rank, init=init, callback=after_pass, observations=observations, **how
+        )

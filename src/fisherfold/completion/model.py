@@ -49,10 +49,10 @@ class Seen:
     values: npt.NDArray[np.floating]  # their values
 
     @classmethod
-    def of(cls, ratings: Ratings, level: float = 0.0) -> Seen:
+    def of(cls, ratings: Ratings) -> Seen:
         """The ratings of a fit."""
         by_row = ratings.by_row
-        parts = by_row.offsets.long(), by_row.indices(), by_row.values() - level
+        parts = by_row.offsets.long(), by_row.indices(), by_row.values()
         return cls(*(part.cpu().numpy() for part in parts))
 
     @property
@@ -99,13 +99,13 @@ class CompletionModel:
 
     @classmethod
     def of(
-        cls, ids: tuple[IdIndex, IdIndex], table: Table, posterior: CompletionPosterior, level: float, inference: str,
+        cls, ids: tuple[IdIndex, IdIndex], table: Table, posterior: CompletionPosterior, inference: str,
         seen: Seen | None = None,
     ) -> CompletionModel:  # fmt: skip
         """The model of a table that was fitted."""
         return cls(
-            *ids, posterior, table.center + level * table.scale, table.scale, table.low, table.high, seen, inference,
-            table.n_merged, table.ratings.n_ratings,
+            *ids, posterior, table.center, table.scale, table.low, table.high, seen, inference, table.n_merged,
+            table.ratings.n_ratings,
         )  # fmt: skip
 
     @property
@@ -317,7 +317,5 @@ def fitted(
     extras: Extras | None = None,
 ) -> CompletionModel:  # fmt: skip
     """Fit a model to numbered entries."""
-    table = prepare(rows, columns, values, ids, settings, extras)
-    features = (extras or Extras()).tables(ids, table.ratings)
-    posterior, level = solve(table.ratings, settings, observations=table.observations, features=features)
-    return CompletionModel.of(ids, table, posterior, level, settings.inference, Seen.of(table.ratings, level))
+    table = prepare(rows, columns, values, ids, settings, extras or Extras())
+    return CompletionModel.of(ids, table, solve(table, settings), settings.inference, Seen.of(table.ratings))

@@ -80,7 +80,7 @@ class Side:
             center=mean.new_zeros(size), start_variance=variance.double(), has_offset=has_offset,
             log_det=mean.new_zeros(n), axis=axis, others=others,
         )  # fmt: skip
-        side._set_precision(side.precision)
+        side.set_precision(side.precision)
         return side
 
     def copied(self) -> Side:
@@ -155,7 +155,7 @@ class Side:
             self.center[-1] = 0
         second = self.deviation() + PRIOR_ROWS * torch.diag(self.start_variance)
         precision = torch.linalg.inv(second / (self.size + PRIOR_ROWS))
-        self._set_precision((precision + precision.T) / 2)
+        self.set_precision((precision + precision.T) / 2)
 
     def _mean(self, table: Tensor) -> Tensor:
         return table.mean(0) if self.axis is None else self.axis.mean(table)
@@ -176,9 +176,10 @@ class Side:
     def fix_prior(self, precision: float) -> None:
         """Use a given multiple of the identity as the prior precision."""
         size = self.mean.shape[1]
-        self._set_precision(torch.eye(size, dtype=torch.float64, device=self.mean.device) * precision)
+        self.set_precision(torch.eye(size, dtype=torch.float64, device=self.mean.device) * precision)
 
-    def _set_precision(self, precision: Tensor) -> None:
+    def set_precision(self, precision: Tensor) -> None:
+        """Use a given prior precision."""
         if not self.has_offset:  # an offset held at zero has no prior: unit precision keeps it out of |K|
             precision[-1], precision[:, -1] = 0, 0
             precision[-1, -1] = 1

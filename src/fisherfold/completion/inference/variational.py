@@ -177,8 +177,10 @@ def _next_rank(rank: int, last: int) -> int:
     return last if _GROWTH * rank > 0.7 * last else _GROWTH * rank
 
 
-def update_side(side: Side, weighted: Tensor, groups: Grouped, noise_precision: float) -> tuple[Tensor, Tensor]:
-    """Set the posterior of one side to its optimum given the moments of the other."""
+def update_side(
+    side: Side, weighted: Tensor, groups: Grouped, noise_precision: float, *, known: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Set one side to its optimum given the moments of the other; its moments, with ``known`` those of the mean."""
     n, size = side.mean.shape
     prior_mean = side.prior_mean
     chunk = max(64, _CHUNK_ENTRIES // size**2)
@@ -192,12 +194,12 @@ def update_side(side: Side, weighted: Tensor, groups: Grouped, noise_precision: 
             part = slice(first, min(first + chunk, n))
             prior = prior_mean if len(prior_mean) == 1 else prior_mean[part]
             own = evidence.part(slice(first - begin, part.stop - begin))
-            table[part], residual[part] = update_members(side, part, own, prior, noise_precision)
+            table[part], residual[part] = update_members(side, part, own, prior, noise_precision, known)
     return table, residual
 
 
 def update_members(
-    side: Side, part: slice, evidence: Evidence, prior_mean: Tensor, noise_precision: float
+    side: Side, part: slice, evidence: Evidence, prior_mean: Tensor, noise_precision: float, known: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Set a run of members to precision K + τ α_i T_i; their second moments and expected squared residuals."""
     gram, pull = evidence.normal_equations()
@@ -211,7 +213,7 @@ def update_members(
     mean, packed, log_det = solve_batch(precision, pull)
     if not side.has_offset:
         packed[:, -1] = 0
-    second, residual = evidence.residual(mean, packed)
+    second, residual = evidence.residual(mean, packed[:, :0] if known else packed)
     side.mean[part], side.covariance[part], side.log_det[part] = mean, packed, -log_det
     return second, residual
 

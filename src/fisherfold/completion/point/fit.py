@@ -1,16 +1,23 @@
-"""Completion by a point estimate, in the form of a posterior: prediction, new rows and files are the same for both.
+r"""Completion by a point estimate, in the form of a posterior without covariances: all else is shared with it.
 
-``solver="auto"`` is the natural gradient of ``fisherfold.completion.point.als``: half-steps of length 1 with row-block
-Fisher, nothing to tune. Without a ridge, λ is chosen on a tenth of the ratings along a warm-started path λ = c σ²/s, σ²
-the variance that offsets leave and s the standard deviation of all values, and on below it where its least λ is the
-best; then all ratings are fitted. Other solvers are those of ``minimize``, for the paper's problem on what offsets
-leave:
+``solver="auto"`` penalises both factors,
+
+    min  ½ Σ_{(i,j) ∈ Ω} (x_ij - b_i - c_j - u_iᵀv_j)² + ½ Σ_i w_i (λ‖u_i‖² + λ₀b_i²) + ½ Σ_j w_j (λ‖v_j‖² + λ₀c_j²)
+
+by half-steps of the variational engine that take the other side for known. With w = 1 and L = U T (U a frame) the
+penalty is λ (tr S + tr AᵀA S⁻¹)/2 with S = T Tᵀ, and its least value over S is λ ‖A‖_*: so this is the problem
+min_A ½ ‖P_Ω(UAᵀ - X)‖² + λ ‖A‖_* on Gr(n, p), a prior covariance S being carried along with the frame, and a half-step
+is a natural-gradient step of length 1 with the row-block Fisher Σ_i a_i a_iᵀ damped by λ S. The weights w_i = √(n_i/n̄)
+give the weighted nuclear norm, which spares the seldom rated. Without a ridge λ is chosen on a tenth of the ratings
+along a warm-started path λ = c σ², σ² the variance that offsets leave, and on below it where its least λ is the best.
+
+Other solvers are those of ``minimize``, for the paper's problem on what offsets leave:
 
     min over U of (1/2N) Σ_i min_a ‖U_i a - x_i‖² + λ ‖a‖²
 
-The factors and offsets are the means of the posterior. The prior precisions are the penalties over the residual
-variance, K = τ diag(λ I, λ₀) with 1/τ = (1/N) Σ r_ij², and the covariances are the inverses of the blocks of the
-Hessian (Laplace): a new rating is then one ridge step.
+The prior precisions of the result are the penalties over the residual variance, K = τ diag(λ I, λ₀) with
+1/τ = (1/N) Σ r_ij², and the covariances are the inverses of the blocks of the Hessian (Laplace): a new rating is then
+one ridge step.
 """
 
 from __future__ import annotations
@@ -18,7 +25,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -28,8 +36,8 @@ from torch import Tensor
 from fisherfold.completion.entries import mixed
 from fisherfold.completion.inference.gram import moments
 from fisherfold.completion.inference.posterior import CompletionPosterior, Side
+from fisherfold.completion.inference.start import start_posterior
 from fisherfold.completion.inference.variational import noise_floor, update_side
-from fisherfold.completion.point.als import Factors, Penalty, TwoSided, additive_model, grow
 from fisherfold.completion.point.problem import CompletionProblem
 from fisherfold.completion.ratings import Ratings
 from fisherfold.solvers import GradientNorm, Stagnation, minimize
@@ -41,27 +49,26 @@ OPTIONS: dict[str, dict[str, Any]] = {"rngd-vr": {"step": 0.05, "fisher": "krone
 # λ/σ² on the validation path: upwards, because a direction that a large λ has killed does not come back.
 _PATH = tuple(2.0 ** (k / 2) for k in range(2, 13))
 _DOWN, _HELPS = 4.0, 0.999
-_DEFAULT_LEVEL = 8.0
+_DEFAULT_LEVEL, _OFFSET_RIDGE = 8.0, 3.0
 _ENOUGH_TO_VALIDATE, _VALIDATION = 50, 0.1
 _Record = Callable[[dict[str, float]], object]
 
 
 def fit_point(
-    ratings: Ratings, rank: int, *, ridge: float | None = None, offsets: str = "both", solver: str = "auto",
-    max_iter: int = 30, tol: float = 1e-4, seed: int = 0, callback: _Record | None = None,
-) -> tuple[CompletionPosterior, float]:  # fmt: skip
-    """Fit a point estimate and write it as a posterior.
+    ratings: Ratings, rank: int, *, ridge: float | None = None, row_offsets: bool = True, column_offsets: bool = True,
+    solver: str = "auto", max_iter: int = 30, tol: float = 1e-4, seed: int = 0, callback: _Record | None = None,
+) -> CompletionPosterior:  # fmt: skip
+    """Fit a point estimate to ratings that were centred and scaled, and write it as a posterior.
 
     Example:
         >>> g = torch.Generator().manual_seed(0)
         >>> x = torch.randn(40, 2, generator=g) @ torch.randn(2, 30, generator=g)
         >>> i, j = (torch.rand(40, 30, generator=g) < 0.6).nonzero().T
-        >>> posterior, level = fit_point(Ratings(i, j, x[i, j]), 2, ridge=0.01, max_iter=200)
-        >>> hidden = posterior.predict(i, j)[0] + level - x[i, j]
+        >>> posterior = fit_point(Ratings(i, j, x[i, j]), 2, ridge=0.01, max_iter=200)
+        >>> hidden = posterior.predict(i, j)[0] - x[i, j]
         >>> bool(hidden.square().mean() < 1e-2 * x.square().mean())
         True
     """
-    generator = torch.Generator().manual_seed(seed)
     trace: list[dict[str, float]] = []
     began = time.perf_counter()
 
@@ -70,49 +77,28 @@ def fit_point(
         if callback is not None:
             callback(trace[-1])
 
-    if solver == "auto":
-        at, penalty, converged = _alternate(ratings, rank, ridge, offsets, max_iter, tol, generator, record)
-        scales = penalty.ridge * torch.eye(rank, dtype=torch.float64)
-        penalties, offset_ridge = (scales, scales), penalty.offset_ridge
-    else:
-        at, penalties, converged = _minimize(
-            ratings, rank, ridge or 0.0, offsets, solver, max_iter, tol, seed, record
-        )
-        offset_ridge = 3.0
-    residual = at.mean_square_error(ratings)
-    precision = 1 / max(residual, noise_floor(ratings.dtype))
-    sides = [
-        _side(*parts, offset_ridge, precision)
-        for parts in (
-            (at.rows, at.row_offset, at.with_row_offset, ratings.row_counts, ratings, penalties[0]),
-            (at.columns, at.column_offset, at.with_column_offset, ratings.column_counts, ratings.T, penalties[1]),
-        )
-    ]
-    posterior = CompletionPosterior(
-        sides[0], sides[1], precision, 0.0, ratings.n_ratings, penalty.ridge if solver == "auto" else ridge or 0.0,
-        residual * ratings.n_ratings, trace, converged,
+    start = partial(
+        start_posterior, rank=rank, row_offsets=row_offsets, column_offsets=column_offsets, weight_strength=0.0,
+        seed=seed,
     )  # fmt: skip
+    if solver == "auto":
+        posterior = _alternate(ratings, ridge, start, max_iter, tol, seed, record)
+        penalties = [side.precision for side in (posterior.rows, posterior.columns)]
+    else:
+        posterior, penalties = _minimize(ratings, ridge or 0.0, start, solver, max_iter, tol, seed, record)
+    posterior.trace, posterior.misfit = trace, _squares(posterior, ratings)
+    posterior.noise_precision = 1 / max(posterior.misfit / ratings.n_ratings, noise_floor(ratings.dtype))
+    for side, penalty in zip((posterior.rows, posterior.columns), penalties, strict=True):
+        side.weight = torch.ones_like(side.weight)
+        side.set_precision(posterior.noise_precision * penalty)
     _set_covariances(posterior, ratings)
-    return posterior, at.mean
-
-
-def _side(
-    factors: Tensor, offset: Tensor, has_offset: bool, counts: Tensor, ratings: Ratings, penalty: Tensor,
-    offset_ridge: float, precision: float,
-) -> Side:  # fmt: skip
-    mean = torch.cat([factors, offset[:, None]], dim=1)
-    variance, axes = torch.ones(mean.shape[1], device=mean.device), (ratings.row_axis, ratings.column_axis)
-    side = Side.start(mean, counts, variance, has_offset=has_offset, axis=axes[0], others=axes[1])
-    side.precision[:-1, :-1] = precision * penalty
-    if has_offset:
-        side.precision[-1, -1] = precision * offset_ridge
-    return side
+    return posterior
 
 
 def _set_covariances(posterior: CompletionPosterior, ratings: Ratings) -> None:
     """The inverse Hessian blocks as covariances; the means stay."""
     rows, columns = posterior.rows, posterior.columns
-    tables = [moments(side.mean, side.covariance) for side in (columns, rows)]
+    tables = [_known(side) for side in (columns, rows)]
     for side, table, groups in zip((rows, columns), tables, (ratings.by_row, ratings.by_column), strict=True):
         mean = side.mean.clone()
         update_side(side, table, groups, posterior.noise_precision)
@@ -120,49 +106,82 @@ def _set_covariances(posterior: CompletionPosterior, ratings: Ratings) -> None:
         side.changed()
 
 
-def _additive(ratings: Ratings, offsets: str) -> Factors:
-    rows, columns = offsets in {"both", "rows"}, offsets in {"both", "columns"}
-    return additive_model(ratings, Penalty(1.0, 3.0), rows=rows, columns=columns, mean=offsets != "none")
+def _known(side: Side) -> Tensor:
+    """The moments of a side that is taken for known."""
+    return moments(side.mean, side.mean[:, :0])
+
+
+def _squares(posterior: CompletionPosterior, ratings: Ratings) -> float:
+    """Σ (x_ij - prediction)²."""
+    rows, columns, values = ratings.entries()
+    return ratings.add((posterior.predict(rows, columns)[0] - values).double().square())
 
 
 def _alternate(
-    ratings: Ratings, rank: int, ridge: float | None, offsets: str, max_iter: int, tol: float,
-    generator: torch.Generator, record: _Record,
-) -> tuple[Factors, Penalty, bool]:  # fmt: skip
-    """The penalised factors, the penalty, and whether the objective has settled."""
+    ratings: Ratings, ridge: float | None, start: Callable[[Ratings], CompletionPosterior], max_iter: int, tol: float,
+    seed: int, record: _Record,
+) -> CompletionPosterior:  # fmt: skip
+    """Both factors by turns; the precisions of the result are its penalties."""
     held_out = None
     if ridge is None and ratings.n_ratings >= _ENOUGH_TO_VALIDATE:
-        held_out = held_out_entries(ratings, _VALIDATION, int(torch.randint(2**31, (1,), generator=generator)))
+        held_out = held_out_entries(ratings, _VALIDATION, seed)
     train = ratings if held_out is None else _part(ratings, ~held_out)
-    at = _additive(train, offsets)
-    # λ times a product of factors is a square of values: λ has the unit of the values, λ₀ has none
-    unit = _spread(ratings, centred=offsets != "none")
-    left = (at.mean_square_error(train) or 1.0) / unit
+    posterior = start(train)  # the factors of the rows are zero: it predicts what offsets do
+    left = _squares(posterior, train) / train.n_ratings or 1.0
+    if held_out is not None:
+        posterior, ridge = _choose_ridge(train, _part(ratings, held_out), posterior, left, record)
+    _penalise(posterior, ratings, _DEFAULT_LEVEL * left if ridge is None else ridge, left)
+    objective = sweep(posterior, ratings)
+    for _ in range(max_iter):
+        before, objective = objective, sweep(posterior, ratings)
+        record({"ridge": posterior.fixed_ridge or 0.0, "objective": objective})
+        if before - objective <= tol * abs(objective):
+            posterior.converged = True
+            break
+    return posterior
+
+
+def _penalise(posterior: CompletionPosterior, ratings: Ratings, ridge: float, left: float) -> None:
+    """Set λ, λ₀ and the weights w."""
     # with no ridge at all, rows with few ratings would be singular: the floor selects their least-norm solution
     floor = torch.finfo(ratings.dtype).eps ** 0.5 * left
-
-    def penalty(level: float) -> Penalty:
-        return Penalty(max(level, floor), max(level / 3, floor) / unit)
-
-    level = ridge if ridge is not None else (_DEFAULT_LEVEL if held_out is None else _PATH[0]) * left
-    at = TwoSided(train, penalty(level)).balance(grow(train, at, rank, generator))
-    if held_out is not None:
-        level, at = _choose_ridge(train, _part(ratings, held_out), at, left, penalty, record)
-    problem = TwoSided(ratings, penalty(level))
-    at, objective = problem.column_step(at)
-    for _ in range(max_iter):
-        before = objective
-        at, objective = problem.sweep(at)
-        record({"ridge": problem.penalty.ridge, "objective": objective})
-        if before - objective <= tol * abs(objective):
-            return at, problem.penalty, True
-    return at, problem.penalty, False
+    posterior.fixed_ridge = max(ridge, floor)
+    for side, counts in ((posterior.rows, ratings.row_counts), (posterior.columns, ratings.column_counts)):
+        side.counts = counts.to(side.mean)
+        side.weight = (side.counts.clamp(min=1) * (side.size / ratings.n_ratings)).rsqrt()
+        penalty = torch.full_like(side.precision[0], posterior.fixed_ridge)
+        penalty[-1] = max(ridge / 3, floor)
+        side.set_precision(torch.diag(penalty))
 
 
-def _spread(ratings: Ratings, *, centred: bool) -> float:
-    values = ratings.entries()[2].double()
-    mean = ratings.add(values) / ratings.n_ratings if centred else 0.0
-    return math.sqrt(ratings.add((values - mean).square()) / ratings.n_ratings) or 1.0
+def sweep(posterior: CompletionPosterior, ratings: Ratings) -> float:
+    """The exact minimum in the rows, the best S, and the minimum in the columns; the objective per rating."""
+    rows, columns = posterior.rows, posterior.columns
+    update_side(rows, _known(columns), ratings.by_row, 1.0, known=True)
+    _balance(posterior, ratings)
+    _, squares = update_side(columns, _known(rows), ratings.by_column, 1.0, known=True)
+    objective = float(columns.total(squares.sum(dtype=torch.float64)))
+    for side in (rows, columns):
+        lengths = side.mean.double().square() @ side.precision.diagonal()
+        objective += float(side.total((lengths / side.weight.double()).sum()))
+    return objective / (2 * ratings.n_ratings)
+
+
+def _balance(posterior: CompletionPosterior, ratings: Ratings) -> None:
+    """The best S for the products ⟨u_i, v_j⟩: coordinates in which Σ w u uᵀ and Σ w v vᵀ are equal and diagonal."""
+    u, v = posterior.rows.mean[:, :-1], posterior.columns.mean[:, :-1]
+    sides = (u, posterior.rows.weight, ratings.row_axis), (v, posterior.columns.weight, ratings.column_axis)
+    left, right = (axis.second_moment(x / weight.sqrt()[:, None]).double() for x, weight, axis in sides)
+    if float(left.trace() * right.trace()) ** 0.5 <= torch.finfo(u.dtype).tiny ** 0.25:
+        return  # nothing left to balance
+    values, vectors = torch.linalg.eigh(left)
+    values = values.clamp(min=float(values.max()) * 1e-14 + 1e-300).sqrt()
+    root, inverse = (vectors * values) @ vectors.mT, (vectors / values) @ vectors.mT
+    strength, turn = torch.linalg.eigh(root @ right @ root)
+    strength, turn = strength.flip(0), turn.flip(1)
+    scale = strength.clamp(min=float(strength.max()) * 1e-28 + 1e-300) ** 0.25
+    u.copy_(u @ (inverse @ turn * scale).to(u))
+    v.copy_(v @ (root @ turn / scale).to(v))
 
 
 def _part(ratings: Ratings, chosen: Tensor) -> Ratings:
@@ -181,59 +200,46 @@ def held_out_entries(ratings: Ratings, share: float, seed: int) -> Tensor | None
     return chosen if 0 < count < ratings.n_ratings else None
 
 
-_Trial = tuple[float, float, Factors]  # λ, the validation error and where it was found
-
-
 def _choose_ridge(
-    train: Ratings, held_out: Ratings, at: Factors, left: float, penalty: Callable[[float], Penalty], record: _Record
-) -> tuple[float, Factors]:
-    # A few warm-started half-steps per λ are enough to rank them; stop when two in a row are worse than the best.
-    def tried(level: float, at: Factors, rounds: int) -> _Trial:
-        problem = TwoSided(train, penalty(level * left))
-        for _ in range(rounds):
-            at = problem.balance(problem.row_step(problem.column_step(at)[0])[0])
-        at, _ = problem.column_step(at)
-        error = math.sqrt(at.mean_square_error(held_out))
-        record({"ridge": level * left, "validation_rmse": error})
-        return level * left, error, at
+    train: Ratings, held_out: Ratings, posterior: CompletionPosterior, left: float, record: _Record
+) -> tuple[CompletionPosterior, float]:
+    """Where the error of held-out ratings is least, and its λ."""
 
-    path: list[_Trial] = []
-    best = 0
-    for k, level in enumerate(_PATH):
-        path.append(tried(level, path[-1][2] if path else at, 3 if path else 6))
-        best = min(range(len(path)), key=lambda i: path[i][1])
-        if k - best >= 2:
+    def tried(level: float, start: CompletionPosterior, rounds: int) -> tuple[float, CompletionPosterior]:
+        found = start.copied()
+        _penalise(found, train, level * left, left)
+        for _ in range(rounds):  # a few are enough to rank the levels
+            sweep(found, train)
+        error = math.sqrt(_squares(found, held_out) / held_out.n_ratings)
+        record({"ridge": level * left, "validation_rmse": error})
+        return error, found
+
+    path = [tried(_PATH[0], posterior, 4)]
+    best = path[0]
+    for level in _PATH[1:]:
+        path.append(tried(level, path[-1][1], 2))
+        best = min(path, key=itemgetter(0))
+        if all(trial is not best for trial in path[-2:]):
             break
     # the least λ of the path is the best where there is little noise: go on below it while that helps
-    least, level, below = torch.finfo(train.dtype).eps ** 0.5, _PATH[0], [path[0]]
-    while best == 0 and level >= _DOWN * least:
+    level, helps = _PATH[0], best is path[0]
+    while helps and level >= _DOWN * torch.finfo(train.dtype).eps ** 0.5:
         level /= _DOWN
-        below.append(tried(level, below[-1][2], 3))
-        if not below[-1][1] < _HELPS * below[-2][1]:
-            break
-    if len(below) > 1:
-        chosen = min(below, key=lambda trial: trial[1])
-        return chosen[0], chosen[2]
-    return _vertex(path, best), path[best][2]
-
-
-def _vertex(path: list[_Trial], best: int) -> float:
-    """The minimum of the parabola through the best λ and its neighbours on the logarithmic grid."""
-    if not 0 < best < len(path) - 1:
-        return path[best][0]
-    before, here, after = (path[best + k][1] for k in (-1, 0, 1))
-    shift = 0.5 * (before - after) / max(before - 2 * here + after, 1e-300)
-    return path[best][0] * math.sqrt(2.0) ** max(-0.5, min(0.5, shift))
+        below = tried(level, best[1], 2)
+        helps = below[0] < _HELPS * best[0]
+        best = below if helps else best
+    return best[1], best[1].fixed_ridge or 0.0
 
 
 def _minimize(
-    ratings: Ratings, rank: int, ridge: float, offsets: str, solver: str, max_iter: int, tol: float, seed: int,
-    record: _Record,
-) -> tuple[Factors, tuple[Tensor, Tensor], bool]:  # fmt: skip
-    """The paper's problem by one of its solvers: factors, the penalties of both sides, and whether it has settled."""
-    base = _additive(ratings, offsets)
+    ratings: Ratings, ridge: float, start: Callable[[Ratings], CompletionPosterior], solver: str, max_iter: int,
+    tol: float, seed: int, record: _Record,
+) -> tuple[CompletionPosterior, list[Tensor]]:  # fmt: skip
+    """The paper's problem by one of its solvers, and the penalties of both sides."""
+    posterior = start(ratings)
+    rank = posterior.rank
     rows, columns, values = ratings.entries()
-    residual = values - base.predict(rows, columns)
+    residual = values - posterior.predict(rows, columns)[0]  # of the offsets: the factors of the rows are zero
     # divided by its root mean square, so that no tolerance has a unit
     unit = math.sqrt(ratings.add(residual.double().square()) / ratings.n_ratings) or 1.0
     problem = CompletionProblem(ratings.like(rows, columns, residual / unit), rank, ridge=ridge)
@@ -248,18 +254,25 @@ def _minimize(
     result = minimize(
         problem, x0, solver, max_iter=max_iter, stop=stop, seed=seed, callback=after, **OPTIONS.get(solver, {})
     )
-    coefficients = unit * problem.fit(result.x).coefficients
-    factors = (coefficients, result.x) if problem.transposed else (result.x, coefficients)
-    at = replace(base, rows=factors[0], columns=factors[1])
+    posterior.converged, posterior.fixed_ridge = result.status == "converged", ridge
+    factors = [result.x, unit * problem.fit(result.x).coefficients]
+    sides = (posterior.rows, ratings.row_axis), (posterior.columns, ratings.column_axis)
+    for (side, _), part in zip(sides, reversed(factors) if problem.transposed else factors, strict=True):
+        side.mean[:, :-1] = part
     # Members that come later are penalised by the ridge where there is one, else by s C⁻¹, s the variance left and C
     # the second moment of the members of the fit: without any, one with fewer ratings than the rank has no solution.
-    total = ratings.add(values.double().square()) / ratings.n_ratings
-    noise = max(at.mean_square_error(ratings), torch.finfo(ratings.dtype).eps ** 0.5 * total) or 1.0
-    axes = (ratings.row_axis, at.rows), (ratings.column_axis, at.columns)
-    given = [noise * _inverse_moment(axis.second_moment(part.double()) / axis.size) for axis, part in axes]
-    if ridge > 0:
-        given[0 if problem.transposed else 1] = ridge * torch.eye(rank, dtype=torch.float64)
-    return at, (given[0], given[1]), result.status == "converged"
+    total = ratings.add(values.double().square())
+    noise = max(_squares(posterior, ratings), torch.finfo(ratings.dtype).eps ** 0.5 * total) / ratings.n_ratings or 1.0
+    penalties = []
+    for k, (side, axis) in enumerate(sides):
+        penalty = _OFFSET_RIDGE * torch.eye(rank + 1, dtype=torch.float64, device=ratings.device)
+        if ridge > 0 and k != problem.transposed:
+            penalty[:-1, :-1] = ridge * torch.eye(rank)
+        else:
+            moment = axis.second_moment(side.mean[:, :-1].double()) / axis.size
+            penalty[:-1, :-1] = noise * _inverse_moment(moment)
+        penalties.append(penalty)
+    return posterior, penalties
 
 
 def _inverse_moment(moment: Tensor) -> Tensor:
