@@ -50,10 +50,7 @@ class LBFGS(Method):
     @override
     def step(self, state: State) -> None:
         x, gradient, norm = state.x, state.vectors["gradient"], state.gradient_norm
-        if norm == 0:
-            return
-        if not math.isfinite(norm):
-            state.failure = ("non_finite", "the gradient at the iterate is not finite")
+        if self.is_over(state):
             return
         pairs = self._pairs(state)
         direction = self._direction(x, gradient, pairs) if pairs else scale(-FIRST_STEP / norm, gradient)

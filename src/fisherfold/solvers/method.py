@@ -50,6 +50,18 @@ class Method(ABC):
         """Go back to the best point after a step to one whose full loss is not finite; a method shortens its steps."""
         state.x = state.best
 
+    def is_over(self, state: State) -> bool:
+        """Whether no step can be made from the iterate: its gradient is 0, or not finite, which is a failure."""
+        if not math.isfinite(state.gradient_norm):
+            state.failure = ("non_finite", "the gradient at the iterate is not finite")
+        return state.gradient_norm == 0 or state.failure is not None
+
+    def reject(self, state: State, status: str, sentence: str, most: int) -> None:
+        """Count a step that is not taken; so many in a row end the run."""
+        state.numbers["rejections"] += 1
+        if state.numbers["rejections"] >= most:
+            state.failure = (status, f"{sentence} ({counted(most, 'try', 'tries')} in a row)")
+
     def inner(self, x: Point, u: Tangent, v: Tangent) -> float:
         """The metric as a number."""
         return float(self.manifold._inner(x, u, v))  # the hook: vectors made by a solver need no checks
@@ -189,3 +201,40 @@ def _check_stream(stream: Tensor) -> None:
         raise ValueError(
             f"stream must hold int64 or int32 indices of shape (epochs, draws), got {stream.dtype} of shape {shape}"
         )
+
+
+class Stochastic(Method):
+    """A method of epochs of batches, whose step is quartered where an epoch leaves the finite numbers.
+
+    Args:
+        problem: the problem.
+        batch_size: samples per step; one tenth of the samples if not given.
+        sampling: ``shuffle`` (every sample once per epoch; so it is if not given) or ``replacement``.
+        stream: recorded sample indices, shape (epochs, draws), in place of ``sampling``.
+        max_rejections: so many spoilt epochs end the run.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        *,
+        batch_size: int | None = None,
+        sampling: str | None = None,
+        stream: Tensor | None = None,
+        max_rejections: int = 10,
+    ) -> None:
+        super().__init__(problem)
+        self.draws = Draws(problem.n_samples, batch_size, sampling, stream)
+        self.max_rejections = at_least_one("max_rejections", max_rejections)
+
+    def start(self, state: State) -> None:
+        """Fill in a fresh state that holds the starting point."""
+        state.numbers |= {"shrink": 1.0, "rejections": 0}
+
+    def shorten(self, state: State, step: float) -> None:
+        """Count a spoilt epoch."""
+        state.numbers["shrink"] /= 4
+        state.numbers["rejections"] += 1
+        state.record = {"accepted": 0.0, "step": step}
+        if state.numbers["rejections"] >= self.max_rejections:
+            state.failure = ("non_finite", f"a step of {step:.1e} leads to values that are not finite")

@@ -14,7 +14,6 @@ from typing import ClassVar
 from typing_extensions import override
 
 from fisherfold.manifolds.base import Point, Tangent, combine, is_finite, leaves, scale
-from fisherfold.plain import counted
 from fisherfold.solvers.method import FIRST_STEP, MAX_TRIALS, Method
 from fisherfold.solvers.state import State
 
@@ -43,10 +42,7 @@ class RCG(Method):
     @override
     def step(self, state: State) -> None:
         x, gradient, direction = state.x, state.vectors["gradient"], state.vectors["direction"]
-        if state.gradient_norm == 0:
-            return
-        if not math.isfinite(state.gradient_norm):
-            state.failure = ("non_finite", "the gradient at the iterate is not finite")
+        if self.is_over(state):
             return
         # of the unit gradient: in float32 squares of gradients below 1e-22 are 0, a slope at which any step will do
         unit = scale(1 / state.gradient_norm, gradient)
@@ -73,7 +69,10 @@ class RCG(Method):
         state.samples += self.problem.n_samples
         if not is_finite(new_gradient):
             state.x, state.loss, state.gradient_norm = before
-            self._refuse(state, trials)
+            # stay, and try a much shorter step next
+            state.numbers["alpha"] /= 16
+            state.record = {"accepted": 0.0, "trials": float(trials)}
+            self.reject(state, "non_finite", "the gradient ahead is not finite", MAX_TRIALS)
             return
         state.numbers |= {"restarted": 0, "rejections": 0}
         state.vectors |= {
@@ -81,15 +80,6 @@ class RCG(Method):
             "direction": self._next_direction(x, trial, gradient, new_gradient, direction),
         }
         state.record = {"accepted": 1.0, "trials": float(trials), "step": state.numbers["alpha"]}
-
-    def _refuse(self, state: State, trials: int) -> None:
-        """The accepted point has no finite gradient: stay, and try a much shorter step next."""
-        state.numbers["alpha"] /= 16
-        state.numbers["rejections"] += 1
-        state.record = {"accepted": 0.0, "trials": float(trials)}
-        if state.numbers["rejections"] >= MAX_TRIALS:
-            tries = counted(MAX_TRIALS, "try", "tries")
-            state.failure = ("non_finite", f"the gradient ahead is not finite ({tries} in a row)")
 
     def _line_search(self, state: State, direction: Tangent, slope: float) -> tuple[Point | None, int, bool]:
         """The accepted point or None, the number of loss evaluations, and whether any was finite; moves α on."""

@@ -28,7 +28,6 @@ from fisherfold.fisher.conjugate import Solution
 from fisherfold.fisher.operators import FisherOperator
 from fisherfold.fisher.solve import METHODS, solve
 from fisherfold.manifolds.base import Point, Tangent, is_finite, leaves, scale
-from fisherfold.plain import counted
 from fisherfold.problems.base import LOSS_ROUNDING, Problem
 from fisherfold.problems.cache import LastPoint
 from fisherfold.solvers.method import (
@@ -321,13 +320,11 @@ class RNGD(Method):
         state.record |= {"accepted": 0.0, "sigma": state.numbers.get("sigma", math.nan)}
 
     def _reject(self, state: State, status: str, sentence: str) -> None:
-        state.numbers["rejections"] += 1
         if self.step_size is not None:
             state.numbers["shrink"] /= self.gamma
         else:
             state.numbers["sigma"] = self._factor(state.numbers, 1) * state.numbers.get("sigma", 1.0)
-        if state.numbers["rejections"] >= self.max_rejections:
-            state.failure = (status, f"{sentence} ({counted(self.max_rejections, 'try', 'tries')} in a row)")
+        self.reject(state, status, sentence, self.max_rejections)
 
 
 def _refuse_unused(**given: object) -> None:

@@ -7,52 +7,37 @@ One iteration is one epoch.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from torch import Tensor
 from typing_extensions import override
 
 from fisherfold.manifolds.base import is_finite
 from fisherfold.problems.base import Problem
-from fisherfold.solvers.method import Draws, Method, at_least_one, positive
+from fisherfold.solvers.method import Stochastic, positive
 from fisherfold.solvers.state import State
 
 
-class RSGD(Method):
+class RSGD(Stochastic):
     """Stochastic gradient steps; an epoch that leaves the finite numbers is repeated with a quarter of the step.
 
     Args:
         problem: the problem.
         step: η₀.
         decay: δ of the schedule.
-        batch_size: samples per step; one tenth of the samples if not given.
-        sampling: ``shuffle`` (every sample once per epoch; so it is if not given) or ``replacement``.
-        stream: recorded sample indices, shape (epochs, draws), in place of ``sampling``.
-        max_rejections: so many spoilt epochs end the run.
+        **options: ``batch_size``, ``sampling``, ``stream`` and ``max_rejections``, as of ``Stochastic``.
     """
 
     name: ClassVar[str] = "rsgd"
     exact = False
 
-    def __init__(
-        self,
-        problem: Problem,
-        *,
-        step: float,
-        decay: float = 0.1,
-        batch_size: int | None = None,
-        sampling: str | None = None,
-        stream: Tensor | None = None,
-        max_rejections: int = 10,
-    ) -> None:
-        super().__init__(problem)
+    def __init__(self, problem: Problem, *, step: float, decay: float = 0.1, **options: Any) -> None:
+        super().__init__(problem, **options)
         self.step_size, self.decay = positive("step", step), positive("decay", decay, zero=True)
-        self.draws = Draws(problem.n_samples, batch_size, sampling, stream)
-        self.max_rejections = at_least_one("max_rejections", max_rejections)
 
     @override
     def start(self, state: State) -> None:
-        state.numbers |= {"steps": 0, "shrink": 1.0, "rejections": 0}
+        super().start(state)
+        state.numbers["steps"] = 0
 
     @override
     def step(self, state: State) -> None:
@@ -70,17 +55,9 @@ class RSGD(Method):
             state.numbers["steps"] = taken + len(batches)
             state.record = {"accepted": 1.0, "step": step(len(batches))}
             return
-        self._shorten(state)
+        self.shorten(state, first)
 
     @override
     def retreat(self, state: State) -> None:
         super().retreat(state)
-        self._shorten(state)
-
-    def _shorten(self, state: State) -> None:
-        first = self.step_size * state.numbers["shrink"]
-        state.numbers["shrink"] /= 4
-        state.numbers["rejections"] += 1
-        state.record = {"accepted": 0.0, "step": first}
-        if state.numbers["rejections"] >= self.max_rejections:
-            state.failure = ("non_finite", f"a step of {first:.1e} leads to values that are not finite")
+        self.shorten(state, self.step_size * state.numbers["shrink"])

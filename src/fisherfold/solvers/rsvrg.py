@@ -18,40 +18,27 @@ from typing_extensions import override
 
 from fisherfold.manifolds.base import Point, is_finite
 from fisherfold.problems.base import Problem, Snapshot
-from fisherfold.solvers.method import Draws, Method, Schedule, at, at_least_one, check_kind, positive
+from fisherfold.solvers.method import Schedule, Stochastic, at, check_kind, positive
 from fisherfold.solvers.state import State
 
 
-class RSVRG(Method):
+class RSVRG(Stochastic):
     """Variance-reduced stochastic gradient steps of fixed size.
 
-    An epoch that ends in values that are not finite is repeated from its snapshot with a quarter of the step.
+    An epoch that ends in values that are not finite is repeated from its snapshot with a quarter of the step;
+    ``max_rejections`` of them in a row end the run.
 
     Args:
         problem: the problem.
         step: t, a number or a function of the epoch.
-        batch_size: samples per inner step; one tenth of the samples if not given.
-        sampling: ``shuffle`` (every sample once per epoch; so it is if not given) or ``replacement``.
-        stream: recorded sample indices, shape (epochs, draws), in place of ``sampling``.
-        max_rejections: so many spoilt epochs in a row end the run.
+        **options: ``batch_size``, ``sampling``, ``stream`` and ``max_rejections``, as of ``Stochastic``.
     """
 
     name: ClassVar[str] = "rsvrg"
 
-    def __init__(
-        self,
-        problem: Problem,
-        *,
-        step: Schedule,
-        batch_size: int | None = None,
-        sampling: str | None = None,
-        stream: Tensor | None = None,
-        max_rejections: int = 10,
-    ) -> None:
-        super().__init__(problem)
+    def __init__(self, problem: Problem, *, step: Schedule, **options: Any) -> None:
+        super().__init__(problem, **options)
         self.step_size = step if callable(step) else positive("step", step)
-        self.draws = Draws(problem.n_samples, batch_size, sampling, stream)
-        self.max_rejections = at_least_one("max_rejections", max_rejections)
         self._snapshot: Snapshot | None = None
 
     def _anchor(self, state: State) -> Snapshot:
@@ -62,7 +49,7 @@ class RSVRG(Method):
 
     @override
     def start(self, state: State) -> None:
-        state.numbers |= {"shrink": 1.0, "rejections": 0}
+        super().start(state)
         self._anchor(state)
         state.samples += self.problem.n_samples
 
@@ -85,13 +72,10 @@ class RSVRG(Method):
             state.x, self._snapshot = before, snapshot
             state.loss = float(snapshot.loss)
             state.gradient_norm = self.norm(before, snapshot.full_gradient)
-            state.numbers["shrink"] /= 4
-            state.numbers["rejections"] += 1
-            if state.numbers["rejections"] >= self.max_rejections:
-                state.failure = ("non_finite", f"a step of {step:.1e} leads to values that are not finite")
+            self.shorten(state, step)
         else:
             state.numbers["rejections"] = 0
-        state.record = {"accepted": float(state.numbers["rejections"] == 0), "step": step}
+            state.record = {"accepted": 1.0, "step": step}
 
 
 class RNGDVR(RSVRG):

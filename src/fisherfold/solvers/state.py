@@ -5,6 +5,7 @@ Everything is in tensors and plain numbers, so that a run resumed from a checkpo
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -16,11 +17,10 @@ from torch import Tensor
 
 from fisherfold.distributed import ALONE, Content, Group
 from fisherfold.files import read_tensors, sound, write_tensors
-from fisherfold.manifolds.base import Point
+from fisherfold.manifolds.base import Point, rebuilt
 from fisherfold.solvers.result import Trace
 
-KIND, VERSION = "checkpoint", 2
-_ABSENT, _WHOLE, _REAL = range(3)  # what an entry of the trace is
+KIND, VERSION = "checkpoint", 3
 
 
 @dataclass
@@ -77,15 +77,15 @@ class State:
 
     def save(self, path: str | os.PathLike[str], *, method: str, tag: str = "") -> None:
         """Write a checkpoint, atomically."""
-        tensors = {"generator": self.generator.get_state()}
+        # the trace as a tensor of its own: a header, which holds some ten thousand rows, is too small for long runs
+        trace = torch.frombuffer(bytearray(json.dumps(self.trace.rows).encode()), dtype=torch.uint8)
+        tensors = {"generator": self.generator.get_state(), "trace": trace}
         memory = {f"vectors.{name}": tree for name, tree in self.vectors.items()}
         for name, tree in {"x": self.x, "best": self.best, **memory}.items():
             tensors |= _named(name, tree)
-        columns, table = _packed_trace(self.trace)
-        tensors |= table
         header = {name: getattr(self, name) for name in self._COUNTERS}
         header |= {"method": method, "tag": tag, "numbers": self.numbers, "vectors": list(self.vectors)}
-        header |= {"columns": columns, "options": self.options, "failure": self.failure}
+        header |= {"options": self.options, "failure": self.failure}
         write_tensors(path, tensors, kind=KIND, version=VERSION, header=header)
 
     @classmethod
@@ -115,7 +115,8 @@ class State:
             setattr(state, name, int(header[name]) if whole else float(header[name]))
         state.numbers = {name: float(value) for name, value in header["numbers"].items()}
         state.vectors = {name: _restored(f"vectors.{name}", tensors, like, path) for name in header["vectors"]}
-        state.trace = Trace(_unpacked_trace(header["columns"], tensors.pop("trace"), tensors.pop("trace.kinds")))
+        rows = json.loads(tensors.pop("trace").numpy().tobytes())
+        state.trace = Trace([{str(name): value + 0 for name, value in row.items()} for row in rows])
         state.options = str(header.get("options", ""))
         if (failure := header.get("failure")) is not None:
             status, sentence = failure
@@ -140,43 +141,13 @@ def _named(name: str, tree: Point) -> dict[str, Tensor]:
     return {name: tree}
 
 
-def _packed_trace(trace: Trace) -> tuple[list[str], dict[str, Tensor]]:
-    """The trace as tensors: a header, which holds some ten thousand rows, is too small for long runs."""
-    columns = trace.columns
-    values = [[float(row.get(name, 0)) for name in columns] for row in trace]
-    kinds = [
-        [(_REAL if isinstance(row[name], float) else _WHOLE) if name in row else _ABSENT for name in columns]
-        for row in trace
-    ]  # fmt: skip
-    shape = len(trace), len(columns)
-    table = {
-        "trace": torch.tensor(values, dtype=torch.float64, device="cpu").reshape(shape),
-        "trace.kinds": torch.tensor(kinds, dtype=torch.uint8, device="cpu").reshape(shape),
-    }  # fmt: skip
-    return columns, table
-
-
-def _unpacked_trace(columns: list[str], values: Tensor, kinds: Tensor) -> list[dict[str, float]]:
-    if not (isinstance(columns, list) and all(isinstance(name, str) for name in columns)):
-        raise TypeError(f"columns is {str(columns)[:40]!r}")
-    shape = values.shape
-    if len(shape) != 2 or shape[1] != len(columns) or kinds.shape != shape or values.dtype != torch.float64:
-        raise ValueError(f"its trace has the shape {tuple(shape)}, {len(columns)} columns are named")
-    if kinds.dtype != torch.uint8 or bool((kinds > _REAL).any()):
-        raise ValueError("its trace has entries of an unknown kind")
-    if not bool(torch.isfinite(values[kinds == _WHOLE]).all()):
-        raise ValueError("its trace has whole numbers that are not finite")
-    return [
-        {name: int(v) if kind == _WHOLE else v for name, v, kind in zip(columns, row, found, strict=True) if kind}
-        for row, found in zip(values.tolist(), kinds.tolist(), strict=True)
-    ]  # fmt: skip
-
-
 def _restored(name: str, tensors: dict[str, Tensor], like: Point, path: str | os.PathLike[str]) -> Point:
-    if isinstance(like, dict):
-        return {branch: _restored(f"{name}/{branch}", tensors, sub, path) for branch, sub in like.items()}
-    if name not in tensors or tensors[name].shape != like.shape or tensors[name].dtype != like.dtype:
-        raise ValueError(f"{path} is a checkpoint of another problem: its {name} does not fit the starting point")
-    if name.split("/")[0] in ("x", "best") and not bool(torch.isfinite(tensors[name]).all()):
-        raise ValueError(f"its {name} is not finite")
-    return tensors.pop(name).to(like.device)
+    parts = []
+    for key, leaf in _named(name, like).items():
+        part = tensors.pop(key, None)
+        if part is None or part.shape != leaf.shape or part.dtype != leaf.dtype:
+            raise ValueError(f"{path} is a checkpoint of another problem: its {key} does not fit the starting point")
+        if name in {"x", "best"} and not bool(torch.isfinite(part).all()):
+            raise ValueError(f"its {key} is not finite")
+        parts.append(part.to(leaf.device))
+    return rebuilt(parts, like)

@@ -19,7 +19,6 @@ from typing_extensions import override
 
 from fisherfold.fisher.operators import FisherOperator
 from fisherfold.manifolds.base import Tangent, combine, is_finite, leaves, scale
-from fisherfold.plain import counted
 from fisherfold.problems.base import Problem
 from fisherfold.problems.cache import LastPoint
 from fisherfold.solvers.method import Method, at_least_one, check_kind, positive
@@ -80,10 +79,7 @@ class TrustRegion(Method):
     @override
     def step(self, state: State) -> None:
         x, gradient, norm, radius = state.x, state.vectors["gradient"], state.gradient_norm, state.numbers["radius"]
-        if norm == 0:
-            return
-        if not math.isfinite(norm):
-            state.failure = ("non_finite", "the gradient at the iterate is not finite")
+        if self.is_over(state):
             return
         found = self._truncated(state, self._curvature_model(state), scale(1 / norm, gradient), norm)
         state.products += found.products * self.problem.n_samples
@@ -104,8 +100,10 @@ class TrustRegion(Method):
             state.x, state.vectors["gradient"] = trial, new_gradient
             state.loss, state.gradient_norm = float(value), self.norm(trial, new_gradient)
             state.numbers["rejections"] = 0
+        elif math.isnan(rho):
+            self.reject(state, "non_finite", "the loss or gradient ahead is not finite", self.max_rejections)
         else:
-            self._reject(state, rho)
+            self.reject(state, "stalled", f"no step was accepted, the last ratio ρ is {rho:.2g}", self.max_rejections)
         if not rho >= 0.25:
             length = norm * found.length
             state.numbers["radius"] = 0.25 * (min(radius, length) if math.isfinite(length) else radius)
@@ -127,10 +125,9 @@ class TrustRegion(Method):
         """The model at the iterate, which a rejected step has not moved."""
         if (kept := self._kept.get(state.x)) is not None:
             return kept
-        hessian = self.model == "hessian"
-        return self._kept.put(
-            state.x, self.problem.hessian(state.x) if hessian else self.problem.fisher(state.x, kind=self.model)
-        )
+        if self.model == "hessian":
+            return self._kept.put(state.x, self.problem.hessian(state.x))
+        return self._kept.put(state.x, self.problem.fisher(state.x, kind=self.model))
 
     def _truncated(self, state: State, operator: FisherOperator, unit: Tangent, norm: float) -> _Step:
         """Conjugate gradients for H d = -g/‖g‖ within Δ/‖g‖: in these units no square leaves the range of numbers."""
@@ -157,12 +154,3 @@ class TrustRegion(Method):
             dp, pp = rr / before * (dp + alpha * pp), rr + (rr / before) ** 2 * pp
         model = self.inner(x, combine(1.0, unit, 0.5, image), d)
         return _Step(d, math.sqrt(dd) if dd >= 0 else math.nan, -model, products, boundary)
-
-    def _reject(self, state: State, rho: float) -> None:
-        state.numbers["rejections"] += 1
-        if state.numbers["rejections"] >= self.max_rejections:
-            tries = counted(self.max_rejections, "try", "tries")
-            if math.isnan(rho):
-                state.failure = ("non_finite", f"the loss or gradient ahead is not finite ({tries} in a row)")
-            else:
-                state.failure = ("stalled", f"no step was accepted, the last ratio ρ is {rho:.2g} ({tries} in a row)")
