@@ -235,7 +235,7 @@ def test_without_batch_statistics_hooks_are_exact_and_the_identity_is_gone():
 
 def test_the_verdicts_of_the_fifth_part():
     verdicts = {f.name: f.verdict for f in invariance.part(Settings(seeds=2)).findings}
-    assert list(verdicts.values()) == ["holds", "fails", "holds", "fails", "fails", "fails", "holds", "holds"]
+    assert list(verdicts.values()) == ["holds", "fails", "holds", "fails", "fails", "fails", "holds"]
 
 
 @pytest.mark.slow
@@ -243,7 +243,7 @@ def test_every_part_runs_and_gives_ten_rows_and_more():
     parts = run_theory(Settings(quick=True, seeds=2))
     assert [part.name for part in parts] == list(PARTS)
     results = [finding for part in parts for finding in part.findings]
-    assert len(results) >= 40
+    assert len(results) >= 35
     assert {f.verdict for f in results} == {"holds", "partly", "fails"}
     assert [f.verdict for f in results if global_convergence.THEOREM in f.name] == ["holds"]
 

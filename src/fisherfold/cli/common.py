@@ -1,23 +1,9 @@
 """What every command shares: its options, help, warnings, interrupts, errors and exit codes.
 
-A command is a function whose first argument is a ``Voice``, attached with ``command``::
-
-    @command(app, examples=["fisherfold train resnet20 --epochs 10"])
-    def train(voice: Voice, model: Annotated[str, typer.Argument(help="Which network.")]) -> None:
-        \"\"\"What it does, in one sentence.\"\"\"
-        with track("training", total=10) as line:   # of fisherfold.progress
-            ...                                     # line.update(3)
-        voice.result("Trained", {"accuracy": 0.9})
-
-An argument whose type is a dataclass (``options.Reading``) stands for the options in its fields. All commands have
-``--json``, ``--quiet``, ``--verbose``, ``--debug``, examples in their help and the exit codes
-
-    0    done
-    1    declined by the user, or an error that is not the user's
-    2    an option, a file or data that cannot be used
-    130  interrupted; ``voice.resume`` says how to go on; 143 and 129 by SIGTERM and SIGHUP
-
-Results go to standard output, everything else to standard error. ``tests/cli/test_voice.py`` walks over all commands.
+A command is a function whose first argument is a ``Voice``, attached with ``command``; an argument whose type is a
+dataclass (``options.Reading``) stands for the options in its fields. Results go to standard output, everything else to
+standard error. Exit codes: 0 done, 1 declined or an error that is not the user's, 2 an option, a file or data that
+cannot be used, 130 interrupted (143 and 129 by SIGTERM and SIGHUP).
 """
 
 from __future__ import annotations
@@ -124,7 +110,6 @@ def command(
             try:
                 with warnings.catch_warnings():
                     warnings.showwarning = _warn  # type: ignore[assignment]
-                    _load_torch()
                     run(voice, **given)
             except KeyboardInterrupt as stop:
                 Console(stderr=True).print(f"stopped; {voice.resume}", markup=False, highlight=False, soft_wrap=True)
@@ -153,13 +138,6 @@ def _options(kind: Any) -> list[inspect.Parameter]:
 def _warn(message: Warning | str, *_: Any) -> None:
     """Print a warning of the library without the file and the line of code that Python would show."""
     Console(stderr=True).print(f"warning: {printable(str(message))}", markup=False, highlight=False, soft_wrap=True)
-
-
-def _load_torch() -> None:
-    """Load what takes seconds on a cold machine while a line says so."""
-    if sys.stderr.isatty() and "torch" not in sys.modules:
-        with progress.track("loading torch"):
-            import torch  # noqa: F401
 
 
 def _memory() -> str:

@@ -272,7 +272,7 @@ def predict(
     check_predictions(output, voice)
     if interval is not None and not 0 < interval < 1:
         raise ValueError(f"--interval must lie between 0 and 1, got {interval}")
-    model = _model().load(folder)
+    model = _load(folder)
     given = read_pairs(pairs, known=model.names_[:2], **reading.format())
     frame = given.table.frame
     more = [*(["std"] if std else []), *(["low", "high"] if interval is not None else [])]
@@ -326,7 +326,7 @@ def recommend(
     if (ids is None or not ids) + (not everyone) + (rated is None) != 2:
         raise ValueError("give row ids, or --all, or --rated FILE: one of the three")
     check_predictions(output, voice)
-    model = _model().load(folder)
+    model = _load(folder)
     if model.model_.seen is None and not include_seen and rated is None:
         raise ValueError("this model does not keep the ratings it was fitted to, to leave them out: add --include-seen")
     options: dict[str, Any] = {"exclude_seen": not include_seen, "by": by}
@@ -350,7 +350,7 @@ def similar(
 ) -> None:  # fmt: skip
     """List the columns that are rated most like some."""
     check_predictions(output, voice)
-    found = _model().load(folder).similar(ids, k, of="rows" if rows else "columns")
+    found = _load(folder).similar(ids, k, of="rows" if rows else "columns")
     _show(voice, found, output, "Similar")
 
 
@@ -367,7 +367,7 @@ def update(
 
     place = output or folder
     check_output(place, KIND)
-    model = _model().load(folder)
+    model = _load(folder)
     table = _more(file, reading, model, skip_bad_lines)
     with track("updating"):
         model.partial_fit(_entries(table))
@@ -419,7 +419,7 @@ def evaluate(
 
     errors = _MEANING_OF_ERRORS
     if saved is not None:
-        fitted = _model().load(saved)
+        fitted = _load(saved)
         table = _more(file, reading, fitted, skip_bad_lines, time=model.time_column)
         errors = "" if fitted.model_.inference == "implicit" else errors
         found = {"file": str(file)} | _account(table) | _scores(fitted, _entries(table), table.times, top, relevant)
@@ -519,10 +519,10 @@ def _scores(
     return found
 
 
-def _model() -> type[MatrixCompletion]:
+def _load(folder: Path) -> MatrixCompletion:
     from fisherfold.completion.estimator import MatrixCompletion
 
-    return MatrixCompletion
+    return MatrixCompletion.load(folder)
 
 
 def _read(file: Path, reading: Columns, skip_bad_lines: bool, **other: Any) -> RatingTable:

@@ -1,10 +1,7 @@
 """Whether the paper's sentence about a figure is true of our runs, seed by seed.
 
-The paper says of the completion figures that RNGD *converges fastest* and of the multi-task figures that it *ends
-lowest*. Both become one number per seed and error: what the first method has less the best of the paper's others. For
-``lowest`` it is the final error; for ``fastest`` the #grad/N at which the error has come within 5 % of the lowest that
-any of the four ends at. A method is ahead if the number is negative on four seeds of five, level if it is ahead or
-within the tolerance on four of five, else behind.
+For ``lowest`` (the multi-task figures) it is the final error of the first method less the best of the paper's others;
+for ``fastest`` (the completion figures) the #grad/N at which the error comes near the lowest that any of them ends at.
 """
 
 from __future__ import annotations
@@ -23,21 +20,16 @@ Kind = Literal["lowest", "fastest"]
 Outcome = Literal["ahead", "level", "behind"]
 MAJORITY, LEVEL, NEAR = 0.8, 0.02, 1.05
 RULES = (
-    "Methods: RNGD is the paper's natural gradient. RSGD and RSVRG are stochastic gradients, without and with variance "
-    "reduction; RCG is a conjugate gradient. All of them move on the manifold.",
-    "Errors: held-out, on data left out of the fit; after a refit, on the same data once the coefficients have been "
-    "fitted to them, as the released code does; training. MSE is the mean squared error, NMSE the squared error over "
-    "the variance, averaged over tasks.",
-    "Cost: #grad/N is the number of sample gradients evaluated so far, divided by the number of samples N.",
-    f"Lowest: the final error of RNGD against the best of the paper's other methods, seed by seed. Ahead: lower on at "
-    f"least {MAJORITY:.0%} of the seeds; level: lower or within {LEVEL:.0%} on as many; behind: otherwise.",
-    f"Fastest: the same for the #grad/N, in the paper's count, at which the error first comes within {NEAR - 1:.0%} "
-    "of the lowest that any of the four ends at; level means the same count.",
-    "The paper charges RNGD two gradients per sample where it evaluates three. So everything is compared a second time "
-    "with every sample gradient counted, up to the number that the cheapest method has spent.",
-    "A figure's claim holds if RNGD is ahead in every error shown, in both counts; it does not hold if in the paper's "
-    "count it is ahead in none and behind in at least one; else it holds partly. Methods marked as ours take no part.",
-    "A part of the theory holds if all its findings do, does not hold if all fail, else it holds partly.",
+    "RNGD is the paper's natural gradient; RSGD and RSVRG are stochastic gradients, without and with variance "
+    "reduction; RCG is a conjugate gradient. Methods marked as ours take no part in verdicts.",
+    "A refit fits the coefficients to the held-out data, as the released code does. MSE is the mean squared error, NMSE"
+    " the squared error over the variance. #grad/N counts sample gradients over the number of samples N.",
+    f"Lowest: the final error of RNGD against the best other method, seed by seed: ahead if it is lower on at least "
+    f"{MAJORITY:.0%} of the seeds, level if it is lower or within {LEVEL:.0%} on as many, else behind. Fastest: the "
+    f"same for the #grad/N at which the error first comes within {NEAR - 1:.0%} of the lowest that any method ends at.",
+    "The paper charges RNGD two gradients per sample where it evaluates three. A claim holds if RNGD is ahead in every "
+    "error in both counts; it does not hold if in the paper's count it is ahead in none and behind in one; else it "
+    "holds partly. A part of the theory holds if all its findings do, and does not hold if all fail.",
 )
 
 

@@ -121,7 +121,6 @@ def measure(settings: Settings) -> list[Row]:
             (f"all samples, {THEOREM}", long, {"eta2": eta2}),
             (f"growing batch, {THEOREM}", long, {"eta2": eta2, "batch_size": slow}),
             *((f"η₁ = {eta1:g}", 60, {"eta1": eta1}) for eta1 in ETAS),
-            *((f"η₁ = {eta1:g}, batch 10", 60, {"eta1": eta1, "batch_size": 10}) for eta1 in ETAS),
             *((f"γ = {gamma:g}", 60, {"gamma": gamma}) for gamma in (1.5, 2.0, 10.0)),
             *((f"η₂ = {factor:g} κ", short, {"eta2": factor * kappa}) for factor in (0.1, 10.0)),
         ]
@@ -140,16 +139,9 @@ def findings(rows: list[Row], sigmas: list[float], constants: dict[str, list[flo
     grown = max(each("growing batch, η₂ tiny", "final_gradient_norm"))
     floors = [median(each(f"batch {b}, η₂ tiny", "tail_gradient_norm")) for b in BATCHES]
     floor = fitted_power(BATCHES, floors)
-    # from b = 40, when the start is forgotten, to a fifth of the samples, where drawing without replacement counts
-    points = [
-        (b, g) for r in pick(rows, label="growing batch, η₂ tiny") for k, g in enumerate(r["norms"][1:])
-        if 40 <= (b := r["options"]["batch_size"](k)) <= r["options"]["batch_size"](r["iterations"] - 1) / 5
-    ]  # fmt: skip
-    growth = fitted_power(*zip(*points, strict=True))
     powers = {name: fitted_power(sigmas[3:], values[3:]) for name, values in constants.items()}
-    varied = [r["label"] for r in rows if r["label"].startswith(("η₁", "γ")) and "batch" not in r["label"]]
+    varied = [r["label"] for r in rows if r["label"].startswith(("η₁", "γ"))]
     spread = [median(each(label, "iterations_to_1e-6")) for label in varied]
-    taken = [median(each(f"η₁ = {eta1:g}, batch 10", "acceptance")) for eta1 in ETAS]
     return [
         _theorem_finding([r for r in rows if r["label"].endswith(THEOREM)]),
         Finding(
@@ -169,10 +161,6 @@ def findings(rows: list[Row], sigmas: list[float], constants: dict[str, list[flo
             f"with η₂ = κ, which keeps steps short, it is {max(each('batch 80, η₂ = κ', 'tail_gradient_norm')):.1e} at "
             "b=80",
         ),
-        Finding(
-            "global: with growing batches ‖grad Ψ‖ follows the batch size", "b^-0.5", f"b^{growth:.2f}",
-            holds_if(abs(growth + 0.5) < 0.1), "least squares over all seeds while 40 ≤ b ≤ N/5",
-        ),
         _sigma_finding(rows),
         _rate_finding(pick(rows, label="all samples, η₂ = κ"), reached),
         Finding(
@@ -185,8 +173,7 @@ def findings(rows: list[Row], sigmas: list[float], constants: dict[str, list[flo
         Finding(
             "global: any η₁ in (0, 1) and γ > 1 will do", "converges",
             f"{min(spread):.0f} to {max(spread):.0f} iterations", holds_if(all(math.isfinite(s) for s in spread)),
-            f"to 1e-6 with all samples and η₂ tiny; η₁ in {ETAS} and γ in 1.5, 2, 10. With batches of 10 the share of "
-            f"accepted steps is {', '.join(f'{share:.0%}' for share in taken)} for these η₁",
+            f"to 1e-6 with all samples and η₂ tiny; η₁ in {ETAS} and γ in 1.5, 2, 10",
         ),
     ]  # fmt: skip
 

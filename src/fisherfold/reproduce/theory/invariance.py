@@ -38,8 +38,6 @@ class Network(nn.Module):
             return functional.layer_norm(s, (HIDDEN,), eps=0.0)
         if self.normalisation == "none":
             return s
-        if self.normalisation == "frozen":
-            return (s - 0.1) / 1.5
         centred = s - s.mean(dim=0)
         variance = centred.square().mean(dim=0)
         return centred / (variance if self.normalisation == "variance" else variance.sqrt())
@@ -103,7 +101,7 @@ def projected_fisher_change(gradients: Tensor, weight: Tensor) -> float:
 def measure(settings: Settings) -> list[Row]:
     """True and hook gradients under every normalisation."""
     rows = []
-    for kind, seed in itertools.product(("batch", "variance", "frozen", "layer", "none"), range(settings.seeds)):
+    for kind, seed in itertools.product(("batch", "variance", "layer", "none"), range(settings.seeds)):
         network, x, y = make(kind, seed=seed)
         weight = network.first.weight.detach()
         true, hooks = true_gradients(network, x, y), hook_gradients(network, x, y)
@@ -143,7 +141,6 @@ def findings(rows: list[Row]) -> list[Finding]:
     def zero(name: str, predicted: float | str, value: float, note: str) -> Finding:
         return Finding(name, predicted, value, holds_if(value < 1e-12), note)
 
-    frozen = max(each("frozen", "scaled"))
     return [
         zero(
             "batch norm: <∇w_i, w_i> = 0, every sample, exact gradients", 0.0,
@@ -177,10 +174,6 @@ def findings(rows: list[Row]) -> list[Finding]:
         zero(
             "layer norm: <∇W, W> = 0 for the whole weight, not by rows", 0.0, max(each("layer", "whole_true")),
             f"cosine with W, the worst sample; by rows the radial share is {max(each('layer', 'radial_true')):.2f}",
-        ),
-        Finding(
-            "evaluation mode (frozen statistics) is not scale invariant", "Ψ(2w) ≠ Ψ(w)", frozen,
-            holds_if(frozen > 1e-6), "relative change of the loss; the identity belongs to train mode",
         ),
     ]  # fmt: skip
 

@@ -74,8 +74,6 @@ def draw_metric(steps: Sequence[float], slopes: Rows, scenes: Rows) -> Figure:
 def _kind(row: dict[str, Any]) -> tuple[str, str]:
     if row["retraction"] == "no retraction":
         return "no retraction (control)", _GREY
-    if row["retraction"] == "KL reversed":
-        return "KL reversed", SKY
     return ("second-order retraction", BLUE) if row["order"] == 2 else ("first-order retraction", ORANGE)
 
 
@@ -163,10 +161,8 @@ def draw_stability(rows: Rows, caps: Rows) -> Figure:
     _finish(probability, "width m", "share of draws with ‖ΔJ‖ ≤ σ₀/6, near targets", log="x")
     for dim, colour in zip(sorted({r["dimension"] for r in caps}), COLOURS, strict=False):
         some = pick(caps, dimension=dim)
-        gammas = [r["gamma"] for r in some]
-        cap.plot(gammas, [r["simulated"] / r["bound"] for r in some], "o", color=colour, label=f"n = {dim}")
-        exact = [r["exact"] / r["bound"] for r in some]
-        cap.plot(gammas, exact, "-", color=colour, linewidth=0.8, label=f"_guide n = {dim}, exact")
+        shares = [r["exact"] / r["bound"] for r in some]
+        cap.plot([r["gamma"] for r in some], shares, "o-", color=colour, label=f"n = {dim}")
     cap.axhline(1, color=_GREY, linestyle="--")
     cap.set_ylim(0, 1.1)
     _finish(cap, "γ", "P(|xᵀv| ≤ γ) over √(πn) γ", log="x")

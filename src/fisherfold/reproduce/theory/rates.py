@@ -17,10 +17,8 @@ from itertools import pairwise
 from statistics import fmean, median
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from fisherfold.fisher.likelihoods import Poisson
 from fisherfold.reproduce.theory.pictures import draw_rates
 from fisherfold.reproduce.theory.report import Finding, Part, Row, Settings, fitted_power, holds_if, pick
 from fisherfold.reproduce.theory.stability import change_norm, inputs, moved_targets, networks
@@ -63,30 +61,8 @@ def measure_steps(settings: Settings) -> list[Row]:
             seen = residuals(problem, theta, y, step=step, iterations=12 if settings.quick else 24)
             factors = ratios(seen)
             rows.append({
-                "loss": "square", **names, "step": step, "bound": 1 - step / 2, "worst": max(factors),
+                **names, "step": step, "bound": 1 - step / 2, "worst": max(factors),
                 "last": factors[-1], "residuals": seen,
-            })  # fmt: skip
-    return rows
-
-
-def measure_poisson(settings: Settings) -> list[Row]:
-    """The same for a loss that is not quadratic: counts with log rates u, least at u* = log y.
-
-    Only factors inside the theorem's region ‖u - u*‖ < μ/(3κ_H) are counted, with μ = min y and κ_H = max y, the second
-    and third derivatives of the loss at u*.
-    """
-    x, _ = inputs(SAMPLES, DIM, seed=0)
-    rows = []
-    for draw in range(settings.seeds):
-        generator = torch.Generator().manual_seed(draw)
-        y = torch.randint(1, 5, (SAMPLES,), generator=generator).double()
-        problem, theta = TwoLayer.draw(x, y, 4096, activation="tanh", likelihood=Poisson(), generator=generator)
-        for step in STEPS:
-            seen = residuals(problem, theta, y.log(), step=step, iterations=40)
-            inside = ratios([r for r in seen if r < float(y.min() / y.max()) / 3])
-            rows.append({
-                "loss": "poisson", "activation": "tanh", "width": 4096, "draw": draw, "step": step,
-                "bound": 1 - step / 2, "worst": max(inside), "last": inside[-1], "worst_anywhere": max(ratios(seen)),
             })  # fmt: skip
     return rows
 
@@ -104,7 +80,7 @@ def measure_order(settings: Settings) -> list[Row]:
         for distance, seen in zip(DISTANCES, zip(*draws, strict=True), strict=True):
             left, turned, change = (math.sqrt(fmean(v * v for v in values)) for values in zip(*seen, strict=True))
             rows.append({
-                "loss": "square", "activation": activation, "width": width, "distance": distance, "left": left,
+                "activation": activation, "width": width, "distance": distance, "left": left,
                 "turned": turned, "change": change, "draws": len(draws),
             })  # fmt: skip
     return rows
@@ -124,7 +100,7 @@ def _one_step(problem: TwoLayer, theta: Tensor) -> list[tuple[float, float, floa
     return steps
 
 
-def findings(rows: list[Row], poisson: list[Row], orders: list[Row]) -> list[Finding]:
+def findings(rows: list[Row], orders: list[Row]) -> list[Finding]:
     """What the runs say about the local theorem."""
     wide, narrow = max(r["width"] for r in rows), min(r["width"] for r in rows)
     found = []
@@ -138,13 +114,6 @@ def findings(rows: list[Row], poisson: list[Row], orders: list[Row]) -> list[Fin
             f"worst factor over all iterations and {len(chosen)} draws (ReLU and tanh), m = {wide}{last}; at m = "
             f"{narrow} {share:.0%} of the draws keep the bound",
         ))  # fmt: skip
-    ratio = max(r["worst"] / r["bound"] for r in poisson)
-    found.append(Finding(
-        "local rate for a loss that is not quadratic (Poisson)", "≤ 1", round(ratio, 4), holds_if(ratio <= 1),
-        f"worst factor over its bound 1 - t/2, all t, tanh, m = {poisson[0]['width']}, in the region ‖u - u*‖ < "
-        "μ/(3κ_H), u* = log y the least point of the loss; outside of it the worst is "
-        f"{max(r['worst_anywhere'] / r['bound'] for r in poisson):.2f}",
-    ))  # fmt: skip
     return found + _order_findings(orders)
 
 
@@ -184,7 +153,7 @@ def _order_findings(orders: list[Row]) -> list[Finding]:
 
 def part(settings: Settings) -> Part:
     """Run this part."""
-    rows, poisson, orders = measure_steps(settings), measure_poisson(settings), measure_order(settings)
+    rows, orders = measure_steps(settings), measure_order(settings)
     sentence = (
         "On wide networks every step contracts by less than 1 - t/2, and after the first steps by 1 - t, twice as fast "
         "as the theorem says; narrow networks break the bound at the start. With t = 1 a smooth activation converges "
@@ -192,6 +161,6 @@ def part(settings: Settings) -> Part:
         "step turns units over it leaves far more, though still superlinearly, and it is quadratic again once a step "
         "is too short to turn over any."
     )
-    table = [{k: v for k, v in r.items() if k != "residuals"} for r in (*rows, *poisson, *orders)]
-    found = findings(rows, poisson, orders)
+    table = [{k: v for k, v in r.items() if k != "residuals"} for r in (*rows, *orders)]
+    found = findings(rows, orders)
     return Part("rates", "Local rates of RNGD", sentence, found, table, draw_rates(rows, orders))

@@ -252,7 +252,7 @@ def share(rows: list[Row], where: str, targets: str, width: int) -> float:
 
 def part(settings: Settings) -> Part:
     """Run this part."""
-    rows, caps = measure(settings), cap.measure(settings)
+    rows, caps = measure(settings), cap.measure()
     x, _ = inputs(SAMPLES, DIM, seed=0)
     c = constants(x)
     sentence = (
