@@ -97,8 +97,8 @@ def _table(content: bytes, name: str) -> None:
             assert len(table.rows) == len(table.columns) == len(table.values) > 0
             assert skip or sum(table.rejected.values()) <= 0.01 * table.n_lines
     with sentence():
-        pairs = readers.read_pairs(path, max_bytes=2**22)
-        assert len(pairs.rows) == len(pairs.columns) == pairs.table.frame.height
+        table, rows, columns = readers.read_pairs(path, max_bytes=2**22)
+        assert len(rows) == len(columns) == table.frame.height
     with sentence():
         table = readers.read_table(path, header=True, max_bytes=2**22)
         for name in table.frame.columns:

@@ -273,24 +273,24 @@ def predict(
     if interval is not None and not 0 < interval < 1:
         raise ValueError(f"--interval must lie between 0 and 1, got {interval}")
     model = _load(folder)
-    given = read_pairs(pairs, known=model.names_[:2], **reading.format())
-    frame = given.table.frame
+    table, rows, columns = read_pairs(pairs, known=model.names_[:2], **reading.format())
+    frame = table.frame
     more = [*(["std"] if std else []), *(["low", "high"] if interval is not None else [])]
-    add_columns(frame.head(0), {each: [] for each in [name, *more]}, given.table.path)
+    add_columns(frame.head(0), {each: [] for each in [name, *more]}, table.path)
     inside = model.model_
     if more and inside.inference != "variational":
         raise ValueError("--std and --interval need a model of --inference variational: others have no error bars")
-    i, j = inside.locate(given.rows, "row", model.unseen), inside.locate(given.columns, "column", model.unseen)
+    i, j = inside.locate(rows, "row", model.unseen), inside.locate(columns, "column", model.unseen)
     times = None
     if time_column is not None:
-        times = as_times(frame[find_columns(given.table, [time_column])[0]], len(frame))
+        times = as_times(frame[find_columns(table, [time_column])[0]], len(frame))
     how: dict[str, Any] = {"clip": model.clip, "unseen": model.unseen, "times": times}
     with track(f"predicting {counted(len(frame), 'pair', form=',')}"):
         mean, spread = inside.predict(i, j, with_std=std, **how)
         extra = {} if spread is None else {"std": spread}
         if interval is not None:
             extra |= dict(zip(("low", "high"), inside.intervals(i, j, interval, **how), strict=True))
-    write_table(add_columns(frame, extra | {name: mean}, given.table.path), output, reading.decimal)
+    write_table(add_columns(frame, extra | {name: mean}, table.path), output, reading.decimal)
     unknown = int(np.count_nonzero((i < 0) | (j < 0)))
     say_written(voice, "Predicted", {"pairs": len(mean), "with ids not seen in the fit": unknown}, output)
 
@@ -554,11 +554,10 @@ def _candidates(file: Path, reading: Columns, name: str) -> Any:
 def _features(file: Path, name: str, reading: Columns, skip_bad_lines: bool) -> Any:
     """A table of features, whose separator may be another than that of the ratings."""
     from fisherfold.completion.inference.features import with_numbers
-    from fisherfold.tables.readers import check_rejected, read_table
+    from fisherfold.tables.readers import read_table
 
-    table = read_table(file, encoding=reading.encoding, max_bytes=reading.format()["max_bytes"])
-    check_rejected(table.path, table.rejected, table.n_lines, skip_bad_lines)
-    return with_numbers(table.frame, name)
+    how = {"encoding": reading.encoding, "max_bytes": reading.format()["max_bytes"]}
+    return with_numbers(read_table(file, skip_bad_lines=skip_bad_lines, **how).frame, name)
 
 
 def _entries(table: RatingTable) -> Entries:

@@ -180,16 +180,12 @@ def evaluate(voice: Voice, model: Folder, data: Data, *, unseen: Unseen = "error
     voice.remark(_MEANING)
 
 
-def read_rows(
-    data: Path, reading: Reading, *, skip_bad_lines: bool = True, part: tuple[int, int] = (0, 1)
-) -> Table:
+def read_rows(data: Path, reading: Reading, **how: Any) -> Table:
     """Read a table with a header."""
-    from fisherfold.tables.readers import check_rejected, read_table
+    from fisherfold.tables.readers import read_table
 
     with track(f"reading {data.name}"):
-        table = read_table(data, header=True, part=part, **reading.format())
-    check_rejected(table.path, table.rejected, table.n_lines, skip_bad_lines)
-    return table
+        return read_table(data, header=True, **how, **reading.format())
 
 
 def choose_features(table: Table, target: str, task: str | None, features: list[str] | None) -> list[str]:

@@ -1,11 +1,6 @@
 r"""Tables in files: CSV with any separator, MovieLens ``::``, both packed with gzip or not, and Parquet.
 
-    table = read_ratings("ratings.csv")                      # rows, columns, values as arrays; lines rejected by reason
-    table = read_table("pupils.csv", header=True)            # a frame of text columns (typed ones from Parquet)
-    y = numbers(table.frame["score"], decimal=",")           # null where a cell is no number
-    task = ids(table.frame["school"])                        # int64 if all are integers, else text
-
-The rules. A first line in which a field is a number is data, else a header, unless ``header`` says so. With a header,
+A first line in which a field is a number is data, else a header, unless ``header`` says so. With a header,
 ids and values are in the columns with usual names, without in the first ones, unless ``columns`` says so. The separator
 is the one of ``, ; tab | ::`` that the first line has most of, unless it is given. Text is UTF-8 (or ``encoding``). A
 line is rejected, and counted with its reason, if it has more fields than the first, or lacks an id or a finite value;
@@ -68,56 +63,35 @@ class RatingTable:
     others: list[str]  # the columns that were not read
 
 
-@dataclass(frozen=True)
-class PairTable:
-    """Pairs of ids that were read, with the columns beside them."""
-
-    table: Table  # the whole table
-    rows: Ids  # row ids
-    columns: Ids  # column ids
-    names: list[str]  # the names of their columns
-
-
 def read_table(
     path: str | Path, *, separator: str | None = None, header: bool | None = None, encoding: str | None = None,
-    max_bytes: int = SIZE_LIMIT, part: tuple[int, int] = (0, 1),
+    max_bytes: int = SIZE_LIMIT, part: tuple[int, int] = (0, 1), skip_bad_lines: bool = True,
 ) -> Table:  # fmt: skip
-    """Read a table with all its columns."""
+    """Read a table with all its columns, or one part of its lines of so many."""
     name = "standard input" if str(path) == "-" else str(path)
     content, is_parquet = _content(path, name, max_bytes)
-    if is_parquet:
+    if content is None or is_parquet:
         table = _read_parquet(path if content is None else io.BytesIO(content), name, max_bytes, part)
     else:
-        assert content is not None
         table = _read_text(content, name, separator, header, encoding, part)
     if table.n_lines == 0 and part[0] == 0:
         raise ValueError(f"{name} has no lines" + (" below its header" if table.header else ""))
+    check_rejected(name, table.rejected, table.n_lines, skip_bad_lines)
     return table
 
 
 def read_ratings(
     path: str | Path, *, columns: Sequence[str] | None = None, known: Sequence[str] = (), time: str | None = None,
-    implicit: bool = False, separator: str | None = None, decimal: str = ".", header: bool | None = None,
-    encoding: str | None = None, skip_bad_lines: bool = False, max_bytes: int = SIZE_LIMIT,
-    part: tuple[int, int] = (0, 1),
+    implicit: bool = False, decimal: str = ".", skip_bad_lines: bool = False, part: tuple[int, int] = (0, 1),
+    **how: Any,
 ) -> RatingTable:  # fmt: skip
     """Read lines of row id, column id and value.
 
-    Args:
-        path: the table; - is standard input.
-        columns: these three, by name or position.
-        known: their names in a table before this one, which count if all of them are there.
-        time: a column with the time of each value: numbers, dates, or text as ``2024-05-31 18:00``.
-        implicit: whether pairs without values will do; each of them gets the value 1.
-        separator: of fields.
-        decimal: the decimal mark.
-        header: whether the first line names the columns.
-        encoding: of text that is neither UTF-8 nor UTF-16.
-        skip_bad_lines: whether more than 1 % of the lines may be rejected.
-        max_bytes: the most that a packed file may take.
-        part: which part of the lines, of how many.
+    ``columns`` are these three, by name or position; ``known`` are their names in a table before this one, which count
+    if all of them are there; ``time`` is a column with the time of each value. With ``implicit`` pairs without values
+    will do, and each of them gets the value 1. ``how`` is what ``read_table`` takes.
     """
-    table = read_table(path, separator=separator, header=header, encoding=encoding, max_bytes=max_bytes, part=part)
+    table = read_table(path, part=part, **how)
     names = choose(table, columns, ENTRIES, known=known, optional=implicit)
     row, column = (_id_column(table.frame[name], table.path) for name in names[:2])
     others = {name: (numbers(table.frame[name], decimal, table.path), "value") for name in names[2:]}
@@ -125,14 +99,12 @@ def read_ratings(
         (name,) = find_columns(table, [time])
         others[name] = seconds(table.frame[name]), "time"
         names = [*names, name]
-    bad_id = _is_missing(row) | _is_missing(column)
-    reasons = {"missing id": bad_id}
+    reasons = {"missing id": _is_missing(row) | _is_missing(column)}
     for name, (parsed, what) in others.items():
-        raw = table.frame[name]
-        finite = parsed.is_finite().fill_null(False)
+        missing, finite = _is_missing(table.frame[name]), parsed.is_finite().fill_null(False)
         reasons |= {
-            f"missing {what}": _is_missing(raw),
-            f"{what} is not a number": parsed.is_null() & ~_is_missing(raw),
+            f"missing {what}": missing,
+            f"{what} is not a number": parsed.is_null() & ~missing,
             f"{what} is not finite": parsed.is_not_null() & ~finite,
             f"{what} is beyond {LARGEST:g}": finite & (parsed.abs() > LARGEST).fill_null(False),
         }
@@ -153,16 +125,14 @@ def read_ratings(
 
 
 def read_pairs(
-    path: str | Path, *, columns: Sequence[str] | None = None, known: Sequence[str] = (), separator: str | None = None,
-    header: bool | None = None, encoding: str | None = None, max_bytes: int = SIZE_LIMIT,
-) -> PairTable:  # fmt: skip
-    """Read lines of row id and column id, and keep the columns beside them; every line must have both."""
-    table = read_table(path, separator=separator, header=header, encoding=encoding, max_bytes=max_bytes)
+    path: str | Path, *, columns: Sequence[str] | None = None, known: Sequence[str] = (), **how: Any
+) -> tuple[Table, Ids, Ids]:
+    """Read a table, and row id and column id in each of its lines."""
+    table = read_table(path, **how)
     if table.rejected:
         raise ValueError(f"{table.path}: {_reasons(table.rejected)}; every line must be a pair of ids")
-    names = choose(table, columns, PAIRS, known=known)
-    rows, others = (ids(table.frame[name], table.path) for name in names)
-    return PairTable(table, rows, others, names)
+    row, column = (ids(table.frame[name], table.path) for name in choose(table, columns, PAIRS, known=known))
+    return table, row, column
 
 
 def choose(
@@ -310,8 +280,6 @@ def _read_text(
         except (UnicodeError, LookupError) as error:
             raise ValueError(f"{name} is not text in {encoding}: {error}") from None
     content = content.removeprefix(b"\xef\xbb\xbf").lstrip(b"\r\n")
-    if b"\n" not in content:  # line ends of old Macs
-        content = content.replace(b"\r", b"\n")
     line = content[: content.find(b"\n") % (len(content) + 1)].rstrip(b"\r")
     if not line.strip():
         raise ValueError(f"{name} is empty")
@@ -347,10 +315,8 @@ def _read_text(
     if frame is None:
         raise ValueError(f"{name} cannot be read as text with the separator {mark!r}")
     frame = frame.filter(~pl.all_horizontal(pl.all().is_null()))
-    n_lines = frame.height
-    if part != (0, 1):
-        ends = [n_lines * k // part[1] for k in (part[0], part[0] + 1)]
-        frame, n_lines = frame[ends[0] : ends[1]], ends[1] - ends[0]
+    start, end = _ends(frame.height, part)
+    frame, n_lines = frame[start:end], end - start
     surplus = frame[f"c{n}"].is_not_null()
     rejected = {"too many fields": count} if (count := int(surplus.sum())) else {}
     frame = frame.filter(~surplus).drop(f"c{n}")
@@ -379,11 +345,15 @@ def _read_parquet(source: Any, name: str, max_bytes: int, part: tuple[int, int])
         count = int(lazy.select(pl.len()).collect().item())
         if count * max(len(names), 1) * 8 > max_bytes:
             raise ValueError(f"it takes more than {max_bytes:,} bytes unpacked; --unpack-limit raises the limit")
-        ends = [count * k // part[1] for k in (part[0], part[0] + 1)]
-        frame = lazy.slice(ends[0], ends[1] - ends[0]).collect()
+        start, end = _ends(count, part)
+        frame = lazy.slice(start, end - start).collect()
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError, ValueError, OverflowError) as error:
-        raise ValueError(f"{name} cannot be read as Parquet: {_short(error)}") from None
+        raise ValueError(f"{name} cannot be read as Parquet: {' '.join(str(error).split())[:200]}") from None
     return Table(frame, name, names, frame.height)
+
+
+def _ends(count: int, part: tuple[int, int]) -> tuple[int, int]:
+    return count * part[0] // part[1], count * (part[0] + 1) // part[1]
 
 
 def _names(fields: list[str]) -> list[str]:
@@ -416,7 +386,3 @@ def _reasons(rejected: dict[str, int]) -> str:
 
 def _few(names: Sequence[str]) -> str:
     return ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
-
-
-def _short(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200]
