@@ -51,9 +51,6 @@ class StudentT(Likelihood):
         chi2 = 2 * _gamma(torch.full_like(z, self.df / 2), generator)
         return z + self.scale * noise / (chi2 / self.df).sqrt()
 
-    def __repr__(self) -> str:
-        return f"StudentT({self.df:g}, {self.scale:g})"
-
 
 class NegativeBinomial(Likelihood):
     """Counts with mean μ = exp z and variance μ + μ²/r: F_L = μ/(1 + μ/r).
@@ -83,9 +80,6 @@ class NegativeBinomial(Likelihood):
     def sample(self, z: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         rate = _gamma(torch.full_like(z, self.r), generator) * (z.exp() / self.r)
         return torch.poisson(rate, generator=generator)
-
-    def __repr__(self) -> str:
-        return f"NegativeBinomial({self.r:g})"
 
 
 class HeteroscedasticGaussian(Likelihood):
@@ -182,9 +176,6 @@ class OrderedProbit(Likelihood):
     def sample(self, z: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         latent = z + torch.randn(z.shape, generator=generator, dtype=z.dtype, device=z.device)
         return torch.bucketize(latent.contiguous(), self.thresholds.to(z))
-
-    def __repr__(self) -> str:
-        return f"OrderedProbit({self.thresholds.tolist()})"
 
 
 class VonMisesFisher(ExponentialFamily):
@@ -283,9 +274,6 @@ class VonMisesFisher(ExponentialFamily):
         across = (short * (2 - short)).clamp(min=0).sqrt()[:, None] * across
         return ((1 - short)[:, None] * axis + across).reshape(z.shape)
 
-    def __repr__(self) -> str:
-        return f"VonMisesFisher({self.d})"
-
 
 class MultivariateGaussian(Likelihood):
     """A normal vector with mean and covariance from the model: z = (μ, Σ), of shape (samples, d, 1 + d).
@@ -364,9 +352,6 @@ class MultivariateGaussian(Likelihood):
     def sample(self, z: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         noise = torch.randn(z.shape[:-1], generator=generator, dtype=z.dtype, device=z.device)
         return z[..., 0] + (torch.linalg.cholesky(z[..., 1:]) @ noise.unsqueeze(-1)).squeeze(-1)
-
-    def __repr__(self) -> str:
-        return f"MultivariateGaussian({self.d})"
 
 
 def _root(covariance: Tensor) -> Tensor:

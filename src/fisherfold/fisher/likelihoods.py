@@ -103,7 +103,8 @@ class Likelihood(ABC):
         raise NotImplementedError(f"{type(self).__name__} has no closed form of its divergence")
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}()"
+        given = ", ".join(f"{name}={value!r}" for name, value in vars(self).items() if not name.startswith("_"))
+        return f"{type(self).__name__}({given})"
 
 
 class ExponentialFamily(Likelihood):
@@ -208,9 +209,6 @@ class Gaussian(ExponentialFamily):
     def sample(self, z: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
         noise = torch.randn(z.shape, generator=generator, dtype=z.dtype, device=z.device)
         return z + self.variance**0.5 * noise
-
-    def __repr__(self) -> str:
-        return f"Gaussian(variance={self.variance})"
 
 
 class Categorical(ExponentialFamily):

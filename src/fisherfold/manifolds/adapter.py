@@ -35,15 +35,6 @@ def from_geoopt(source: Any, *, shape: Sequence[int] | None = None, as_grassmann
     Raises:
         TypeError: if the source is not of geoopt.
         ValueError: if there is no such manifold here; the message says what to use instead.
-
-    Examples:
-        >>> import warnings, torch
-        >>> with warnings.catch_warnings():  # geoopt 0.5.1 warns when imported
-        ...     warnings.simplefilter("ignore")
-        ...     import geoopt
-        >>> weight = geoopt.ManifoldParameter(torch.eye(5, 2), manifold=geoopt.Stiefel())
-        >>> from_geoopt(weight, as_grassmann=True)
-        Grassmann(5, 2)
     """
     foreign = getattr(source, "manifold", source)
     if not any(c.__name__ == "Manifold" and c.__module__.startswith("geoopt.") for c in type(foreign).__mro__):

@@ -17,16 +17,7 @@ T = TypeVar("T")
 
 
 class LastPoint(Generic[T]):
-    """Something computed at a point, and for a batch, until another is kept. Copies and pickles start empty.
-
-    Examples:
-        >>> import torch
-        >>> kept, x = LastPoint(), torch.zeros(3)
-        >>> kept.put(x, "a fit")
-        'a fit'
-        >>> kept.get(x), kept.get(x.clone()), kept.get(x.add_(1))
-        ('a fit', None, None)
-    """
+    """Something computed at a point, and for a batch, until another is kept. Copies and pickles start empty."""
 
     def __init__(self) -> None:
         self._tensors: list[Tensor] = []

@@ -42,14 +42,6 @@ def check_gradient(problem: Problem, x: Point | None = None, d: Tangent | None =
 
     Raises:
         ValueError: if ``d`` is zero or not finite.
-
-    Examples:
-        >>> from fisherfold import Gaussian, NLLProblem
-        >>> from fisherfold.manifolds import Sphere
-        >>> x = torch.randn(9, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-        >>> problem = NLLProblem(Sphere(4), lambda x, w: (x @ w).exp(), Gaussian(), x, x[:, 0])
-        >>> bool(check_gradient(problem))
-        True
     """
     given = d is not None
     x, d = _random(problem, x, d, seed)
@@ -88,15 +80,6 @@ def check_fisher(
 
     Raises:
         TypeError: if the problem has no divergence.
-
-    Examples:
-        >>> from fisherfold import Bernoulli, NLLProblem
-        >>> from fisherfold.manifolds import Grassmann
-        >>> x = torch.randn(30, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-        >>> model = lambda x, u: (x @ u).square().sum(-1)
-        >>> problem = NLLProblem(Grassmann(6, 2), model, Bernoulli(), x, (x[:, 0] > 0).double())
-        >>> bool(check_fisher(problem))
-        True
     """
     divergence = getattr(problem, "kl", None)
     if not callable(divergence):

@@ -47,19 +47,6 @@ class LossProblem(Problem):
         x: the samples, a tensor of first dimension N, or several such as ``(inputs, targets)``, which ``loss`` gets as
             the same tuple; none for a plain cost.
         chunk_size: samples handled at once when their gradients are formed; all if not given.
-
-    Examples:
-        The direction of least variance, as the minimum of a Rayleigh quotient:
-
-        >>> import torch
-        >>> from fisherfold import LossProblem, minimize
-        >>> from fisherfold.manifolds import Sphere
-        >>> a = torch.diag(torch.tensor([3.0, 2.0, 1.0], dtype=torch.float64))
-        >>> problem = LossProblem(Sphere(3), lambda w: w @ a @ w)
-        >>> start = Sphere(3).random_point(generator=torch.Generator().manual_seed(0))
-        >>> result = minimize(problem, start, method="trust-region")
-        >>> result.status, round(result.value, 12)
-        ('converged', 1.0)
     """
 
     fisher_kinds: ClassVar[tuple[str, ...]] = ("empirical", "observed")

@@ -331,7 +331,7 @@ class NLLProblem(Problem):
         if not self._outputs_checked:
             _check_outputs(z, data.inputs, data.offset)
             # one output tells the form of all: targets outside the first batch are checked, too
-            self.likelihood.check_targets(self.targets, z[:1].expand(self.n_samples, *z.shape[1:]))
+            self.likelihood.check_targets(self.targets, z[:1].expand(len(self.targets), *z.shape[1:]))
             self._outputs_checked = True
         return z if data.offset is None else z + data.offset
 

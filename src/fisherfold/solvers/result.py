@@ -116,19 +116,6 @@ class Result:
         Raises:
             ValueError: if the result has no problem with it, the curvature at the estimate is negative, or f changes
                 along directions that data do not identify.
-
-        Examples:
-            >>> import torch
-            >>> from fisherfold import Bernoulli, NLLProblem, minimize
-            >>> from fisherfold.manifolds import Sphere
-            >>> g = torch.Generator().manual_seed(0)
-            >>> x, w = torch.randn(500, 3, generator=g, dtype=torch.float64), Sphere(3).random_point(generator=g)
-            >>> y = torch.bernoulli(torch.sigmoid(3 * x @ w), generator=g)
-            >>> result = minimize(NLLProblem(Sphere(3), lambda x, w: 3 * x @ w, Bernoulli(), x, y), w)
-            >>> result.covariance().contains(w, level=0.99)
-            True
-            >>> result.covariance(lambda w: w[:2]).shape
-            torch.Size([2, 2])
         """
         if self.problem is None:
             raise ValueError("this result does not know its problem; results of minimize do")
