@@ -9,6 +9,7 @@ import numpy as np
 import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
+from scipy import stats
 
 from fisherfold.demo import Race, draw, race_gradients, read_films, recommend_films, write_page
 from fisherfold.demo.films import _titled
@@ -25,7 +26,9 @@ def films():
 def test_the_model_is_more_accurate_than_the_baselines_and_its_intervals_hold(films):
     *baselines, ours = films.accuracy["held-out RMSE"]
     assert ours < min(baselines) - 0.03
-    assert np.abs(films.covered - films.nominal).max() < 0.03
+    y, mean, std = films.held_out
+    for level in np.linspace(0.5, 0.95, 10):
+        assert np.mean(np.abs(y - mean) <= stats.norm.ppf(0.5 + level / 2) * std) == pytest.approx(level, abs=0.03)
 
 
 def test_recommendations_are_new_to_the_person_and_inside_of_their_intervals(films):

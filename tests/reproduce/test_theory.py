@@ -98,7 +98,7 @@ def test_growing_batches_converge_and_fixed_ones_stop_at_a_floor():
 
 def test_a_large_eta2_makes_sigma_grow_and_the_rate_linear():
     problem, start = global_convergence.make_problem(800, seed=0)
-    kappa = global_convergence.fisher_bound(problem, start)
+    kappa, _ = global_convergence.least_eta2(problem, start)
     large = global_convergence.run(problem, start, "large", 0, 60, eta2=kappa)
     tiny = global_convergence.run(problem, start, "tiny", 0, 60)
     assert large["final_sigma"] > 100
@@ -110,9 +110,8 @@ def test_a_large_eta2_makes_sigma_grow_and_the_rate_linear():
 
 def test_algorithm_1_converges_with_the_eta2_of_the_theorem_and_the_verdict_can_fail():
     problem, start = global_convergence.make_problem(400, seed=1)
-    eta2 = global_convergence.theorem_eta2(problem, start)
-    # 16 κ_ef/(1 - η₁) is what decides, not κ_fim
-    assert eta2 > 4 * global_convergence.fisher_bound(problem, start)
+    kappa, eta2 = global_convergence.least_eta2(problem, start)
+    assert eta2 > 4 * kappa  # 16 κ_ef/(1 - η₁) is what decides, not κ_fim
     batches = {"all samples": None, "growing batch": global_convergence.growing(400, 250), "fixed": 40}
     runs = {
         name: global_convergence.run(problem, start, name, 0, 250, eta2=eta2, batch_size=size)

@@ -28,8 +28,7 @@ from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup
 
 from fisherfold import progress
-from fisherfold.cli.voice import Voice
-from fisherfold.cli.words import printable
+from fisherfold.cli.voice import Voice, printable
 
 _SHOWN = "All commands"
 AsJson = Annotated[

@@ -25,8 +25,7 @@ from fisherfold.cli.options import (
     say_written,
     write_or_rescue,
 )
-from fisherfold.cli.voice import Voice, grid
-from fisherfold.cli.words import typed
+from fisherfold.cli.voice import Voice, grid, typed
 from fisherfold.plain import counted
 from fisherfold.progress import track
 

@@ -12,8 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fisherfold.cli.voice import Voice
-from fisherfold.cli.words import cell, named
+from fisherfold.cli.voice import Voice, cell
 
 TABLES, PROCESSES = "Tables", "Several processes (torchrun)"
 
@@ -44,6 +43,17 @@ class Reading:
         return {"separator": self.separator, "encoding": self.encoding, "max_bytes": most}
 
 
+def _named(what: str, expected: str) -> Callable[[Path | None], Path | None]:
+    """Refuse ``-`` where it cannot stand for standard input or output."""
+
+    def checked(given: Path | None) -> Path | None:
+        if given == Path("-"):
+            raise ValueError(f"{what} must be {expected}, got -, which is standard input or output of tables")
+        return given
+
+    return checked
+
+
 SkipBadLines = Annotated[
     bool,
     typer.Option(
@@ -55,7 +65,7 @@ Checkpoint = Annotated[
     Path | None,
     typer.Option(
         help="Save the state of the fit in this file; the same command continues from it.",
-        callback=named("--checkpoint", "a file"), rich_help_panel=PROCESSES,
+        callback=_named("--checkpoint", "a file"), rich_help_panel=PROCESSES,
     ),
 ]  # fmt: skip
 Timeout = Annotated[
@@ -67,9 +77,9 @@ Timeout = Annotated[
 ]  # fmt: skip
 Output = Annotated[
     Path,
-    typer.Option("--output", "-o", help="The folder of the model.", callback=named("--output of a model", "a folder")),
+    typer.Option("--output", "-o", help="The folder of the model.", callback=_named("--output of a model", "a folder")),
 ]
-Folder = Annotated[Path, typer.Argument(help="The folder of a fitted model.", callback=named("the model", "a folder"))]
+Folder = Annotated[Path, typer.Argument(help="The folder of a fitted model.", callback=_named("the model", "a folder"))]
 Predictions = Annotated[
     Path, typer.Option("--output", "-o", help="The table to write: .csv, .csv.gz or .parquet; - prints CSV.")
 ]

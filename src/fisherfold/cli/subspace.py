@@ -24,8 +24,7 @@ from fisherfold.cli.options import (
     say_written,
     write_or_rescue,
 )
-from fisherfold.cli.voice import Voice
-from fisherfold.cli.words import typed
+from fisherfold.cli.voice import Voice, typed
 from fisherfold.progress import track
 
 if TYPE_CHECKING:

@@ -16,6 +16,7 @@ from scipy import sparse, stats
 from sklearn.decomposition import TruncatedSVD
 
 from fisherfold.completion import MatrixCompletion
+from fisherfold.completion.metrics import rmse
 from fisherfold.threads import one_thread
 
 Floats = NDArray[np.float64]
@@ -42,8 +43,7 @@ class Films:
     recommended: pl.DataFrame
     new_person: pl.DataFrame
     new_recommended: pl.DataFrame
-    nominal: Floats
-    covered: Floats
+    held_out: tuple[Floats, Floats, Floats]  # values, predictions, standard deviations
 
 
 def read_films(folder: Path) -> tuple[pl.DataFrame, pl.DataFrame]:
@@ -58,7 +58,7 @@ def recommend_films(ratings: pl.DataFrame, movies: pl.DataFrame, *, seed: int = 
     held = generator.random(ratings.height) < 0.1
     train, test = ratings.filter(~held), ratings.filter(held)
     with one_thread():
-        accuracy, nominal, covered = _judged(train, test)
+        accuracy, held_out = _judged(train, test)
         model = MatrixCompletion(RANK, random_state=seed).fit(ratings)
         often = ratings.group_by("movieId").len().filter(pl.col("len") >= LEAST_RATINGS)["movieId"]
         person = int(ratings.group_by("userId").len().sort("len", "userId")["userId"][-61])
@@ -75,31 +75,24 @@ def recommend_films(ratings: pl.DataFrame, movies: pl.DataFrame, *, seed: int = 
         ratings.height, ratings["userId"].n_unique(), ratings["movieId"].n_unique(), person, accuracy,
         _titled(favourites, movies), _with_interval(recommended, mean, movies),
         pl.DataFrame({"title": list(NEW_PERSON), "rating": list(NEW_PERSON.values())}).with_columns(title=_SPOKEN),
-        _with_interval(new, expected, movies), nominal, covered,
+        _with_interval(new, expected, movies), held_out,
     )  # fmt: skip
 
 
-def _judged(train: pl.DataFrame, test: pl.DataFrame) -> tuple[pl.DataFrame, Floats, Floats]:
+def _judged(train: pl.DataFrame, test: pl.DataFrame) -> tuple[pl.DataFrame, tuple[Floats, Floats, Floats]]:
     y = test["rating"].to_numpy()
     rows: list[tuple[str, float, float | None, float]] = []
     for name, predict in BASELINES.items():
         began = time.perf_counter()
-        rows.append((name, _rmse(np.clip(predict(train, test), 0.5, 5.0), y), None, time.perf_counter() - began))
+        rows.append((name, rmse(y, np.clip(predict(train, test), 0.5, 5.0)), None, time.perf_counter() - began))
     began = time.perf_counter()
     model = MatrixCompletion(RANK).fit(train)
     mean, std = model.predict(test.select("userId", "movieId"), return_std=True)
     seconds = time.perf_counter() - began
-    nominal = np.linspace(0.5, 0.95, 10)
-    reach = np.abs(y - mean) / std
-    covered = np.array([(reach <= stats.norm.ppf(0.5 + level / 2)).mean() for level in nominal])
-    inside = float((reach <= stats.norm.ppf(0.5 + LEVEL / 2)).mean())
-    rows.append(("fisherfold MatrixCompletion", _rmse(mean, y), 100 * inside, seconds))
+    inside = float((np.abs(y - mean) <= stats.norm.ppf(0.5 + LEVEL / 2) * std).mean())
+    rows.append(("fisherfold MatrixCompletion", rmse(y, mean), 100 * inside, seconds))
     columns = ["method", "held-out RMSE", "80 % intervals hold (%)", "seconds"]
-    return pl.DataFrame(rows, schema=columns, orient="row"), nominal, covered
-
-
-def _rmse(predicted: Floats, y: Floats) -> float:
-    return float(np.sqrt(np.mean((predicted - y) ** 2)))
+    return pl.DataFrame(rows, schema=columns, orient="row"), (y, mean, std)
 
 
 def _popularity(train: pl.DataFrame, test: pl.DataFrame) -> Floats:

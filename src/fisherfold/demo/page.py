@@ -17,6 +17,7 @@ from fisherfold._version import __version__
 from fisherfold.demo.films import Films
 from fisherfold.demo.races import Race
 from fisherfold.html import Html, document, image, table
+from fisherfold.plots import plot_calibration
 
 COLOURS = ("#d55e00", "#0072b2", "#009e73")
 CSS = """
@@ -42,9 +43,7 @@ def draw(films: Films, networks: Sequence[Race], gradients: Sequence[Race], *, d
         figure = Figure(figsize=(11, 2.9), layout="constrained", facecolor="none" if dark else "white")
         accuracy, calibration, network, gradient = figure.subplots(1, 4)
         _bars(accuracy, films.accuracy)
-        calibration.plot([50, 95], [50, 95], color="grey", linewidth=1)
-        calibration.plot(100 * films.nominal, 100 * films.covered, "o-", color=COLOURS[0], markersize=4)
-        calibration.set(title="Intervals hold what they say", xlabel="nominal coverage, %", ylabel="observed, %")
+        plot_calibration(*films.held_out, ax=calibration).set(title="Intervals hold what they say")
         for race, colour in zip(networks, COLOURS, strict=False):
             network.plot(race.seconds, race.values, "o-", color=colour, markersize=3, label=race.method.split(",")[0])
         lowest = min(min(race.values) for race in networks)

@@ -187,5 +187,4 @@ def part(settings: Settings) -> Part:
         "another matrix with a radial part. The invariance needs the standard deviation where the text prints the "
         "variance, and holds for c > 0 only."
     )
-    table = [{k: v for k, v in r.items() if k != "cosines"} for r in rows]
-    return Part("invariance", "Normalised rows", sentence, findings(rows), table, draw_invariance(rows))
+    return Part("invariance", "Normalised rows", sentence, findings(rows), rows, draw_invariance(rows))

@@ -46,13 +46,13 @@ def _medians(rows: Rows, key: str, value: str) -> tuple[list[float], list[float]
 def draw_metric(steps: Sequence[float], slopes: Rows, scenes: Rows) -> Figure:
     """Part 1."""
     figure, (left, middle, right) = _sheet(3, "The RFIM is the metric of KL")
-    seen: set[str] = set()
-    # first-order retractions last, so that they are seen on top of the others
-    for row in sorted((r for r in slopes if r["quantity"] == "KL"), key=lambda r: r["order"] == 1):
-        kind, colour = _kind(row)
-        label = kind if kind not in seen else None
-        left.plot(steps, [max(e, 1e-18) for e in row["errors"]], color=colour, alpha=0.6, linewidth=0.9, label=label)
-        seen.add(kind)
+    kinds = {2: ("second-order retraction", BLUE), 1: ("first-order retraction", ORANGE),
+             0: ("no retraction (control)", _GREY)}  # fmt: skip
+    # first-order retractions after those of second order, so that they are seen on top of them
+    for order, (kind, colour) in kinds.items():
+        for place, row in enumerate(pick(slopes, quantity="KL", order=order)):
+            left.plot(steps, [max(e, 1e-18) for e in row["errors"]], color=colour, alpha=0.6, linewidth=0.9,
+                      label=kind if place == 0 else None)  # fmt: skip
     _guide(left, steps, 1e-17, 3, "slope 3")
     left.set_ylim(1e-18, 1e2)
     _finish(left, "t", "| E KL(θ ‖ R(td)) - ½t²<d, F d> |")
@@ -69,12 +69,6 @@ def draw_metric(steps: Sequence[float], slopes: Rows, scenes: Rows) -> Figure:
                    label=f"what the best random one lacks, {method}")  # fmt: skip
     _finish(right, "ε", "distance, or share of the decrease", legend="lower right")
     return figure
-
-
-def _kind(row: dict[str, Any]) -> tuple[str, str]:
-    if row["retraction"] == "no retraction":
-        return "no retraction (control)", _GREY
-    return ("second-order retraction", BLUE) if row["order"] == 2 else ("first-order retraction", ORANGE)
 
 
 def draw_global(runs: Rows, sigmas: Sequence[float], constants: dict[str, list[float]]) -> Figure:

@@ -161,6 +161,5 @@ def part(settings: Settings) -> Part:
         "step turns units over it leaves far more, though still superlinearly, and it is quadratic again once a step "
         "is too short to turn over any."
     )
-    table = [{k: v for k, v in r.items() if k != "residuals"} for r in (*rows, *orders)]
-    found = findings(rows, orders)
-    return Part("rates", "Local rates of RNGD", sentence, found, table, draw_rates(rows, orders))
+    found, picture = findings(rows, orders), draw_rates(rows, orders)
+    return Part("rates", "Local rates of RNGD", sentence, found, [*rows, *orders], picture)

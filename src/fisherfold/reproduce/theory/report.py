@@ -82,5 +82,6 @@ def write_part(part: Part, folder: Path) -> None:
     make_folder(folder)
     assert part.figure is not None
     write_atomically(folder / f"{part.name}.png", png(part.figure))
-    frame = pl.concat([pl.DataFrame([row]) for row in part.table], how="diagonal_relaxed")
+    rows = [{name: v for name, v in row.items() if not isinstance(v, (list, dict))} for row in part.table]
+    frame = pl.concat([pl.DataFrame([row]) for row in rows], how="diagonal_relaxed")
     write_atomically(folder / f"{part.name}.csv", frame.write_csv().encode())

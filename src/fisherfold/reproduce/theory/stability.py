@@ -67,9 +67,7 @@ def constants(x: Tensor) -> Constants:
     values = torch.func.vmap(phi)(u)
     derivative = torch.func.vmap(torch.func.jacrev(phi))(u)
     tangent = derivative - (derivative @ u[:, None, :, None]) * u[:, None, None, :]
-    return Constants(
-        float(values.square().sum(dim=-1).max()), float(torch.linalg.matrix_norm(tangent, ord=2).max())
-    )
+    return Constants(float(values.square().sum(dim=-1).max()), float(torch.linalg.matrix_norm(tangent, ord=2).max()))
 
 
 def change_norm(problem: TwoLayer, theta: Tensor, other: Tensor) -> float:
@@ -121,16 +119,13 @@ def moved_targets(problem: TwoLayer, theta: Tensor, distance: float, *, generato
     return problem.with_targets(y)
 
 
-def lemma_bound(c: Constants, n_samples: int, dim: int, width: float, radius: float, epsilon: float) -> float:
-    """The bound of the lemma on ‖J(θ) - J(θ⁰)‖ that holds with probability 1 - ε, with its printed constants."""
-    share = (math.pi * dim * radius**2 * n_samples**2 / (epsilon**2 * width)) ** (1 / 3)
-    return math.sqrt(n_samples * share * (2 * c.m_constant + c.l_constant))
-
-
 def sufficient_width(c: Constants, n_samples: int, dim: int, sigma0: float, residual: float, epsilon: float) -> float:
-    """The width from which the lemma's bound is below σ₀/6 on the ball of radius Q."""
-    at_one = lemma_bound(c, n_samples, dim, 1.0, 4 * residual / sigma0, epsilon)
-    return (at_one / (THRESHOLD * sigma0)) ** 6
+    """The width from which the lemma's bound on ‖J(θ) - J(θ⁰)‖, of probability 1 - ε, is below σ₀/6 on the ball.
+
+    √(N (2M + L)) (πn Q² N²/(ε² m))^{1/6}, with the printed constants.
+    """
+    share = (math.pi * dim * (4 * residual / sigma0) ** 2 * n_samples**2 / epsilon**2) ** (1 / 3)
+    return (n_samples * share * (2 * c.m_constant + c.l_constant)) ** 3 / (THRESHOLD * sigma0) ** 6
 
 
 def deterministic_bound(problem: TwoLayer, theta: Tensor, distance: float, c: Constants) -> float:

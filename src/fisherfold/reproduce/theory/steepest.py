@@ -152,8 +152,7 @@ def part(settings: Settings) -> Part:
         "retraction is not needed for that: QR and Cayley on Stiefel show the same slope 3. It is needed where the "
         "gradient does not vanish, for the second-order model of the loss itself."
     )
-    table = [{"section": "slope", **{k: v for k, v in r.items() if k != "errors"}} for r in slopes]
-    table += [{"section": "steepest", **r} for r in scenes]
+    table = [{"section": name, **r} for name, rows in (("slope", slopes), ("steepest", scenes)) for r in rows]
     found = divergence.findings(slopes) + findings(scenes)
     picture = draw_metric(divergence.STEPS, slopes, scenes)
     return Part("metric", "The RFIM is the metric of KL", sentence, found, table, picture)
