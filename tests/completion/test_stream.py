@@ -159,7 +159,7 @@ def test_new_members_are_the_prior(fitted):
     torch.testing.assert_close(posterior.columns.mean[-1], posterior.columns.center)
     seen, unseen = (posterior.predict(torch.tensor([3]), torch.tensor([j]), with_std=True) for j in (31, -1))
     torch.testing.assert_close(seen, unseen)
-    torch.testing.assert_close(posterior.columns.prior_member().mean[0], posterior.columns.center)
+    torch.testing.assert_close(posterior.columns.prior_members().mean[0], posterior.columns.center)
 
 
 def test_a_look_back_is_a_fit_that_goes_on():

@@ -30,7 +30,7 @@ def test_coefficients_are_those_of_scikit_learn():
     X = torch.randn(120, 3, generator=g, dtype=torch.float64)
     task = torch.arange(120) % 3
     y = (X[:, 0] + torch.randn(120, generator=g, dtype=torch.float64) > 0).double()
-    w, _ = newton_coefficients(LabelledRows.make(X, y, task), X, torch.full((3,), 0.5, dtype=torch.float64))
+    w, _ = newton_coefficients(LabelledRows.make(X, y, task), X, 0.5)
     for t in range(3):
         peer = LogisticRegression(C=2.0, fit_intercept=False, tol=1e-12, solver="newton-cholesky")
         peer.fit(X[task == t].numpy(), y[task == t].numpy())
@@ -45,7 +45,7 @@ def test_newton_converges_from_a_far_start_and_on_separable_data():
     found, _ = newton_coefficients(problem.rows, features, problem.ridge, far)
     torch.testing.assert_close(found, reference, rtol=1e-8, atol=1e-9)
     separable = LabelledRows.make(features, (features[:, 0] > 0).double(), problem.rows.task)
-    w, _ = newton_coefficients(separable, features, torch.full((4,), 1e-6, dtype=torch.float64))
+    w, _ = newton_coefficients(separable, features, 1e-6)
     assert bool(torch.isfinite(w).all())
     predicted = (features * w[separable.task]).sum(-1) > 0
     assert bool((predicted == (separable.y > 0)).all())
@@ -100,7 +100,7 @@ def test_the_exact_fisher_is_that_of_the_logits_whose_coefficients_follow():
         h = 1e-5
         (ahead, w_ahead), (behind, w_behind) = logits(U + h * v), logits(U - h * v)
         moved, change = (ahead - behind) / (2 * h), (w_ahead - w_behind) / (2 * h)
-        expected = (spread * moved**2).sum() + (problem.ridge[:, None] * change**2).sum()
+        expected = (spread * moved**2).sum() + (problem.ridge * change**2).sum()
         assert float(operator.quadratic(v)) == pytest.approx(float(expected / 4), rel=1e-6)
     dense = operator.dense()
     torch.testing.assert_close(dense, dense.mT, rtol=1e-10, atol=1e-11)
@@ -141,5 +141,5 @@ def test_coefficients_are_right_beyond_what_the_loss_can_show(scale):
         w, _ = newton_coefficients(problem.rows, features, problem.ridge)
         rows, logits = problem.rows, problem.rows.offset + (features * w[problem.rows.task]).sum(-1)
         pull = (rows.weight * (torch.sigmoid(logits) - rows.y))[:, None] * features
-        left = rows.total(pull) + problem.ridge[:, None] * w
-        assert float((left.abs() / (rows.total(pull.abs()) + problem.ridge[:, None])).max()) < 1e-11
+        left = rows.total(pull) + problem.ridge * w
+        assert float((left.abs() / (rows.total(pull.abs()) + problem.ridge)).max()) < 1e-11

@@ -78,8 +78,15 @@ class Grouped:
         last = self.n_groups if last is None else last
         start, stop = int(self.offsets[first]), int(self.offsets[last])
         indices, offsets = self.stored_indices[start:stop], self.offsets[first : last + 1] - start
-        values = self.stored_values[start:stop]
-        return tuple(bag_sum(table, indices, offsets, _power(values, k, table.dtype)) for k, table in tables.items())
+        part = slice(start, stop)
+        return tuple(bag_sum(t, indices, offsets, self._power(k, part, t.dtype)) for k, t in tables.items())
+
+    def _power(self, power: int, part: slice, dtype: torch.dtype) -> Tensor | None:
+        """value^k of some ratings; None for ones."""
+        if power == 0:
+            return None
+        values = self.stored_values[part].to(dtype)
+        return values if power == 1 else values**power
 
     def total(self, sums: Tensor) -> Tensor:
         """Complete sums over the groups with what other processes hold of them."""
@@ -135,12 +142,6 @@ def bag_sum(table: Tensor, indices: Tensor, offsets: Tensor, weights: Tensor | N
     if table.dtype == torch.float64:
         return _sparse_sum(table, indices, offsets, weights)
     return _embedding_sum(table, indices, offsets, weights)
-
-
-def _power(values: Tensor, power: int, dtype: torch.dtype) -> Tensor | None:
-    if power == 0:
-        return None
-    return values.to(dtype) if power == 1 else values.to(dtype) ** power
 
 
 def _embedding_sum(table: Tensor, indices: Tensor, offsets: Tensor, weights: Tensor | None) -> Tensor:

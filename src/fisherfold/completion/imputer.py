@@ -28,7 +28,7 @@ from fisherfold.completion.entries import LARGEST, unmasked
 from fisherfold.completion.files import pack_posterior, unpack_posterior
 from fisherfold.completion.inference.packed import unpack
 from fisherfold.completion.inference.posterior import CompletionPosterior
-from fisherfold.completion.inference.stream import absorb, grow
+from fisherfold.completion.inference.stream import absorb
 from fisherfold.completion.inference.variational import fit_variational, gradual_start
 from fisherfold.completion.ratings import Ratings
 from fisherfold.files import sound
@@ -125,7 +125,7 @@ class LowRankImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
             )  # fmt: skip
         self.mean_, self.scale_, self.rank_, self.n_iter_ = mean, scale, rank, len(posterior.trace)
         self._observed, self._levels = seen.any(axis=0), levels if given["marginals"] == "ranks" else None
-        self._posterior = replace(posterior, rows=posterior.rows.prior_member())
+        self._posterior = replace(posterior, rows=posterior.rows.prior_members())
         return self
 
     def partial_fit(self, X: Any, y: Any = None) -> LowRankImputer:
@@ -146,7 +146,7 @@ class LowRankImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
         posterior = self._posterior.copied()
         for start in range(0, len(X), _ROWS_AT_ONCE):
             posterior = self._fold_in(self._standard(X[start : start + _ROWS_AT_ONCE]), posterior, learn=True)
-        self._posterior = replace(posterior, rows=posterior.rows.prior_member())
+        self._posterior = replace(posterior, rows=posterior.rows.prior_members())
         return self
 
     def transform(self, X: Any, *, return_std: bool = False) -> Any:
@@ -243,17 +243,12 @@ class LowRankImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
 
     def _fold_in(self, z: Table, known: CompletionPosterior, *, learn: bool = False) -> CompletionPosterior:
         """The posterior of these rows given the columns; with ``learn``, the columns learn from the rows as well."""
-        columns, one = known.columns, replace(known.rows.prior_member())
-        grow(one, columns, len(z))
-        posterior = replace(known, rows=one, columns=columns if learn else replace(columns))
+        columns = known.columns if learn else replace(known.columns)
+        posterior = replace(known, rows=known.rows.prior_members(len(z)), columns=columns)
         rows, there = np.nonzero(~np.isnan(z))
         if len(rows):
             batch = Ratings(rows, there, z[rows, there], z.shape, dtype=torch.float64)
-            members = torch.arange(1, len(z) + 1), torch.arange(z.shape[1])
-            absorb(posterior, batch, *members, move=(True, learn))
-        for name in ("mean", "covariance", "weight", "shortfall", "counts", "log_det"):
-            setattr(one, name, getattr(one, name)[1:])
-        one.changed()
+            absorb(posterior, batch, torch.arange(len(z)), torch.arange(z.shape[1]), move=(True, learn))
         return posterior
 
     def _checked(self, X: Any, *, reset: bool = False, copy: bool = False) -> Table:

@@ -231,8 +231,7 @@ class CompletionModel:
         self._check_reach(values)
         known = self.posterior
         # what the columns know about which rows rated them is of no use here: it speaks of the rows of the fit
-        side, others = known.rows.prior_member(), replace(known.columns, set_effects=None)
-        grow(side, others, count - 1)
+        side, others = known.rows.prior_members(count), replace(known.columns, set_effects=None)
         if known.rows.set_effects is not None:
             side.set_effects = replace(known.rows.set_effects, sums=torch.zeros_like(side.mean))
         posterior = replace(known, rows=side, columns=others)

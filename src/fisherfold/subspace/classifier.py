@@ -144,8 +144,7 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
         rows = self._rows(X, y, labels, weight)
         present, place = torch.unique(rows.task, return_inverse=True)
         chosen = replace(rows, task=place, n_tasks=len(present))
-        ridge = torch.full((len(present),), self.ridge_, dtype=torch.float64)
-        found, _ = newton_coefficients(chosen, chosen.X @ self._frame, ridge)
+        found, _ = newton_coefficients(chosen, chosen.X @ self._frame, self.ridge_)
         grown = torch.zeros(len(self._index), self._weights.shape[1], dtype=torch.float64)
         grown[: len(self._weights)] = self._weights
         grown[present] = found @ self._frame.mT
@@ -226,11 +225,10 @@ def _solve(
 ) -> tuple[Tensor, Tensor, Result | None]:  # fmt: skip
     """The frame, the coefficients and the solver's result (None where there is no subspace to learn)."""
     n = rows.X.shape[1]
-    ridges = torch.full((rows.n_tasks,), ridge, dtype=torch.float64)
     if rank == n:
-        return torch.eye(n, dtype=torch.float64), newton_coefficients(rows, rows.X, ridges)[0], None
+        return torch.eye(n, dtype=torch.float64), newton_coefficients(rows, rows.X, ridge)[0], None
     # one Newton step from zero is enough for a start
-    own, _ = newton_coefficients(rows, rows.X, ridges, max_iter=1)
+    own, _ = newton_coefficients(rows, rows.X, ridge, max_iter=1)
     problem = LogisticSubspaceProblem(rows, rank=rank, ridge=ridge)
     frame = start_frame(own.mT @ own / len(own), rows.X.mT @ rows.X, rank)[0]
     result = minimize(

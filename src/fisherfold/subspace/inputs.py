@@ -15,11 +15,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fisherfold.distributed import ALONE, Axis, Group
+from fisherfold.distributed import ALONE, Axis, Group, balanced_cuts
 from fisherfold.subspace.tasks import TaskStatistics
-from fisherfold.tables.ids import as_ids
+from fisherfold.tables.ids import IdIndex, Ids, as_ids
 
 Array = NDArray[Any]
+RowShare = tuple[Array, Array, Ids, Array]  # features, targets, task ids and weights of the rows of a process
 
 # Differences below this fraction of the numbers are rounding.
 _ROUNDING = 1e-12
@@ -187,3 +188,70 @@ class Scaling:
         if self.intercept:
             rows = np.block([[rows, np.zeros((len(rows), 1))], [-self.center / self.scale, np.ones(1)]])
         return torch.from_numpy(rows)
+
+
+def rows_of_process(model: Any, X: Any, y: Any, task: Any, weight: Any, group: Group) -> RowShare:
+    """Features, targets, tasks and weights of the rows of this process, with the features of all others."""
+    found: RowShare | None = None
+    with group.together():
+        if X is not None and len(X) > 0:
+            if task is None:
+                raise ValueError("over several processes task must be given: one id for each row")
+            A, b, labels, weights = model._read(X, y, task, weight, reset=True, numeric=True, least=1)
+            found = A, b, labels, np.ones(len(A)) if weights is None else weights
+    mine: list[Any] = []
+    if found is not None:
+        names = [str(name) for name in getattr(model, "feature_names_in_", [])]
+        mine = [*found[0].shape, weight is not None, names, model.task_column_, model.target_name_]
+    known = [(rank, *entry) for rank, entry in enumerate(group.gather_objects(mine)) if entry]
+    if sum(count for _, count, *_ in known) < 2:
+        raise ValueError("there are fewer than 2 rows on all ranks")
+    first, _, width, weighted, names, model.task_column_, model.target_name_ = known[0]
+    for rank, _, their_width, with_weight, their_names, *_ in known[1:]:
+        if (their_width, their_names) != (width, names):
+            raise ValueError(
+                f"all ranks must have the same features in one order: rank {first} has {names or width}, rank {rank} "
+                f"has {their_names or their_width}"
+            )
+        if with_weight != weighted:
+            raise ValueError(f"sample_weight must be given on all ranks or on none: ranks {first} and {rank} differ")
+    if found is not None:
+        return found
+    model.n_features_in_ = width
+    if names:
+        model.feature_names_in_ = np.array(names, dtype=object)
+    return np.zeros((0, width)), np.zeros(0), np.zeros(0, dtype=np.int64), np.zeros(0)
+
+
+def distribute_rows(
+    share: RowShare, group: Group, *, seed: int, intercept: bool, scale: bool
+) -> tuple[Scaling, IdIndex, Rows, Axis]:
+    """Send every row to the process that owns its task.
+
+    Features are scaled by the means and spreads of all rows, tasks are numbered once for all and cut into runs of about
+    equally many rows; from there on a process learns from tasks of its own, and what tasks share in lock step.
+    """
+    X, y, labels, weight = share
+    scaling = Scaling.learn(X, y, weight, intercept=intercept, scale=scale, group=group)
+    index = _joint_index(labels, group)
+    numbers = index.encode(labels, "task")
+    counts = group.sum(torch.from_numpy(np.bincount(numbers, minlength=len(index))))
+    cuts = balanced_cuts(counts.numpy(), group.size)
+    owner = np.searchsorted(np.asarray(cuts[1:-1]), numbers, side="right")
+    order = np.argsort(owner, kind="stable")
+    # what one process would draw for these rows: the stream of the seed from their place among all rows on
+    before = int(group.gather(torch.tensor([len(numbers)]))[: group.rank].sum())
+    keys = np.random.Generator(np.random.PCG64(seed).advance(before)).random(len(numbers))
+    columns = [scaling(X).numpy(), y - scaling.offset, weight, numbers, keys]
+    packed = torch.from_numpy(np.column_stack(columns)[order])
+    arrived = torch.cat(group.exchange(packed, np.bincount(owner, minlength=group.size).tolist()))
+    axis = Axis(len(index), cuts[group.rank], cuts[group.rank + 1], group)
+    Z, (b, w, task, key) = arrived[:, :-4].contiguous(), arrived[:, -4:].T.contiguous()
+    return scaling, index, Rows(Z, b, task.long() - axis.start, w, key.numpy()), axis
+
+
+def _joint_index(labels: Ids, group: Group) -> IdIndex:
+    """One numbering of the tasks of all processes: that of one process with all shares in the order of ranks."""
+    _, first = np.unique(labels.astype(str) if labels.dtype == object else labels, return_index=True)
+    shares = group.gather_objects(labels[np.sort(first)].tolist())
+    return IdIndex([label for share in shares for label in share], "task")

@@ -3,31 +3,28 @@
     Ψ(U) = (1/N) Σ_t min_w [ Σ_j s_j (log(1 + exp η_j) - y_j η_j) + ½ λ ‖w‖² ],   η_j = o_j + x_jᵀ U w_t
 
 The coefficients w_t have no closed form: damped Newton, all tasks at once, each with its own backtracking. By the
-envelope theorem the gradient is P (1/N) Σ_t X_tᵀ(s(μ - y)) w_tᵀ with μ the predicted probabilities. With D = s μ(1-μ),
-G_t = UᵀX_tᵀDX_tU + λ I and e_t = X_tᵀ s(μ - y) the logits move along H by
-
-    J_t H = X_t k_t,   k_t = H w_t + U ẇ_t,   ẇ_t = -G_t⁻¹ (UᵀX_tᵀDX_t H w_t + Hᵀ e_t),
-
-F = (1/N) Σ_t J_tᵀ D J_t + λ ẇ_tᵀẇ_t, the ridge being a Gaussian observation of w_t, and
-the Hessian is P (1/N) Σ_t [ X_tᵀDX_t k_t w_tᵀ + e_t ẇ_tᵀ ] - H Uᵀ∇Ψ.
+envelope theorem the gradient is P (1/N) Σ_t e_t w_tᵀ with e_t = X_tᵀ s(μ - y) and μ the predicted probabilities. With
+D = s μ(1-μ) and A_t = X_tᵀDX_t the Fisher information and the Hessian are those of ``fisher_operators``.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 from typing_extensions import override
 
+from fisherfold.distributed import Axis
 from fisherfold.fisher.kronecker import KroneckerFisher
 from fisherfold.fisher.operators import FisherOperator
 from fisherfold.manifolds import Grassmann
 from fisherfold.problems.base import Problem
 from fisherfold.problems.cache import LastPoint
-from fisherfold.subspace.tasks import check_whole
+from fisherfold.subspace.fisher_operators import SubspaceFisher, SubspaceHessian, TaskState
+from fisherfold.subspace.tasks import TaskStatistics, check_whole
 
 
 @dataclass(frozen=True)
@@ -64,7 +61,7 @@ class LabelledRows:
 
 
 def newton_coefficients(
-    rows: LabelledRows, features: Tensor, ridge: Tensor, start: Tensor | None = None, *, max_iter: int = 100
+    rows: LabelledRows, features: Tensor, ridge: float, start: Tensor | None = None, *, max_iter: int = 100
 ) -> tuple[Tensor, Tensor]:
     """Minimise the penalised logistic loss of every task over its coefficients.
 
@@ -77,15 +74,15 @@ def newton_coefficients(
     scale = rows.total(rows.weight[:, None] * features.abs()).sum(-1) + ridge
     for _ in range(max_iter):
         logits = _logits(rows, features, w)
-        slope = rows.total(_slopes(rows, logits)[:, None] * features) + ridge[:, None] * w
+        slope = rows.total(_slopes(rows, logits)[:, None] * features) + ridge * w
         if bool((slope.abs().amax(-1) <= 1e-13 * scale).all()):
             break
-        factor = torch.linalg.cholesky(curvature(rows, features, _spread(rows, logits), ridge))
+        factor = torch.linalg.cholesky(_curvature(rows, features, _spread(rows, logits), ridge))
         step = torch.cholesky_solve(slope[..., None], factor).squeeze(-1)
         fall = (step * slope).sum(-1)
         # below the rounding of the loss only the Newton step itself, which squares the error, can give the last digits
         close = fall <= 1e-14 * losses.abs()
-        length, moved = torch.ones_like(ridge), w - step
+        length, moved = torch.ones_like(losses), w - step
         trial = _losses(rows, features, moved, ridge)
         for _ in range(30):
             short = ~close & (trial > losses - 0.25 * length * fall)
@@ -101,18 +98,18 @@ def newton_coefficients(
     return w, losses
 
 
-def curvature(rows: LabelledRows, features: Tensor, spread: Tensor, ridge: Tensor) -> Tensor:
-    """G_t = UᵀX_tᵀDX_tU + λ_t I."""
+def _curvature(rows: LabelledRows, features: Tensor, spread: Tensor, ridge: float) -> Tensor:
+    """G_t = UᵀX_tᵀDX_tU + λ I."""
     weighted = spread[:, None] * features
     eye = torch.eye(features.shape[1], dtype=features.dtype)
-    return rows.total(weighted[:, :, None] * features[:, None, :]) + ridge[:, None, None] * eye
+    return rows.total(weighted[:, :, None] * features[:, None, :]) + ridge * eye
 
 
 def _logits(rows: LabelledRows, features: Tensor, w: Tensor) -> Tensor:
     return rows.offset + (features * w[rows.task]).sum(-1)
 
 
-def _losses(rows: LabelledRows, features: Tensor, w: Tensor, ridge: Tensor) -> Tensor:
+def _losses(rows: LabelledRows, features: Tensor, w: Tensor, ridge: float) -> Tensor:
     # of the logit of the class that is not the target: rows far on the right side keep their digits
     wrong = (1 - 2 * rows.y) * _logits(rows, features, w)
     return rows.total(rows.weight * -logsigmoid(-wrong)) + ridge * (w * w).sum(-1) / 2
@@ -129,12 +126,9 @@ def _spread(rows: LabelledRows, logits: Tensor) -> Tensor:
     return rows.weight * torch.sigmoid(logits) * torch.sigmoid(-logits)
 
 
-@dataclass(frozen=True)
-class LogisticState:
-    """Everything that follows from a frame for a set of tasks."""
+class LogisticState(NamedTuple):
+    """What follows from a frame for all tasks."""
 
-    rows: LabelledRows  # the rows of those tasks
-    features: Tensor  # XU
     weights: Tensor  # w_t
     losses: Tensor  # penalised losses
     spread: Tensor  # D = s μ(1 - μ), row by row
@@ -151,14 +145,13 @@ class LogisticSubspaceProblem(Problem):
     fisher_kinds: ClassVar[tuple[str, ...]] = ("kronecker", "exact", "observed")
     manifold: Grassmann
 
-    def __init__(self, rows: LabelledRows, *, rank: int, ridge: float | Tensor = 1.0) -> None:
+    def __init__(self, rows: LabelledRows, *, rank: int, ridge: float = 1.0) -> None:
         n = rows.X.shape[1]
         if not 1 <= rank < n:
             raise ValueError(f"rank must be between 1 and the number of features minus one ({n - 1}), got {rank}")
-        self.ridge = torch.as_tensor(ridge, dtype=torch.float64).expand(rows.n_tasks)
-        if not bool((self.ridge > 0).all()):
-            raise ValueError(f"ridge must be positive, got {float(self.ridge.min())}")
-        self.rows, self.n_samples, self.manifold = rows, rows.n_tasks, Grassmann(n, rank)
+        if not ridge > 0:
+            raise ValueError(f"ridge must be positive, got {ridge}")
+        self.rows, self.ridge, self.n_samples, self.manifold = rows, ridge, rows.n_tasks, Grassmann(n, rank)
         self._kept: LastPoint[LogisticState] = LastPoint()
 
     def state(self, x: Tensor) -> LogisticState:
@@ -171,7 +164,7 @@ class LogisticSubspaceProblem(Problem):
         weights, losses = newton_coefficients(rows, features, ridge)
         logits = _logits(rows, features, weights)
         error = rows.total(_slopes(rows, logits)[:, None] * rows.X)
-        return self._kept.put(x, LogisticState(rows, features, weights, losses, _spread(rows, logits), error))
+        return self._kept.put(x, LogisticState(weights, losses, _spread(rows, logits), error))
 
     @override
     def loss(self, x: Tensor, batch: Tensor | None = None) -> Tensor:
@@ -190,67 +183,13 @@ class LogisticSubspaceProblem(Problem):
         if kind not in self.fisher_kinds:
             raise ValueError(f"kind must be one of {self.fisher_kinds}, got {kind!r}")
         check_whole(batch)
-        state = self.state(x)
-        rows, tasks = state.rows, len(state.weights)
+        state, rows, tasks = self.state(x), self.rows, self.n_samples
         left = rows.X.mT @ (state.spread[:, None] * rows.X) / tasks
         kronecker = KroneckerFisher(self.manifold, x, left=left, right=state.weights.mT @ state.weights / tasks)
         if kind == "kronecker":
             return kronecker
-        lower = torch.linalg.cholesky(curvature(rows, state.features, state.spread, self.ridge))
-        form = LogisticFisher if kind == "exact" else LogisticHessian
-        return form(self.manifold, x, state, self.ridge, torch.cholesky_inverse(lower), kronecker)
-
-
-class LogisticFisher(FisherOperator):
-    """The exact Fisher information (1/N) Σ_t J_tᵀ D J_t + λ ẇ_tᵀẇ_t, the coefficients moving along with U."""
-
-    preconditioner: KroneckerFisher
-    approximates = "nothing: the Fisher information of Bernoulli targets with w_t(U) the penalised solution"
-
-    def __init__(
-        self,
-        manifold: Grassmann,
-        point: Tensor,
-        state: LogisticState,
-        ridge: Tensor,
-        inverse: Tensor,
-        preconditioner: KroneckerFisher,
-    ) -> None:
-        super().__init__(manifold, point)
-        self.state, self.ridge, self.inverse, self.preconditioner = state, ridge, inverse, preconditioner
-
-    def _moved(self, v: Tensor) -> tuple[Tensor, Tensor]:
-        """ẇ_t and, row by row, D X_t k_t."""
-        state, rows = self.state, self.state.rows
-        moved = ((rows.X @ v) * state.weights[rows.task]).sum(-1)
-        inner = rows.total((state.spread * moved)[:, None] * state.features) + state.error @ v
-        change = -(self.inverse @ inner[..., None]).squeeze(-1)
-        return change, state.spread * (moved + (state.features * change[rows.task]).sum(-1))
-
-    @override
-    def _matvec(self, v: Tensor) -> Tensor:
-        state, rows = self.state, self.state.rows
-        change, weighted = self._moved(v)
-        inner = rows.total(weighted[:, None] * state.features) + self.ridge[:, None] * change
-        back = (self.inverse @ inner[..., None]).squeeze(-1)
-        through = weighted - state.spread * (state.features * back[rows.task]).sum(-1)
-        product = rows.X.mT @ (through[:, None] * state.weights[rows.task]) - state.error.mT @ back
-        return self.manifold.project(self.point, product / len(state.weights))
-
-
-class LogisticHessian(LogisticFisher):
-    """The Riemannian Hessian of the loss."""
-
-    approximates = "the Fisher information; it is the Hessian"
-
-    @override
-    def _matvec(self, v: Tensor) -> Tensor:
-        state, rows = self.state, self.state.rows
-        change, weighted = self._moved(v)
-        product = rows.X.mT @ (weighted[:, None] * state.weights[rows.task]) + state.error.mT @ change
-        product -= v @ (self.point.mT @ (state.error.mT @ state.weights))
-        return self.manifold.project(self.point, product / len(state.weights))
-
-    @override
-    def precondition(self, v: Tensor, damping: float) -> Tensor:
-        return self.preconditioner.precondition_hessian(v, damping)
+        grams = TaskStatistics.from_rows(rows.X, rows.y, rows.task, n_tasks=tasks, sample_weight=state.spread).gram
+        gram_frame, nothing = grams @ x, torch.zeros_like(state.losses)
+        moved = TaskState(gram_frame, x.mT @ gram_frame, self.ridge, nothing, state.weights, state.error, state.losses)
+        form = SubspaceFisher if kind == "exact" else SubspaceHessian
+        return form(x, grams, moved, tasks, kronecker, Axis.whole(tasks))

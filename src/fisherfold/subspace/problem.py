@@ -27,8 +27,7 @@ from fisherfold.fisher.operators import FisherOperator
 from fisherfold.manifolds import Grassmann
 from fisherfold.problems.base import Problem, Snapshot, check_batch
 from fisherfold.problems.cache import LastPoint
-from fisherfold.subspace.fisher_operators import SubspaceFisher, SubspaceHessian
-from fisherfold.subspace.task_state import TaskState
+from fisherfold.subspace.fisher_operators import SubspaceFisher, SubspaceHessian, TaskState
 from fisherfold.subspace.tasks import TaskStatistics, zero_threshold
 from fisherfold.subspace.variance_reduction import TaskGradient, fused_descent, fused_epoch
 

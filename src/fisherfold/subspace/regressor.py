@@ -14,9 +14,8 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from fisherfold.distributed import Axis, current_group
-from fisherfold.subspace.distributed_fit import distribute_rows, rows_of_process
 from fisherfold.subspace.estimator import SHARED_CHECKS, Callback, TaskEstimator, all_or_nothing
-from fisherfold.subspace.inputs import Rows, Scaling, task_ids
+from fisherfold.subspace.inputs import Rows, Scaling, distribute_rows, rows_of_process, task_ids
 from fisherfold.subspace.marginal import SubspacePrior, noise_floor, posterior
 from fisherfold.subspace.marginal_fit import NOISES, extend_noise, fit_marginal
 from fisherfold.subspace.noise import continue_stalled, fit_noise
@@ -155,7 +154,7 @@ class SubspaceRegressor(RegressorMixin, TaskEstimator):  # type: ignore[misc]
         check_same_options(validation.saved_parameters(self.get_params(deep=False)), group)
         share = rows_of_process(self, X, y, task, sample_weight, group)
         self._outputs = False
-        rank_limit = share.X.shape[1] + int(self.fit_intercept)
+        rank_limit = self.n_features_in_ + int(self.fit_intercept)
         with group.together():
             rank = self._checked_rank(rank_limit)
         random = validation.draw_seed(self.random_state, 0)

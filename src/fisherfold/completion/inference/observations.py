@@ -19,13 +19,12 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from fisherfold.completion.grouped import Grouped, bag_sum
+from fisherfold.completion.grouped import Grouped
 from fisherfold.completion.inference.likelihoods import Ordinal, better_cuts, truncated
 from fisherfold.completion.inference.posterior import CompletionPosterior
 from fisherfold.completion.inference.time_effects import TimeEffects
@@ -42,17 +41,12 @@ class WorkingGroup(Grouped):
     weights: Tensor | None = None  # w of each rating, None if all are 1
     squares: Tensor = field(default_factory=lambda: torch.empty(0))  # E[z²] of each rating
 
-    def sums(  # noqa: D102
-        self, tables: Mapping[int, Tensor], first: int = 0, last: int | None = None
-    ) -> tuple[Tensor, ...]:
-        last = self.n_groups if last is None else last
-        start, stop = int(self.offsets[first]), int(self.offsets[last])
-        w = None if self.weights is None else self.weights[start:stop]
-        factors: dict[int, Tensor | None] = {0: w}
-        for power, values in ((1, self.stored_values), (2, self.squares)):
-            factors[power] = values[start:stop] if w is None else values[start:stop] * w
-        indices, offsets = self.stored_indices[start:stop], self.offsets[first : last + 1] - start
-        return tuple(bag_sum(table, indices, offsets, factors[power]) for power, table in tables.items())
+    def _power(self, power: int, part: slice, dtype: torch.dtype) -> Tensor | None:
+        w = None if self.weights is None else self.weights[part]
+        if power == 0:
+            return w
+        values = (self.stored_values if power == 1 else self.squares)[part]
+        return values if w is None else values * w
 
 
 class Observations:

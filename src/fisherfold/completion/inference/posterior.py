@@ -40,7 +40,7 @@ WEIGHT_STRENGTH = 20.0  # ν, chosen on a validation part of MovieLens-1M; 10 an
 PRIOR_ROWS = 1.0
 _CHUNK = 2**15  # pairs that are predicted at once
 _RUN = 2**12
-_PER_MEMBER = ("mean", "covariance", "weight", "shortfall", "counts", "log_det")
+PER_MEMBER = ("mean", "covariance", "weight", "shortfall", "counts", "log_det")
 
 
 @dataclass
@@ -98,6 +98,11 @@ class Side:
             mean = mean + self.set_effects.shift(self.counts)
         return mean if self.features is None else mean + self.features.shift()
 
+    def prior_mean_of(self, members: Tensor | slice) -> Tensor:
+        """The prior means of some members, or that of all."""
+        mean = self.prior_mean
+        return mean if len(mean) == 1 else mean[members]
+
     @property
     def size(self) -> int:
         """The number of members, over all processes."""
@@ -111,7 +116,7 @@ class Side:
         """The side with all members, on every process."""
         if self.axis is None or self.others is None:
             return self
-        keep: dict[str, Any] = {name: self.axis.gather(getattr(self, name)) for name in _PER_MEMBER}
+        keep: dict[str, Any] = {name: self.axis.gather(getattr(self, name)) for name in PER_MEMBER}
         effects = self.set_effects
         if effects is not None:
             effects = SetEffects(
@@ -121,7 +126,7 @@ class Side:
 
     def shared_out(self, axis: Axis, others: Axis) -> Side:
         """The part of a side with all members that belongs to this process."""
-        keep: dict[str, Any] = {name: axis.part(getattr(self, name)).clone() for name in _PER_MEMBER}
+        keep: dict[str, Any] = {name: axis.part(getattr(self, name)).clone() for name in PER_MEMBER}
         effects = self.set_effects
         if effects is not None:
             effects = SetEffects(others.part(effects.effects), axis.part(effects.sums), others.part(effects.shares))
@@ -208,17 +213,16 @@ class Side:
         )  # fmt: skip
         return float(self.total((0.5 * self.counts.double() * log_mean - divergence).sum()))
 
-
-    def prior_member(self) -> Side:
-        """A side with a single member about which nothing is known but the prior."""
+    def prior_members(self, count: int = 1) -> Side:
+        """A side with members about which nothing is known but the prior."""
         covariance = torch.linalg.inv(self.precision)
         if not self.has_offset:
             covariance[-1], covariance[:, -1] = 0, 0
-        zero = self.weight.new_zeros(1)
+        zero = self.weight.new_zeros(count)
         return replace(
-            self, mean=self.center[None].clone(), covariance=pack(covariance[None]).to(self.mean), weight=zero + 1,
-            shortfall=zero, counts=zero, log_det=-torch.logdet(self.precision).to(zero)[None], set_effects=None,
-            features=None,
+            self, mean=self.center.repeat(count, 1), covariance=pack(covariance[None]).to(self.mean).repeat(count, 1),
+            weight=zero + 1, shortfall=zero, counts=zero.clone(), log_det=zero - float(torch.logdet(self.precision)),
+            set_effects=None, features=None,
         )  # fmt: skip
 
     def unknown_member(self) -> Side:
@@ -237,7 +241,7 @@ class Side:
         self._unknown = self._strangers = None
 
     def _any_member(self) -> Side:
-        unknown, rated = self.prior_member(), self.counts > 0
+        unknown, rated = self.prior_members(), self.counts > 0
         if (self.set_effects is None and self.features is None) or not bool(rated.any()):
             return unknown
         mean = self.mean[rated].double().mean(0)

@@ -22,10 +22,10 @@ from torch import Tensor
 
 from fisherfold.completion.grouped import Grouped
 from fisherfold.completion.inference.gram import Summands, moments
-from fisherfold.completion.inference.packed import pack, unpack
-from fisherfold.completion.inference.posterior import CompletionPosterior, Side
+from fisherfold.completion.inference.packed import unpack
+from fisherfold.completion.inference.posterior import PER_MEMBER, CompletionPosterior, Side
 from fisherfold.completion.inference.prior_mean import SET_STRENGTH, SetEffects
-from fisherfold.completion.inference.variational import fit_variational, noise_floor
+from fisherfold.completion.inference.variational import fit_variational, noise_floor, optimum
 from fisherfold.completion.ratings import Ratings
 
 
@@ -33,11 +33,9 @@ def grow(side: Side, other: Side, n_new: int) -> None:
     """Add members about which nothing is known: their posterior is the prior."""
     if n_new == 0:
         return
-    unknown = side.prior_member()
-    for name in ("mean", "covariance"):
-        setattr(side, name, torch.cat([getattr(side, name), getattr(unknown, name).expand(n_new, -1)]))
-    for name in ("weight", "shortfall", "counts", "log_det"):
-        setattr(side, name, torch.cat([getattr(side, name), getattr(unknown, name).expand(n_new)]))
+    unknown = side.prior_members(n_new)
+    for name in PER_MEMBER:
+        setattr(side, name, torch.cat([getattr(side, name), getattr(unknown, name)]))
     if side.set_effects is not None:
         s = side.set_effects
         side.set_effects = replace(s, sums=_pad(s.sums, n_new))
@@ -64,19 +62,12 @@ class _Before:
 
 def _before(side: Side, ids: Tensor) -> _Before:
     """The evidence alone, without the prior."""
-    prior = side.precision
-    precision = _natural(side, ids)
-    everyone = side.prior_mean.double()
-    mean = everyone if len(everyone) == 1 else everyone[ids]
-    pull = (precision @ side.mean[ids].double()[:, :, None])[:, :, 0] - mean @ prior
-    return _Before(ids, prior, precision - prior, pull, side.weight[ids].double(), side.shortfall[ids])
-
-
-def _natural(side: Side, ids: Tensor) -> Tensor:
     covariance = unpack(side.covariance[ids]).double()
     if not side.has_offset:
         covariance[:, -1, -1] = 1
-    return torch.linalg.inv(covariance)
+    precision, prior = torch.linalg.inv(covariance), side.precision
+    pull = (precision @ side.mean[ids].double()[:, :, None])[:, :, 0] - side.prior_mean_of(ids).double() @ prior
+    return _Before(ids, prior, precision - prior, pull, side.weight[ids].double(), side.shortfall[ids])
 
 
 def absorb(
@@ -134,22 +125,11 @@ def _natural_step(
     gram, pull = evidence.normal_equations()
     weight = side.weight[ids].double()
     rescale, scale = (weight / before.weight)[:, None], (weight * tau)[:, None]
-    everyone = side.prior_mean.double()
-    prior_mean = everyone if len(everyone) == 1 else everyone[ids]
     precision = before.prior + rescale[:, :, None] * before.precision + scale[:, :, None] * gram
-    expected = (before.prior @ prior_mean[:, :, None])[:, :, 0]
-    total = expected + rescale * before.pull + scale * pull
-    if not side.has_offset:
-        precision[:, -1], precision[:, :, -1], total[:, -1] = 0, 0, 0
-        precision[:, -1, -1] = 1
-    covariance = torch.linalg.inv(precision)
-    mean = (covariance @ total[:, :, None])[:, :, 0]
-    if not side.has_offset:
-        covariance[:, -1, -1] = 0
-    packed = pack(covariance)
+    expected = (before.prior @ side.prior_mean_of(ids).double()[:, :, None])[:, :, 0]
+    mean, packed, log_det = optimum(side, precision, expected + rescale * before.pull + scale * pull)
     _, residual = evidence.residual(mean, packed)
-    side.mean[ids], side.covariance[ids] = mean.to(side.mean), packed.to(side.mean)
-    side.log_det[ids] = -torch.logdet(precision).to(side.mean)
+    side.mean[ids], side.covariance[ids], side.log_det[ids] = (x.to(side.mean) for x in (mean, packed, log_det))
     if posterior.weight_strength:
         side.shortfall[ids] = before.shortfall + (tau * residual).to(side.mean)
         strength = posterior.weight_strength

@@ -81,11 +81,13 @@ def fit_variational(
             table = _half_pass(posterior, columns, rows, table, *column_step)
             bound = posterior.bound()
         else:
-            kept, plain, ahead = _Kept(posterior), rows.mean, torch.lerp(old, rows.mean, 1 + _MOMENTUM)
+            kept = [(part, vars(part).copy()) for part in (posterior, rows, columns)]
+            plain, ahead = rows.mean, torch.lerp(old, rows.mean, 1 + _MOMENTUM)
             rows.mean = ahead
             table = _half_pass(posterior, columns, rows, moments(ahead, rows.covariance), *column_step)
             if (bound := posterior.bound()) < last:
-                kept.restore(posterior)
+                for part, values in kept:  # members of the columns were changed in place, and are set once more
+                    vars(part).update(values)
                 rows.mean = ahead = plain
                 table = _half_pass(posterior, columns, rows, moments(plain, rows.covariance), *column_step)
                 bound = posterior.bound()
@@ -135,24 +137,6 @@ def _half_pass(
     _update_prior(posterior, side)
     side.changed()
     return table
-
-
-class _Kept:
-    """What a half-pass changes besides the members of its side, to be taken back."""
-
-    _NAMES = ("weight", "shortfall", "precision", "center", "set_effects", "features")
-    _OWN = ("noise_precision", "misfit", "ordinal", "time_effects", "extra_bound")
-
-    def __init__(self, posterior: CompletionPosterior) -> None:
-        self.sides = [[getattr(s, name) for name in self._NAMES] for s in (posterior.rows, posterior.columns)]
-        self.own = [getattr(posterior, name) for name in self._OWN]
-
-    def restore(self, posterior: CompletionPosterior) -> None:
-        for side, values in zip((posterior.rows, posterior.columns), self.sides, strict=True):
-            for name, value in zip(self._NAMES, values, strict=True):
-                setattr(side, name, value)
-        for name, value in zip(self._OWN, self.own, strict=True):
-            setattr(posterior, name, value)
 
 
 def gradual_start(ratings: Ratings, rank: int, *, set_effects: bool = True, **model: Any) -> CompletionPosterior:
@@ -207,15 +191,21 @@ def update_members(
     prior = side.precision.to(gram.dtype)
     precision = gram.mul_(scale[:, :, None]).add_(prior)
     pull = pull.mul_(scale).add_(prior_mean @ prior)
+    mean, packed, log_det = optimum(side, precision, pull)
+    second, residual = evidence.residual(mean, packed[:, :0] if known else packed)
+    side.mean[part], side.covariance[part], side.log_det[part] = mean, packed, log_det
+    return second, residual
+
+
+def optimum(side: Side, precision: Tensor, pull: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Means, packed covariances and their log-determinants of members, offsets that are not free being zero."""
     if not side.has_offset:
         precision[:, -1], precision[:, :, -1], pull[:, -1] = 0, 0, 0
         precision[:, -1, -1] = 1
     mean, packed, log_det = solve_batch(precision, pull)
     if not side.has_offset:
         packed[:, -1] = 0
-    second, residual = evidence.residual(mean, packed[:, :0] if known else packed)
-    side.mean[part], side.covariance[part], side.log_det[part] = mean, packed, -log_det
-    return second, residual
+    return mean, packed, -log_det
 
 
 def _update_noise(posterior: CompletionPosterior, side: Side, residual: Tensor, floor: float) -> None:
