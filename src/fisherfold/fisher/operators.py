@@ -129,9 +129,7 @@ class FisherOperator(ABC):
         Without damping a singular F has one for g in its range only. ``auto`` takes ``cg`` for more than 128
         dimensions, and for operators without a factor W; ``pinv`` gives F† g for any g, by forming a matrix.
 
-        ``damping``: λ ≥ 0; with 0 a singular operator is inverted on its range, where ``cg`` needs g to lie.
-        ``method``: ``auto``, ``structured``, ``woodbury``, ``dense``, ``cg`` or ``pinv``. ``**options``:
-        for truncated CG: ``rtol``, ``max_iter``.
+        Arguments as of ``solution``.
         """
         found = self.solution(g, damping, method=method, **options)
         rounding = torch.finfo(leaves(self.point)[0].dtype).eps ** 0.5

@@ -10,6 +10,9 @@ vectors. On the oblique manifold it falls apart into rows; on Grassmann(n, p) it
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from typing_extensions import override
@@ -88,20 +91,34 @@ class RowBlockFisher(FisherOperator):
             return self.manifold.project(x, apply_blocks(inverse, g))
         if singular:
             return None
-        return self._refined(_Restricted(self.manifold, x, inverse), g, damping)
-
-    def _refined(self, restricted: _Restricted, g: Tensor, damping: float) -> Tensor | None:
-        """The solve, refined where 1/λ of flat blocks has cost it digits; None where that does not bring them back."""
-        eps, d = torch.finfo(g.dtype).eps, restricted.solve(g)
-        size, left = float(self.manifold.norm(self.point, g)), 0.0
-        for refinement in range(_REFINEMENTS + 1):
-            missing = self.manifold.project(self.point, g - apply_blocks(self.blocks, d) - damping * d)
-            left = float(self.manifold.norm(self.point, missing))
-            if refinement == _REFINEMENTS or not left > _EXACT * eps * size:
+        restricted, d = self._restricted(inverse), torch.zeros_like(g)
+        eps, size = torch.finfo(g.dtype).eps, float(self.manifold.norm(x, g))
+        missing, left = g, math.inf
+        # refined where 1/λ of flat blocks has cost digits
+        for _ in range(1 + _REFINEMENTS):
+            d = d + restricted(missing)
+            missing = self.manifold.project(x, g - apply_blocks(blocks, d) - damping * d)
+            left = float(self.manifold.norm(x, missing))
+            if not left > _EXACT * eps * size:
                 break
-            d = d + restricted.solve(missing)
         # blocks that are not finite give NaN, for which there is no better way
         return None if left > eps**0.5 * size else d
+
+    def _restricted(self, inverse: Tensor) -> Callable[[Tensor], Tensor]:
+        """(P B P + λ)⁻¹ on the Grassmann manifold, through the multipliers S of the constraint."""
+        x, p = self.point, self.point.shape[1]
+        # (K S)_{ab} = Σ_j x_ja Σ_d (B_j + λ)⁻¹_{bd} (Sᵀ x_j)_d must equal Σ_j x_ja free_jb
+        outer = (x.unsqueeze(2) * x.unsqueeze(1)).flatten(1)
+        system = (outer.mT @ inverse.flatten(1)).view(p, p, p, p).transpose(1, 2).reshape(p * p, p * p)
+        # positive definite, since the blocks are and x has full rank; blocks that are not finite give NaN, not a crash
+        factors, pivots, _ = torch.linalg.lu_factor_ex(system)
+
+        def solve(g: Tensor) -> Tensor:
+            free = apply_blocks(inverse, g)
+            multipliers = torch.linalg.lu_solve(factors, pivots, (x.mT @ free).reshape(-1, 1)).reshape(p, p)
+            return self.manifold.project(x, free - apply_blocks(inverse, x @ multipliers))
+
+        return solve
 
     @override
     def precondition(self, v: Tensor, damping: float) -> Tensor:
@@ -112,25 +129,6 @@ class RowBlockFisher(FisherOperator):
             # a pseudo-inverse would keep CG out of directions that the restriction to the tangent space needs
             return v
         return self.manifold.project(self.point, apply_blocks(inverse, v))
-
-
-class _Restricted:
-    """(P B P + λ)⁻¹ on the Grassmann manifold, through the multipliers S of the constraint."""
-
-    def __init__(self, manifold: Manifold, x: Tensor, inverse: Tensor) -> None:
-        self.manifold, self.x, self.inverse = manifold, x, inverse
-        p = x.shape[1]
-        # (K S)_{ab} = Σ_j x_ja Σ_d (B_j + λ)⁻¹_{bd} (Sᵀ x_j)_d must equal Σ_j x_ja free_jb
-        outer = (x.unsqueeze(2) * x.unsqueeze(1)).flatten(1)
-        system = (outer.mT @ inverse.flatten(1)).view(p, p, p, p).transpose(1, 2).reshape(p * p, p * p)
-        # positive definite, since the blocks are and x has full rank; blocks that are not finite give NaN, not a crash
-        self.factors, self.pivots, _ = torch.linalg.lu_factor_ex(system)
-
-    def solve(self, g: Tensor) -> Tensor:
-        free = apply_blocks(self.inverse, g)
-        right = (self.x.mT @ free).reshape(-1, 1)
-        multipliers = torch.linalg.lu_solve(self.factors, self.pivots, right).reshape(self.x.shape[1], -1)
-        return self.manifold.project(self.x, free - apply_blocks(self.inverse, self.x @ multipliers))
 
 
 def _complement(x: Tensor, blocks: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fisherfold.manifolds.base import Manifold
+from fisherfold.manifolds.base import Manifold, is_of_geoopt
 from fisherfold.manifolds.euclidean import Euclidean
 from fisherfold.manifolds.grassmann import Grassmann
 from fisherfold.manifolds.spd import SPD
@@ -37,7 +37,7 @@ def from_geoopt(source: Any, *, shape: Sequence[int] | None = None, as_grassmann
         ValueError: if there is no such manifold here; the message says what to use instead.
     """
     foreign = getattr(source, "manifold", source)
-    if not any(c.__name__ == "Manifold" and c.__module__.startswith("geoopt.") for c in type(foreign).__mro__):
+    if not is_of_geoopt(foreign):
         raise TypeError(f"source must be a geoopt manifold or ManifoldParameter, got {type(source).__name__}")
     name = type(foreign).__name__
     if shape is None and not isinstance(source, Tensor):

@@ -271,11 +271,6 @@ class Manifold(ABC):
 
         Returns ``dim`` tangent vectors, stacked along a new first dimension. Raises ValueError if ``x`` has batch
         dimensions.
-
-        Examples:
-            >>> from fisherfold.manifolds import Sphere
-            >>> Sphere(3).tangent_basis(torch.tensor([0.0, 0.0, 1.0])).shape
-            torch.Size([2, 3])
         """
         if batch := self._check_form(x, "x"):
             raise ValueError(f"x must be a single point, got one with the batch dimensions {batch}")
@@ -398,11 +393,15 @@ def require_manifold(manifold: object) -> None:
     """Raise a TypeError unless an argument is a manifold of this library, saying what to do with one of geoopt."""
     if isinstance(manifold, Manifold):
         return
-    foreign = getattr(manifold, "manifold", manifold)
-    if any(c.__name__ == "Manifold" and c.__module__.startswith("geoopt.") for c in type(foreign).__mro__):
+    if is_of_geoopt(getattr(manifold, "manifold", manifold)):
         what = type(manifold).__name__
         raise TypeError(f"manifold must be one of fisherfold, got geoopt's {what}; pass from_geoopt(...) of it")
     raise TypeError(f"manifold must be a manifold such as Sphere(3), got {manifold!r}")
+
+
+def is_of_geoopt(manifold: object) -> bool:
+    """Whether an object is a manifold of geoopt, which is not imported."""
+    return any(c.__name__ == "Manifold" and c.__module__.startswith("geoopt.") for c in type(manifold).__mro__)
 
 
 def positive_integer(value: Any, name: str) -> int:

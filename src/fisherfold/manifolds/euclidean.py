@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -29,7 +28,7 @@ class Euclidean(Manifold):
         tensor([1., 1.])
     """
 
-    retractions: ClassVar[Mapping[str, int]] = MappingProxyType({"add": 2})
+    retractions: ClassVar[Mapping[str, int]] = {"add": 2}
     projector_side: ClassVar[str] = "none"
 
     shape: tuple[int, ...] = ()

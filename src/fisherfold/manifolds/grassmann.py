@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import ClassVar
 
 import torch
@@ -41,7 +40,7 @@ class Grassmann(frames.Frames):
         True
     """
 
-    retractions: ClassVar[Mapping[str, int]] = MappingProxyType({"polar": 2, "qr": 2, "cholesky": 2, "exp": 2})
+    retractions: ClassVar[Mapping[str, int]] = {"polar": 2, "qr": 2, "cholesky": 2, "exp": 2}
     transports: ClassVar[tuple[str, ...]] = ("projection", "parallel")
     projector_side: ClassVar[str] = "left"
 

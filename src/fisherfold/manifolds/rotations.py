@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -44,7 +43,7 @@ class Rotations(frames.Frames):
         ValueError: x0 is not a point of Rotations(3): its determinant is -1, so it is a reflection; flip one column
     """
 
-    retractions: ClassVar[Mapping[str, int]] = MappingProxyType({"cayley": 2, "polar": 2, "exp": 2, "qr": 1})
+    retractions: ClassVar[Mapping[str, int]] = {"cayley": 2, "polar": 2, "exp": 2, "qr": 1}
     transports: ClassVar[tuple[str, ...]] = ("projection", "parallel")
 
     n: int

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -47,7 +46,7 @@ class SPD(Manifold):
         ValueError: x0 is not a point of SPD(2): it is not positive definite, its smallest eigenvalue is -1.00e+00
     """
 
-    retractions: ClassVar[Mapping[str, int]] = MappingProxyType({"quadratic": 2, "exp": 2})
+    retractions: ClassVar[Mapping[str, int]] = {"quadratic": 2, "exp": 2}
     transports: ClassVar[tuple[str, ...]] = ("parallel",)
 
     n: int

@@ -1,8 +1,8 @@
 r"""The unit sphere of R^n: ``P_x v = v - <x, v> x`` and ``R_x(v) = (x + v) / |x + v|``.
 
 The oblique manifold is the product of m spheres written as one m×n matrix, the home of scale-invariant weights of
-networks (the paper's product of Gr(1, n), up to the signs of the rows): the functions at the end work on the last axis
-of any tensor. Angles are ``2 atan2(|x - y|, |x + y|)``: unlike the arc cosine this keeps all digits near 0 and near π.
+networks (the paper's product of Gr(1, n), up to the signs of the rows): all formulas work on the last axis of any
+tensor. Angles are ``2 atan2(|x - y|, |x + y|)``: unlike the arc cosine this keeps all digits near 0 and near π.
 Exponential map and logarithm are smooth and can be differentiated at a zero step and from a point to itself; the
 distance has a kink there, and another at the antipode, where its derivative is given as 0.
 """
@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -30,7 +29,7 @@ _ANGLE_OVER_SINE = tuple(4**k * math.factorial(k) ** 2 / math.factorial(2 * k + 
 class UnitRows(Manifold):
     """What the sphere and the oblique manifold share: every row of a point has length 1."""
 
-    retractions: ClassVar[Mapping[str, int]] = MappingProxyType({"normalize": 2, "exp": 2})
+    retractions: ClassVar[Mapping[str, int]] = {"normalize": 2, "exp": 2}
     transports: ClassVar[tuple[str, ...]] = ("projection", "parallel")
     n: int
 
@@ -40,25 +39,45 @@ class UnitRows(Manifold):
             raise ValueError(f"n of {type(self).__name__} must be at least 2, got {self.n}")
 
     def _project(self, x: Tensor, v: Tensor) -> Tensor:
-        return project_rows(x, v)
+        return v - (x * v).sum(dim=-1, keepdim=True) * x
 
     def _hessian(self, x: Tensor, e: Tensor, h: Tensor, v: Tensor) -> Tensor:
-        return project_rows(x, h) - (x * e).sum(dim=-1, keepdim=True) * v
+        return self._project(x, h) - (x * e).sum(dim=-1, keepdim=True) * v
 
     def _retract(self, x: Tensor, v: Tensor, method: str) -> Tensor:
-        return normalize_rows(x + v) if method == "normalize" else exp_rows(x, v)
+        return _normalized(x + v) if method == "normalize" else self._exp(x, v)
 
     def _transport(self, x: Tensor, y: Tensor, v: Tensor, method: str) -> Tensor:
-        return project_rows(y, v) if method == "projection" else parallel_rows(x, y, v)
+        if method == "parallel":
+            # v - 2 <m, v> / <m, m> m with m = x + y, a reflection at the middle: it keeps lengths near the antipode,
+            # where 1 + <x, y> = <m, m> / 2 would cancel, and the rounding of m is no small part of it
+            middle = _middle(x, y)
+            v = v - 2 * (middle * v).sum(dim=-1, keepdim=True) / middle.square().sum(dim=-1, keepdim=True) * middle
+        return self._project(y, v)
 
     def _exp(self, x: Tensor, v: Tensor) -> Tensor:
-        return exp_rows(x, v)
+        """The great circle ``cos|v| x + sin|v| v/|v|``, normalised so that rounding does not add up over many steps."""
+        square = (v * v).sum(dim=-1, keepdim=True)
+        near = square < 0.25
+        t = torch.where(near, square, 0.0)
+        short = series(_COS, t) * x + series(_SINC, t) * v
+        far = torch.where(near, 1.0, v)
+        angle = length(far, keepdim=True)
+        return _normalized(torch.where(near, short, angle.cos() * x + angle.sin() * (far / angle)))
 
     def _log(self, x: Tensor, y: Tensor) -> Tensor:
-        return log_rows(x, y)
+        apart, middle = y - x, _middle(x, y)
+        chord, across = (w.square().sum(dim=-1, keepdim=True) for w in (apart, middle))
+        # both have the tangent part of y; the shorter is exact, where y would cancel
+        direction = self._project(x, torch.where(chord < across, apart, middle))
+        w = chord / (chord + across)
+        near = w < 0.05
+        far = torch.where(near, 1.0, direction)
+        ratio = _angles(x, torch.where(near, -x, y)).unsqueeze(-1) / length(far, keepdim=True)
+        return direction * torch.where(near, series(_ANGLE_OVER_SINE, torch.where(near, w, 0.0)), ratio)
 
     def _random(self, shape: Any, generator: torch.Generator | None, dtype: torch.dtype, device: Any) -> Tensor:
-        return normalize_rows(torch.randn(shape, generator=generator, dtype=dtype, device=device))
+        return _normalized(torch.randn(shape, generator=generator, dtype=dtype, device=device))
 
     def _constraint_error(self, x: Tensor) -> Tensor:
         return (length(x) - 1).abs().amax()
@@ -97,7 +116,7 @@ class Sphere(UnitRows):
         return (self.n,)
 
     def _dist(self, x: Tensor, y: Tensor) -> Tensor:
-        return angle_rows(x, y)
+        return _angles(x, y)
 
 
 @dataclass(frozen=True, repr=False)
@@ -135,55 +154,16 @@ class Oblique(UnitRows):
         return (self.m, self.n)
 
     def _dist(self, x: Tensor, y: Tensor) -> Tensor:
-        return length(angle_rows(x, y))
+        return length(_angles(x, y))
 
 
-def project_rows(x: Tensor, v: Tensor) -> Tensor:
-    """The projection of every row of ``v`` orthogonally to the same row of ``x``."""
-    return v - (x * v).sum(dim=-1, keepdim=True) * x
-
-
-def normalize_rows(y: Tensor) -> Tensor:
-    """Every row over its length."""
+def _normalized(y: Tensor) -> Tensor:
     return y / torch.linalg.vector_norm(y, dim=-1, keepdim=True)
 
 
-def exp_rows(x: Tensor, v: Tensor) -> Tensor:
-    """The great circles ``cos|v| x + sin|v| v/|v|``, normalised so that rounding does not add up over many steps."""
-    square = (v * v).sum(dim=-1, keepdim=True)
-    near = square < 0.25
-    t = torch.where(near, square, 0.0)
-    short = series(_COS, t) * x + series(_SINC, t) * v
-    far = torch.where(near, 1.0, v)
-    angle = length(far, keepdim=True)
-    return normalize_rows(torch.where(near, short, angle.cos() * x + angle.sin() * (far / angle)))
-
-
-def angle_rows(x: Tensor, y: Tensor) -> Tensor:
+def _angles(x: Tensor, y: Tensor) -> Tensor:
     """The angles between the rows, with all digits near 0 and near π."""
     return 2 * torch.atan2(length(x - y), length(x + y))
-
-
-def log_rows(x: Tensor, y: Tensor) -> Tensor:
-    """The tangent rows at ``x`` whose great circles end in ``y``."""
-    apart, middle = y - x, _middle(x, y)
-    chord, across = (w.square().sum(dim=-1, keepdim=True) for w in (apart, middle))
-    # all have the tangent part of y; the shorter is exact, of neighbours and near the antipode, where y would cancel
-    direction = project_rows(x, torch.where(chord < across, apart, middle))
-    w = chord / (chord + across)
-    near = w < 0.05
-    far = torch.where(near, 1.0, direction)
-    ratio = angle_rows(x, torch.where(near, -x, y)).unsqueeze(-1) / length(far, keepdim=True)
-    return direction * torch.where(near, series(_ANGLE_OVER_SINE, torch.where(near, w, 0.0)), ratio)
-
-
-def parallel_rows(x: Tensor, y: Tensor, v: Tensor) -> Tensor:
-    """Parallel transport ``v - 2 <m, v> / <m, m> m``, ``m = x + y``, along the shortest great circle."""
-    # a reflection at the middle: it keeps lengths near the antipode, where 1 + <x, y> = <m, m> / 2 would cancel
-    middle = _middle(x, y)
-    weight = 2 * (middle * v).sum(dim=-1, keepdim=True) / middle.square().sum(dim=-1, keepdim=True)
-    # near the antipode the rounding of the lengths of x and y is no small part of their middle
-    return project_rows(y, v - weight * middle)
 
 
 def _middle(x: Tensor, y: Tensor) -> Tensor:

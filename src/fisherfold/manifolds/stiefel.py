@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import ClassVar
 
 import torch
@@ -36,7 +35,7 @@ class Stiefel(frames.Frames):
         True
     """
 
-    retractions: ClassVar[Mapping[str, int]] = MappingProxyType({"polar": 2, "qr": 1, "cayley": 1, "exp": 2})
+    retractions: ClassVar[Mapping[str, int]] = {"polar": 2, "qr": 1, "cayley": 1, "exp": 2}
 
     n: int
     p: int

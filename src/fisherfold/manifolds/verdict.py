@@ -34,13 +34,6 @@ class Verdict:
         expected: the number it was compared with.
         passed: whether the comparison holds.
         message: what was compared, in a sentence.
-
-    Examples:
-        >>> verdict = Verdict("slope", 2.99, 3.0, True, "the error falls like t^2.99, expected t^3")
-        >>> bool(verdict)
-        True
-        >>> print(verdict)
-        passed: slope: the error falls like t^2.99, expected t^3
     """
 
     name: str
@@ -69,15 +62,7 @@ def slope_at_least(name: str, measured: float, expected: float, *, slack: float 
 
 
 def slope(steps: Sequence[float], errors: Sequence[float], noise: float, *, bend: float = 0.05) -> float:
-    """The slope of ``log error`` over ``log step`` on the longest straight piece above the rounding noise.
-
-    Examples:
-        >>> steps = [10.0**-k for k in range(1, 9)]
-        >>> round(slope(steps, [t**3 + 1e-16 for t in steps], 1e-15), 3)
-        3.0
-        >>> slope(steps, [1e-17] * 8, 1e-15)
-        inf
-    """
+    """The slope of ``log error`` over ``log step`` on the longest straight piece above the rounding noise."""
     if not all(map(math.isfinite, errors)):
         return math.nan
     points = [(math.log(t), math.log(e)) for t, e in zip(steps, errors, strict=True) if e > 10 * noise]
@@ -121,11 +106,6 @@ def check_retraction(
 
     Raises:
         ValueError: if ``against`` is unknown.
-
-    Examples:
-        >>> from fisherfold.manifolds import Stiefel
-        >>> print(check_retraction(Stiefel(6, 3)))
-        passed: retraction 'polar' is of order 2: the error falls like t^3.00, expected t^3 or faster
     """
     against = ("acceleration" if manifold.ambient_metric else "exp") if against is None else against
     if against not in {"acceleration", "exp"}:

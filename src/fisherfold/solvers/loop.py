@@ -82,17 +82,6 @@ def minimize(
     Raises:
         ValueError: if an argument is out of range or the starting point is not on the manifold.
         KeyboardInterrupt: after a checkpoint was written, if the user interrupts.
-
-    Examples:
-        >>> import torch
-        >>> from fisherfold import Gaussian, NLLProblem, minimize
-        >>> from fisherfold.manifolds import Sphere
-        >>> x = torch.randn(50, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-        >>> w = Sphere(4).random_point(generator=torch.Generator().manual_seed(1))
-        >>> problem = NLLProblem(Sphere(4), lambda x, w: torch.tanh(x @ w), Gaussian(), x, torch.tanh(x @ w))
-        >>> result = minimize(problem, Sphere(4).random_point(generator=torch.Generator().manual_seed(2)))
-        >>> result.status, result.value < 1e-20
-        ('converged', True)
     """
     _check_parts(problem, stop, callback, seed)
     _check_numbers(max_iter=(max_iter, 0), evaluate_every=(evaluate_every, 1), checkpoint_every=(checkpoint_every, 1))

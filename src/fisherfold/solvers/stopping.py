@@ -37,43 +37,31 @@ class Criterion(ABC):
         return None if sentence is None else ("converged" if self.converged else "stopped", sentence)
 
     def __or__(self, other: Criterion) -> Criterion:
-        return _Any((self, other)) if isinstance(other, Criterion) else NotImplemented
+        return _Joined((self, other), every=False) if isinstance(other, Criterion) else NotImplemented
 
     def __and__(self, other: Criterion) -> Criterion:
-        return _All((self, other)) if isinstance(other, Criterion) else NotImplemented
+        return _Joined((self, other), every=True) if isinstance(other, Criterion) else NotImplemented
 
 
 @dataclass(frozen=True)
-class _Any(Criterion):
+class _Joined(Criterion):
+    """Several criteria, of which one, or all, must be met."""
+
     parts: tuple[Criterion, ...]
+    every: bool
 
     @override
     def reason(self, state: State) -> str | None:
-        return next((sentence for part in self.parts if (sentence := part.reason(state))), None)
+        return None if (found := self.met(state)) is None else found[1]
 
     @override
     def met(self, state: State) -> tuple[str, str] | None:
-        verdicts = [verdict for part in self.parts if (verdict := part.met(state))]
-        # a budget that is spent in the iteration that converges takes nothing away from it
-        return next((verdict for verdict in verdicts if verdict[0] == "converged"), next(iter(verdicts), None))
-
-
-@dataclass(frozen=True)
-class _All(Criterion):
-    parts: tuple[Criterion, ...]
-
-    @override
-    def reason(self, state: State) -> str | None:
-        sentences = [part.reason(state) for part in self.parts]
-        return " and ".join(s for s in sentences if s) if all(sentences) else None
-
-    @override
-    def met(self, state: State) -> tuple[str, str] | None:
-        verdicts = [part.met(state) for part in self.parts]
-        if not all(verdicts):
+        found = [verdict for part in self.parts if (verdict := part.met(state))]
+        if not found or (self.every and len(found) < len(self.parts)):
             return None
-        status = "converged" if any(v and v[0] == "converged" for v in verdicts) else "stopped"
-        return status, " and ".join(v[1] for v in verdicts if v)
+        # a budget that is spent in the iteration that converges takes nothing away from it
+        status, sentence = next((verdict for verdict in found if verdict[0] == "converged"), found[0])
+        return status, " and ".join(reason for _, reason in found) if self.every else sentence
 
 
 class _Limits(Criterion):
@@ -95,7 +83,7 @@ class GradientNorm(_Limits):
 
     Examples:
         >>> GradientNorm(1e-6) | MaxSeconds(60)
-        _Any(parts=(GradientNorm(tol=1e-06), MaxSeconds(seconds=60)))
+        _Joined(parts=(GradientNorm(tol=1e-06), MaxSeconds(seconds=60)), every=False)
     """
 
     tol: float

@@ -11,12 +11,12 @@ Accept when ρ_k ≥ η; Δ shrinks to a quarter of the step when ρ_k < ¼, and
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from typing_extensions import override
 
+from fisherfold.fisher.conjugate import Solution
 from fisherfold.fisher.operators import FisherOperator
 from fisherfold.manifolds.base import Tangent, combine, is_finite, leaves, scale
 from fisherfold.problems.base import Problem
@@ -25,17 +25,6 @@ from fisherfold.solvers.method import Method, at_least_one, check_kind, positive
 from fisherfold.solvers.state import State
 
 ETA, KAPPA, THETA = 0.1, 0.1, 0.5
-
-
-@dataclass(frozen=True)
-class _Step:
-    """A step for the unit gradient: d, its length, the fall of the model, the products spent, and where it ended."""
-
-    d: Tangent
-    length: float
-    decrease: float
-    products: int
-    boundary: bool
 
 
 class TrustRegion(Method):
@@ -81,9 +70,9 @@ class TrustRegion(Method):
         x, gradient, norm, radius = state.x, state.vectors["gradient"], state.gradient_norm, state.numbers["radius"]
         if self.is_over(state):
             return
-        found = self._truncated(state, self._curvature_model(state), scale(1 / norm, gradient), norm)
-        state.products += found.products * self.problem.n_samples
-        move = scale(norm, found.d)
+        found, boundary = self._truncated(state, self._curvature_model(state), scale(1 / norm, gradient), norm)
+        state.products += found.iterations * self.problem.n_samples
+        move = scale(norm, found.x)
         trial = self.manifold.retract(x, move)
         rho = math.nan
         if is_finite(trial):
@@ -105,13 +94,13 @@ class TrustRegion(Method):
         else:
             self.reject(state, "stalled", f"no step was accepted, the last ratio ρ is {rho:.2g}", self.max_rejections)
         if not rho >= 0.25:
-            length = norm * found.length
+            length = norm * self.norm(x, found.x)
             state.numbers["radius"] = 0.25 * (min(radius, length) if math.isfinite(length) else radius)
-        elif rho > 0.75 and found.boundary:
+        elif rho > 0.75 and boundary:
             state.numbers["radius"] = 2 * radius
         state.record = {
             "rho": rho, "radius": radius, "accepted": float(state.numbers["rejections"] == 0),
-            "cg_iterations": float(found.products),
+            "cg_iterations": float(found.iterations),
         }  # fmt: skip
 
     def _first_radius(self, state: State) -> float:
@@ -129,7 +118,7 @@ class TrustRegion(Method):
             return self._kept.put(state.x, self.problem.hessian(state.x))
         return self._kept.put(state.x, self.problem.fisher(state.x, kind=self.model))
 
-    def _truncated(self, state: State, operator: FisherOperator, unit: Tangent, norm: float) -> _Step:
+    def _truncated(self, state: State, operator: FisherOperator, unit: Tangent, norm: float) -> tuple[Solution, bool]:
         """Conjugate gradients for H d = -g/‖g‖ within Δ/‖g‖: in these units no square leaves the range of numbers."""
         x, radius = state.x, state.numbers["radius"] / norm
         target = min(KAPPA, (norm / state.numbers["first_norm"]) ** THETA) ** 2
@@ -153,4 +142,4 @@ class TrustRegion(Method):
             p = combine(1.0, scale(rr / before, p), -1.0, residual)
             dp, pp = rr / before * (dp + alpha * pp), rr + (rr / before) ** 2 * pp
         model = self.inner(x, combine(1.0, unit, 0.5, image), d)
-        return _Step(d, math.sqrt(dd) if dd >= 0 else math.nan, -model, products, boundary)
+        return Solution(d, "cg", decrease=-model, iterations=products), boundary

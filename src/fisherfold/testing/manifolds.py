@@ -13,7 +13,7 @@ from functools import partial
 import torch
 
 from fisherfold.manifolds import Manifold, Verdict, check_retraction
-from fisherfold.manifolds.base import Point, leaves, require_manifold, scale, tree_map
+from fisherfold.manifolds.base import Point, flatten, require_manifold, scale, tree_map, unflatten
 from fisherfold.manifolds.verdict import at_most
 from fisherfold.testing.properties import Case, gaussian, properties, tree_gap
 
@@ -91,14 +91,12 @@ def check_manifold(
 def _dimension(manifold: Manifold, generator: torch.Generator) -> list[Verdict]:
     """The projector applied to the whole ambient basis has as many singular values as there are dimensions."""
     x = manifold.random_point(generator=generator)
-    sizes = [leaf.numel() for leaf in leaves(x)]
-    size = sum(sizes)
+    size = flatten(x).numel()
     if size > MAX_AMBIENT:
         return []
-    parts = iter(torch.split(torch.eye(size, dtype=torch.float64, device=generator.device), sizes, dim=1))
-    basis = tree_map(lambda leaf: next(parts).reshape(size, *leaf.shape), x)
+    basis = unflatten(torch.eye(size, dtype=torch.float64, device=generator.device), x)
     image = manifold.project(tree_map(lambda leaf: leaf.expand(size, *leaf.shape), x), basis)
-    matrix = torch.cat([leaf.reshape(size, -1) for leaf in leaves(image)], dim=1)
+    matrix = flatten(image, batch=1)
     rank = int((torch.linalg.svdvals(matrix) > 1e-6).sum())
     message = f"measured {rank}, expected {manifold.dim}"
     name = "dimension is the rank of the projector"
