@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from pathlib import Path
 
 import polars as pl
@@ -43,13 +44,15 @@ def test_runs_outside_the_table_are_not_counted():
 
 @pytest.mark.parametrize(
     ("best", "where"),
-    [({"mkfac": [95.0], "sgd": [93.0]}, "above"), ({"mkfac": [93.0], "sgd": [95.0]}, "below"),
-     ({"mkfac": [94.0], "sgd": [94.1]}, "within noise of")],
+    [({"mkfac": [95.0, 95.1, 95.2], "sgd": [93.0, 93.1, 93.2]}, "above"),
+     ({"mkfac": [93.0, 93.1, 93.2], "sgd": [95.0, 95.1, 95.2]}, "below"),
+     ({"mkfac": [94.0, 94.1, 94.2], "sgd": [94.1, 94.2, 94.3]}, "within noise of"),
+     ({"mkfac": [95.0], "sgd": [93.0]}, "within noise of")],
 )  # fmt: skip
 def test_the_verdict_compares_with_the_best_rival(best, where):
     verdict, why = cifar.judge(cifar.cells(runs(**best)))
     assert verdict == ("holds partly" if where == "above" else "does not hold")
-    assert f"MKFAC {best['mkfac'][0]:.2f} is {where} the best" in why[1]
+    assert f"MKFAC {statistics.median(best['mkfac']):.2f} is {where} the best" in why[1]
     assert "not enough was run" in why[0]
 
 
@@ -73,11 +76,7 @@ def test_the_recorded_runs_become_a_table_a_picture_and_a_section(tmp_path):
     assert set(own["split"]) == {"test"}
     assert (tmp_path / section.picture).read_bytes().startswith(b"\x89PNG")
     assert sections(options)[4].verdict == section.verdict == "does not hold"
-    # the deviations that are assumed without enough seeds are those of the record
-    for dataset, guess in cifar.GUESSED_DEVIATIONS.items():
-        spread = cifar.spread_of(cifar.cells(own), dataset)
-        assert spread.freedom > 20
-        assert guess == pytest.approx(spread.deviation, rel=0.5)
+    assert all(cifar.spread_of(cifar.cells(own), dataset).freedom > 20 for dataset in ("cifar10", "cifar100"))
 
 
 def test_a_missing_table_says_what_to_do(tmp_path):

@@ -13,8 +13,17 @@ import torch
 from threadpoolctl import threadpool_info
 
 from fisherfold.reproduce import figures
-from fisherfold.reproduce.figures import AXES, FigureResult, Run, band, draw, write_figure
-from fisherfold.reproduce.plans import FigurePlan, MethodPlan, grid_125
+from fisherfold.reproduce.figures import (
+    AXES,
+    FigurePlan,
+    FigureResult,
+    MethodPlan,
+    Run,
+    band,
+    draw,
+    grid_125,
+    write_figure,
+)
 from fisherfold.subspace.problem import SubspaceProblem
 from fisherfold.subspace.tasks import TaskStatistics
 

@@ -5,21 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fisherfold.reproduce.seeds import MEDIAN_VARIANCES, Spread
+from fisherfold.reproduce.cifar import MEDIAN_VARIANCES, Spread
 
 
 def test_the_spread_is_pooled_from_cells_with_several_seeds() -> None:
     drawn = np.random.default_rng(0).normal(size=(3, 4))
     centred = drawn - drawn.mean(axis=1, keepdims=True)
-    found = Spread.of([*drawn.tolist(), [7.0]], guess=1.0)
+    found = Spread.of([*drawn.tolist(), [7.0]])
     assert found.freedom == 9
     assert found.deviation == pytest.approx(np.sqrt((centred**2).sum() / 9))
 
 
-def test_too_few_seeds_leave_the_guess() -> None:
-    found = Spread.of([[1.0, 5.0], [2.0, 9.0], [3.0], []], guess=0.1)
-    assert found == Spread(0.1, 0)
-    assert found.margin(1, 1) == pytest.approx(0.1 * 2 * np.sqrt(2))
+def test_single_seeds_cannot_be_told_apart() -> None:
+    assert Spread.of([[3.0], []]).margin(1, 1) == float("inf")
 
 
 def test_more_seeds_tell_smaller_differences_apart() -> None:
@@ -42,6 +40,6 @@ def test_one_pair_in_twenty_that_is_the_same_is_told_apart(seeds: tuple[int, int
     draws, repeats, apart = np.random.default_rng(3), 1500, 0
     for _ in range(repeats):
         first, second = (draws.normal(5.0, 0.3, size=count).tolist() for count in seeds)
-        spread = Spread.of([*draws.normal(3.0, 0.3, size=(6, 2)).tolist(), first, second], guess=9.0)
+        spread = Spread.of([*draws.normal(3.0, 0.3, size=(6, 2)).tolist(), first, second])
         apart += abs(np.median(first) - np.median(second)) > spread.margin(*seeds)
     assert apart / repeats == pytest.approx(0.05, abs=0.02)

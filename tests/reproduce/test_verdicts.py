@@ -6,8 +6,7 @@ import math
 
 import pytest
 
-from fisherfold.reproduce.figures import FigureResult, Run
-from fisherfold.reproduce.plans import FigurePlan, MethodPlan
+from fisherfold.reproduce.figures import FigurePlan, FigureResult, MethodPlan, Run
 from fisherfold.reproduce.reproduce import figure_section, theory_section
 from fisherfold.reproduce.theory.report import Finding, Part
 from fisherfold.reproduce.verdicts import Comparison, compare, cost_of, judge, true_count

@@ -10,15 +10,16 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import polars as pl
 from matplotlib.figure import Figure
+from scipy.special import stdtrit  # Student's quantiles; those of scipy.stats are the same and take a while to load
 
 from fisherfold.plain import counted
 from fisherfold.reproduce.page import Section, Table, Verdict
-from fisherfold.reproduce.seeds import Spread
 
 RESULTS = Path("results/cifar_runs.parquet")
 TASKS = {
@@ -49,8 +50,37 @@ PAIRS = (
     ("mkfac-cutmix", "sgd-tuned"), ("mkfac-cutmix", "sgd-cutmix"),
 )  # fmt: skip
 CLAIM = "MKFAC has the best test accuracy of six optimizers with WRN-16-4 and VGG16-BN on CIFAR-10 and CIFAR-100."
-# standard deviations over seeds that are assumed while fewer than five degrees of freedom are recorded
-GUESSED_DEVIATIONS = {"cifar10": 0.15, "cifar100": 0.25}
+MEDIAN_VARIANCES = (1.0, 0.5, 0.4487, 0.2982, 0.2868)  # of one to five normal numbers; then about π/2n
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The standard deviation over seeds that cells share: s² = Σ (n_c - 1) s_c² / Σ (n_c - 1).
+
+    Medians over n and m seeds are called the same if they differ by less than t s √(v_n + v_m), where t is the 97.5 %
+    quantile of Student's distribution and v_n the variance of the median of n standard normal numbers.
+    """
+
+    deviation: float
+    freedom: int
+
+    @classmethod
+    def of(cls, cells: Iterable[Sequence[float]]) -> Spread:
+        """The spread that cells share; unknown if none of them has several seeds."""
+        several = [cell for cell in cells if len(cell) > 1]
+        freedom = sum(len(cell) - 1 for cell in several)
+        squares = sum((len(cell) - 1) * statistics.variance(cell) for cell in several)
+        return cls(math.sqrt(squares / freedom) if freedom else math.inf, freedom)
+
+    def margin(self, first: int, second: int) -> float:
+        """By how much two medians must differ to be told apart."""
+        if not self.freedom:
+            return math.inf
+        variances = [
+            MEDIAN_VARIANCES[count - 1] if count <= len(MEDIAN_VARIANCES) else math.pi / (2 * count)
+            for count in (first, second)
+        ]
+        return float(stdtrit(self.freedom, 0.975)) * self.deviation * math.sqrt(sum(variances))
 
 
 @dataclass(frozen=True)
@@ -139,7 +169,7 @@ def margins(found: Cells) -> list[str]:
     spreads = {name: spread_of(found, name.lower().replace("-", "")) for name in ("CIFAR-10", "CIFAR-100")}
     return [
         f"{name}: standard deviation over seeds {spread.deviation:.2f}"
-        f" ({spread.freedom or 'guessed, too few'} degrees of freedom); single runs closer than "
+        f" ({spread.freedom} degrees of freedom); single runs closer than "
         f"{spread.margin(1, 1):.2f} and medians of five closer than {spread.margin(5, 5):.2f} do not differ."
         for name, spread in spreads.items()
     ]
@@ -161,7 +191,7 @@ def section(found: Cells, runs: pl.DataFrame, *, command: str, picture: str) -> 
 
 def spread_of(found: Cells, dataset: str) -> Spread:
     """The standard deviation over seeds on a data set."""
-    return Spread.of([cell.best for key, cell in found.items() if key[0] == dataset], guess=GUESSED_DEVIATIONS[dataset])
+    return Spread.of([cell.best for key, cell in found.items() if key[0] == dataset])
 
 
 def draw(runs: pl.DataFrame) -> Figure:

@@ -20,7 +20,7 @@ from fisherfold.completion.point.problem import CompletionProblem
 from fisherfold.completion.ratings import Ratings, places
 from fisherfold.manifolds.base import Point
 from fisherfold.problems.base import Problem
-from fisherfold.reproduce.plans import FigurePlan, MethodPlan, checksum, grid_125
+from fisherfold.reproduce.figures import FigurePlan, MethodPlan, checksum, grid_125
 
 RANK = 5
 METRICS = {

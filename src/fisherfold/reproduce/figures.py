@@ -2,7 +2,8 @@
 
 The step of a method is the one with the lowest training loss at the full budget on the first seed, searched over
 decades and then over a 1-2-5 grid around the best decade. Every run is recorded in a file of its own and read again.
-The paper's count of gradients (``paper_grads``) and the true one (``true_grads``), both over N, stand side by side.
+The paper's count of gradients (``paper_grads``) and the true one (``true_grads``), both over N, stand side by side; the
+budget is in the paper's: an iteration of a method is charged what the paper charges for it.
 """
 
 from __future__ import annotations
@@ -13,22 +14,25 @@ import json
 import math
 import re
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 import polars as pl
+import torch
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
 from fisherfold._version import __version__
-from fisherfold.files import make_folder, write_atomically
+from fisherfold.files import digest, make_folder, write_atomically
+from fisherfold.manifolds.base import Point
 from fisherfold.plain import counted
+from fisherfold.problems.base import Problem
 from fisherfold.progress import track
-from fisherfold.reproduce.plans import FigurePlan, MethodPlan
 from fisherfold.reproduce.workers import Workers
 from fisherfold.solvers import minimize
 from fisherfold.solvers.stopping import GradientNorm
@@ -41,6 +45,54 @@ AXES = {
 }
 # colours that stay apart for colour-blind readers, and a marker each
 _STYLES = (("#000000", "<"), ("#0072b2", "o"), ("#d55e00", "s"), ("#009e73", "^"), ("#cc79a7", "D"), ("#e69f00", "v"))
+
+
+@dataclass(frozen=True)
+class MethodPlan:
+    """One method of a figure."""
+
+    label: str
+    method: str
+    charge: int
+    steps: tuple[float, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    paper: bool = True
+    curve: Callable[[int], list[dict[str, float]]] | None = None
+
+
+@dataclass(frozen=True)
+class FigurePlan:
+    """One figure."""
+
+    name: str
+    title: str
+    make: Callable[[int], tuple[Problem, Point]]
+    methods: tuple[MethodPlan, ...]
+    budget: int
+    metrics: Mapping[str, str]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    note: str = ""
+    one_thread: bool = False
+
+    def quick(self) -> FigurePlan:
+        """A sketch of the same figure: a third of the budget and the middle of every grid."""
+        cuts = [len(m.steps) // 3 for m in self.methods]
+        methods = tuple(
+            replace(m, steps=m.steps[cut : len(m.steps) - cut]) for m, cut in zip(self.methods, cuts, strict=True)
+        )
+        return replace(self, methods=methods, budget=max(6, self.budget // 3), title=f"{self.title} (quick sketch)")
+
+
+def checksum(*arrays: NDArray[Any]) -> str:
+    """What tells data from other data: recorded runs of other ones are not read."""
+    return digest(map(torch.from_numpy, arrays))[:16]
+
+
+def grid_125(largest: float, smallest: float) -> tuple[float, ...]:
+    """The grid 5, 2, 1, 0.5, 0.2, ... between two numbers, largest first."""
+    low, high = math.floor(math.log10(smallest)), math.ceil(math.log10(largest))
+    values = [float(f"{digit}e{power}") for power in range(high, low - 1, -1) for digit in (5, 2, 1)]
+    return tuple(v for v in values if smallest * (1 - 1e-9) <= v <= largest * (1 + 1e-9))
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,8 @@ from fisherfold.files import make_folder, write_atomically
 from fisherfold.plain import counted
 from fisherfold.progress import track
 from fisherfold.reproduce import cifar, completion, subspace
-from fisherfold.reproduce.figures import FigureResult, png, run_figure, write_figure
+from fisherfold.reproduce.figures import FigurePlan, FigureResult, png, run_figure, write_figure
 from fisherfold.reproduce.page import Section, Table, Verdict, write_page
-from fisherfold.reproduce.plans import FigurePlan
 from fisherfold.reproduce.theory import PARTS, Settings, chosen
 from fisherfold.reproduce.theory.report import Part, write_part
 from fisherfold.reproduce.verdicts import RULES, Kind, compare, judge, true_count

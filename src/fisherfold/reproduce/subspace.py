@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from fisherfold import datasets
 from fisherfold.manifolds.base import Point
 from fisherfold.problems.base import Problem
-from fisherfold.reproduce.plans import FigurePlan, MethodPlan, checksum, grid_125
+from fisherfold.reproduce.figures import FigurePlan, MethodPlan, checksum, grid_125
 from fisherfold.subspace.problem import SubspaceProblem
 from fisherfold.subspace.tasks import TaskStatistics
 
