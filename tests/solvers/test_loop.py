@@ -557,11 +557,6 @@ def test_a_checkpoint_of_a_larger_product_is_refused(tasks, tmp_path):
         ({"solve": "lu"}, ValueError, r"solve must be 'auto' or one of \['structured', .*\], got 'lu'"),
         ({"sigma": 0.0}, ValueError, "sigma must be a number > 0, got 0.0"),
         ({"sigma": math.nan}, ValueError, "sigma must be a number > 0, got nan"),
-        (
-            {"method": "rsgd", "step": 0.1, "stream": [[0, 1]]},
-            TypeError,
-            "method 'rsgd': stream must be a tensor of sample indices, got list",
-        ),
         ({"eta1": 1.0}, ValueError, "eta1 must lie between 0 and 1, got 1.0"),
         ({"eta1": "a"}, TypeError, "method 'rngd': eta1 must be a number, got str"),
         ({"eta3": 1.5}, ValueError, "eta3 must lie between 0 and 1, got 1.5"),
@@ -579,16 +574,6 @@ def test_a_checkpoint_of_a_larger_product_is_refused(tasks, tmp_path):
         ({"method": "rsgd", "step": -1.0}, ValueError, "step must be a number > 0, got -1.0"),
         ({"method": "rsgd", "step": 1.0, "decay": -1.0}, ValueError, "decay must be a number ≥ 0, got -1.0"),
         ({"method": "rsgd", "step": 1.0, "sampling": "all"}, ValueError, "sampling must be 'shuffle' or 'replacement'"),
-        (
-            {"method": "rsgd", "step": 1.0, "stream": torch.arange(3)},
-            ValueError,
-            r"stream must hold int64 or int32 indices of shape \(epochs, draws\), got torch.int64 of shape \(3,\)",
-        ),
-        (
-            {"method": "rngd-vr", "step": 0.1, "sampling": "shuffle", "stream": torch.zeros(3, 4).long()},
-            ValueError,
-            "give one of them, got sampling='shuffle' beside a stream of 3 epochs",
-        ),
         (
             {"method": "rsgd", "step": 0.1, "stream": torch.zeros(1, 4).long(), "max_iter": 2, "stop": NEVER},
             ValueError,

@@ -10,17 +10,6 @@ It need not be an exponential family in z. For one that is, ``ExponentialFamily`
 
 by automatic differentiation. The constant is left out, so that a perfect Gaussian fit has loss 0. The first dimension
 of z counts samples; all others belong to one sample, whose Fisher matrix F_L acts on them together.
-
-    >>> class Exponential(ExponentialFamily):
-    ...     '''Waiting times with rate -z < 0: p(y | z) = -z exp(z y).'''
-    ...     def log_partition(self, z):
-    ...         return -torch.log(-z)
-    ...     def sample(self, z, *, generator=None):
-    ...         u = torch.rand(z.shape, generator=generator, dtype=z.dtype, device=z.device)
-    ...         return torch.log1p(-u) / z
-    >>> z = torch.tensor([[-2.0]], dtype=torch.float64)
-    >>> Exponential().fisher_vp(z, torch.ones_like(z)).item()
-    0.25
 """
 
 from __future__ import annotations

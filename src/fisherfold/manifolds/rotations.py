@@ -37,10 +37,6 @@ class Rotations(frames.Frames):
         >>> x = rotations.random_point(generator=torch.Generator().manual_seed(0))
         >>> round(float(torch.linalg.det(x)), 6)
         1.0
-        >>> rotations.check_point(torch.diag(torch.tensor([1.0, 1.0, -1.0])), name="x0")
-        Traceback (most recent call last):
-        ...
-        ValueError: x0 is not a point of Rotations(3): its determinant is -1, so it is a reflection; flip one column
     """
 
     retractions: ClassVar[Mapping[str, int]] = {"cayley": 2, "polar": 2, "exp": 2, "qr": 1}

@@ -168,14 +168,8 @@ class Draws:
     def __init__(self, n_samples: int, batch_size: int | None, sampling: str | None, stream: Tensor | None) -> None:
         if sampling is not None and sampling not in ("shuffle", "replacement"):
             raise ValueError(f"sampling must be 'shuffle' or 'replacement', got {sampling!r}")
-        if stream is not None:
-            _check_stream(stream)
-            if sampling is not None:
-                raise ValueError(
-                    f"sampling says how to draw, and stream what was drawn; give one of them, got {sampling=} beside a "
-                    f"stream of {len(stream)} epochs"
-                )
-        self.n_samples, self.sampling, self.stream = n_samples, sampling, stream
+        self.n_samples, self.sampling = n_samples, sampling
+        self.stream = None if stream is None else torch.as_tensor(stream)
         self.batch_size = max(1, n_samples // 10) if batch_size is None else check_batch_size(batch_size, n_samples)
 
     def epoch(self, state: State) -> Iterator[Tensor]:
@@ -191,16 +185,6 @@ class Draws:
         else:
             order = torch.randperm(self.n_samples, generator=state.generator, device="cpu")
         yield from torch.split(order.to(device), self.batch_size)
-
-
-def _check_stream(stream: Tensor) -> None:
-    if not isinstance(stream, Tensor):
-        raise TypeError(f"stream must be a tensor of sample indices, got {type(stream).__name__}")
-    if stream.ndim != 2 or stream.dtype not in {torch.int64, torch.int32}:
-        shape = tuple(stream.shape)
-        raise ValueError(
-            f"stream must hold int64 or int32 indices of shape (epochs, draws), got {stream.dtype} of shape {shape}"
-        )
 
 
 class Stochastic(Method):

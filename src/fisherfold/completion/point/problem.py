@@ -165,9 +165,6 @@ class CompletionProblem(Problem):
         # a difference of sums of the size of Σ x²
         return super().loss_rounding(x, max(abs(loss), self._size))
 
-    def hessian(self, x: Tensor, batch: Tensor | None = None) -> FisherOperator:  # noqa: D102
-        return self.fisher(x, batch, kind="observed")
-
     def _loss(self, x: Tensor, batch: Tensor | None, fit: kernels.ColumnFit) -> Tensor:
         squares = self._squares if batch is None else self._squares[self.samples.local(batch)[1]]
         total = self.samples.total(fit.penalised_squares(squares.to(x.dtype)).sum())
