@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from fisherfold import ImplicitCompletion, MatrixCompletion
 from fisherfold.cli import app
 from fisherfold.completion import Ratings
-from fisherfold.completion.implicit_als import _update_side, fit_implicit, new_rows
 from fisherfold.completion.inference.gram import moments
+from fisherfold.completion.inference.implicit import _update_side, fit_implicit, new_rows
 from fisherfold.completion.inference.packed import pack, unpack
 from fisherfold.completion.inference.posterior import Side
 

@@ -27,7 +27,15 @@ INFERENCES = ("variational", "point", "implicit")
 Arrays = dict[str, npt.NDArray[Any]]
 _SIDES = ("rows", "columns")
 _COUNTS = ("n_merged", "n_at_start", "n_since_start", "n_since_look")
-_NOT_NEGATIVE, _POSITIVE = ("shortfall", "counts"), ("weight", "start_variance")
+# Shapes: n members, m of the other side, q coefficients and t pairs of them, p columns of features, k effects of time
+# in s periods, and one number (o); marked + where positive, 0 where not negative, # where whole and not negative.
+_SIDE = {
+    "mean": "nq", "covariance": "nt", "weight": "n+", "shortfall": "n0", "counts": "n0", "precision": "qq",
+    "center": "q", "start_variance": "q+", "log_det": "n",
+}  # fmt: skip
+_SET = {"effects": "mq", "sums": "nq", "shares": "m"}
+_FEATURES = {"table": "np", "groups": "p#", "weights": "pq", "strength": "p", "inverse": "pp"}
+_TIME = {"starts": "s", "keys": "k#", "mean": "k", "variance": "k0", "prior": "o+"}
 _LARGEST = 1e30  # of precisions and their like: beyond, their products leave float64
 
 
@@ -99,26 +107,15 @@ def _seen(tensors: Mapping[str, Tensor], n_rows: int, n_columns: int) -> Seen | 
     return Seen(offsets, columns, values)
 
 
-def _shapes(n: int, q: int) -> dict[str, tuple[int, ...]]:
-    return {
-        "mean": (n, q), "covariance": (n, q * (q + 1) // 2), "weight": (n,), "shortfall": (n,), "counts": (n,),
-        "precision": (q, q), "center": (q,), "start_variance": (q,), "log_det": (n,),
-    }  # fmt: skip
-
-
 def pack_posterior(posterior: CompletionPosterior) -> tuple[Arrays, dict[str, Any]]:
     """Take a posterior apart."""
-    tensors: dict[str, Tensor] = {}
-    for name, side in zip(_SIDES, (posterior.rows, posterior.columns), strict=True):
-        tensors |= {f"{name}.{key}": getattr(side, key) for key in _shapes(1, 1)}
-        if side.set_effects is not None:
-            tensors |= {f"{name}.set.{key}": getattr(side.set_effects, key) for key in ("effects", "sums", "shares")}
-        if side.features is not None:
-            tensors |= {f"{name}.features.{key}": value for key, value in vars(side.features).items()}
-    for name, effect in zip(_SIDES, posterior.time_effects, strict=True):
-        if effect is not None:
-            prior = torch.tensor([effect.prior], dtype=torch.float64)
-            tensors |= {f"{name}.time.{key}": value for key, value in (vars(effect) | {"prior": prior}).items()}
+    tensors: dict[str, Any] = {}
+    for name, side, drift in zip(_SIDES, (posterior.rows, posterior.columns), posterior.time_effects, strict=True):
+        tensors |= {f"{name}.{key}": getattr(side, key) for key in _SIDE}
+        for part, held in (("set", side.set_effects), ("features", side.features), ("time", drift)):
+            tensors |= {f"{name}.{part}.{key}": value for key, value in vars(held).items()} if held else {}
+        if drift is not None:
+            tensors[f"{name}.time.prior"] = torch.tensor([drift.prior], dtype=torch.float64)
     if posterior.ordinal is not None:
         tensors |= {f"ordinal.{key}": value for key, value in vars(posterior.ordinal).items()}
     names = (
@@ -152,50 +149,51 @@ def unpack_posterior(
         n_ratings=expect_number(meta, "n_ratings", least=1, integer=True),
         fixed_ridge=None if ridge is None else expect_number(meta, "fixed_ridge", least=0, most=_LARGEST),
         misfit=expect_number(meta, "misfit", least=0), converged=bool(meta.get("converged")),
-        ordinal=_ordinal(tensors, device), time_effects=(_time(tensors, 0, device), _time(tensors, 1, device)),
+        ordinal=_ordinal(tensors, device),
+        time_effects=(_time(tensors, "rows.time", device), _time(tensors, "columns.time", device)),
         extra_bound=expect_number(meta, "extra_bound") if "extra_bound" in meta else 0.0,
         trace=[{str(name): float(value) for name, value in row.items()} for row in trace],
     )  # fmt: skip
 
 
-def _side(tensors: Mapping[str, Tensor], k: int, sizes: list[int], q: int, has_offset: bool, device: str) -> Side:
-    name, n, others = _SIDES[k], sizes[k], sizes[1 - k]
-    parts: dict[str, Any] = {
-        key: expect(
-            tensors, f"{name}.{key}", shape, least=0 if key in _NOT_NEGATIVE else None, positive=key in _POSITIVE
+def _take(
+    tensors: Mapping[str, Tensor], prefix: str, shapes: dict[str, str], sizes: dict[str, int], device: str
+) -> dict[str, Any]:
+    """Tensors by name; what is not a letter of a size is a mark of ``_SIDE``."""
+    return {
+        name: expect(
+            tensors, f"{prefix}.{name}", tuple(sizes[letter] for letter in shape if letter.isalpha()),
+            positive="+" in shape, least=0 if {"0", "#"} & set(shape) else None, integers="#" in shape,
         ).to(device)
-        for key, shape in _shapes(n, q).items()
-    }
+        for name, shape in shapes.items()
+    }  # fmt: skip
+
+
+def _side(tensors: Mapping[str, Tensor], k: int, counts: list[int], q: int, has_offset: bool, device: str) -> Side:
+    name = _SIDES[k]
+    sizes = {"n": counts[k], "m": counts[1 - k], "q": q, "t": q * (q + 1) // 2}
+    parts = _take(tensors, name, _SIDE, sizes, device)
     scales = torch.linalg.eigvalsh(parts["precision"])
     if not 1 / _LARGEST < float(scales.min()) <= float(scales.max()) < _LARGEST:
         raise ValueError(f"{name}.precision must be positive definite")
-    effects = None
     if f"{name}.set.effects" in tensors:
-        shapes = {"effects": (others, q), "sums": (n, q), "shares": (others,)}
-        sets = {key: expect(tensors, f"{name}.set.{key}", shape).to(device) for key, shape in shapes.items()}
-        effects = SetEffects(**sets)
-    features = None
+        parts["set_effects"] = SetEffects(**_take(tensors, f"{name}.set", _SET, sizes, device))
     if f"{name}.features.table" in tensors:
-        p = expect(tensors, f"{name}.features.table", (n, None)).shape[1]
-        shapes = {"table": (n, p), "weights": (p, q), "strength": (p,), "inverse": (p, p)}
-        found = {key: expect(tensors, f"{name}.features.{key}", shape).to(device) for key, shape in shapes.items()}
-        groups = expect(tensors, f"{name}.features.groups", (p,), integers=True, least=0).long().to(device)
-        features = FeatureEffects(groups=groups, **found)
-    return Side(**parts, has_offset=has_offset, set_effects=effects, features=features)
+        sizes["p"] = expect(tensors, f"{name}.features.table", (sizes["n"], None)).shape[1]
+        parts["features"] = FeatureEffects(**_take(tensors, f"{name}.features", _FEATURES, sizes, device))
+    return Side(**parts, has_offset=has_offset)
 
 
-def _time(tensors: Mapping[str, Tensor], k: int, device: str) -> TimeEffects | None:
+def _time(tensors: Mapping[str, Tensor], name: str, device: str) -> TimeEffects | None:
     """The effects of time of one side, if there are any."""
-    name = f"{_SIDES[k]}.time"
     if f"{name}.keys" not in tensors:
         return None
-    keys = expect(tensors, f"{name}.keys", (None,), integers=True, least=0).long()
-    if not len(keys) or not bool((keys.diff() > 0).all()):
+    keys, starts = expect(tensors, f"{name}.keys", (None,), integers=True), expect(tensors, f"{name}.starts", (None,))
+    sizes = {"k": len(keys), "s": len(starts), "o": 1}
+    found = _take(tensors, name, _TIME, sizes, device)
+    if not sizes["k"] or not bool((found["keys"].diff() > 0).all()):
         raise ValueError(f"{name}.keys must ascend")
-    starts, prior = expect(tensors, f"{name}.starts", (None,)), expect(tensors, f"{name}.prior", (1,), positive=True)
-    mean = expect(tensors, f"{name}.mean", (len(keys),)).to(device)
-    variance = expect(tensors, f"{name}.variance", (len(keys),), least=0).to(device)
-    return TimeEffects(starts.double().to(device), keys.to(device), mean, variance, float(prior))
+    return TimeEffects(**found | {"prior": float(found["prior"]), "starts": found["starts"].double()})
 
 
 def _ordinal(tensors: Mapping[str, Tensor], device: str) -> Ordinal | None:

@@ -1,7 +1,7 @@
 """Recommend from implicit feedback: clicks, plays, purchases.
 
 ``ImplicitCompletion`` is ``MatrixCompletion`` for pairs that were observed or not: the loss is that of implicit ALS
-(``fisherfold.completion.implicit_als``), serving and files are the same.
+(``fisherfold.completion.inference.implicit``), serving and files are the same.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 
 from fisherfold.completion.entries import Entries, read_entries
 from fisherfold.completion.estimator import CHECKS, MatrixCompletion
-from fisherfold.completion.implicit_als import fit_implicit
+from fisherfold.completion.inference.implicit import fit_implicit
 from fisherfold.completion.metrics import ranking_metrics
 from fisherfold.completion.model import CompletionModel, Seen
 from fisherfold.completion.ratings import Ratings

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fisherfold.completion.entries import Codes, Floats, merge, nearest
 from fisherfold.completion.fit import Extras, Settings, Table, prepare, solve
-from fisherfold.completion.implicit_als import new_rows
+from fisherfold.completion.inference.implicit import new_rows
 from fisherfold.completion.inference.posterior import CompletionPosterior
 from fisherfold.completion.inference.stream import absorb, grow, look_back
 from fisherfold.completion.ratings import Ratings

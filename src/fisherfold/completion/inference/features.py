@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import scipy.sparse
+from sklearn.feature_extraction.text import CountVectorizer
 
 from fisherfold.plain import counted
 from fisherfold.tables.frames import columns_of, frame_kind, names_of
@@ -152,18 +153,18 @@ def _standardised(column: Floats, what: str) -> Floats:
 
 def _categories(values: list[str | None]) -> Floats:
     several = any(SEPARATOR in value for value in values if value is not None)
-    words = [[] if value is None else value.split(SEPARATOR) if several else [value] for value in values]
-    flat = [word.strip() for each in words for word in each]
-    line = np.repeat(np.arange(len(words)), [len(each) for each in words])
-    names, code, count = np.unique(np.array(flat, dtype=object).astype(str), return_inverse=True, return_counts=True)
-    shared = np.flatnonzero((count > 1) & (count < len(values)) & (names != ""))
-    shared = shared[np.argsort(-count[shared], kind="stable")[:_MOST_CATEGORIES]]
-    place = np.full(len(names), -1)
-    place[np.sort(shared)] = np.arange(len(shared))
-    table = np.zeros((len(values), len(shared)))
-    known = place[code] >= 0
-    table[line[known], place[code][known]] = 1.0
-    return table - table.mean(0)
+
+    def words(value: str | None) -> list[str]:
+        found = [] if value is None else value.split(SEPARATOR) if several else [value]
+        return [word.strip() for word in found if word.strip()]
+
+    if len(values) < 2 or not any(map(words, values)):
+        return np.zeros((len(values), 0))
+    # of categories that all have there is nothing to learn, nor of those that one member has
+    counter = CountVectorizer(analyzer=words, binary=True, max_features=_MOST_CATEGORIES)
+    table = counter.fit_transform(values).toarray().astype(np.float64)
+    count = table.sum(0)
+    return np.asarray((table - table.mean(0))[:, (count > 1) & (count < len(values))])
 
 
 def as_times(values: Any, count: int) -> Floats:
