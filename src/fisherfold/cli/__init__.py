@@ -15,7 +15,7 @@ import typer
 
 from fisherfold._version import __version__
 from fisherfold.cli import complete, datasets, reproduce, subspace
-from fisherfold.cli.common import DONE, FAILED, Debug, command, exit_code, group, heard, is_usage, report
+from fisherfold.cli.common import DONE, FAILED, command, exit_code, group, heard, is_usage, report
 from fisherfold.cli.demo import demo
 from fisherfold.cli.info import info
 
@@ -44,7 +44,7 @@ def _options(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and leave.")
     ] = False,
-    debug: Debug = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the full trace of an error.")] = False,
 ) -> None:
     """Options before the name of a command; ``--debug`` is read by ``main``."""
 

@@ -30,21 +30,8 @@ from typer.core import TyperCommand, TyperGroup
 from fisherfold import progress
 from fisherfold.cli.voice import Voice, printable
 
-_SHOWN = "All commands"
-AsJson = Annotated[
-    bool,
-    typer.Option("--json", help="Print one JSON object, and nothing else, on standard output.", rich_help_panel=_SHOWN),
-]
-Quiet = Annotated[
-    bool, typer.Option("--quiet", "-q", help="No progress and no remarks, only the result.", rich_help_panel=_SHOWN)
-]
-Verbose = Annotated[
-    bool, typer.Option("--verbose", "-v", help="Report every step, time and memory.", rich_help_panel=_SHOWN)
-]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the full trace of an error.", rich_help_panel=_SHOWN)]
-_SHARED = {"as_json": AsJson, "quiet": Quiet, "verbose": Verbose, "debug": Debug}
-
 _WORDS = {int: "N", float: "X", Path: "PATH"}
+_KEYWORD = inspect.Parameter.KEYWORD_ONLY
 DONE, FAILED, UNUSABLE = 0, 1, 2
 # errors of these kinds are about what the user gave or the machine has; the message alone helps
 _THEIRS = (ValueError, TypeError, OSError, MemoryError, ImportError)
@@ -94,14 +81,11 @@ def command(
         taken = list(inspect.signature(run, eval_str=True).parameters.values())[1:]
         groups: dict[str, Any] = {p.name: p.annotation for p in taken if dataclasses.is_dataclass(p.annotation)}
         own = [q for p in taken for q in (_options(p.annotation) if p.name in groups else [p])]
-        shared = [
-            inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind)
-            for key, kind in _SHARED.items()
-        ]
+        shared = _options(Voice)
 
         @functools.wraps(run)
         def inside(**given: Any) -> None:
-            voice = Voice(**{key: given.pop(key) for key in _SHARED})
+            voice = Voice(**{p.name: given.pop(p.name) for p in shared})
             progress.show(False if voice.quiet else None)
             for name, kind in groups.items():
                 given[name] = kind(**{each.name: given.pop(each.name) for each in dataclasses.fields(kind)})
@@ -116,7 +100,7 @@ def command(
             voice.detail(f"took {time.perf_counter() - began:.1f} s{_memory()}")
 
         # typer reads the options off the signature
-        keywords = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
+        keywords = [p.replace(kind=_KEYWORD) for p in own]
         inside.__signature__ = inspect.Signature([*keywords, *shared])  # type: ignore[attr-defined]
         inside.__annotations__ = {p.name: p.annotation for p in (*own, *shared)}
         app.command(name, epilog=_epilog(examples), cls=_Command)(inside)
@@ -126,12 +110,17 @@ def command(
 
 
 def _options(kind: Any) -> list[inspect.Parameter]:
-    """The fields of a dataclass of options."""
-    hints = get_type_hints(kind, include_extras=True)
-    return [
-        inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=each.default, annotation=hints[each.name])
-        for each in dataclasses.fields(kind)
-    ]
+    """The options in the fields of a dataclass."""
+    hints, found = get_type_hints(kind), []
+    for each in dataclasses.fields(kind):
+        if each.metadata:
+            names = each.metadata["names"]
+            if not any(name.startswith("--") for name in names):
+                names = (f"--{each.name.replace('_', '-')}", *names)
+            how = typer.Option(*names, **each.metadata["given"])
+            annotation = Annotated[hints[each.name], how]  # type: ignore[valid-type, name-defined]
+            found.append(inspect.Parameter(each.name, _KEYWORD, default=each.default, annotation=annotation))
+    return found
 
 
 def _warn(message: Warning | str, *_: Any) -> None:

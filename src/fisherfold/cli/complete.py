@@ -17,7 +17,6 @@ from fisherfold.cli.options import (
     Output,
     Predictions,
     Reading,
-    Seed,
     SkipBadLines,
     Timeout,
     check_output,
@@ -25,7 +24,7 @@ from fisherfold.cli.options import (
     say_written,
     write_or_rescue,
 )
-from fisherfold.cli.voice import Voice, grid, typed
+from fisherfold.cli.voice import Voice, grid, option, typed
 from fisherfold.plain import counted
 from fisherfold.progress import track
 
@@ -51,32 +50,20 @@ File = Annotated[
     Path,
     typer.Argument(help="Ratings: CSV, TSV, '::' or Parquet with row id, column id and value; - reads standard input."),
 ]
-TimeColumn = Annotated[
-    str | None,
-    typer.Option(
-        help="The column with times, numbers or dates such as 2024-05-31 18:00: rows and columns drift.", metavar="NAME"
-    ),
-]
+_TIMES = "The column with times, numbers or dates such as 2024-05-31 18:00: rows and columns drift."
 
 
 @dataclass
 class Columns(Reading):
     """How a table of ratings or pairs is read."""
 
-    columns: Annotated[
-        str | None,
-        typer.Option(
-            "--columns", "-c", help="By name or position, as in user,item,rating or 1,2,3.", metavar="NAMES",
-            rich_help_panel=TABLES,
-        ),
-    ] = None  # fmt: skip
-    header: Annotated[
-        bool | None,
-        typer.Option(
-            "--header/--no-header", rich_help_panel=TABLES,
-            help="The first line names the columns, or is data; unless said, it is data if a field is a number.",
-        ),
-    ] = None  # fmt: skip
+    columns: str | None = option(
+        None, "By name or position, as in user,item,rating or 1,2,3.", "--columns", "-c", metavar="NAMES", panel=TABLES
+    )
+    header: bool | None = option(
+        None, "The first line names the columns, or is data; unless said, it is data if a field is a number.",
+        "--header/--no-header", panel=TABLES,
+    )  # fmt: skip
 
     def format(self) -> dict[str, Any]:
         """What ``fisherfold.tables.readers`` call these."""
@@ -87,44 +74,29 @@ class Columns(Reading):
 class Model:
     """What is fitted, and how."""
 
-    rank: Annotated[
-        str, typer.Option("--rank", "-r", help="The number of factors, or auto (chosen by cross-validation).")
-    ] = "10"
-    seed: Seed = 0
-    inference: Annotated[Literal["variational", "point"], typer.Option(help="variational or point.")] = "variational"
-    solver: Annotated[
-        Literal["auto", "rngd", "rngd-vr", "rcg", "rgd"],
-        typer.Option(help="Of --inference point: auto, or a solver of the paper's problem: rngd, rngd-vr, rcg, rgd."),
-    ] = "auto"
-    offsets: Annotated[
-        Literal["both", "rows", "columns", "global", "none"],
-        typer.Option(help="both, rows, columns, global or none."),
-    ] = "both"
-    ridge: Annotated[float | None, typer.Option(help="Prior strength in pseudo-ratings; learnt if not given.")] = None
-    duplicates: Annotated[
-        Literal["mean", "last", "sum", "error"], typer.Option(help="For pairs given twice: mean, last, sum or error.")
-    ] = "mean"
-    max_iter: Annotated[int, typer.Option(help="The largest number of passes.")] = 50
-
-    likelihood: Annotated[
-        Literal["gaussian", "ordered", "binary"],
-        typer.Option(help="gaussian, ordered (values are steps of a scale) or binary (two values)."),
-    ] = "gaussian"
-    row_features: Annotated[
-        Path | None, typer.Option(help="A table with a column of row ids and, beside it, what is known of them.")
-    ] = None
-    column_features: Annotated[
-        Path | None, typer.Option(help="The same for column ids; fields of several are written as a|b.")
-    ] = None
-    time_column: TimeColumn = None
-    implicit: Annotated[
-        bool,
-        typer.Option(
-            "--implicit",
-            help="Pairs were observed (clicks, plays), values are their weights, if there are any; what is missing is "
-            "no interest.",
-        ),
-    ] = False
+    rank: str = option("10", "The number of factors, or auto (chosen by cross-validation).", "-r")
+    seed: int = option(0, "Seed of everything random.", "-s")
+    inference: Literal["variational", "point"] = option("variational", "variational or point.")
+    solver: Literal["auto", "rngd", "rngd-vr", "rcg", "rgd"] = option(
+        "auto", "Of --inference point: auto, or a solver of the paper's problem: rngd, rngd-vr, rcg, rgd."
+    )
+    offsets: Literal["both", "rows", "columns", "global", "none"] = option(
+        "both", "both, rows, columns, global or none."
+    )
+    ridge: float | None = option(None, "Prior strength in pseudo-ratings; learnt if not given.")
+    duplicates: Literal["mean", "last", "sum", "error"] = option(
+        "mean", "For pairs given twice: mean, last, sum or error."
+    )
+    max_iter: int = option(50, "The largest number of passes.")
+    likelihood: Literal["gaussian", "ordered", "binary"] = option(
+        "gaussian", "gaussian, ordered (values are steps of a scale) or binary (two values)."
+    )
+    row_features: Path | None = option(None, "A table with a column of row ids and, beside it, what is known of them.")
+    column_features: Path | None = option(None, "The same for column ids; fields of several are written as a|b.")
+    time_column: str | None = option(None, _TIMES, metavar="NAME")
+    implicit: bool = option(
+        False, "Pairs were observed (clicks, plays), values are their weights, if any; what is missing is no interest."
+    )
 
     def estimator(self, **more: Any) -> MatrixCompletion:
         """The estimator of these options."""
@@ -257,7 +229,7 @@ def predict(
         float | None,
         typer.Option(help="Add intervals of this probability, such as 0.9: columns low and high.", metavar="P"),
     ] = None,
-    time_column: TimeColumn = None,
+    time_column: Annotated[str | None, typer.Option(help=_TIMES, metavar="NAME")] = None,
     name: Annotated[str, typer.Option(help="The name of the column of predictions.", metavar="NAME")] = "prediction",
     reading: Columns,
 ) -> None:  # fmt: skip

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fisherfold.cli.voice import Voice, cell
+from fisherfold.cli.voice import Voice, cell, option
 
 TABLES, PROCESSES = "Tables", "Several processes (torchrun)"
 
@@ -21,21 +21,12 @@ TABLES, PROCESSES = "Tables", "Several processes (torchrun)"
 class Reading:
     """How a table is read; a command that takes one as an argument has its fields as options."""
 
-    separator: Annotated[
-        str | None,
-        typer.Option(help="Of fields: one character or :: (found out from the first line).", rich_help_panel=TABLES),
-    ] = None
-    decimal: Annotated[
-        str, typer.Option(help="The decimal mark of numbers, . or ,", metavar="MARK", rich_help_panel=TABLES)
-    ] = "."
-    encoding: Annotated[
-        str | None,
-        typer.Option(help="Of text that is neither UTF-8 nor UTF-16, such as latin-1.", rich_help_panel=TABLES),
-    ] = None
-    unpack_limit: Annotated[
-        float,
-        typer.Option(min=0, help="The most GiB that a packed file may take.", metavar="GIB", rich_help_panel=TABLES),
-    ] = 4.0
+    separator: str | None = option(
+        None, "Of fields: one character or :: (found out from the first line).", panel=TABLES
+    )
+    decimal: str = option(".", "The decimal mark of numbers, . or ,", metavar="MARK", panel=TABLES)
+    encoding: str | None = option(None, "Of text that is neither UTF-8 nor UTF-16, such as latin-1.", panel=TABLES)
+    unpack_limit: float = option(4.0, "The most GiB that a packed file may take.", min=0, metavar="GIB", panel=TABLES)
 
     def format(self) -> dict[str, Any]:
         """What ``fisherfold.tables.readers`` call these, but for the decimal mark."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fisherfold.cli.common import command, group
-from fisherfold.cli.voice import Voice, grid
+from fisherfold.cli.voice import Voice, grid, option
 from fisherfold.progress import track
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ app = group(
     examples=["fisherfold reproduce all --quick --jobs 2"],
 )
 
-Output = Annotated[Path, typer.Option("--output", "-o", help="The folder for the page, tables and recorded runs.")]
+_FOLDER = "The folder for the page, tables and recorded runs."
 RUNS = Path("results/cifar_runs.parquet")
 FIGURES = {
     "jester": "Matrix completion on Jester-1: RNGD, RSGD, RSVRG, RCG and our default, rank 5.",
@@ -44,15 +44,10 @@ PARTS = ("metric", "global", "rates", "stability", "invariance")
 class Running:
     """What all experiments take; the names are those of ``fisherfold.reproduce.reproduce.Options``."""
 
-    quick: Annotated[
-        bool, typer.Option("--quick", help="A sketch: a third of the epochs, two seeds, smaller step grids.")
-    ] = False
-    seeds: Annotated[int, typer.Option(min=1, help="How many seeds (split, start and samples).", metavar="N")] = 5
-    jobs: Annotated[
-        int,
-        typer.Option("--jobs", "-j", min=1, max=256, metavar="N", help="Runs at a time; several distort the times."),
-    ] = 1
-    output: Output = Path("report")
+    quick: bool = option(False, "A sketch: a third of the epochs, two seeds, smaller step grids.")
+    seeds: int = option(5, "How many seeds (split, start and samples).", min=1, metavar="N")
+    jobs: int = option(1, "Runs at a time; several distort the times.", "-j", min=1, max=256, metavar="N")
+    output: Path = option(Path("report"), _FOLDER, "-o")
 
     def options(self, voice: Voice) -> Options:
         """For the experiments."""
@@ -112,7 +107,7 @@ def theory(
 def cifar(
     voice: Voice,
     results: Annotated[Path, typer.Option("--results", help="The table of recorded runs.")] = RUNS,
-    output: Output = Path("report"),
+    output: Annotated[Path, typer.Option("--output", "-o", help=_FOLDER)] = Path("report"),
 ) -> None:
     """The CIFAR table from recorded training runs: medians over seeds and the verdict. It does not train."""
     _answer(voice, "cifar", Running(output=output).options(voice), results=results)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from unicodedata import category
 
@@ -26,23 +26,23 @@ def grid(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, t
     return table
 
 
+def option(default: Any, text: str, *names: str, panel: str | None = None, **more: Any) -> Any:
+    """A field of a dataclass that is an option of commands: its default, its help, other names than its own."""
+    given = {"help": text, "rich_help_panel": panel, **more}
+    return field(default=default, metadata={"names": names, "given": given})
+
+
 @dataclass
 class Voice:
-    """How a command speaks.
+    """How a command speaks; ``main`` reads ``debug`` off the words that were typed."""
 
-    Attributes:
-        as_json: results are JSON.
-        quiet: nothing but results.
-        verbose: every step.
-        debug: errors show their trace; ``main`` reads it off the words that were typed.
-        resume: what Ctrl-C says about going on.
-    """
-
-    as_json: bool = False
-    quiet: bool = False
-    verbose: bool = False
-    debug: bool = False
-    resume: str = "no file was changed; the same command starts again"
+    as_json: bool = option(
+        False, "Print one JSON object, and nothing else, on standard output.", "--json", panel="All commands"
+    )
+    quiet: bool = option(False, "No progress and no remarks, only the result.", "-q", panel="All commands")
+    verbose: bool = option(False, "Report every step, time and memory.", "-v", panel="All commands")
+    debug: bool = option(False, "Show the full trace of an error.", panel="All commands")
+    resume: str = "no file was changed; the same command starts again"  # what Ctrl-C says
 
     def __post_init__(self) -> None:
         if self.quiet and self.verbose:
