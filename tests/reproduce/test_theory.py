@@ -11,7 +11,6 @@ from fisherfold.manifolds.verdict import slope
 from fisherfold.reproduce.theory import (
     PARTS,
     Settings,
-    cap,
     divergence,
     global_convergence,
     invariance,
@@ -178,7 +177,7 @@ def test_the_adversary_stays_in_its_ball_and_turns_units_over():
     assert 0.9 < float((point - theta).norm()) <= 1 + 1e-6
     turned = (x @ theta.T).sign().ne((x @ point.T).sign()).sum(dim=1)
     # Σ over the K nearest of (k/(2 h m))² = 1 with density h at zero: K = (12 h² m²)^{1/3}
-    expected = (12 * cap.density_at_zero(4) ** 2 * 512**2) ** (1 / 3)
+    expected = (12 * stability.density_at_zero(4) ** 2 * 512**2) ** (1 / 3)
     assert float(turned.max()) == pytest.approx(expected, rel=0.15)
 
 
@@ -206,12 +205,12 @@ def test_random_directions_are_nearly_orthogonal_as_often_as_the_beta_law_says(d
     generator = torch.Generator().manual_seed(dim)
     v = torch.nn.functional.normalize(torch.randn(100_000, dim, generator=generator, dtype=torch.float64), dim=1)
     for gamma in (0.01, 0.1, 0.3):
-        exact = cap.exact_probability(dim, gamma)
+        exact = stability.exact_probability(dim, gamma)
         seen = float((v[:, 0].abs() <= gamma).double().mean())
         assert abs(seen - exact) < 4.5 * (exact * (1 - exact) / 100_000) ** 0.5
         assert exact <= (torch.pi * dim) ** 0.5 * gamma
     # the proof's first step loses the factor 2
-    assert cap.exact_probability(dim, 0.001) > 1.9 * cap.density_at_zero(dim) * 0.001
+    assert stability.exact_probability(dim, 0.001) > 1.9 * stability.density_at_zero(dim) * 0.001
 
 
 def test_rows_behind_batch_norm_have_tangent_gradients_but_hooks_do_not_see_them():

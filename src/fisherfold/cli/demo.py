@@ -38,10 +38,10 @@ def demo(
         networks = race_networks()
         line.update(2, what="a model on a manifold")
         gradients = race_gradients(seed=seed)
-    pictures = draw(films, networks, gradients), draw(films, networks, gradients, dark=True)
     picture, page = output / "demo.png", output / "index.html"
-    write_atomically(picture, pictures[0])
-    write_page(films, pictures, page)
+    drawn = draw(films, networks, gradients)
+    write_atomically(picture, drawn)
+    write_page(films, drawn, page)
     races = {
         name: [{"method": r.method, "seconds": r.seconds[-1], "value": r.values[-1]} for r in found]
         for name, found in (("network, test accuracy", networks), ("manifold, loss above the minimum", gradients))

@@ -84,15 +84,19 @@ def _judged(train: pl.DataFrame, test: pl.DataFrame) -> tuple[pl.DataFrame, tupl
     rows: list[tuple[str, float, float | None, float]] = []
     for name, predict in BASELINES.items():
         began = time.perf_counter()
-        rows.append((name, rmse(y, np.clip(predict(train, test), 0.5, 5.0)), None, time.perf_counter() - began))
+        rows.append((name, rmse(y, np.clip(predict(train, test), 0.5, 5.0)), None, _since(began)))
     began = time.perf_counter()
     model = MatrixCompletion(RANK).fit(train)
     mean, std = model.predict(test.select("userId", "movieId"), return_std=True)
-    seconds = time.perf_counter() - began
+    seconds = _since(began)
     inside = float((np.abs(y - mean) <= stats.norm.ppf(0.5 + LEVEL / 2) * std).mean())
-    rows.append(("fisherfold MatrixCompletion", rmse(y, mean), 100 * inside, seconds))
+    rows.append(("fisherfold MatrixCompletion", rmse(y, mean), round(100 * inside, 1), seconds))
     columns = ["method", "held-out RMSE", "80 % intervals hold (%)", "seconds"]
     return pl.DataFrame(rows, schema=columns, orient="row"), (y, mean, std)
+
+
+def _since(began: float) -> float:
+    return round(time.perf_counter() - began, 3)
 
 
 def _popularity(train: pl.DataFrame, test: pl.DataFrame) -> Floats:

@@ -10,7 +10,6 @@ from typing import Any
 
 import matplotlib
 import polars as pl
-from matplotlib import style
 from matplotlib.figure import Figure
 
 from fisherfold._version import __version__
@@ -23,7 +22,7 @@ COLOURS = ("#d55e00", "#0072b2", "#009e73")
 CSS = """
 :root { --bar: #d55e0055; --dot: #d55e00; }
 @media (prefers-color-scheme: dark) { :root { --bar: #ff8c4266; --dot: #ff8c42; } }
-h2 { font-size: 1.15rem; margin: 1.6rem 0 .4rem; } table { width: 100%; }
+h1 { margin-top: 1rem; } h2 { font-size: 1.15rem; margin: 1.6rem 0 .4rem; } table { width: 100%; }
 .two { display: grid; grid-template-columns: 2fr 4fr; gap: 0 2rem; }
 .range { position: relative; display: block; width: 8rem; height: .9rem; }
 .range::before { content: ""; position: absolute; top: .42rem; left: 0; right: 0; height: 1px;
@@ -31,16 +30,16 @@ h2 { font-size: 1.15rem; margin: 1.6rem 0 .4rem; } table { width: 100%; }
 .range i { position: absolute; top: .3rem; height: .3rem; border-radius: .2rem; background: var(--bar); }
 .range b { position: absolute; top: .15rem; width: .6rem; height: .6rem; margin-left: -.3rem; border-radius: 50%;
   background: var(--dot); }
-img { max-width: 100%; height: auto; } picture { display: block; margin-top: 1.6rem; }
+.picture { margin-top: 1.6rem; }
 @media (max-width: 44rem) { .two { grid-template-columns: 1fr; } .two tr > :nth-child(4) { display: none; }
-  picture img { max-width: none; width: 62rem; } }
+  .picture img { width: 62rem; } }
 """
 
 
-def draw(films: Films, networks: Sequence[Race], gradients: Sequence[Race], *, dark: bool = False) -> bytes:
+def draw(films: Films, networks: Sequence[Race], gradients: Sequence[Race]) -> bytes:
     """The picture: accuracy, calibration, and both races."""
-    with style.context("dark_background" if dark else "default"), matplotlib.rc_context({"font.size": 9}):
-        figure = Figure(figsize=(11, 2.9), layout="constrained", facecolor="none" if dark else "white")
+    with matplotlib.rc_context({"font.size": 9}):
+        figure = Figure(figsize=(11, 2.9), layout="constrained")
         accuracy, calibration, network, gradient = figure.subplots(1, 4)
         _bars(accuracy, films.accuracy)
         plot_calibration(*films.held_out, ax=calibration).set(title="Intervals hold what they say")
@@ -58,7 +57,7 @@ def draw(films: Films, networks: Sequence[Race], gradients: Sequence[Race], *, d
         for panel in (calibration, network, gradient):
             panel.grid(alpha=0.3)
         out = io.BytesIO()
-        figure.savefig(out, format="png", dpi=130, transparent=dark)
+        figure.savefig(out, format="png", dpi=130)
         return out.getvalue()
 
 
@@ -73,17 +72,12 @@ def _bars(panel: Any, accuracy: pl.DataFrame) -> None:
     panel.set(title="Error on held-out ratings", xlabel="RMSE, stars")
 
 
-def write_page(films: Films, pictures: tuple[bytes, bytes], target: Path) -> None:
+def write_page(films: Films, picture: bytes, target: Path) -> None:
     """Write the page."""
-    light, dark = map(image, pictures)
     accuracy = table(films.accuracy.columns, films.accuracy.iter_rows(), label="Accuracy")
     liked, rated = (
         table(["film", "rating"], frame.select("title", "rating").iter_rows(), label="Ratings")
         for frame in (films.favourites, films.new_person)
-    )
-    picture = (
-        f'<picture><source media="(prefers-color-scheme: dark)" srcset="{dark}">'
-        f'<img alt="Accuracy, calibration, and two races on wall time" src="{light}"></picture>'
     )
     body = f"""<h1>Ten films for person {films.person}, and how sure the model is</h1>
 <p class="note">Learnt from {films.ratings:,} ratings of {films.films:,} films by {films.people} people on this machine.
@@ -94,7 +88,7 @@ with fewer than twenty ratings are left out.</p>
 <div class="two"><div><h2>Somebody new rates five films</h2>{rated}</div>
 <div><h2>Recommended at once, without a new fit</h2>{_ranges(films.new_recommended)}</div></div>
 <h2>Accuracy on a held-out tenth of the ratings</h2>{accuracy}
-<div class="scroll">{picture}</div>
+<div class="scroll picture"><img alt="Accuracy, calibration, and two races on wall time" src="{image(picture)}"></div>
 <footer><p>Data: MovieLens ml-latest-small (F. M. Harper and J. A. Konstan, 2015).
 Written by fisherfold {__version__}.</p>
 </footer>"""

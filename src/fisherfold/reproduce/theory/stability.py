@@ -9,6 +9,14 @@ ball are looked at: where RNGD ends, a random point of the sphere of radius Q, a
 over those units that are nearest to the kink of one sample. Counting shows what to expect of a ReLU network: the
 adversary turns over of order (Qm)^{2/3} of m units, so ‖ΔJ‖ ~ m^{-1/6}; a random point turns over a share of order
 Q/√m, so ‖ΔJ‖ ~ m^{-1/4}; and a smooth activation gives m^{-1/2}.
+
+The lemmas rest on how often a random unit vector is nearly orthogonal to a given one:
+
+    P(|xᵀv| ≤ γ) ≤ √(πn) γ    for v uniform on the sphere of R^n
+
+xᵀv has the density h(r) = c_n (1 - r²)^{(n-3)/2}, c_n = Γ(n/2)/(√π Γ((n-1)/2)), so for n ≥ 3 the probability is at most
+2 c_n γ ≤ √(2(n-1)/π) γ, and for n = 2 it is (2/π) arcsin γ ≤ γ. The proof in the text integrates over [-γ, γ] and
+keeps c_n γ, half of it.
 """
 
 from __future__ import annotations
@@ -20,9 +28,9 @@ from statistics import fmean
 from typing import NamedTuple
 
 import torch
+from scipy.special import betainc
 from torch import Tensor
 
-from fisherfold.reproduce.theory import cap
 from fisherfold.reproduce.theory.pictures import draw_stability
 from fisherfold.reproduce.theory.report import Finding, Part, Row, Settings, fitted_power, holds_if, pick
 from fisherfold.reproduce.twolayer import TwoLayer, balanced_inputs
@@ -32,6 +40,8 @@ SAMPLES, DIM = 8, 4
 THRESHOLD = 1 / 6
 WHERE = ("path", "random", "adversary")
 NEAR = 0.1
+DIMENSIONS = (2, 3, 5, 10, 30, 100)
+WIDTHS = (0.001, 0.01, 0.03, 0.1, 0.3)
 
 
 class Constants(NamedTuple):
@@ -245,9 +255,42 @@ def share(rows: list[Row], where: str, targets: str, width: int) -> float:
     return fmean(r[where] <= THRESHOLD * r["sigma0"] for r in pick(rows, targets=targets, width=width))
 
 
+def density_at_zero(dim: int) -> float:
+    """c_n, the density of xᵀv at 0."""
+    return math.exp(math.lgamma(dim / 2) - math.lgamma((dim - 1) / 2)) / math.sqrt(math.pi)
+
+
+def exact_probability(dim: int, gamma: float) -> float:
+    """P(|xᵀv| ≤ γ): the square of xᵀv has the distribution Beta(1/2, (n-1)/2)."""
+    return float(betainc(0.5, (dim - 1) / 2, min(1.0, gamma**2)))
+
+
+def measure_caps() -> list[Row]:
+    """Probabilities beside the bounds."""
+    return [
+        {"dimension": dim, "gamma": gamma, "exact": exact_probability(dim, gamma),
+         "bound": math.sqrt(math.pi * dim) * gamma, "proof": density_at_zero(dim) * gamma}
+        for dim in DIMENSIONS for gamma in WIDTHS
+    ]  # fmt: skip
+
+
+def _cap_findings(rows: list[Row]) -> list[Finding]:
+    ratio, proof = (max(r["exact"] / r[name] for r in rows) for name in ("bound", "proof"))
+    return [
+        Finding(
+            "lemma: P(|xᵀv| ≤ γ) ≤ √(πn) γ", "≤ 1", round(ratio, 4), holds_if(ratio <= 1),
+            "largest exact probability over its bound, n = 2 to 100",
+        ),
+        Finding(
+            "lemma: its intermediate step P ≤ γ Γ(n/2)/(√π Γ((n-1)/2))", "≤ 1", round(proof, 4), holds_if(proof <= 1),
+            "largest exact probability over it: the interval [-γ, γ] has length 2γ; the final bound has room for the 2",
+        ),
+    ]  # fmt: skip
+
+
 def part(settings: Settings) -> Part:
     """Run this part."""
-    rows, caps = measure(settings), cap.measure()
+    rows, caps = measure(settings), measure_caps()
     x, _ = inputs(SAMPLES, DIM, seed=0)
     c = constants(x)
     sentence = (
@@ -256,7 +299,7 @@ def part(settings: Settings) -> Part:
         "condition ‖ΔJ‖ ≤ σ₀/6 itself asks for widths that nobody can build when it has to hold on the whole ball; "
         "along the path of RNGD it holds at moderate widths if the targets are near."
     )
-    found = findings(rows, c) + cap.findings(caps)
+    found = findings(rows, c) + _cap_findings(caps)
     table = [{"quantity": "Jacobian", **r} for r in rows] + [{"quantity": "cap", **r} for r in caps]
     title = "Jacobian stability of the two-layer network"
     return Part("stability", title, sentence, found, table, draw_stability(rows, caps))
