@@ -28,11 +28,6 @@ class Axis:
         start: the first one here.
         stop: one past the last one here.
         group: the processes they are shared out over; ``ALONE`` if all are here.
-
-    Example:
-        >>> axis = Axis.whole(3)
-        >>> axis.total(torch.ones(3).sum()), len(axis)
-        (tensor(3.), 3)
     """
 
     size: int
@@ -126,18 +121,10 @@ class Axis:
 
 
 def balanced_cuts(counts: npt.NDArray[np.int64] | Sequence[int], parts: int) -> list[int]:
-    """Cut a row of members into runs with about the same sum of counts.
+    """Cut a row of members into runs with about the same sum of counts; where each starts, and the end.
 
-    Args:
-        counts: the weight of each member.
-        parts: how many runs.
-
-    Returns:
-        Where each run starts, and the end; runs may be empty.
-
-    Example:
-        >>> balanced_cuts([5, 1, 1, 1, 2], 2)
-        [0, 1, 5]
+    >>> balanced_cuts([5, 1, 1, 1, 2], 2)
+    [0, 1, 5]
     """
     ends = np.cumsum(np.asarray(counts, dtype=np.int64))
     total = int(ends[-1]) if len(ends) else 0

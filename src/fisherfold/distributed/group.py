@@ -270,22 +270,10 @@ ALONE: Group = _Alone()
 
 
 def current_group(process_group: Any = None) -> Group:
-    """Give the group of this process.
+    """The group of this process, which all its members must ask for together.
 
-    Args:
-        process_group: a group of ``torch.distributed``; its default group if not given.
-
-    Returns:
-        The group; all its members must call this together.
-
-    Raises:
-        ValueError: if ``torch.distributed`` is not initialised.
-
-    Example:
-        >>> current_group()
-        Traceback (most recent call last):
-        ...
-        ValueError: a distributed fit needs torch.distributed.init_process_group, and a start with torchrun
+    ``process_group``: a group of ``torch.distributed``; its default group if not given. Raises ValueError if
+    ``torch.distributed`` is not initialised.
     """
     if not (distributed.is_available() and distributed.is_initialized()):
         raise ValueError("a distributed fit needs torch.distributed.init_process_group, and a start with torchrun")

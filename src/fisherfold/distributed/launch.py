@@ -21,11 +21,7 @@ _PLACE = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def under_torchrun() -> bool:
-    """Tell whether this process was started by ``torchrun``.
-
-    Returns:
-        True if its environment names a rank, a number of processes and where they meet.
-    """
+    """Whether ``torchrun`` has started this process: it names a rank, a number of processes and where they meet."""
     return all(name in os.environ for name in _PLACE)
 
 
