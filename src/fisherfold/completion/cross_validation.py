@@ -9,12 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fisherfold.completion.entries import Codes, Floats
 from fisherfold.completion.estimator import CHECKS, SEARCH_CHECKS, MatrixCompletion
-from fisherfold.completion.fit import Extras, Settings, once, prepare, solve
+from fisherfold.completion.fit import Settings, once, prepare, solve
 from fisherfold.completion.model import CompletionModel
 from fisherfold.progress import track
-from fisherfold.tables.ids import IdIndex
 from fisherfold.warn import warn
 
 
@@ -62,11 +60,9 @@ class MatrixCompletionCV(MatrixCompletion):
 
     _checks = {name: check for name, check in CHECKS.items() if name not in ("rank", "ridge")} | SEARCH_CHECKS
 
-    def _chosen(
-        self, settings: Settings, shape: tuple[int, int], ids: tuple[IdIndex, IdIndex], i: Codes, j: Codes,
-        values: Floats, extras: Extras,
-    ) -> Settings:  # fmt: skip
+    def _chosen(self, settings: Settings, shape: tuple[int, int], *data: Any) -> Settings:
         """Choose rank and ridge."""
+        ids, i, j, values, extras = data
         i, j, values, extras = once(i, j, values, extras, ids, settings.rule)
         if (n := len(values)) < self.cv:
             raise ValueError(f"cv={self.cv} folds need as many ratings, got {n}")
@@ -97,9 +93,6 @@ class MatrixCompletionCV(MatrixCompletion):
         best = int(np.argmin(results["mean_rmse"]))
         self.best_rank_, self.best_ridge_ = results["rank"][best], results["ridge"][best]
         self.best_rmse_ = float(results["mean_rmse"][best])
-
-    def _ridge(self) -> float | None:
-        return getattr(self, "best_ridge_", None)
 
     def _learnt(self) -> dict[str, Any]:
         if not hasattr(self, "cv_results_"):  # read from a file of an estimator without a search

@@ -197,31 +197,22 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"{what}={name!r} must name a column of the data frame X, or hold one entry per rating")
         return found[name]
 
-    def fit_entries(self, entries: Entries, extras: Extras | None = None) -> MatrixCompletion:
-        """Fit the model to entries, features, times and weights that were read already, for example from a file."""
-        return self._fit(entries, extras or Extras())
-
-    def _fit(self, entries: Entries, extras: Extras, *, grows: bool = False) -> MatrixCompletion:
-        """Fit to entries; where the table is to grow, at the full rank."""
-        settings = self._settings()
+    def fit_entries(self, entries: Entries, extras: Extras | None = None, *, grows: bool = False) -> MatrixCompletion:
+        """Fit the model to what was read already, for example from a file; a table that grows gets the full rank."""
+        settings, extras = self._settings(), extras or Extras()
         if settings.inference == "point" and (settings.likelihood != "gaussian" or extras.given):
             raise ValueError("features, time, sample_weight and likelihood need inference='variational'")
         with threads(self.n_jobs):
-            row_ids, column_ids, i, j = entries.indexed()
-            shape = len(row_ids), len(column_ids)
-            for index, given, side in zip((row_ids, column_ids), extras.features, ("row", "column"), strict=True):
+            *ids, i, j = entries.indexed()
+            shape = len(ids[0]), len(ids[1])
+            for index, given, side in zip(ids, extras.features, ("row", "column"), strict=True):
                 if given is not None:
                     self._join(index, given, side)
-            ids, values = (row_ids, column_ids), entries.values
-            if not grows:
-                settings = self._chosen(settings, shape, ids, i, j, values, extras)
-            model = fitted(ids, i, j, values, settings, extras)
+            data = (ids[0], ids[1]), i, j, entries.values, extras
+            model = fitted(settings if grows else self._chosen(settings, shape, *data), *data)
         return self._remember(entries)._adopt(model)
 
-    def _chosen(
-        self, settings: Settings, shape: tuple[int, int], ids: tuple[IdIndex, IdIndex], i: Codes, j: Codes,
-        values: Floats, extras: Extras,
-    ) -> Settings:  # fmt: skip
+    def _chosen(self, settings: Settings, shape: tuple[int, int], *data: Any) -> Settings:
         """The settings of the fit, for a table of which so many rows and columns have ratings."""
         return settings.for_table(*shape)
 
@@ -579,17 +570,14 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         if not hasattr(self, "model_"):
             entries = read_entries(X, y, columns=columns, matrix=matrix)
             # a variational fit keeps what the data do not speak of at its prior
-            return self._fit(entries, Extras(), grows="rank" in self.get_params() and self.inference == "variational")
-        settings = self._settings(rank=self.model_.posterior.rank, ridge=self._ridge())
+            return self.fit_entries(entries, grows="rank" in self.get_params() and self.inference == "variational")
+        ridge = getattr(self, "best_ridge_", getattr(self, "ridge", None))
+        settings = self._settings(rank=self.model_.posterior.rank, ridge=ridge)
         entries = self._later(X, y, columns=columns, matrix=matrix)
         if self.duplicates != "mean":  # the mean is taken over all that a pair ever had
             entries = entries.merged(self.duplicates)
         with threads(self.n_jobs):
             return self._adopt(self.model_.updated(entries.rows, entries.columns, entries.values, settings))
-
-    def _ridge(self) -> float | None:
-        """The ridge of a fit that starts anew."""
-        return self.ridge
 
     def fit_share(
         self, X: Any = None, y: Any = None, *, columns: Any = None, matrix: bool | None = None,

@@ -84,14 +84,8 @@ class ImplicitCompletion(MatrixCompletion):
         """
         return self.fit_entries(read_entries(X, y, columns=columns, matrix=matrix, implicit=True))
 
-    def fit_entries(self, entries: Entries, extras: Any = None) -> ImplicitCompletion:
+    def fit_entries(self, entries: Entries, extras: Any = None, *, grows: bool = False) -> ImplicitCompletion:
         """Fit the model to pairs and weights that were read already, for example from a file."""
-        with threads(self.n_jobs):
-            model = self._fitted_to(entries)
-        self._remember(entries)._adopt(model)
-        return self
-
-    def _fitted_to(self, entries: Entries) -> CompletionModel:
         given = validation.check_parameters(self.get_params(deep=False), self._checks)
         row_ids, column_ids, i, j = entries.indexed()
         weights, shape = entries.values, (len(row_ids), len(column_ids))
@@ -105,17 +99,21 @@ class ImplicitCompletion(MatrixCompletion):
         ratings = Ratings(
             i, j, weights, shape, dtype=given["dtype"], duplicates=given["duplicates"], device=given["device"]
         )
-
-        with track("fitting", at_most=given["max_iter"], verbose=given["verbose"]) as line:
+        with (
+            threads(self.n_jobs),
+            track("fitting", at_most=given["max_iter"], verbose=given["verbose"]) as line,
+        ):
             posterior = fit_implicit(
                 ratings, rank, unobserved_weight=given["unobserved_weight"], max_iter=given["max_iter"],
                 tol=given["tol"], seed=validation.draw_seed(self.random_state),
                 callback=lambda posterior: line.update(len(posterior.trace), posterior.trace[-1]),
             )  # fmt: skip
-        return CompletionModel(
+        model = CompletionModel(
             row_ids, column_ids, posterior, 0.0, 1.0, 0.0, 1.0, Seen.of(ratings), "implicit",
             len(weights) - ratings.n_ratings, ratings.n_ratings, unobserved_weight=given["unobserved_weight"],
         )  # fmt: skip
+        self._remember(entries)._adopt(model)
+        return self
 
     def partial_fit(
         self, X: Any, y: Any = None, *, columns: Any = None, matrix: bool | None = None

@@ -284,7 +284,7 @@ class CompletionModel:
         came = len(values)
         joint = np.concatenate([old_rows, i]), np.concatenate([old_columns, j]), np.concatenate([old_values, values])
         if self.n_since_start + came >= _START_ANEW * self.n_at_start:
-            return fitted((row_ids, column_ids), *joint, settings)
+            return fitted(settings, (row_ids, column_ids), *joint, Extras())
         self._check_reach(values)
         new = replace(
             self, row_ids=row_ids, column_ids=column_ids, posterior=self.posterior.copied(),
@@ -312,9 +312,8 @@ class CompletionModel:
 
 
 def fitted(
-    ids: tuple[IdIndex, IdIndex], rows: Codes, columns: Codes, values: Floats, settings: Settings,
-    extras: Extras | None = None,
-) -> CompletionModel:  # fmt: skip
+    settings: Settings, ids: tuple[IdIndex, IdIndex], rows: Codes, columns: Codes, values: Floats, extras: Extras
+) -> CompletionModel:
     """Fit a model to numbered entries."""
-    table = prepare(rows, columns, values, ids, settings, extras or Extras())
+    table = prepare(rows, columns, values, ids, settings, extras)
     return CompletionModel.of(ids, table, solve(table, settings), settings.inference, Seen.of(table.ratings))
