@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -35,6 +36,11 @@ def _of_copies(hook: str) -> Callable[..., Any]:
         return getattr(self.manifold, hook)(*arguments)
 
     return delegated
+
+
+def _attribute(name: str) -> Any:
+    """An attribute of the manifold of which a power has copies."""
+    return property(attrgetter(f"manifold.{name}"))
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -179,25 +185,9 @@ class Power(Manifold):
             raise ValueError(f"manifold of Power must be a manifold such as Rotations(3), got {self.manifold!r}")
         object.__setattr__(self, "k", positive_integer(self.k, "k of Power"))
 
-    @property
-    def retraction(self) -> str:  # type: ignore[override]
-        """That of the manifold."""
-        return self.manifold.retraction
-
-    @property
-    def transport_method(self) -> str:  # type: ignore[override]
-        """That of the manifold."""
-        return self.manifold.transport_method
-
-    @property
-    def retractions(self) -> Mapping[str, int]:
-        """Those of the manifold."""
-        return self.manifold.retractions
-
-    @property
-    def transports(self) -> tuple[str, ...]:
-        """Those of the manifold."""
-        return self.manifold.transports
+    retraction, transport_method = _attribute("retraction"), _attribute("transport_method")
+    retractions, transports = _attribute("retractions"), _attribute("transports")
+    ambient_metric = _attribute("ambient_metric")
 
     @property
     def dim(self) -> int:
@@ -208,11 +198,6 @@ class Power(Manifold):
     def point_shape(self) -> Shape:
         """The shape of the manifold's points after k."""
         return tree_map(lambda shape: (self.k, *shape), self.manifold.point_shape)
-
-    @property
-    def ambient_metric(self) -> bool:
-        """Whether the metric of the manifold is ambient."""
-        return self.manifold.ambient_metric
 
     # the hooks of the manifold take batches
     _project, _gradient, _hessian = _of_copies("_project"), _of_copies("_gradient"), _of_copies("_hessian")
