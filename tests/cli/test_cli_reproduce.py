@@ -104,8 +104,3 @@ def test_all_marks_what_has_no_data_and_goes_on(tmp_path, monkeypatch):
     again = run(*options)
     assert again.exit_code == 0
     assert again.stdout.rstrip().endswith(f"report page: {page}")
-
-
-def test_every_command_shows_an_example():
-    for name in ("all", "school", "sarcos", "jester", "movielens", "theory"):
-        assert f"fisherfold reproduce {name}" in " ".join(run(name, "--help").stdout.split())

@@ -160,15 +160,6 @@ def test_a_damaged_section_does_not_keep_the_page_from_showing_the_others(tmp_pa
     assert Section.load(options.section_file("jester")) is None
 
 
-def test_options_are_checked(tmp_path):
-    for wrong in ({"jobs": 0}, {"seeds": 0}):
-        with pytest.raises(ValueError, match="seeds and jobs must be at least 1"):
-            Options(**wrong)
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(ValueError, match="output must be a folder"):
-        Options(output=tmp_path / "file")
-
-
 # the command as a person at a terminal starts it, also where the tests themselves run with interrupts ignored
 TAKES_INTERRUPTS = """
 import signal

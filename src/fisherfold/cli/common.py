@@ -138,26 +138,15 @@ def _memory() -> str:
     return f", {peak * (1 if sys.platform == 'darwin' else 1024) / 1e6:.0f} MB at most"
 
 
-class Asked(KeyboardInterrupt):
-    """An interrupt that is not Ctrl-C.
-
-    Attributes:
-        number: of the signal.
-    """
-
-    def __init__(self, number: int) -> None:
-        super().__init__(signal.Signals(number).name)
-        self.number = number
-
-
 def exit_code(stop: BaseException) -> int:
-    """Give what a stopped command returns, as shells count it.
+    """What a stopped command returns, as shells count it; an interrupt that is not Ctrl-C holds its signal.
 
     Examples:
-        >>> exit_code(KeyboardInterrupt()), exit_code(Asked(15))
+        >>> exit_code(KeyboardInterrupt()), exit_code(KeyboardInterrupt(signal.SIGTERM))
         (130, 143)
     """
-    return 128 + (stop.number if isinstance(stop, Asked) else signal.SIGINT)
+    number = stop.args[0] if stop.args else signal.SIGINT
+    return 128 + (number if isinstance(number, int) else signal.SIGINT)
 
 
 @contextmanager
@@ -166,22 +155,22 @@ def heard() -> Iterator[None]:
 
     Left to themselves they end a process at once: processes that it has started go on, and nobody says how to resume.
     """
-    before = {}
     # torchrun ends its processes so, and one that waits for another inside an operation would not hear it
-    for name in ("SIGTERM", "SIGHUP") if "RANK" not in os.environ else ():
-        number = getattr(signal, name, None)
-        if number is not None and signal.getsignal(number) is signal.SIG_DFL:
-            before[number] = signal.signal(number, _stop)
+    names = () if "RANK" in os.environ else ("SIGTERM", "SIGHUP")
+    numbers = [number for name in names if (number := getattr(signal, name, None)) is not None]
+    ours = [number for number in numbers if signal.getsignal(number) is signal.SIG_DFL]
+    for number in ours:
+        signal.signal(number, _stop)
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number in ours:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _stop(number: int, _: object) -> NoReturn:
     signal.signal(number, signal.SIG_DFL)  # who asks twice does not want to wait
-    raise Asked(number)
+    raise KeyboardInterrupt(signal.Signals(number))
 
 
 def report(error: Exception, path: str, *, as_json: bool = False) -> int:
@@ -189,18 +178,17 @@ def report(error: Exception, path: str, *, as_json: bool = False) -> int:
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()  # type: ignore[attr-defined]  # a family without a command: its help
         return UNUSABLE
-    theirs = isinstance(error, _THEIRS) or is_usage(error)
-    text = error.format_message() if is_usage(error) else str(error)  # type: ignore[attr-defined]
-    text = printable(" ".join(text.split())) or type(error).__name__
-    lost = type(error).__name__ == "RankLost"  # named, not imported: most commands have no use for torch
-    if not theirs and not lost:
-        text = f"unexpected {type(error).__name__}: {text}"
-    hint = f"'{path} --help' shows examples" + ("" if is_usage(error) else "; --debug shows the trace")
-    if not theirs:
-        hint = "run it again with --debug for the trace, and add 'fisherfold info' to a report of it"
-    if lost:
-        hint = "the page on several processes says how a fit goes on from its checkpoint; --timeout sets the wait"
+    usage, theirs = is_usage(error), isinstance(error, _THEIRS) or is_usage(error)
+    text = printable(" ".join((error.format_message() if usage else str(error)).split()))  # type: ignore[attr-defined]
+    text = text or type(error).__name__
     code = UNUSABLE if theirs else FAILED
+    if theirs:
+        hint = f"'{path} --help' shows examples" + ("" if usage else "; --debug shows the trace")
+    elif type(error).__name__ == "RankLost":  # named, not imported: most commands have no use for torch
+        hint = "the page on several processes says how a fit goes on from its checkpoint; --timeout sets the wait"
+    else:
+        text = f"unexpected {type(error).__name__}: {text}"
+        hint = "run it again with --debug for the trace, and add 'fisherfold info' to a report of it"
     if as_json:
         print(json.dumps({"error": text, "hint": hint, "exit_code": code}), file=sys.stderr)
         return code

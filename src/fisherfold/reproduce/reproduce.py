@@ -55,12 +55,6 @@ class Options:
     jobs: int = 1
     output: Path = Path("report")
 
-    def __post_init__(self) -> None:
-        if self.seeds < 1 or self.jobs < 1:
-            raise ValueError(f"seeds and jobs must be at least 1, got {self.seeds} and {self.jobs}")
-        if self.output.exists() and not self.output.is_dir():
-            raise ValueError(f"output must be a folder, {self.output} is a file")
-
     @property
     def folder(self) -> Path:
         """Where the page of these runs goes."""
