@@ -15,12 +15,12 @@ from sklearn.utils.multiclass import check_classification_targets, type_of_targe
 from sklearn.utils.validation import check_is_fitted, column_or_1d
 from torch import Tensor
 
-from fisherfold.solvers import Result, minimize
+from fisherfold.solvers import Result
 from fisherfold.subspace.estimator import SHARED_CHECKS, Callback, TaskEstimator, all_or_nothing
 from fisherfold.subspace.inputs import Scaling, TaskTable
 from fisherfold.subspace.logistic import LabelledRows, LogisticSubspaceProblem, newton_coefficients
 from fisherfold.subspace.marginal import start_frame
-from fisherfold.subspace.point_fit import RIDGES, as_rounds, held_out_rows, near_enough
+from fisherfold.subspace.point_fit import RIDGES, held_out_rows, solve
 from fisherfold.tables import validation
 from fisherfold.tables.ids import IdIndex
 from fisherfold.tables.validation import Check
@@ -120,10 +120,7 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
         self.ridge_ = self._choose_ridge(rows, rank) if isinstance(self.ridge, str) else float(self.ridge)
         how: dict[str, Any] = {"max_iter": int(self.max_iter), "tol": float(self.tol), "fisher": self.fisher}
         with self._progress(callback) as report:
-            frame, weights, result = _solve(rows, rank, self.ridge_, **how, callback=report)
-        self.trace_ = [] if result is None else result.trace.rows
-        self.n_iter_ = 1 if result is None else max(1, result.iterations)
-        self._frame, self._weights = frame, weights @ frame.mT
+            self._keep(*_solve(rows, rank, self.ridge_, **how, callback=report))
         return self
 
     @all_or_nothing
@@ -190,8 +187,7 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
         from sklearn.metrics import accuracy_score
 
         given, predicted = self._compared(X, y, task, unseen)
-        weight = given.row_weights(sample_weight)
-        return float(accuracy_score(column_or_1d(given.y), predicted, sample_weight=weight))
+        return float(accuracy_score(column_or_1d(given.y), predicted, sample_weight=given.row_weights(sample_weight)))
 
     def _check_fitted(self) -> None:
         self._check_parameters()
@@ -199,11 +195,10 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
             raise ValueError("it must have two classes and a ridge")
 
     def _rows(self, X: Array, y: Array, labels: Array | None, weight: Array | None) -> LabelledRows:
-        numbers = np.zeros(len(X), np.int64) if labels is None else self._index.encode(labels, "task")
         target = torch.from_numpy((y == self.classes_[1]).astype(np.float64))
         weights = None if weight is None else torch.from_numpy(weight)
         return LabelledRows.make(
-            self.scaling_(X), target, torch.from_numpy(numbers), n_tasks=len(self._index), weight=weights,
+            self.scaling_(X), target, self._numbers_of(labels, len(X)), n_tasks=len(self._index), weight=weights,
             offset=torch.full_like(target, self.scaling_.offset),
         )  # fmt: skip
 
@@ -216,7 +211,7 @@ class SubspaceClassifier(ClassifierMixin, TaskEstimator):  # type: ignore[misc]
             logits = test.offset + (test.X @ frame * weights[test.task]).sum(-1)
             losses = torch.nn.functional.softplus(logits) - test.y * logits
             self.ridge_errors_[ridge] = float((test.weight * losses).sum() / test.weight.sum().clamp(min=1e-300))
-        return min(self.ridge_errors_, key=lambda ridge: self.ridge_errors_[ridge])
+        return min(self.ridge_errors_, key=self.ridge_errors_.__getitem__)
 
 
 def _solve(
@@ -231,10 +226,7 @@ def _solve(
     own, _ = newton_coefficients(rows, rows.X, ridge, max_iter=1)
     problem = LogisticSubspaceProblem(rows, rank=rank, ridge=ridge)
     frame = start_frame(own.mT @ own / len(own), rows.X.mT @ rows.X, rank)[0]
-    result = minimize(
-        problem, frame, "rngd", max_iter=max_iter, stop=near_enough(tol), fisher=fisher, sigma=1e-3,
-        callback=as_rounds(callback),
-    )  # fmt: skip
+    result = solve(problem, frame, max_iter=max_iter, tol=tol, fisher=fisher, callback=callback)
     return result.x, problem.state(result.x).weights, result
 
 

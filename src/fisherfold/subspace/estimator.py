@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
@@ -17,6 +18,7 @@ from torch import Tensor
 from typing_extensions import ParamSpec, Self
 
 from fisherfold.progress import track
+from fisherfold.solvers import Result
 from fisherfold.subspace import files
 from fisherfold.subspace.inputs import Scaling, TaskTable, check_numeric, read_table, task_ids, without_column
 from fisherfold.tables import validation
@@ -177,6 +179,16 @@ class TaskEstimator(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         if kept.sum() < least:
             raise ValueError(f"at least {least} rows must have a positive weight, got {int(kept.sum())}")
         return X[kept], y[kept], None if labels is None else labels[kept], weight[kept]
+
+    def _keep(self, frame: Tensor, weights: Tensor, result: Result | None) -> None:
+        """Keep a point fit; there is no result where there was no subspace to learn."""
+        self._frame, self._weights = frame, weights @ frame.mT
+        self.trace_ = [] if result is None else result.trace.rows
+        self.n_iter_ = 1 if result is None else max(1, result.iterations)
+
+    def _numbers_of(self, labels: Array | None, n_rows: int) -> Tensor:
+        """The numbers of tasks that are known; without labels there is one."""
+        return torch.from_numpy(np.zeros(n_rows, np.int64) if labels is None else self._index.encode(labels, "task"))
 
     def _check_parameters(self) -> dict[str, Any]:
         return validation.check_parameters(self.get_params(deep=False), self.CHECKS)

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fisherfold.distributed import Axis
+from fisherfold.problems.base import Problem
 from fisherfold.solvers import Result, minimize
-from fisherfold.solvers.stopping import Criterion, SmallGradient, Stagnation
+from fisherfold.solvers.stopping import SmallGradient, Stagnation
 from fisherfold.subspace.inputs import Rows
 from fisherfold.subspace.marginal import start
 from fisherfold.subspace.problem import SubspaceProblem
@@ -42,25 +43,23 @@ def fit_point(
         return frame, point_coefficients(statistics, frame, ridge), None
     scaled, unit = statistics.with_unit_targets()
     problem = SubspaceProblem(scaled, rank=rank, ridge=ridge)
-    result = minimize(
-        problem, start(scaled, rank=rank).frame if frame is None else frame, "rngd", max_iter=max_iter,
-        stop=near_enough(tol), fisher=fisher, sigma=1e-3, callback=as_rounds(callback, unit**2),
-    )  # fmt: skip
+    frame = start(scaled, rank=rank).frame if frame is None else frame
+    result = solve(problem, frame, max_iter=max_iter, tol=tol, fisher=fisher, callback=callback, unit=unit**2)
     for row in result.trace.rows:
         row.update({name: row[name] * unit**2 for name in ("loss", "gradient_norm")})
     return result.x, unit * problem.coefficients(result.x), result
 
 
-def as_rounds(callback: Callable[[dict[str, float]], object] | None, unit: float = 1.0) -> Callable[[Any], Any] | None:
-    """A callback of a solver that reports rounds and losses."""
-    if callback is None:
-        return None
-    return lambda state: callback({"round": float(state.iteration), "loss": unit * state.loss})
-
-
-def near_enough(tol: float) -> Criterion:
-    """Stop where what is left to gain is less than a fraction of the loss."""
-    return SmallGradient(0.1 * tol, 0.1 * tol) | Stagnation(rtol=tol)
+def solve(
+    problem: Problem, frame: Tensor, *, max_iter: int, tol: float, fisher: str,
+    callback: Callable[[dict[str, float]], object] | None, unit: float = 1.0,
+) -> Result:  # fmt: skip
+    """RNGD until what is left to gain is less than a fraction of the loss; the callback hears of rounds and losses."""
+    stop = SmallGradient(0.1 * tol, 0.1 * tol) | Stagnation(rtol=tol)
+    return minimize(
+        problem, frame, "rngd", max_iter=max_iter, stop=stop, fisher=fisher, sigma=1e-3,
+        callback=callback and (lambda state: callback({"round": float(state.iteration), "loss": unit * state.loss})),
+    )  # fmt: skip
 
 
 def point_coefficients(statistics: TaskStatistics, frame: Tensor, ridge: float) -> Tensor:
@@ -84,7 +83,7 @@ def choose_ridge(rows: Rows, tasks: Axis, *, rank: int, seed: int) -> tuple[floa
     for ridge in RIDGES:  # ranked by a few cheap steps each, from the frame of the one before
         frame, w, _ = fit_point(train, rank=rank, ridge=ridge, fisher="kronecker", max_iter=30, tol=1e-5, frame=frame)
         errors[ridge] = tasks.add(rest.residual_power(w @ frame.mT)) / tasks.add(rest.counts)
-    return min(errors, key=lambda key: errors[key]), errors
+    return min(errors, key=errors.__getitem__), errors
 
 
 def held_out_rows(

@@ -346,8 +346,7 @@ class SubspaceRegressor(RegressorMixin, TaskEstimator):  # type: ignore[misc]
         Z, target = self.scaling_(X), torch.from_numpy(np.ascontiguousarray(y - self.scaling_.offset))
         weights = None if weight is None else torch.from_numpy(weight)
         if not self._outputs:
-            numbers = np.zeros(len(X), np.int64) if labels is None else self._index.encode(labels, "task")
-            return Rows(Z, target.reshape(-1), torch.from_numpy(numbers), weights)
+            return Rows(Z, target.reshape(-1), self._numbers_of(labels, len(X)), weights)
         outputs = y.shape[1]
         repeated = None if weights is None else weights.repeat(outputs)
         return Rows(
@@ -387,13 +386,11 @@ class SubspaceRegressor(RegressorMixin, TaskEstimator):  # type: ignore[misc]
 
     def _learn_point(self, rank: int, callback: Callback | None) -> None:
         with self._progress(callback) as report:
-            self._frame, weights, result = fit_point(
+            frame, weights, result = fit_point(
                 self.statistics_, rank=rank, ridge=self.ridge_, max_iter=int(self.max_iter), tol=float(self.tol),
                 callback=report,
             )  # fmt: skip
-        self.trace_ = [] if result is None else result.trace.rows
-        self.n_iter_ = 1 if result is None else max(1, result.iterations)
-        self._weights = self.statistics_.all_tasks.gather(weights) @ self._frame.mT
+        self._keep(frame, self.statistics_.all_tasks.gather(weights), result)
 
     def _learn_marginal(self, rank: int, callback: Callback | None) -> None:
         how: dict[str, Any] = {"noise": self.noise, "max_rounds": int(self.max_iter), "tol": float(self.tol)}
