@@ -20,9 +20,6 @@ def plot_calibration(values: Any, predictions: Any, std: Any, *, ax: Axes | None
         std: the standard deviations of the predictions.
         ax: where to draw; a new axis if not given.
 
-    Returns:
-        The axis.
-
     Example:
         >>> plot_calibration([0.0, 1.0], [0.1, 0.8], [0.2, 0.2]).get_xlabel()
         'nominal coverage, %'
@@ -46,9 +43,6 @@ def plot_convergence(fit: Any, *, y: str = "loss", x: str = "seconds", ax: Axes 
         y: the column of the trace to draw.
         x: the column of the axis; the number of the row where the trace has no such column.
         ax: where to draw; a new axis if not given.
-
-    Returns:
-        The axis.
 
     Raises:
         ValueError: if the trace has no column ``y``.
@@ -78,9 +72,6 @@ def plot_factors(
         side: ``"rows"`` or ``"columns"``.
         axes: which principal axes.
         ax: where to draw; a new axis if not given.
-
-    Returns:
-        The axis.
 
     Raises:
         ValueError: if the side is no side, or the model has too few factors.

@@ -149,12 +149,9 @@ def _measure(settings: Settings, folder: Path, name: str) -> Part:
 def theory_section(part: Part, settings: dict[str, object], command: str = "") -> Section:
     """One part of the theory as a section."""
     seen = Counter(str(finding.verdict) for finding in part.findings)
-    words = {
-        "holds": ("holds", "hold"), "partly": ("holds with a restriction", "hold with a restriction"),
-        "fails": ("does not hold", "do not hold"),
-    }  # fmt: skip
-    counts = ", ".join(counted(seen[verdict], *word) for verdict, word in words.items() if seen[verdict])
-    why = [f"Of {counted(len(part.findings), 'statement')} {counts}."]
+    words = {"holds": "true", "partly": "true with a restriction", "fails": "not true"}
+    counts = ", ".join(f"{seen[verdict]} {word}" for verdict, word in words.items() if seen[verdict])
+    why = [f"{counted(len(part.findings), 'statement')}: {counts}."]
     why += [
         f"Does not hold: {f.name} (measured {f.measured:.3g})." if isinstance(f.measured, float)
         else f"Does not hold: {f.name} (measured {f.measured})." for f in part.findings if f.verdict == "fails"
