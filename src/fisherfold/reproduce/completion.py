@@ -20,7 +20,7 @@ from fisherfold.completion.point.problem import CompletionProblem
 from fisherfold.completion.ratings import Ratings, places
 from fisherfold.manifolds.base import Point
 from fisherfold.problems.base import Problem
-from fisherfold.reproduce.figures import FigurePlan, MethodPlan, checksum, grid_125
+from fisherfold.reproduce.figures import FigurePlan, MethodPlan, checksum, four_methods, grid_125
 
 RANK = 5
 METRICS = {
@@ -108,13 +108,8 @@ def _plan(
         problem = CompletionProblem(train, RANK, orientation="rows", held_out=test, table="batch")
         return problem, problem.manifold.random_point(generator=torch.Generator().manual_seed(seed))
 
-    stochastic: dict[str, Any] = {"batch_size": batch, "sampling": "replacement"}
-    grid = grid_125(2.0, 5e-9)
     methods = (
-        MethodPlan("RNGD", "rngd-vr", 2, steps, stochastic | {"fisher": "kronecker"}),
-        MethodPlan("RSGD", "rsgd", 1, grid, stochastic),
-        MethodPlan("RSVRG", "rsvrg", 3, grid, stochastic),
-        MethodPlan("RCG", "rcg", 1),
+        *four_methods(steps, grid_125(2.0, 5e-9), batch),
         MethodPlan("RNGD row-block (ours)", "rngd", 1, (), {"fisher": "row-block"}, paper=False),
         MethodPlan(
             "MatrixCompletion (our default)", "MatrixCompletion", 1, (), {}, paper=False,

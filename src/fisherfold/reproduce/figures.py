@@ -95,6 +95,17 @@ def grid_125(largest: float, smallest: float) -> tuple[float, ...]:
     return tuple(v for v in values if smallest * (1 - 1e-9) <= v <= largest * (1 + 1e-9))
 
 
+def four_methods(steps: tuple[float, ...], grid: tuple[float, ...], batch_size: int) -> tuple[MethodPlan, ...]:
+    """The methods that the paper compares."""
+    stochastic = {"batch_size": batch_size, "sampling": "replacement"}
+    return (
+        MethodPlan("RNGD", "rngd-vr", 2, steps, stochastic | {"fisher": "kronecker"}),
+        MethodPlan("RSGD", "rsgd", 1, grid, stochastic),
+        MethodPlan("RSVRG", "rsvrg", 3, grid, stochastic),
+        MethodPlan("RCG", "rcg", 1),
+    )
+
+
 @dataclass(frozen=True)
 class Run:
     """One method, step and seed; ``rows`` is its trace with both counts of gradients."""

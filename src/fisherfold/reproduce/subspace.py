@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from fisherfold import datasets
 from fisherfold.manifolds.base import Point
 from fisherfold.problems.base import Problem
-from fisherfold.reproduce.figures import FigurePlan, MethodPlan, checksum, grid_125
+from fisherfold.reproduce.figures import FigurePlan, checksum, four_methods, grid_125
 from fisherfold.subspace.problem import SubspaceProblem
 from fisherfold.subspace.tasks import TaskStatistics
 
@@ -37,9 +37,7 @@ STAND_IN = (
 def school() -> FigurePlan:
     """The School figure: 139 schools, 28 features, 72 #grad/N; RNGD steps 5 (the released script) and 4 (the text)."""
     data = datasets.load_tasks("school")
-    return _plan(
-        "school", "School, 139 tasks", data.X, data.y, data.task, budget=72, steps=(5.0, 4.0), damping=1e-4
-    )
+    return _plan("school", "School, 139 tasks", data.X, data.y, data.task, budget=72, steps=(5.0, 4.0), damping=1e-4)
 
 
 def sarcos() -> FigurePlan:
@@ -96,14 +94,7 @@ def _plan(
         )  # fmt: skip
         return problem, problem.manifold.random_point(generator=torch.Generator().manual_seed(seed))
 
-    stochastic: dict[str, Any] = {"batch_size": 1, "sampling": "replacement"}
-    grid = grid_125(2.0, 1e-9)
-    methods = (
-        MethodPlan("RNGD", "rngd-vr", 2, tuple(t / n_tasks for t in steps), stochastic | {"fisher": "kronecker"}),
-        MethodPlan("RSGD", "rsgd", 1, grid, stochastic),
-        MethodPlan("RSVRG", "rsvrg", 3, grid, stochastic),
-        MethodPlan("RCG", "rcg", 1),
-    )
+    methods = four_methods(tuple(t / n_tasks for t in steps), grid_125(2.0, 1e-9), 1)
     settings = {
         "rank": RANK, "ridge": RIDGE, "damping": damping, "paper_steps": list(steps), "tasks": n_tasks, "rows": len(y),
         "data": checksum(X, y, task),
