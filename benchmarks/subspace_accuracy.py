@@ -21,7 +21,7 @@ from sklearn.preprocessing import StandardScaler
 from fisherfold import datasets
 from fisherfold.reproduce.subspace import split_rows
 from fisherfold.subspace import SubspaceClassifier, SubspaceRegressor
-from fisherfold.subspace.point_fit import held_out_rows
+from fisherfold.subspace.problem import held_out_rows
 
 warnings.filterwarnings("ignore")
 ALPHAS = (0.1, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)

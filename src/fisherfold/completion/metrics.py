@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy.sparse import csr_array
 from scipy.special import ndtri
 
 from fisherfold.completion.entries import Codes, Floats, merge
@@ -119,11 +120,10 @@ def ranking_metrics(recommended: Any, relevant: Any, k: int = 10, *, trained: An
     at = at[at >= 0]
     place = places(at, np.arange(len(at)))
     inside = place < k
-    key, wanted = i * len(column_ids) + j, at * len(column_ids) + (codes := column_ids.encode(listed))
-    sorted_key = np.argsort(key)
-    where = np.searchsorted(key[sorted_key], wanted).clip(max=len(key) - 1)
-    hit = inside & (codes >= 0) & (key[sorted_key][where] == wanted)
-    table[at[hit], place[hit]] = gains[sorted_key][where[hit]]
+    codes = column_ids.encode(listed)
+    known = inside & (codes >= 0)
+    gain_of = csr_array((gains, (i, j)), shape=(len(row_ids), len(column_ids)))
+    table[at[known], place[known]] = gain_of[at[known], codes[known]]
     ideal = np.zeros((len(row_ids), k))
     rank = places(i, -gains)
     ideal[i[rank < k], rank[rank < k]] = gains[rank < k]

@@ -181,10 +181,12 @@ class CompletionModel:
 
     def probabilities(self, rows: Codes, columns: Codes, times: Floats | None = None) -> Floats:
         """The probabilities of ordered categories."""
-        found = self.posterior.category_probabilities(
-            self.tensor(rows), self.tensor(columns), times=self._when(times)
+        mean, std = self.posterior.predict(
+            self.tensor(rows), self.tensor(columns), with_std=True, times=self._when(times)
         )
-        return np.asarray(found.cpu().numpy())
+        assert self.posterior.ordinal is not None
+        assert std is not None
+        return np.asarray(self.posterior.ordinal.probabilities(mean, std).cpu().numpy())
 
     def _when(self, times: Floats | None) -> Tensor | None:
         """Times where the posterior lives."""

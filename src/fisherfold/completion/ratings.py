@@ -336,9 +336,13 @@ def places(groups: Array, keys: Array) -> Array:
     return found
 
 
+def _array(values: npt.ArrayLike | Tensor) -> Array:
+    return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+
+
 def _ids(values: npt.ArrayLike | Tensor, name: str) -> npt.NDArray[np.int32]:
-    # Whole numbers from 0 below 2³¹, or an error.
-    array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    """Whole numbers from 0 below 2³¹."""
+    array = _array(values)
     if array.ndim != 1:
         raise ValueError(f"{name} must have one dimension, got shape {array.shape}")
     if array.dtype.kind not in "iu":
@@ -357,22 +361,19 @@ def _checked_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def _checked_values(values: npt.ArrayLike | Tensor, dtype: torch.dtype | None) -> npt.NDArray[np.floating]:
-    # Finite floating values of the wanted dtype, or an error.
-    array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    """Finite floating values of the wanted dtype."""
+    array = _array(values)
     if array.dtype.kind not in "fiub":
         raise TypeError(f"values must be numbers, got dtype {array.dtype}")
     dtype = _checked_dtype(dtype or (torch.float32 if array.dtype == np.float32 else torch.float64))
     array = array.astype(_DTYPES[dtype], copy=False)
-    bad = np.count_nonzero(~np.isfinite(array))
-    if bad:
+    if bad := np.count_nonzero(~np.isfinite(array)):
         raise ValueError(f"values must be finite, got {bad} NaN or infinite among {array.size}")
     return array
 
 
-def _checked_shape(
-    rows: npt.NDArray[np.int32], columns: npt.NDArray[np.int32], values: Array, shape: tuple[int, int] | None
-) -> tuple[int, int]:
-    # The shape of the matrix, after looking whether everything fits into it.
+def _checked_shape(rows: Array, columns: Array, values: Array, shape: tuple[int, int] | None) -> tuple[int, int]:
+    """The shape of the matrix, into which everything must fit."""
     if not rows.shape == columns.shape == values.shape:
         raise ValueError(
             f"rows, columns and values must have one length, got {rows.shape}, {columns.shape} and {values.shape}"
@@ -380,8 +381,6 @@ def _checked_shape(
     if not 0 < len(rows) <= _MAX_RATINGS:
         raise ValueError(f"there must be between 1 and {_MAX_RATINGS} ratings, got {len(rows)}")
     needed = int(rows.max()) + 1, int(columns.max()) + 1
-    if shape is None:
-        return needed
-    if shape[0] < needed[0] or shape[1] < needed[1]:
+    if shape is not None and (shape[0] < needed[0] or shape[1] < needed[1]):
         raise ValueError(f"shape must be at least {needed} for these rows and columns, got {tuple(shape)}")
-    return int(shape[0]), int(shape[1])
+    return needed if shape is None else (int(shape[0]), int(shape[1]))

@@ -20,7 +20,7 @@ from fisherfold.subspace.estimator import SHARED_CHECKS, Callback, TaskEstimator
 from fisherfold.subspace.inputs import Scaling, TaskTable
 from fisherfold.subspace.logistic import LabelledRows, LogisticSubspaceProblem, newton_coefficients
 from fisherfold.subspace.marginal import start_frame
-from fisherfold.subspace.point_fit import RIDGES, held_out_rows, solve
+from fisherfold.subspace.problem import RIDGES, held_out_rows, solve
 from fisherfold.tables import validation
 from fisherfold.tables.ids import IdIndex
 from fisherfold.tables.validation import Check

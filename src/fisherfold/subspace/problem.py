@@ -9,6 +9,8 @@ With A_t = X_tᵀX_t, b_t = X_tᵀy_t, G_t = UᵀA_tU + λ I and e_t = A_tUw_t -
 
 The paper takes it for the gradient of the loss without the penalty, leaving out the Jacobian of w_t:
 ``objective="residual"`` reports that loss with this gradient. For λ = 0 the two are the same.
+
+``fit_point`` is a fit without choices: starting point, steps and ridge come from the data.
 """
 
 from __future__ import annotations
@@ -16,22 +18,30 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
+from fisherfold.distributed import Axis
 from fisherfold.fisher.kronecker import KroneckerFisher
 from fisherfold.fisher.operators import FisherOperator
 from fisherfold.manifolds import Grassmann
 from fisherfold.problems.base import Problem, Snapshot, check_batch
 from fisherfold.problems.cache import LastPoint
+from fisherfold.solvers import Result, minimize
+from fisherfold.solvers.stopping import SmallGradient, Stagnation
 from fisherfold.subspace.fisher_operators import SubspaceFisher, SubspaceHessian, TaskState
+from fisherfold.subspace.inputs import Rows
+from fisherfold.subspace.marginal import start
 from fisherfold.subspace.tasks import TaskStatistics, zero_threshold
 from fisherfold.subspace.variance_reduction import TaskGradient, fused_descent, fused_epoch
 
 OBJECTIVES = ("penalised", "residual")
+RIDGES = (0.01, 0.1, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 
 
 class SubspaceProblem(Problem):
@@ -266,3 +276,78 @@ class SubspaceSnapshot(Snapshot):
         own = own - self.x @ (self.x.mT @ own)
         outer = state.weights[:, :, None] * state.weights[:, None, :] / self.problem.n_samples
         return self.full_gradient - own, self.second_moment - outer
+
+
+def fit_point(
+    statistics: TaskStatistics,
+    *,
+    rank: int,
+    ridge: float,
+    max_iter: int,
+    tol: float,
+    fisher: str = "observed",
+    frame: Tensor | None = None,
+    callback: Callable[[dict[str, float]], object] | None = None,
+) -> tuple[Tensor, Tensor, Result | None]:
+    """Learn the subspace with a given ridge, by RNGD."""
+    n = statistics.n_features
+    if rank == n:
+        frame = torch.eye(n, dtype=torch.float64)
+        return frame, point_coefficients(statistics, frame, ridge), None
+    scaled, unit = statistics.with_unit_targets()
+    problem = SubspaceProblem(scaled, rank=rank, ridge=ridge)
+    frame = start(scaled, rank=rank).frame if frame is None else frame
+    result = solve(problem, frame, max_iter=max_iter, tol=tol, fisher=fisher, callback=callback, unit=unit**2)
+    for row in result.trace.rows:
+        row.update({name: row[name] * unit**2 for name in ("loss", "gradient_norm")})
+    return result.x, unit * problem.coefficients(result.x), result
+
+
+def solve(
+    problem: Problem, frame: Tensor, *, max_iter: int, tol: float, fisher: str,
+    callback: Callable[[dict[str, float]], object] | None, unit: float = 1.0,
+) -> Result:  # fmt: skip
+    """RNGD until what is left to gain is less than a fraction of the loss; the callback hears of rounds and losses."""
+    stop = SmallGradient(0.1 * tol, 0.1 * tol) | Stagnation(rtol=tol)
+    return minimize(
+        problem, frame, "rngd", max_iter=max_iter, stop=stop, fisher=fisher, sigma=1e-3,
+        callback=callback and (lambda state: callback({"round": float(state.iteration), "loss": unit * state.loss})),
+    )  # fmt: skip
+
+
+def point_coefficients(statistics: TaskStatistics, frame: Tensor, ridge: float) -> Tensor:
+    """w_t in a given frame; without a subspace to learn (A_t + λ I)⁻¹ b_t."""
+    n, p = frame.shape
+    if p < n:
+        return SubspaceProblem(statistics, rank=p, ridge=ridge).coefficients(frame)
+    # the pseudo-inverse is that of an even diagonal, so that it drops no feature for its unit
+    squares = statistics.pooled().gram[0].diagonal() / statistics.all_tasks.size + ridge
+    sizes = torch.where(squares > 0, squares, 1.0).sqrt()
+    lifted = (statistics.gram + ridge * torch.eye(n, dtype=sizes.dtype)) / sizes / sizes[:, None]
+    return (torch.linalg.pinv(lifted, hermitian=True) @ (statistics.cross / sizes)[..., None]).squeeze(-1) / sizes
+
+
+def choose_ridge(rows: Rows, tasks: Axis, *, rank: int, seed: int) -> tuple[float, dict[float, float]]:
+    """The ridge with the lowest squared error on a fifth of every task's rows."""
+    held = held_out_rows(rows.task.numpy(), seed, rows.keys, tasks)
+    train, rest = (rows.select(torch.from_numpy(np.flatnonzero(part))).statistics(tasks) for part in (~held, held))
+    errors: dict[float, float] = {}
+    frame: Tensor | None = None
+    for ridge in RIDGES:  # ranked by a few cheap steps each, from the frame of the one before
+        frame, w, _ = fit_point(train, rank=rank, ridge=ridge, fisher="kronecker", max_iter=30, tol=1e-5, frame=frame)
+        errors[ridge] = tasks.add(rest.residual_power(w @ frame.mT)) / tasks.add(rest.counts)
+    return min(errors, key=errors.__getitem__), errors
+
+
+def held_out_rows(
+    task: NDArray[Any], seed: int, keys: NDArray[Any] | None = None, tasks: Axis | None = None
+) -> NDArray[np.bool_]:
+    """A fifth of the rows of every task with at least five rows, at random."""
+    keys = np.random.default_rng(seed).random(len(task)) if keys is None else keys
+    counts = np.bincount(task)
+    order = np.lexsort((keys, task))
+    position = np.empty(len(task), dtype=np.int64)
+    position[order] = np.arange(len(task)) - np.repeat(np.cumsum(counts) - counts, counts)
+    held = position < np.floor(0.2 * counts)[task]
+    chosen = int(held.sum()) if tasks is None else int(tasks.total(torch.tensor(int(held.sum()))))
+    return np.asarray(held if chosen else position == 0)

@@ -19,8 +19,8 @@ from fisherfold.subspace.inputs import Rows, Scaling, distribute_rows, rows_of_p
 from fisherfold.subspace.marginal import SubspacePrior, noise_floor, posterior
 from fisherfold.subspace.marginal_fit import NOISES, extend_noise, fit_marginal
 from fisherfold.subspace.noise import continue_stalled, fit_noise
-from fisherfold.subspace.point_fit import choose_ridge, fit_point, point_coefficients
 from fisherfold.subspace.predictive import TaskSpread, extend_spread, task_spread
+from fisherfold.subspace.problem import choose_ridge, fit_point, point_coefficients
 from fisherfold.subspace.tasks import TaskStatistics
 from fisherfold.tables import validation
 from fisherfold.tables.agreement import check_same_options

@@ -247,10 +247,7 @@ class Side:
         mean = self.mean[rated].double().mean(0)
         off = self.mean[rated].double() - mean
         spread = unpack(_column_sums(self.covariance[rated])[None])[0]
-        start = torch.diag(self.start_variance)
-        if not self.has_offset:
-            start[-1, -1] = 0
-        covariance = (off.T @ off + spread + PRIOR_ROWS * start) / (len(off) + PRIOR_ROWS)
+        covariance = (off.T @ off + spread + self._imaginary()) / (len(off) + PRIOR_ROWS)
         return replace(unknown, mean=mean[None].to(self.mean), covariance=pack(covariance[None]).to(self.mean))
 
     def strangers(self) -> Strangers:
@@ -265,11 +262,16 @@ class Side:
             weight = (1 - covariance @ both / self.n_free).clamp(0.01, 1)
             weight = weight * (len(weight) / weight.sum())
             spread = unpack((weight @ covariance)[None])[0]
-            start = torch.diag(self.start_variance) * PRIOR_ROWS
-            if not self.has_offset:
-                start[-1, -1] = 0
-            self._strangers = Strangers.of(self.features, self.mean, rated, spread + start, self.n_free, weight)
+            doubt = spread + self._imaginary()
+            self._strangers = Strangers.of(self.features, self.mean, rated, doubt, self.n_free, weight)
         return self._strangers
+
+    def _imaginary(self) -> Tensor:
+        """What the imaginary member adds to the second moment."""
+        start = torch.diag(self.start_variance) * PRIOR_ROWS
+        if not self.has_offset:
+            start[-1, -1] = 0
+        return start
 
     def at(self, index: Tensor, name: str) -> Tensor:
         """Rows of one of the tables ``mean``, ``covariance``, ``shortfall`` and ``counts``; nothing else is copied."""
@@ -323,13 +325,6 @@ class CompletionPosterior:
     def copied(self) -> CompletionPosterior:
         """A posterior that can be changed in place while this one stays as it is."""
         return replace(self, rows=self.rows.copied(), columns=self.columns.copied(), trace=list(self.trace))
-
-    def category_probabilities(self, rows: Tensor, columns: Tensor, *, times: Tensor | None = None) -> Tensor:
-        """The probability of each category."""
-        assert self.ordinal is not None
-        mean, std = self.predict(rows, columns, with_std=True, times=times)
-        assert std is not None
-        return self.ordinal.probabilities(mean, std)
 
     def gathered(self) -> CompletionPosterior:
         """The posterior with all rows and columns, on every process."""

@@ -110,11 +110,6 @@ class FeatureEffects:
         inverse = _inverse_of(gram, strength)
         return replace(self, weights=(inverse @ pull).to(target), strength=strength, inverse=inverse)
 
-    def widened(self, extra: int) -> FeatureEffects:
-        """The same for more factors, between the old ones and the offset."""
-        w = self.weights
-        return replace(self, weights=torch.cat([w[:, :-1], w.new_zeros(len(w), extra), w[:, -1:]], dim=1))
-
 
 @dataclass(frozen=True)
 class Strangers:

@@ -42,7 +42,8 @@ def start_posterior(
     """Where a fit starts: offsets and the singular vectors of the residuals."""
     ones = torch.ones(rank, dtype=ratings.dtype, device=ratings.device)
     b, c = _offsets(ratings, row_offsets, column_offsets)
-    by_row, by_column = _less_offsets(ratings.by_row, b, c), _less_offsets(ratings.by_column, c, b)
+    by_row = _residuals(ratings.by_row, b[:, None], c[:, None])
+    by_column = _residuals(ratings.by_column, c[:, None], b[:, None])
     variance = max(ratings.add(by_row.double().square()) / ratings.n_ratings, 1e-6)
     v, sizes = _right_vectors(ratings, by_row, by_column, rank, variance, torch.Generator().manual_seed(seed))
     variances = [
@@ -105,10 +106,11 @@ def _widen(side: Side, factors: Tensor, variance: Tensor) -> Side:
     precision = torch.eye(size, dtype=torch.float64, device=side.mean.device)
     precision.diagonal()[old - 1 : old - 1 + extra] = 1 / fresh
     precision[torch.tensor(keep)[:, None], torch.tensor(keep)] = side.precision
-    effects = side.set_effects
+    effects, features = side.set_effects, side.features
     if effects is not None:
         effects = replace(effects, effects=_insert(effects.effects, extra), sums=_insert(effects.sums, extra))
-    features = side.features and side.features.widened(extra)
+    if features is not None:
+        features = replace(features, weights=_insert(features.weights, extra))
     return replace(
         side, features=features, mean=torch.cat([side.mean[:, :-1], factors, side.mean[:, -1:]], dim=1),
         covariance=pack(square), precision=precision, center=_insert(side.center[None], extra)[0], set_effects=effects,
@@ -143,12 +145,6 @@ def _offsets(ratings: Ratings, row_offsets: bool, column_offsets: bool) -> tuple
 def _sums(groups: Grouped, vector: Tensor, power: int) -> Tensor:
     """Per group, the sum of value^power times the entries of a vector that it refers to."""
     return groups.total(groups.sums({power: vector[:, None].contiguous()})[0][:, 0])
-
-
-def _less_offsets(groups: Grouped, own: Tensor, other: Tensor) -> Tensor:
-    """The values less both offsets, in the order of the groups."""
-    off = own.repeat_interleave(groups.counts, output_size=groups.n_ratings)
-    return groups.values() - off - other.index_select(0, groups.indices())
 
 
 def _right_vectors(
