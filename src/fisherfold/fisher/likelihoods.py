@@ -199,7 +199,12 @@ class Gaussian(ExponentialFamily):
 
 
 class Categorical(ExponentialFamily):
-    """A class label from logits z of shape (samples, classes): F_L = diag(p) - p pᵀ, p = softmax(z)."""
+    """A class label from logits z of shape (samples, classes): F_L = diag(p) - p pᵀ, p = softmax(z).
+
+    Examples:
+        >>> round(Categorical().nll(torch.zeros(1, 4), torch.tensor([2])).item(), 4)
+        1.3863
+    """
 
     @override
     def log_partition(self, z: Tensor) -> Tensor:
@@ -252,7 +257,12 @@ class Categorical(ExponentialFamily):
 
 
 class Bernoulli(ExponentialFamily):
-    """Independent yes/no outcomes from logits z: F_L = diag(p (1 - p)), p = sigmoid(z). Targets are 0 or 1."""
+    """Independent yes/no outcomes from logits z: F_L = diag(p (1 - p)), p = sigmoid(z). Targets are 0 or 1.
+
+    Examples:
+        >>> round(Bernoulli().nll(torch.zeros(1, 1), torch.ones(1, 1)).item(), 4)
+        0.6931
+    """
 
     @override
     def log_partition(self, z: Tensor) -> Tensor:
@@ -283,7 +293,12 @@ class Bernoulli(ExponentialFamily):
 
 
 class Poisson(ExponentialFamily):
-    """Independent counts from log rates z: F_L = diag(exp z)."""
+    """Independent counts from log rates z: F_L = diag(exp z).
+
+    Examples:
+        >>> Poisson().fisher_vp(torch.zeros(1, 1), torch.ones(1, 1)).item()
+        1.0
+    """
 
     @override
     def log_partition(self, z: Tensor) -> Tensor:
