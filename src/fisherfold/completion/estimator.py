@@ -425,17 +425,9 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     ) -> Any:  # fmt: skip
         """Recommend to rows that were not in the fit, from a few of their values; the model does not change.
 
-        Args:
-            ratings: ``{column id: value}`` of one new row, or a data frame of entries as for ``fit`` of several;
-                unknown columns are left out, with a warning.
-            k: as for ``recommend``, like everything that follows.
-            candidates: see there.
-            exclude_seen: see there.
-            by: see there.
-            seed: see there.
-
-        Returns:
-            As ``recommend``; of one new row without the column of row ids.
+        ``ratings`` are ``{column id: value}`` of one new row, or a data frame of entries as for ``fit`` of several;
+        unknown columns are left out, with a warning. The other arguments are those of ``recommend``, whose frame this
+        returns; of one new row without the column of row ids.
         """
         self._fitted()
         if isinstance(ratings, Mapping):
@@ -586,19 +578,10 @@ class MatrixCompletion(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         """Fit the model to the shares of all processes of a group; every one of them must call this.
 
         The model is that of one process which is given all shares one after the other, to rounding, and the same on
-        every process to the bit.
-
-        Args:
-            X: this process's share, as for ``fit``; None if it has none.
-            y: as for ``fit``.
-            columns: as for ``fit``.
-            matrix: as for ``fit``.
-            process_group: a group of ``torch.distributed``; its default group if not given.
-            checkpoint: a file that keeps where the fit stands after every pass (``variational``); the same call resumes
-                from it. It stays when the fit is done: remove it when the model is saved.
-
-        Returns:
-            This estimator.
+        every process to the bit. Arguments are those of ``fit`` for the share of this process; X is None if it has
+        none. ``process_group`` is a group of ``torch.distributed``, by default its default group. ``checkpoint`` is a
+        file that keeps where the fit stands after every pass (``variational``); the same call resumes from it. It stays
+        when the fit is done: remove it when the model is saved.
         """
         from fisherfold.completion.distributed_fit import fit_shared
 

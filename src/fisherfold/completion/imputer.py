@@ -91,15 +91,7 @@ class LowRankImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
         self.n_jobs = n_jobs
 
     def fit(self, X: Any, y: Any = None) -> LowRankImputer:
-        """Learn the factors of the columns.
-
-        Args:
-            X: a table with NaN where a value is missing.
-            y: not used.
-
-        Returns:
-            This transformer.
-        """
+        """Learn the factors of the columns from a table with NaN where a value is missing."""
         given = validation.check_parameters(self.get_params(deep=False), _CHECKS)
         X = self._checked(X, reset=True)
         seen = ~np.isnan(X)
@@ -132,13 +124,6 @@ class LowRankImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # 
         """Learn from more rows, by one natural-gradient step on the factors of the columns; the first call fits.
 
         Means and scales of the columns stay those of the first call.
-
-        Args:
-            X: a table with the same columns.
-            y: not used.
-
-        Returns:
-            This transformer.
         """
         if not hasattr(self, "mean_"):
             return self.fit(X)
@@ -416,14 +401,7 @@ class Pooled(NamedTuple):
     missing: npt.NDArray[np.float64]
 
     def interval(self, level: float = 0.95) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-        """A confidence interval.
-
-        Args:
-            level: the probability that it covers.
-
-        Returns:
-            Its lower and upper ends.
-        """
+        """The lower and upper ends of a confidence interval of a given probability."""
         half = student.ppf((1 + level) / 2, self.df) * self.std_error
         return self.estimate - half, self.estimate + half
 

@@ -24,13 +24,6 @@ from fisherfold.tables.validation import integer
 def rmse(values: Any, predictions: Any) -> float:
     """The root mean square error.
 
-    Args:
-        values: what was observed.
-        predictions: what was predicted.
-
-    Returns:
-        The error.
-
     Example:
         >>> rmse([3.0, 4.0], [3.0, 2.0])
         1.4142135623730951
@@ -40,46 +33,18 @@ def rmse(values: Any, predictions: Any) -> float:
 
 
 def mae(values: Any, predictions: Any) -> float:
-    """The mean absolute error.
-
-    Args:
-        values: what was observed.
-        predictions: what was predicted.
-
-    Returns:
-        The error.
-    """
+    """The mean absolute error."""
     return float(np.mean(np.abs(numbers(values, "values") - numbers(predictions, "predictions"))))
 
 
 def interval_coverage(values: Any, predictions: Any, std: Any, level: float = 0.9) -> float:
-    """The share of values that lie within their central predictive intervals; ``level`` if these are calibrated.
-
-    Args:
-        values: what was observed.
-        predictions: what was predicted.
-        std: the predictive standard deviations.
-        level: the probability of the intervals.
-
-    Returns:
-        The share.
-    """
+    """The share of values that lie within their central predictive intervals; ``level`` if these are calibrated."""
     off = np.abs(numbers(values, "values") - numbers(predictions, "predictions"))
     return float(np.mean(off <= ndtri((1 + level) / 2) * numbers(std, "std")))
 
 
 def calibration(values: Any, predictions: Any, std: Any, levels: Any = (0.5, 0.8, 0.9, 0.95)) -> dict[float, float]:
-    """``interval_coverage`` at several levels.
-
-    Args:
-        values: what was observed.
-        predictions: what was predicted.
-        std: the predictive standard deviations.
-        levels: the probabilities of the intervals.
-
-    Returns:
-        The coverage for each level.
-    """
+    """``interval_coverage`` for each of several levels."""
     return {float(level): interval_coverage(values, predictions, std, float(level)) for level in levels}
 
 

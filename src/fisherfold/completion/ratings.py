@@ -86,20 +86,7 @@ class Ratings:
         cls, axes: tuple[Axis, Axis], rows: Array, columns: Array, values: Array, *,
         dtype: torch.dtype = torch.float32, duplicates: Duplicates = "error", device: torch.device | str | None = None,
     ) -> Ratings:  # fmt: skip
-        """Sort the entries that belong to this process.
-
-        Args:
-            axes: the rows and the columns that belong to this process.
-            rows: the row of each entry, numbered from the start of its axis.
-            columns: the column of each entry, likewise.
-            values: the values.
-            dtype: float32 or float64.
-            duplicates: as for the constructor.
-            device: where to keep them; the CPU if not given.
-
-        Returns:
-            The ratings.
-        """
+        """Sort the entries that belong to this process, rows and columns numbered from the start of their axis."""
         new = cls.__new__(cls)
         numbers = values.astype(_DTYPES[_checked_dtype(dtype)], copy=False)
         entries = [rows.astype(np.int32, copy=False), columns.astype(np.int32, copy=False), numbers]
@@ -139,16 +126,7 @@ class Ratings:
         return new
 
     def like(self, rows: Tensor, columns: Tensor, values: Tensor) -> Ratings:
-        """Other entries of the same matrix, over the same processes.
-
-        Args:
-            rows: row numbers as in ``entries``.
-            columns: column numbers as in ``entries``.
-            values: values.
-
-        Returns:
-            The ratings, of the same dtype and on the same device.
-        """
+        """Other entries of the same matrix, numbered as in ``entries``, over the same processes."""
         entries = [part.cpu().numpy() for part in (rows, columns, values)]
         return Ratings.over((self.row_axis, self.column_axis), *entries, dtype=self.dtype, device=self.device)
 
@@ -211,33 +189,15 @@ class Ratings:
         return self.add(self.by_column.values()) / self.n_ratings
 
     def add(self, x: Tensor) -> float:
-        """Σ over all ratings, in float64.
-
-        Args:
-            x: one number for each rating that is here.
-
-        Returns:
-            The sum over all processes.
-        """
+        """The sum of one number for each rating over all processes, in float64."""
         return float(self.group.sum(x.sum(dtype=torch.float64)))
 
     def entries(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The entries that are here, in column order.
-
-        Returns:
-            Rows (int32), columns (int32), both numbered from the start of their axis, and values.
-        """
+        """Rows, columns and values of the entries that are here, in column order, numbered from the start of axes."""
         return self.by_column.indices(), self.by_column.groups(), self.by_column.values()
 
     def take_columns(self, columns: Tensor) -> Ratings:
-        """The ratings of some columns, as a matrix of these columns alone.
-
-        Args:
-            columns: column numbers; one that occurs twice is taken twice.
-
-        Returns:
-            A copy with ``len(columns)`` columns and all rows.
-        """
+        """The ratings of some columns, as a matrix of these alone; one that occurs twice is taken twice."""
         chosen, here = self.column_axis.local(columns)
         by_column = self.by_column.take(here)
         rows, order = by_column.indices().sort(stable=True)
@@ -251,14 +211,7 @@ class Ratings:
         return new
 
     def to(self, device: torch.device | str) -> Ratings:
-        """The same ratings on another device.
-
-        Args:
-            device: the device.
-
-        Returns:
-            The copy, or this object if it is there already.
-        """
+        """The same ratings on another device; this object if it is there already."""
         if self.device == torch.device(device):
             return self
         counts = self._counts[0].to(device), self._counts[1].to(device)

@@ -1,4 +1,6 @@
-"""Splits of entries into a training and a test part, as positions of the entries.
+"""Splits of entries into a training and a test part, as positions of the entries, ascending.
+
+Of ``n`` entries, or of columns with one item per entry, a share ``test`` is held out; ``seed`` is that of the draw.
 
 train, test = time_split(ratings["timestamp"], test=0.1)
 model = MatrixCompletion().fit(ratings[train])          # .iloc[train] of pandas
@@ -20,14 +22,6 @@ Positions = npt.NDArray[np.int64]
 def random_split(n: int, test: float = 0.1, *, seed: int = 0) -> tuple[Positions, Positions]:
     """Hold out entries at random.
 
-    Args:
-        n: the number of entries.
-        test: the share that is held out.
-        seed: of the draw.
-
-    Returns:
-        The positions of the training entries and of the test entries, ascending.
-
     Example:
         >>> train, test = random_split(10, 0.2)
         >>> len(train), len(test)
@@ -39,18 +33,7 @@ def random_split(n: int, test: float = 0.1, *, seed: int = 0) -> tuple[Positions
 
 
 def time_split(times: Any, test: float = 0.1) -> tuple[Positions, Positions]:
-    """Hold out the latest entries; those of one time stay together, on the training side of the cut.
-
-    Args:
-        times: the time of each entry: numbers, or dates.
-        test: the share that is held out.
-
-    Returns:
-        The positions of the training entries and of the test entries, ascending.
-
-    Raises:
-        ValueError: if all entries have the same time.
-    """
+    """Hold out the latest entries; those of one time (numbers, or dates) stay together, on the training side."""
     stamps = as_times(times, len(times))
     cut = np.sort(stamps)[len(stamps) - _count(len(stamps), test) - 1]
     held = stamps > cut
@@ -60,16 +43,7 @@ def time_split(times: Any, test: float = 0.1) -> tuple[Positions, Positions]:
 
 
 def last_out_split(rows: Any, times: Any, n: int = 1) -> tuple[Positions, Positions]:
-    """Hold out the last entries of each row that has more than these.
-
-    Args:
-        rows: the row id of each entry.
-        times: the time of each entry.
-        n: how many entries of each row are held out.
-
-    Returns:
-        The positions of the training entries and of the test entries, ascending.
-    """
+    """Hold out the last ``n`` entries of each row that has more than these."""
     _, i = IdIndex.fit(rows)
     order = np.lexsort((as_times(times, len(times)), i))
     counts = np.bincount(i)
@@ -80,16 +54,7 @@ def last_out_split(rows: Any, times: Any, n: int = 1) -> tuple[Positions, Positi
 
 
 def row_split(rows: Any, test: float = 0.1, *, seed: int = 0) -> tuple[Positions, Positions]:
-    """Hold out all entries of some rows, for what is said of new rows (``recommend_new``, ``predict_new``).
-
-    Args:
-        rows: the row id of each entry.
-        test: the share of the rows that is held out.
-        seed: of the draw.
-
-    Returns:
-        The positions of the training entries and of the test entries, ascending.
-    """
+    """Hold out all entries of a share of the rows, for ``recommend_new`` and ``predict_new``."""
     index, i = IdIndex.fit(rows)
     chosen = np.random.default_rng(seed).permutation(len(index))[: _count(len(index), test)]
     held = np.isin(i, chosen)

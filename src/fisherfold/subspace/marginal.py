@@ -148,16 +148,9 @@ class MarginalFisher(FisherOperator):
     approximates = "nothing: the Fisher information of the marginal likelihood of y_t in U"
 
     def __init__(
-        self,
-        manifold: Grassmann,
-        point: Tensor,
-        grams: Tensor,
-        noise: Tensor,
-        found: TaskPosterior,
-        right: Tensor,
-        preconditioner: KroneckerFisher,
-        samples: Axis,
-    ) -> None:
+        self, manifold: Grassmann, point: Tensor, grams: Tensor, noise: Tensor, found: TaskPosterior, right: Tensor,
+        preconditioner: KroneckerFisher, samples: Axis,
+    ) -> None:  # fmt: skip
         super().__init__(manifold, point)
         self.samples = samples
         self.grams, self.noise, self.right, self.preconditioner = grams, noise, right, preconditioner

@@ -56,17 +56,10 @@ class MarginalFit:
 
 
 def fit_marginal(
-    statistics: TaskStatistics,
-    *,
-    rank: int,
-    noise: str = "task",
-    max_rounds: int = 300,
-    tol: float = 1e-7,
-    prior: SubspacePrior | None = None,
-    callback: Callable[[dict[str, float]], object] | None = None,
-    first: int = 0,
+    statistics: TaskStatistics, *, rank: int, noise: str = "task", max_rounds: int = 300, tol: float = 1e-7,
+    prior: SubspacePrior | None = None, callback: Callable[[dict[str, float]], object] | None = None, first: int = 0,
     expected: bool = False,
-) -> MarginalFit:
+) -> MarginalFit:  # fmt: skip
     """Learn what the tasks share."""
     prior = start(statistics, rank=rank) if prior is None else prior
     statistics, tasks = statistics.cached(), statistics.all_tasks

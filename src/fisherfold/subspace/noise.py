@@ -161,14 +161,9 @@ def task_chunks(tasks: int, features: int) -> Iterator[slice]:
 
 
 def continue_stalled(
-    statistics: TaskStatistics,
-    fit: MarginalFit,
-    noise: str,
-    *,
-    max_rounds: int = 300,
-    tol: float = 1e-7,
+    statistics: TaskStatistics, fit: MarginalFit, noise: str, *, max_rounds: int = 300, tol: float = 1e-7,
     callback: Callable[[dict[str, float]], object] | None = None,
-) -> MarginalFit:
+) -> MarginalFit:  # fmt: skip
     """Continue with EM where a fit has converged but all steps for U are rejected, while that makes a better model.
 
     With few rows for what all tasks share a higher likelihood is reached by fitting the noise; so the fit continues

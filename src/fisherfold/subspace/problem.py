@@ -65,15 +65,9 @@ class SubspaceProblem(Problem):
     manifold: Grassmann
 
     def __init__(
-        self,
-        statistics: TaskStatistics,
-        *,
-        rank: int,
-        ridge: float = 0.0,
-        objective: str = "penalised",
-        factor_damping: float = 0.0,
-        held_out: TaskStatistics | None = None,
-    ) -> None:
+        self, statistics: TaskStatistics, *, rank: int, ridge: float = 0.0, objective: str = "penalised",
+        factor_damping: float = 0.0, held_out: TaskStatistics | None = None,
+    ) -> None:  # fmt: skip
         n_features, samples = statistics.n_features, statistics.all_tasks
         if not 1 <= rank < n_features:
             raise ValueError(
@@ -279,16 +273,9 @@ class SubspaceSnapshot(Snapshot):
 
 
 def fit_point(
-    statistics: TaskStatistics,
-    *,
-    rank: int,
-    ridge: float,
-    max_iter: int,
-    tol: float,
-    fisher: str = "observed",
-    frame: Tensor | None = None,
-    callback: Callable[[dict[str, float]], object] | None = None,
-) -> tuple[Tensor, Tensor, Result | None]:
+    statistics: TaskStatistics, *, rank: int, ridge: float, max_iter: int, tol: float, fisher: str = "observed",
+    frame: Tensor | None = None, callback: Callable[[dict[str, float]], object] | None = None,
+) -> tuple[Tensor, Tensor, Result | None]:  # fmt: skip
     """Learn the subspace with a given ridge, by RNGD."""
     n = statistics.n_features
     if rank == n:

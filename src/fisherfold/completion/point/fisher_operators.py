@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from fisherfold.completion.inference.packed import triangle, unpack
-from fisherfold.completion.point import kernels as kernels
+from fisherfold.completion.point import kernels
 from fisherfold.completion.ratings import Ratings
 from fisherfold.fisher.blocks import apply_blocks, inverse_blocks
 from fisherfold.fisher.operators import FisherOperator
@@ -34,16 +34,9 @@ class CompletionFisher(FisherOperator):
     approximates = "nothing: the Fisher information of the partially observed model, coefficients eliminated"
 
     def __init__(
-        self,
-        manifold: Manifold,
-        point: Tensor,
-        ratings: Ratings,
-        fit: kernels.ColumnFit,
-        row_gram: Tensor,
-        *,
-        residual_terms: str,
-        noise: Tensor | None = None,
-    ) -> None:
+        self, manifold: Manifold, point: Tensor, ratings: Ratings, fit: kernels.ColumnFit, row_gram: Tensor, *,
+        residual_terms: str, noise: Tensor | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(manifold, point)
         self.ratings, self.fit, self.row_gram, self.residual_terms = ratings, fit, row_gram, residual_terms
         self._inverse = fit.inverse()

@@ -155,17 +155,9 @@ def matvec(packed: Tensor, x: Tensor) -> Tensor:
 
 
 def fisher_product(
-    by_column: Grouped,
-    by_row: Grouped,
-    frame: Tensor,
-    fit: ColumnFit,
-    inverse: Tensor,
-    row_gram: Tensor,
-    direction: Tensor,
-    *,
-    residual_terms: str,
-    weights: Tensor | None = None,
-) -> Tensor:
+    by_column: Grouped, by_row: Grouped, frame: Tensor, fit: ColumnFit, inverse: Tensor, row_gram: Tensor,
+    direction: Tensor, *, residual_terms: str, weights: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     r"""N times the exact Fisher product, Σ_i P_iᵀ[(I - Π_i) H_i a_i a_iᵀ + r_i r_iᵀ H_i M_i⁻¹].
 
     With K_i = Σ_{j ∈ Ω_i} h_j u_jᵀ (a segment sum of p² columns) all column quantities are p×p algebra:

@@ -75,27 +75,14 @@ class CompletionProblem(Problem):
     """
 
     fisher_kinds: ClassVar[tuple[str, ...]] = (
-        "row-block",
-        "kronecker",
-        "kronecker-rows",
-        "exact",
-        "gauss-newton",
-        "efficient",
-        "observed",
-    )
+        "row-block", "kronecker", "kronecker-rows", "exact", "gauss-newton", "efficient", "observed",
+    )  # fmt: skip
 
     def __init__(
-        self,
-        ratings: Ratings,
-        rank: int,
-        *,
-        ridge: float = 0.0,
-        ridge_weighting: RidgeWeighting = "column",
-        orientation: Orientation = "auto",
-        held_out: Ratings | None = None,
-        clip: tuple[float, float] | None = None,
+        self, ratings: Ratings, rank: int, *, ridge: float = 0.0, ridge_weighting: RidgeWeighting = "column",
+        orientation: Orientation = "auto", held_out: Ratings | None = None, clip: tuple[float, float] | None = None,
         table: TableRule = "persistent",
-    ) -> None:
+    ) -> None:  # fmt: skip
         _check_options(ratings, rank, ridge, ridge_weighting, orientation, held_out)
         self.transposed = orientation == "columns" or (orientation == "auto" and _auto_transposes(ratings))
         self.ratings = ratings.T if self.transposed else ratings
@@ -117,15 +104,7 @@ class CompletionProblem(Problem):
         self._moments: LastPoint[tuple[Tensor, Tensor]] = LastPoint()
 
     def fit(self, x: Tensor, batch: Tensor | None = None) -> kernels.ColumnFit:
-        """The coefficients of the columns at a frame.
-
-        Args:
-            x: a frame U.
-            batch: column numbers; all columns if not given.
-
-        Returns:
-            The fit, with one row per column of the batch that is here.
-        """
+        """The coefficients at a frame, one row per column of a batch (or of all columns) that is here."""
         if batch is not None:
             check_batch(batch, self.n_samples)
             side = self.ratings.by_column.take(self.samples.local(batch)[1])
@@ -185,15 +164,7 @@ class CompletionProblem(Problem):
         return self._moments.get(a) or self._moments.put(a, kernels.moments(self.ratings.by_row, a))
 
     def column_gradients(self, batch: Tensor, *points: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
-        """Σ_i P_iᵀ (U_i a_i - x_i) a_iᵀ over a batch, for given coefficients.
-
-        Args:
-            batch: column numbers.
-            *points: frames U, each with one row of coefficients per column of the batch in this process.
-
-        Returns:
-            For each frame an ambient matrix like U.
-        """
+        """Σ_i P_iᵀ (U_i a_i - x_i) a_iᵀ over a batch, for frames U with coefficients of the columns here."""
         side = self.ratings.by_column.take(self.samples.local(batch)[1])
         rows, groups, values, terms = side.indices(), side.groups(), side.values(), []
         for x, coefficients in points:
