@@ -125,7 +125,7 @@ def test_a_part_of_the_theory_leaves_its_files_and_is_read_again(tmp_path, monke
     assert [section.name for section in found] == ["theory-invariance"]
     file = options.folder / "theory" / "invariance"
     assert file.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
-    assert file.with_suffix(".csv").read_text().count("\n") == 6
+    assert file.with_suffix(".csv").read_text().count("\n") == 5
     assert {row[3] for row in found[0].tables[0].rows} == {"holds", "fails"}
     monkeypatch.setattr(reproduce, "PARTS", {})
     assert reproduce.reproduce_theory(options, ("invariance",)) == found, "nothing was measured again"

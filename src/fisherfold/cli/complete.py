@@ -236,7 +236,6 @@ def predict(
     """Predict pairs: the table is written with a last column `prediction`."""
     import numpy as np
 
-    from fisherfold.completion.inference.features import as_times
     from fisherfold.tables.readers import find_columns, read_pairs
     from fisherfold.tables.writers import add_columns, write_table
 
@@ -248,22 +247,17 @@ def predict(
     frame = table.frame
     more = [*(["std"] if std else []), *(["low", "high"] if interval is not None else [])]
     add_columns(frame.head(0), {each: [] for each in [name, *more]}, table.path)
-    inside = model.model_
-    if more and inside.inference != "variational":
-        raise ValueError("--std and --interval need a model of --inference variational: others have no error bars")
-    i, j = inside.locate(rows, "row", model.unseen), inside.locate(columns, "column", model.unseen)
-    times = None
-    if time_column is not None:
-        times = as_times(frame[find_columns(table, [time_column])[0]], len(frame))
-    how: dict[str, Any] = {"clip": model.clip, "unseen": model.unseen, "times": times}
+    asked = {model.names_[0]: rows, model.names_[1]: columns}
+    times = None if time_column is None else frame[find_columns(table, [time_column])[0]]
     with track(f"predicting {counted(len(frame), 'pair', form=',')}"):
-        mean, spread = inside.predict(i, j, with_std=std, **how)
-        extra = {} if spread is None else {"std": spread}
+        found: Any = model.predict(asked, return_std=std, time=times)
+        extra = {"std": found[1], name: found[0]} if std else {name: found}
         if interval is not None:
-            extra |= dict(zip(("low", "high"), inside.intervals(i, j, interval, **how), strict=True))
-    write_table(add_columns(frame, extra | {name: mean}, table.path), output, reading.decimal)
-    unknown = int(np.count_nonzero((i < 0) | (j < 0)))
-    say_written(voice, "Predicted", {"pairs": len(mean), "with ids not seen in the fit": unknown}, output)
+            extra = dict(zip(("low", "high"), model.predict_interval(asked, interval, time=times), strict=True)) | extra
+    write_table(add_columns(frame, extra, table.path), output, reading.decimal)
+    inside = model.model_
+    unknown = int(np.count_nonzero((inside.row_ids.encode(rows) < 0) | (inside.column_ids.encode(columns) < 0)))
+    say_written(voice, "Predicted", {"pairs": len(rows), "with ids not seen in the fit": unknown}, output)
 
 
 @command(
