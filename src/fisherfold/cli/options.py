@@ -34,8 +34,8 @@ class Reading:
         return {"separator": self.separator, "encoding": self.encoding, "max_bytes": most}
 
 
-def _named(what: str, expected: str) -> Callable[[Path | None], Path | None]:
-    """Refuse ``-`` where it cannot stand for standard input or output."""
+def _no_dash(what: str, expected: str) -> Callable[[Path | None], Path | None]:
+    """An error for ``-`` where it cannot stand for standard input or output."""
 
     def checked(given: Path | None) -> Path | None:
         if given == Path("-"):
@@ -56,7 +56,7 @@ Checkpoint = Annotated[
     Path | None,
     typer.Option(
         help="Save the state of the fit in this file; the same command continues from it.",
-        callback=_named("--checkpoint", "a file"), rich_help_panel=PROCESSES,
+        callback=_no_dash("--checkpoint", "a file"), rich_help_panel=PROCESSES,
     ),
 ]  # fmt: skip
 Timeout = Annotated[
@@ -68,9 +68,13 @@ Timeout = Annotated[
 ]  # fmt: skip
 Output = Annotated[
     Path,
-    typer.Option("--output", "-o", help="The folder of the model.", callback=_named("--output of a model", "a folder")),
+    typer.Option(
+        "--output", "-o", help="The folder of the model.", callback=_no_dash("--output of a model", "a folder")
+    ),
 ]
-Folder = Annotated[Path, typer.Argument(help="The folder of a fitted model.", callback=_named("the model", "a folder"))]
+Folder = Annotated[
+    Path, typer.Argument(help="The folder of a fitted model.", callback=_no_dash("the model", "a folder"))
+]
 Predictions = Annotated[
     Path, typer.Option("--output", "-o", help="The table to write: .csv, .csv.gz or .parquet; - prints CSV.")
 ]
